@@ -1,0 +1,1 @@
+"""Who answers people: HTTP, SSE, routing, admission, metrics."""

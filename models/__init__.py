@@ -1,0 +1,1 @@
+"""The built-in model: how it is made, and the shipped result."""

@@ -1,0 +1,1 @@
+"""What travels between the gateway and its workers: typed frames, their bounds, and the codec. Imports msgspec only."""

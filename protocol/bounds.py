@@ -1,0 +1,38 @@
+"""Every bound of the wire, stated once. A value outside its bound is refused by the decoder of the side that reads it."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+PROTOCOL_VERSION = 1
+"""Raised whenever a frame changes in a way that an older peer would misread."""
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+MAX_FRAMES_PER_MESSAGE = 1024
+MAX_NAME = 128
+MAX_REASON = 4096
+MAX_TEXT = 4 * 1024 * 1024
+MAX_TOKENS = 1 << 20
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_MESSAGES = 4096
+MAX_TOOLS_JSON = 1 << 20
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_SLOTS = 4096
+MAX_QUEUE = 1 << 20
+MAX_TEMPERATURE = 100.0
+MAX_TOP_K = 1 << 20
+MAX_SEED = (1 << 63) - 1
+MAX_COUNT = (1 << 63) - 1
+MAX_MILLISECONDS = 7 * 24 * 3600 * 1000
+
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Label = Annotated[str, Meta(max_length=MAX_NAME)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+Tokens = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
+StreamId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MILLISECONDS)]

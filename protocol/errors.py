@@ -1,0 +1,51 @@
+"""Why a request or a peer was refused: closed sets of codes. On the wire an error is a code and a text."""
+
+from enum import StrEnum
+
+
+class ErrorCode(StrEnum):
+    """Why a request ended without an answer."""
+
+    INVALID = "invalid_request"
+    """A field of the request is wrong; the text names it."""
+    UNSUPPORTED = "unsupported"
+    """The worker does not have this feature; the text names it."""
+    CONTEXT = "context_length_exceeded"
+    """Prompt and answer do not fit into the context."""
+    TEMPLATE = "template_failed"
+    """The chat template refused the messages or ran out of its time."""
+    OVERLOADED = "overloaded"
+    """The worker's queue is full."""
+    DEADLINE = "deadline_exceeded"
+    """The request's own deadline passed."""
+    STEP = "step_failed"
+    """The engine step that this request was part of failed."""
+    LOST = "worker_lost"
+    """The worker died, hung or left while it held the request."""
+    DRAINING = "draining"
+    """The worker or the gateway admits nothing more."""
+    UNAVAILABLE = "unavailable"
+    """No worker of this model is ready."""
+    INTERNAL = "internal_error"
+    """A defect of Baton; the text says where."""
+
+
+class ByeReason(StrEnum):
+    """Why a worker leaves."""
+
+    STOPPED = "stopped"
+    """It was asked to."""
+    ORPHANED = "orphaned"
+    """Its gateway is gone."""
+    LOAD_FAILED = "load_failed"
+    """The model could not be loaded or compiled."""
+    STEPS_FAILED = "steps_failed"
+    """Too many engine steps failed in a row."""
+    REFUSED = "refused"
+    """The gateway's `Welcome` refused it."""
+    INTERNAL = "internal_error"
+    """A defect of the worker."""
+
+
+class ProtocolError(Exception):
+    """Raised by the codec alone: the bytes are not a frame of this protocol version, or break one of its bounds."""

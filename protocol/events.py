@@ -1,0 +1,137 @@
+"""What a worker tells the gateway: a closed union, decoded by `protocol.codec.decode_event`."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from protocol.bounds import MAX_SLOTS, Count, Label, Milliseconds, Name, Reason, StreamId, Text, Tokens
+from protocol.errors import ByeReason, ErrorCode
+from protocol.request import FinishReason
+
+Slots = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
+
+
+class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """What a worker can do; what is false here it refuses by name."""
+
+    chat: bool = False
+    """The model has a chat template."""
+    text: bool = True
+    """The model has a tokenizer; without it only token prompts are taken."""
+    score: bool = False
+    resume: bool = True
+
+
+class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """The worker's own counts. All but the first three only ever grow within one incarnation."""
+
+    slots_active: Slots = 0
+    queue_depth: Count = 0
+    """Sequences that wait for a slot."""
+    kv_tokens: Count = 0
+    """Tokens held in the KV cache by live sequences."""
+    steps: Count = 0
+    """Engine steps that finished, failed ones included."""
+    steps_failed: Count = 0
+    decode_steps: Count = 0
+    """Engine steps with at least one decode row."""
+    prefill_tokens: Count = 0
+    """Prompt tokens (and resumed tokens) whose KV was computed."""
+    decode_tokens: Count = 0
+    """Tokens sampled, the first of each sequence included."""
+    sequences_started: Count = 0
+    sequences_completed: Count = 0
+
+
+class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
+    """First frame of a worker, before it loads its model."""
+
+    protocol: Count
+    worker: Name
+    incarnation: StreamId
+    pid: Count
+    model: Name
+    backend: Name
+    device: Name
+    slots: Slots
+    context: Count
+    """Tokens of prompt and answer that one slot holds."""
+    config_digest: Label = ""
+    """Equal digests: same weights, dtype and graphs, hence the same tokens."""
+
+
+class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):
+    """Progress towards `Ready`: `done` of `total` units of `phase`."""
+
+    phase: Label
+    done: Count = 0
+    total: Count = 0
+
+
+class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=True, gc=False):
+    """The model is loaded and one step has run: requests are taken from now on."""
+
+    capabilities: Capabilities
+    load_ms: Milliseconds = 0
+
+
+class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """What one sequence got in one step. The text may lag behind the tokens (a split character, a possible stop)."""
+
+    stream: StreamId
+    tokens: Tokens
+    text: Text = ""
+
+
+class Step(Struct, frozen=True, array_like=True, tag="step", omit_defaults=True):
+    """All deltas of one engine step."""
+
+    deltas: Annotated[tuple[Delta, ...], Meta(max_length=MAX_SLOTS)]
+    gauges: Gauges = Gauges()
+
+
+class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """Counts of one sequence, and where its time went."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    """Tokens generated, resumed ones and an end-of-sequence token included."""
+    queue_ms: Milliseconds = 0
+    prefill_ms: Milliseconds = 0
+    decode_ms: Milliseconds = 0
+
+
+class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaults=True, gc=False):
+    """A sequence ended well; its last frame. `text` and `tokens` are what no delta carried yet."""
+
+    stream: StreamId
+    reason: FinishReason
+    usage: Usage
+    tokens: Tokens = ()
+    text: Text = ""
+
+
+class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=True, gc=False):
+    """A sequence ended with an error; its last frame."""
+
+    stream: StreamId
+    code: ErrorCode
+    text: Reason
+    field: Label = ""
+    """The request field at fault, when one is."""
+
+
+class Beat(Struct, frozen=True, array_like=True, tag="beat", gc=False):
+    """Sent when nothing else was for a while: the loop is alive, and `gauges.steps` says whether the engine is."""
+
+    gauges: Gauges
+
+
+class Bye(Struct, frozen=True, array_like=True, tag="bye", gc=False):
+    """Last frame of a worker."""
+
+    reason: ByeReason
+    text: Reason
+
+
+Event = Hello | Loading | Ready | Step | Finished | Failed | Beat | Bye

@@ -1,0 +1,1 @@
+"""The IREE runner: the only door of iree and jax."""

@@ -1,0 +1,1 @@
+"""The MLX runner: the only door of mlx and mlx-lm."""

@@ -1,0 +1,48 @@
+"""What a worker process is told on its command line: one JSON object, decoded once."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from protocol.bounds import MAX_SLOTS, MAX_TOKENS, Name
+
+Backend = Literal["auto", "iree", "mlx", "scripted"]
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+
+
+class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """The scripted runner's behaviour: tokens that follow from the prompt alone, at a set rate, and faults on demand."""
+
+    tokens_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Decode steps a second; 0 is as fast as it can."""
+    fail_steps: tuple[int, ...] = ()
+    """Numbers of the runner calls (counted from 1) that raise."""
+    load_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
+    fail_load: bool = False
+
+
+class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that a worker needs to know before it can say `Hello`."""
+
+    name: Name
+    """The worker's own name, unique in a gateway."""
+    model_name: Name
+    """What clients call the model."""
+    model_path: str
+    """A directory in Hugging Face layout."""
+    backend: Backend = "auto"
+    device: str = ""
+    """A device URI of the backend; empty is the backend's default."""
+    dtype: Dtype = "auto"
+    max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 8
+    context: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    """Tokens of one slot; 0 is what the model states, bounded by `workers.checkpoint.DEFAULT_CONTEXT`."""
+    max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 256
+    step_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 512
+    """Token budget of one engine step: decode rows first, then prompt chunks."""
+    cache_dir: str = ""
+    """Where compiled graphs are kept; empty is the user's cache folder."""
+    threads: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Compute threads; 0 is one a core that this process may use."""
+    log_level: str = "info"
+    scripted: ScriptedSpec = ScriptedSpec()

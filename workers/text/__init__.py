@@ -1,0 +1,1 @@
+"""Text in the worker: tokenizer, chat template, incremental detokenization, stop strings."""
