@@ -36,3 +36,8 @@ Tokens = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
 StreamId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MILLISECONDS)]
+
+
+def clip(text: str, limit: int = MAX_REASON) -> str:
+    """Fit a text of unknown origin (an exception, a device's message) into a bound, without what UTF-8 cannot carry."""
+    return text[:limit].encode("utf-8", "replace").decode("utf-8")

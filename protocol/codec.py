@@ -1,6 +1,5 @@
 """Frames to bytes and back: msgpack, one decoder each way, made once."""
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -16,8 +15,17 @@ _events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 T = TypeVar("T")
 
-encode: Callable[[Command | Event], bytes] = _encoder.encode
-"""Encode one frame. The sender's values are not checked again here: the types and the peer's decoder are the check."""
+
+def encode(frame: Command | Event) -> bytes:
+    """Encode one frame. Raises `ProtocolError` for what has no bytes: a lone surrogate, an int over 64 bits, a frame
+    over `MAX_FRAME_BYTES`. Other bounds are not checked again here: the types and the peer's decoder are the check."""
+    try:
+        encoded = _encoder.encode(frame)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise ProtocolError(str(error)[:500]) from error
+    if len(encoded) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"frame of {len(encoded)} bytes is over the bound of {MAX_FRAME_BYTES}")
+    return encoded
 
 
 def decode_command(frame: bytes | memoryview) -> Command:
