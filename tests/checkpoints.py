@@ -1,0 +1,280 @@
+"""Small random-weight checkpoints in Hugging Face layout, made from a seed in well under a second.
+
+The layout is the one of https://huggingface.co/docs/transformers (config.json, model.safetensors or shards with an
+index, tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json); the quantized variant is
+mlx-lm's (affine groups along the input axis, packed low bits first into uint32, `weight`/`scales`/`biases`).
+
+Weights are drawn so that greedy decoding does not fall into a loop: unit-gain linears, sharpened queries and keys and
+a small embedding, so that the residual stream is dominated by what the layers write. Norm weights and biases are never
+the identity, so that leaving one out shows.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+Family = Literal["llama", "qwen2", "qwen3", "mistral"]
+Tensors = dict[str, NDArray[Any]]
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+EOS_ID = SPECIALS.index("<|im_end|>")
+ARCHITECTURES: Mapping[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+LLAMA3_SCALING: Mapping[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+"""As in Llama 3.x, with a threshold low enough that short sequences pass it."""
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+TRAINING_TEXT = (
+    "The quick brown fox jumps over the lazy dog while the seven wizards quietly boxed five dozen jugs of liquor. "
+    "The capital of France is Paris, the capital of Spain is Madrid and the capital of Japan is Tokyo. "
+    "A worker owns one model; the gateway routes each request to a worker and streams the answer back to the client. "
+    "When a worker dies, its requests are played again on another worker, and the stream goes on with the same tokens. "
+    'Numbers: 1 2 3 10 20 30 100 200 300 1000. JSON: {"name": "Ada", "age": 36, "tags": ["a", "b"]}.\n'
+    "Un cœur simple, ein schöner Tag, una mañana fría, добрый день, こんにちは世界, 你好世界, 🙂🙃.\n"
+    "Questions: what is the answer? where does the request go? which slot holds the prompt? why is the queue bounded?\n"
+    "def answer(question: str) -> str:\n    return question.strip().lower()\n"
+)
+_NUMPY_DTYPES: Mapping[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+_FORMAT_DTYPES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint32": "U32"}
+
+
+@functools.cache
+def _tokenizer_json(vocab: int) -> str:
+    """A byte-level BPE tokenizer of at most `vocab` tokens, trained on `TRAINING_TEXT`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=alphabet,
+        min_frequency=1,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TRAINING_TEXT], trainer)
+    return str(tokenizer.to_str())
+
+
+def make_tokenizer(directory: Path, vocab: int = 512) -> None:
+    """Write the tokenizer's files. `vocab` must hold the 256 bytes and the specials.
+
+    Raises ValueError when it does not.
+    """
+    if vocab < 256 + len(SPECIALS):
+        raise ValueError(f"vocab: {vocab} tokens do not hold the 256 bytes and {len(SPECIALS)} specials")
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tokenizer.json").write_text(_tokenizer_json(vocab), encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    _write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": None,
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "model_max_length": 32768,
+            "clean_up_tokenization_spaces": False,
+            "additional_special_tokens": list(SPECIALS),
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+    _write_json(directory / "generation_config.json", {"eos_token_id": [EOS_ID], "do_sample": False})
+
+
+def make_checkpoint(
+    directory: Path,
+    family: Family = "llama",
+    *,
+    seed: int = 0,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    ffn: int = 128,
+    vocab: int = 512,
+    tied: bool = True,
+    rope_scaling: Mapping[str, Any] | None = None,
+    sharded: bool = False,
+    quantized_bits: Literal[4, 8] | None = None,
+    group_size: Literal[32, 64] = 32,
+    max_positions: int = 2048,
+) -> Path:
+    """Write a checkpoint into `directory` and return it. The same arguments give the same bytes.
+
+    `rope_scaling` goes into config.json as it is (`LLAMA3_SCALING` is one); `sharded` writes one file a layer and an
+    index; `quantized_bits` quantizes every matrix, the embedding and the head included, in groups of `group_size`.
+    """
+    make_tokenizer(directory, vocab)
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[family]],
+        "model_type": family,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": ffn,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": max_positions,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "torch_dtype": dtype,
+        "bos_token_id": None,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": 0,
+    }
+    if family in ("llama", "qwen3"):
+        config["attention_bias"] = False
+    if family == "llama":
+        config["mlp_bias"] = False
+    if family in ("qwen2", "qwen3"):
+        config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": layers}
+    if family == "mistral":
+        config["sliding_window"] = None
+    if rope_scaling is not None:
+        config["rope_scaling"] = dict(rope_scaling)
+    tensors = _draw_weights(config, np.random.default_rng(seed))
+    tensors = {name: tensor.astype(_NUMPY_DTYPES[dtype]) for name, tensor in tensors.items()}
+    if quantized_bits is not None:
+        quantization = {"group_size": group_size, "bits": quantized_bits, "mode": "affine"}
+        config |= {"quantization": quantization, "quantization_config": quantization}
+        tensors = _quantize_all(tensors, quantized_bits, group_size)
+    _write_json(directory / "config.json", config)
+    _write_weights(directory, tensors, sharded=sharded)
+    return directory
+
+
+def _draw_weights(config: Mapping[str, Any], rng: np.random.Generator) -> Tensors:
+    hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    head_dim = config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+
+    def matrix(rows: int, columns: int, gain: float) -> NDArray[Any]:
+        return (rng.standard_normal((rows, columns)) * gain / columns**0.5).astype(np.float32)
+
+    def norm(size: int) -> NDArray[Any]:
+        return (1.0 + 0.1 * rng.standard_normal(size)).astype(np.float32)
+
+    # Rows past the tokenizer's vocabulary are zero: their tokens are never the most likely.
+    live = np.arange(vocab)[:, None] < Tokenizer.from_str(_tokenizer_json(vocab)).get_vocab_size()
+    tensors: Tensors = {"model.embed_tokens.weight": matrix(vocab, hidden, 0.5) * live}
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = matrix(vocab, hidden, 2.0) * live
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        attention = prefix + "self_attn."
+        tensors[attention + "q_proj.weight"] = matrix(queries, hidden, 2.0)
+        tensors[attention + "k_proj.weight"] = matrix(keys, hidden, 2.0)
+        tensors[attention + "v_proj.weight"] = matrix(keys, hidden, 1.0)
+        tensors[attention + "o_proj.weight"] = matrix(hidden, queries, 1.0)
+        if config["model_type"] == "qwen2":
+            for name, size in (("q", queries), ("k", keys), ("v", keys)):
+                tensors[f"{attention}{name}_proj.bias"] = (0.2 * rng.standard_normal(size)).astype(np.float32)
+        if config["model_type"] == "qwen3":
+            tensors[attention + "q_norm.weight"] = 2.0 * norm(head_dim)
+            tensors[attention + "k_norm.weight"] = 2.0 * norm(head_dim)
+        tensors[prefix + "mlp.gate_proj.weight"] = matrix(ffn, hidden, 1.0)
+        tensors[prefix + "mlp.up_proj.weight"] = matrix(ffn, hidden, 1.0)
+        tensors[prefix + "mlp.down_proj.weight"] = matrix(hidden, ffn, 2.0)
+        tensors[prefix + "input_layernorm.weight"] = norm(hidden)
+        tensors[prefix + "post_attention_layernorm.weight"] = norm(hidden)
+    tensors["model.norm.weight"] = norm(hidden)
+    return tensors
+
+
+def quantize(weight: NDArray[Any], bits: int, group_size: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """MLX's affine quantization: (packed uint32 [rows, columns * bits / 32], scales, biases [rows, groups]).
+
+    A value is `scale * q + bias`; scales and biases keep the weight's dtype. `columns` must be a multiple of
+    `group_size`. After https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html.
+    """
+    rows, columns = weight.shape
+    groups = weight.astype(np.float32).reshape(rows, columns // group_size, group_size)
+    low, high = groups.min(-1), groups.max(-1)
+    scales = np.maximum((high - low) / (2**bits - 1), 1e-7).astype(weight.dtype)
+    biases = low.astype(weight.dtype)
+    levels = np.rint((groups - biases.astype(np.float32)[..., None]) / scales.astype(np.float32)[..., None])
+    levels = np.clip(levels, 0, 2**bits - 1).astype(np.uint32).reshape(rows, -1, 32 // bits)
+    packed = np.bitwise_or.reduce(levels << (np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits)), axis=-1)
+    return packed.astype(np.uint32), scales, biases
+
+
+def _quantize_all(tensors: Tensors, bits: int, group_size: int) -> Tensors:
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2:
+            out[name] = tensor
+            continue
+        stem = name.removesuffix("weight")
+        out[name], out[stem + "scales"], out[stem + "biases"] = quantize(tensor, bits, group_size)
+    return out
+
+
+def _write_weights(directory: Path, tensors: Tensors, *, sharded: bool) -> None:
+    if not sharded:
+        write_safetensors(directory / "model.safetensors", tensors)
+        return
+    shards: dict[str, Tensors] = {}
+    for name, tensor in tensors.items():
+        key = name.split(".")[2] if name.startswith("model.layers.") else "rest"
+        shards.setdefault(key, {})[name] = tensor
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards.values(), start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_safetensors(directory / file, shard)
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    _write_json(directory / "model.safetensors.index.json", index)
+
+
+def write_safetensors(path: Path, tensors: Tensors) -> None:
+    """Write one file of the format at https://github.com/huggingface/safetensors#format.
+
+    By hand, because `safetensors.numpy` writes bfloat16 in some versions only.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        span = [offset, offset + tensor.nbytes]
+        header[name] = {"dtype": _FORMAT_DTYPES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": span}
+        offset += tensor.nbytes
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor).tobytes())
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False), encoding="utf-8")
