@@ -1,4 +1,4 @@
-"""Every bound of the wire, stated once. A value outside its bound is refused by the decoder of the side that reads it."""
+"""Every bound of the wire, stated once. The decoder of the side that reads refuses what is outside its bound."""
 
 from typing import Annotated
 

@@ -1,0 +1,77 @@
+"""One frame for every golden file. `python -m tests.protocol.examples` writes the files anew: do so only together with
+a new protocol version, or for a frame that no released version has sent."""
+
+from pathlib import Path
+
+from protocol.codec import encode
+from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
+from protocol.errors import ByeReason, ErrorCode
+from protocol.events import (
+    Beat,
+    Bye,
+    Capabilities,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Gauges,
+    Hello,
+    Loading,
+    Ready,
+    Step,
+    Usage,
+)
+from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
+
+GOLDEN = Path(__file__).parent / "golden"
+GAUGES = Gauges(3, 2, 640, 1000, 1, 900, 4096, 2700, 12, 9)
+
+COMMANDS: dict[str, Command] = {
+    "welcome": Welcome(7),
+    "welcome_refused": Welcome(7, "protocol 2 is not spoken here"),
+    "submit_text": Submit(1, "cmpl-1", TextInput("The capital of France is"), Sampling(), Limits()),
+    "submit_tokens": Submit(
+        2,
+        "cmpl-2",
+        TokensInput((0, 5, 300, 151935)),
+        Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=1234567890123),
+        Limits(max_tokens=16, stop=("\n\n", "é"), ignore_eos=True, deadline_ms=30_000),
+        resume=(17, 18),
+        tenant="team-a",
+    ),
+    "submit_chat": Submit(
+        3,
+        "chatcmpl-3",
+        ChatInput((Message("system", "Be brief."), Message("user", "Grüß dich 👋")), '[{"type":"function"}]'),
+        Sampling(),
+        Limits(max_tokens=1),
+    ),
+    "cancel": Cancel(3),
+    "drain": Drain(30_000),
+    "stop": Stop(),
+}
+
+EVENTS: dict[str, Event] = {
+    "hello": Hello(1, "w0", 7, 4242, "baton-tiny", "iree", "local-task", 8, 4096, "9f86d081884c7d65"),
+    "loading": Loading("compile", 2, 7),
+    "ready": Ready(Capabilities(chat=True, score=True), 2150),
+    "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
+    "step_idle": Step(()),
+    "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300), (13, 2), "."),
+    "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k"),
+    "beat": Beat(GAUGES),
+    "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),
+}
+
+FRAMES: dict[str, Command | Event] = {**COMMANDS, **EVENTS}
+
+
+def hex_lines(frame: bytes) -> str:
+    """Sixteen bytes a line, so that a change reads as a small diff."""
+    return "".join(frame[at : at + 16].hex(" ") + "\n" for at in range(0, len(frame), 16))
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name, frame in FRAMES.items():
+        (GOLDEN / f"{name}.hex").write_text(hex_lines(encode(frame)))

@@ -1,0 +1,42 @@
+"""The bytes of every frame are kept: a change that an older peer would misread cannot slip in."""
+
+import pytest
+
+from protocol.codec import decode_command, decode_event, encode
+from tests.protocol import vocabulary
+from tests.protocol.examples import COMMANDS, EVENTS, FRAMES, GOLDEN, hex_lines
+
+
+@pytest.mark.parametrize("name", sorted(FRAMES))
+def test_encodes_to_the_golden_bytes(name: str) -> None:
+    assert hex_lines(encode(FRAMES[name])) == (GOLDEN / f"{name}.hex").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_golden_command_decodes(name: str) -> None:
+    assert decode_command(bytes.fromhex((GOLDEN / f"{name}.hex").read_text())) == COMMANDS[name]
+
+
+@pytest.mark.parametrize("name", sorted(EVENTS))
+def test_golden_event_decodes(name: str) -> None:
+    assert decode_event(bytes.fromhex((GOLDEN / f"{name}.hex").read_text())) == EVENTS[name]
+
+
+def test_every_frame_has_golden_bytes_and_every_file_a_frame() -> None:
+    assert {type(frame) for frame in FRAMES.values()} == {*vocabulary.COMMANDS, *vocabulary.EVENTS}
+    assert {path.stem for path in GOLDEN.glob("*.hex")} == set(FRAMES)
+
+
+def test_a_field_appended_by_a_newer_peer_is_skipped() -> None:
+    assert decode_command(b"\x93\xa6cancel\x03\xc0") == COMMANDS["cancel"]
+
+
+def test_a_field_unknown_to_an_older_peer_takes_its_default() -> None:
+    assert decode_command(b"\x92\xa7welcome\x07") == COMMANDS["welcome"]
+
+
+def test_a_gateway_that_meets_another_version_can_read_who_it_is() -> None:
+    golden = bytes.fromhex((GOLDEN / "hello.hex").read_text())
+    newer = golden.replace(b"\xa5hello\x01", b"\xa5hello\x02", 1)
+    hello = decode_event(newer)
+    assert (hello.protocol, hello.worker, hello.incarnation) == (2, "w0", 7)  # type: ignore[union-attr]
