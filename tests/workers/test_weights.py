@@ -1,0 +1,126 @@
+"""Tensors come back as they were written, whatever the file layout; damage is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.checkpoints import make_checkpoint, write_safetensors
+from workers.checkpoint import CheckpointError, open_weights
+from workers.weights import dequantize
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_types_are_kept(tmp_path: Path, dtype: Any) -> None:
+    weights = open_weights(make_checkpoint(tmp_path / dtype, dtype=dtype))
+    exact = open_weights(make_checkpoint(tmp_path / "exact"))
+    assert list(weights) == list(exact)
+    for name in exact:
+        assert weights[name].dtype == DTYPES[dtype]
+        np.testing.assert_array_equal(weights[name], exact[name].astype(DTYPES[dtype]))
+
+
+def test_shards_are_one_mapping(tmp_path: Path) -> None:
+    single = open_weights(make_checkpoint(tmp_path / "single", tied=False))
+    sharded = open_weights(make_checkpoint(tmp_path / "sharded", tied=False, sharded=True))
+    assert set(single) == set(sharded)
+    assert len(single) == len(sharded)
+    for name in single:
+        np.testing.assert_array_equal(single[name], sharded[name])
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(4, 0.08), (8, 0.005)])
+def test_quantized_tensors_come_back_under_their_own_names(tmp_path: Path, bits: Any, tolerance: float) -> None:
+    plain = open_weights(make_checkpoint(tmp_path / "plain"))
+    quantized = open_weights(make_checkpoint(tmp_path / "quantized", quantized_bits=bits))
+    assert set(quantized) == set(plain)
+    for name in plain:
+        span = float(np.ptp(plain[name]))
+        np.testing.assert_allclose(quantized[name], plain[name], atol=tolerance * span, rtol=0)
+
+
+def test_dequantize_by_hand() -> None:
+    packed = np.array([[0x76543210, 0xFEDCBA98]], np.uint32)  # 0, 1, ... 15: the lowest bits come first
+    scales, biases = np.array([[0.5, 2.0]], np.float32), np.array([[-1.0, 100.0]], np.float32)
+    expected = np.concatenate([np.arange(8) * 0.5 - 1.0, np.arange(8, 16) * 2.0 + 100.0])[None]
+    np.testing.assert_array_equal(dequantize(packed, scales, biases, 8, 4), expected)
+
+
+def test_quantized_shapes_must_fit() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        dequantize(np.zeros((2, 4), np.uint32), np.zeros((2, 2), np.float32), np.zeros((2, 2), np.float32), 32, 4)
+
+
+def test_modules_may_differ_in_bits(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, quantized_bits=8)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization"] = {
+        "group_size": 32,
+        "bits": 4,
+        **{name.removesuffix(".weight"): {"group_size": 32, "bits": 8} for name in open_weights(path)},
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    assert open_weights(path).take("model.embed_tokens.weight", (512, 64)).dtype == np.float32
+
+
+def test_scales_without_a_plan_are_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, quantized_bits=4)
+    config = json.loads((path / "config.json").read_text())
+    del config["quantization"], config["quantization_config"]
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="quantization: is missing"):
+        open_weights(path)
+
+
+def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    weights = open_weights(make_checkpoint(tmp_path))
+    with pytest.raises(CheckpointError, match=r"lm_head.weight: the tensor is missing"):
+        weights.take("lm_head.weight", (512, 64))
+    with pytest.raises(CheckpointError, match=r"model.norm.weight: has the shape \(64,\), config.json says \(65,\)"):
+        weights.take("model.norm.weight", (65,))
+    with pytest.raises(KeyError):
+        weights["no.such.tensor"]
+
+
+def test_unsupported_tensor_type_is_named(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    header = json.dumps({"t": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}).encode()
+    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CheckpointError, match="t: type I64 is not supported"):
+        open_weights(path)["t"]
+
+
+def test_no_weights(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model.safetensors: there is no such file"):
+        open_weights(path)
+
+
+def test_cut_file(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointError, match="is not a safetensors file"):
+        open_weights(path)
+
+
+@pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", 3, ""])
+def test_index_leads_nowhere_else(tmp_path: Path, shard: Any) -> None:
+    path = make_checkpoint(tmp_path, sharded=True)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(CheckpointError, match=r"weight_map.a: .*is not a file name"):
+        open_weights(path)
+
+
+def test_index_names_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    write_safetensors(path / "one.safetensors", {"b": np.zeros(1, np.float32)})
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"one.safetensors: a: "):
+        open_weights(path)["a"]
