@@ -34,10 +34,9 @@ def refused_or_frame(frame: bytes) -> None:
     for decode in DECODERS:
         try:
             decoded = decode(frame)
-        except ProtocolError as error:
-            assert len(str(error)) <= 500
-        else:
-            assert isinstance(decoded, vocabulary.COMMANDS + vocabulary.EVENTS)
+        except ProtocolError:
+            continue
+        assert isinstance(decoded, vocabulary.COMMANDS + vocabulary.EVENTS)
 
 
 @pytest.mark.parametrize("struct", vocabulary.COMMANDS, ids=lambda struct: struct.__name__)
@@ -148,11 +147,10 @@ def test_invalid_utf8_is_refused_in_tags_and_in_fields(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
-def test_numbers_that_are_no_numbers_are_refused(field: str, value: float) -> None:
-    frame = Submit(1, "r", TextInput("x"), Sampling(**{field: value}), Limits())
-    with pytest.raises(ProtocolError):
-        decode_command(encode(frame))
+def test_numbers_that_are_no_numbers_are_refused(value: float) -> None:
+    for sampling in (Sampling(temperature=value), Sampling(top_p=value), Sampling(min_p=value)):
+        with pytest.raises(ProtocolError):
+            decode_command(encode(Submit(1, "r", TextInput("x"), sampling, Limits())))
 
 
 @pytest.mark.parametrize("frame", [Cancel(1 << 64), Cancel(-(1 << 63) - 1)])
@@ -164,6 +162,12 @@ def test_what_has_no_bytes_is_refused_when_encoded(frame: Command) -> None:
 def test_a_lone_surrogate_is_refused_when_encoded() -> None:
     with pytest.raises(ProtocolError, match="surrogates"):
         encode(Submit(1, "r", TextInput("\ud800"), Sampling(), Limits()))
+
+
+def test_a_refusal_is_short_however_long_the_frame() -> None:
+    with pytest.raises(ProtocolError) as refusal:
+        decode_command(b"\x91\xdb\x00\x0f\x00\x00" + b"t" * 0xF0000)
+    assert len(str(refusal.value)) <= 500
 
 
 def test_a_frame_at_its_bound_is_read_and_one_byte_more_is_refused() -> None:
