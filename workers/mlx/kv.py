@@ -1,0 +1,112 @@
+"""The KV of one slot, held in blocks that grow with the sequence, and its place behind mlx-lm's cache interface."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+GROWTH = 256
+"""Rows by which a slot's buffers grow: a copy every 256 tokens, and at most 255 rows held for nothing."""
+
+
+class SlotKV:
+    """Keys and values of one sequence in every layer: [1, kv_heads, capacity, head_dim] each.
+
+    A slot owns its buffers alone, so what one slot does cannot show in another, and a write may reuse the buffer in
+    place. `length` rows are filled; those behind it are never attended to.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.length = 0
+        self._keys: list[mx.array | None] = [None] * layers
+        self._values: list[mx.array | None] = [None] * layers
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What must be evaluated after a write."""
+        return [array for array in (*self._keys, *self._values) if array is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(array.nbytes) for array in self.arrays)
+
+    def write(self, layer: int, start: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Put [1, kv_heads, n, head_dim] at rows `start ..` and return the layer's rows up to the last of them."""
+        end = start + keys.shape[2]
+        held_keys = self._keys[layer] = _put(self._keys[layer], start, end, keys)
+        held_values = self._values[layer] = _put(self._values[layer], start, end, values)
+        return held_keys[..., :end, :], held_values[..., :end, :]
+
+
+def _put(buffer: mx.array | None, start: int, end: int, new: mx.array) -> mx.array:
+    held = 0 if buffer is None else buffer.shape[2]
+    if buffer is None or end > held:
+        grown = -(-end // GROWTH) * GROWTH
+        _, heads, _, width = new.shape
+        more = mx.zeros((1, heads, grown - held, width), dtype=new.dtype)
+        buffer = more if buffer is None else mx.concatenate([buffer, more], axis=2)
+    # An assignment to a slice is done in place when nothing else holds the buffer.
+    buffer[..., start:end, :] = new
+    return buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of one slot in a forward: `count` tokens that go to cache rows `start ..`."""
+
+    slot: SlotKV
+    start: int
+    count: int
+
+
+class LayerCache:
+    """What one layer of an mlx-lm model sees as its cache during one forward over the rows of several slots.
+
+    Tokens are rows: the model computes on [rows, 1, hidden], so that everything but attention and RoPE treats a
+    decode row and a row of a prompt chunk alike. `offset` holds the RoPE position of every row, [rows] int32.
+    """
+
+    def __init__(self, layer: int, spans: Sequence[Span], offset: mx.array) -> None:
+        self.offset = offset
+        self._layer = layer
+        self._spans = spans
+
+    def make_mask(self, *_: Any, **__: Any) -> None:
+        """No mask for the model to pass around: `attend` makes one for each span."""
+        return
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple["FreshRows", "FreshRows"]:
+        """Take the new rows, [rows, kv_heads, 1, head_dim], to where `attend` gets them back.
+
+        They are wrapped, so that a model which does not use the attention bound to it fails instead of attending
+        to these rows alone.
+        """
+        return FreshRows(self, keys), FreshRows(self, values)
+
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+        """Write each span's rows and attend, causally, to its own slot: [rows, heads, 1, head_dim]."""
+        outputs, first = [], 0
+        for span in self._spans:
+            rows = slice(first, first + span.count)
+            first += span.count
+            held = span.slot.write(self._layer, span.start, _as_sequence(keys[rows]), _as_sequence(values[rows]))
+            # "causal" lines the last query up with the last key, which is what a chunk behind a past needs.
+            output = mx.fast.scaled_dot_product_attention(
+                _as_sequence(queries[rows]), *held, scale=scale, mask="causal" if span.count > 1 else None
+            )
+            outputs.append(_as_sequence(output))
+        return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRows:
+    """Keys or values of this forward on their way from the cache to the attention."""
+
+    cache: LayerCache
+    rows: mx.array
+
+
+def _as_sequence(rows: mx.array) -> mx.array:
+    """[rows, heads, 1, width] <-> [1, heads, rows, width]."""
+    return rows.transpose(2, 1, 0, 3)

@@ -1,0 +1,222 @@
+"""The MLX runner: mlx-lm's models and loaders, with a KV for each slot and one ragged forward for all rows."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+from numpy.typing import NDArray
+
+from workers.checkpoint import ModelConfig
+from workers.mlx.architecture import load_architecture
+from workers.mlx.kv import LayerCache, SlotKV, Span
+from workers.runner import Chunk, Draw, Row, RunnerCapabilities
+from workers.sampling import greedy, sample
+from workers.spec import Dtype
+
+PREFILL_CHUNKS = (32, 128, 512)
+TENSORS_PER_STEP = 16
+STEPS_PER_CLEAR = 256
+"""Steps between two returns of MLX's buffer cache to the system; lengths change, so old sizes stay in it unused."""
+
+
+class NotFiniteError(Exception):
+    """The model's logits are not numbers: the weights are damaged or overflow in this dtype."""
+
+
+class MlxRunner:
+    """`workers.runner.Runner` on MLX. Owns the model and the slots' KV; used only by the thread that loaded it."""
+
+    def __init__(self, model: Any, capabilities: RunnerCapabilities, device: mx.Device) -> None:
+        self.capabilities = capabilities
+        self._model = model
+        self._device = device
+        self._layers = len(model.layers)
+        self._slots = [SlotKV(self._layers) for _ in range(capabilities.slots)]
+        self._thread = threading.get_ident()
+        self._steps = 0
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        config: ModelConfig,
+        *,
+        device: str,
+        dtype: Dtype,
+        slots: int,
+        context: int,
+        cache_dir: Path,
+        threads: int,
+        progress: Callable[[str, int, int], None],
+    ) -> "MlxRunner":
+        """Load a checkpoint in the calling thread, which owns the runner from then on.
+
+        `device` is "cpu", "gpu" or "" for the best there is; `dtype` "auto" is the checkpoint's. `progress` gets (phase,
+        done, total) in tensors. Nothing is compiled to disk and MLX sizes its own threads, so `cache_dir` and
+        `threads` have no use here. Raises `CheckpointError` for what cannot be served, ValueError for a device that
+        is not there.
+        """
+        context = config.choose_context(context)
+        name, chosen = _choose_device(device)
+        with mx.stream(chosen):
+            model = load_architecture(path, config, compiled=chosen.type != mx.cpu)
+            kind = config.dtype if dtype == "auto" else dtype
+            _evaluate_weights(model, getattr(mx, kind), progress)
+        capabilities = RunnerCapabilities(
+            backend="mlx",
+            device=name,
+            dtype=kind,
+            slots=slots,
+            context=context,
+            vocab_size=config.vocab_size,
+            prefill_chunks=tuple(sorted({min(chunk, context) for chunk in PREFILL_CHUNKS})),
+        )
+        return cls(model, capabilities, chosen)
+
+    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
+        with self._owned():
+            hidden = self._forward([chunk])
+            if draw is None:
+                mx.eval(self._slots[chunk.slot].arrays)
+                return None
+            return self._draw(self._head(hidden[-1:]), [draw])[0]
+
+    def decode(self, rows: Sequence[Row]) -> list[int]:
+        if not rows:
+            return []
+        with self._owned():
+            hidden = self._forward([Chunk(row.slot, (row.token,), row.start, row.position) for row in rows])
+            return self._draw(self._head(hidden), [row.draw for row in rows])
+
+    def logits(self, chunk: Chunk) -> NDArray[np.float32]:
+        with self._owned():
+            logits = self._head(self._forward([chunk]))
+            _evaluate_finite(logits)
+            return np.array(logits)
+
+    def reset(self, slot: int) -> None:
+        with self._owned():
+            self._slots[slot] = SlotKV(self._layers)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now."""
+        weights = sum(int(array.nbytes) for _, array in tree_flatten(self._model.parameters()))
+        return {"weights": weights, "kv": sum(slot.nbytes for slot in self._slots)}
+
+    def close(self) -> None:
+        with self._owned():
+            self._model = None
+            self._slots = []
+            mx.clear_cache()
+
+    @contextmanager
+    def _owned(self) -> Iterator[None]:
+        """MLX ties unfinished arrays and streams to a thread: another one would hang or read half-done work."""
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("an MLX runner is used only by the thread that loaded it")
+        if self._model is None:
+            raise RuntimeError("the runner is closed")
+        with mx.stream(self._device):
+            yield
+
+    def _forward(self, chunks: Sequence[Chunk]) -> mx.array:
+        """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated."""
+        self._check(chunks)
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
+        spans = [Span(self._slots[chunk.slot], chunk.start, len(chunk.tokens)) for chunk in chunks]
+        offset = mx.array(positions, dtype=mx.int32)
+        caches = [LayerCache(layer, spans, offset) for layer in range(self._layers)]
+        hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
+        for span in spans:
+            span.slot.length = span.start + span.count
+        self._steps += 1
+        if self._steps % STEPS_PER_CLEAR == 0:
+            mx.clear_cache()
+        return hidden[:, 0]
+
+    def _check(self, chunks: Sequence[Chunk]) -> None:
+        """Raise ValueError for rows that would read or write outside of what they own."""
+        if len({chunk.slot for chunk in chunks}) != len(chunks):
+            raise ValueError("slot: a step takes one row a slot")
+        for chunk in chunks:
+            if not 0 <= chunk.slot < len(self._slots):
+                raise ValueError(f"slot: {chunk.slot} is not one of {len(self._slots)}")
+            if not chunk.tokens or not all(0 <= token < self.capabilities.vocab_size for token in chunk.tokens):
+                raise ValueError(f"tokens: none, or outside of a vocabulary of {self.capabilities.vocab_size}")
+            if not 0 <= chunk.start <= self._slots[chunk.slot].length:
+                raise ValueError(f"start: {chunk.start} leaves a gap after {self._slots[chunk.slot].length} rows")
+            if chunk.start + len(chunk.tokens) > self.capabilities.context:
+                raise ValueError(f"start: a slot has {self.capabilities.context} rows")
+            if chunk.position < 0:
+                raise ValueError(f"position: {chunk.position} is negative")
+
+    def _head(self, hidden: mx.array) -> mx.array:
+        """[rows, hidden] -> float32 logits [rows, vocab_size]."""
+        head = getattr(self._model, "lm_head", None) or self._model.model.embed_tokens.as_linear
+        logits: mx.array = head(hidden).astype(mx.float32)
+        return logits
+
+    def _draw(self, logits: mx.array, draws: Sequence[Draw]) -> list[int]:
+        """One token a row. Greedy and random rows take their own path, whatever the other rows are."""
+        parts = []
+        random = [index for index, draw in enumerate(draws) if draw.sampling.temperature > 0]
+        certain = [index for index, draw in enumerate(draws) if draw.sampling.temperature == 0]
+        if certain:
+            parts.append(greedy(mx, logits if not random else logits[mx.array(certain)]))
+        if random:
+            chosen = logits if not certain else logits[mx.array(random)]
+            parts.append(_sample(chosen, [draws[index] for index in random]))
+        drawn = mx.concatenate(parts)
+        _evaluate_finite(logits, drawn)
+        tokens: dict[int, int] = dict(zip(certain + random, np.array(drawn).tolist(), strict=True))
+        return [tokens[index] for index in range(len(draws))]
+
+
+def _sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    samplings = [draw.sampling for draw in draws]
+    return sample(
+        mx,
+        logits,
+        mx.array([sampling.temperature for sampling in samplings], dtype=mx.float32),
+        mx.array([sampling.top_k for sampling in samplings], dtype=mx.int32),
+        mx.array([sampling.top_p for sampling in samplings], dtype=mx.float32),
+        mx.array([sampling.min_p for sampling in samplings], dtype=mx.float32),
+        mx.array([sampling.seed & 0xFFFFFFFF for sampling in samplings], dtype=mx.uint32),
+        mx.array([sampling.seed >> 32 for sampling in samplings], dtype=mx.uint32),
+        mx.array([draw.position for draw in draws], dtype=mx.uint32),
+    )
+
+
+def _evaluate_finite(logits: mx.array, *more: mx.array) -> None:
+    """Evaluate all; `NotFiniteError` when the maximum of a row is infinite or anything in it is not a number."""
+    finite = mx.all(mx.isfinite(mx.max(logits, axis=-1)))
+    mx.eval(finite, logits, *more)
+    if not finite.item():
+        raise NotFiniteError("the model's logits are not finite")
+
+
+def _choose_device(device: str) -> tuple[str, mx.Device]:
+    """(name, device) of "cpu", "gpu" (Metal or CUDA) or "", the best there is. Raises ValueError for another."""
+    available = {"cpu": mx.Device(mx.cpu)}
+    if mx.is_available(mx.Device(mx.gpu)):
+        available["gpu"] = mx.Device(mx.gpu)
+    name = device or max(available)
+    if name not in available:
+        raise ValueError(f"device: {device!r} is not one of {', '.join(available)}")
+    return name, available[name]
+
+
+def _evaluate_weights(model: Any, dtype: mx.Dtype, progress: Callable[[str, int, int], None]) -> None:
+    """Read the weights into memory, floating-point ones as `dtype`, a few tensors at a time."""
+    model.apply(lambda array: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array)
+    arrays = [array for _, array in tree_flatten(model.parameters())]
+    for first in range(0, len(arrays), TENSORS_PER_STEP):
+        progress("weights", first, len(arrays))
+        mx.eval(arrays[first : first + TENSORS_PER_STEP])
+    progress("weights", len(arrays), len(arrays))
