@@ -1,0 +1,195 @@
+"""The reference gate, for any runner: what a request gets in a full, churning batch is what it gets alone.
+
+`run_gate(make_runner)` sends at least 32 requests with mixed prompt lengths (around every chunk boundary) through the
+runner's slots, admitted mid-stream, some cancelled, some resumed, some ended by a token, greedy and seeded, and
+compares every stream, token for token, with the same request run alone. It raises `AssertionError` on a difference.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from protocol.request import Sampling
+from workers.engine import BatchEngine, Request
+from workers.runner import Runner, RunnerCapabilities
+from workers.scheduler import cut
+
+SAMPLINGS = (
+    Sampling(),
+    Sampling(temperature=0.8, top_k=40, top_p=0.9, seed=1),
+    Sampling(temperature=1.0, min_p=0.05, seed=(1 << 62) + 12345),
+    Sampling(temperature=1.3, top_p=0.95, seed=7),
+    Sampling(),
+    Sampling(temperature=0.7, seed=1 << 40),
+)
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """What the gate went through, so that a test can insist that it was enough."""
+
+    requests: int
+    cancelled: int
+    resumed: int
+    stopped: int
+    full: int
+    tokens: int
+    steps: int
+    most_active: int
+
+
+def run_gate(
+    make_runner: Callable[[], Runner],
+    *,
+    make_reference: Callable[[], Runner] | None = None,
+    requests: int = 36,
+    max_tokens: int = 20,
+    longest: int | None = None,
+    step_tokens: int = 96,
+    resume: bool = True,
+    seed: int = 0,
+) -> GateReport:
+    """Run the gate. `make_reference` is the runner of the single runs (by default the batch's own, before the batch).
+
+    `longest` bounds the prompts (default: the context); `resume` includes requests that go on from tokens of their
+    reference run, which needs a runner whose prefill and decode agree to the bit.
+    """
+    randomness = random.Random(seed)
+    runner = make_runner()
+    reference = make_reference() if make_reference else runner
+    try:
+        planned = _requests(runner.capabilities, randomness, requests, max_tokens, longest)
+        expected = {request.stream: alone(reference, request) for request in planned}
+        planned = [_vary(request, expected[request.stream], resume) for request in planned]
+        return _batch(runner, planned, expected, randomness, step_tokens)
+    finally:
+        runner.close()
+        if reference is not runner:
+            reference.close()
+
+
+def alone(runner: Runner, request: Request) -> list[int]:
+    """The tokens of one request on an engine of its own: the reference that a batch must reproduce."""
+    engine = BatchEngine(runner, max_queue=1, step_tokens=1 << 20)
+    engine.submit(request)
+    tokens: list[int] = []
+    while not engine.idle:
+        result = engine.step()
+        assert not result.failures, result.failures
+        tokens += [token.token for token in result.tokens]
+    return tokens
+
+
+def prompt_lengths(capabilities: RunnerCapabilities, longest: int) -> list[int]:
+    """Lengths on both sides of every chunk boundary, and the longest one."""
+    ladder = capabilities.prefill_chunks
+    edges = {1, 2, longest} | {chunk + step for chunk in ladder for step in (-1, 0, 1)}
+    edges |= {ladder[-1] + chunk + step for chunk in ladder for step in (0, 1)} | {chunk // 2 + 1 for chunk in ladder}
+    return sorted(length for length in edges if 1 <= length <= longest)
+
+
+def _requests(
+    capabilities: RunnerCapabilities, randomness: random.Random, count: int, max_tokens: int, longest: int | None
+) -> list[Request]:
+    most = min(longest or capabilities.context, capabilities.context - 3)
+    lengths = prompt_lengths(capabilities, most)
+    lengths += [randomness.randint(1, min(most, 2 * capabilities.prefill_chunks[0] + 8)) for _ in range(count)]
+    lengths = lengths[: max(count, len(lengths) - count)]
+    randomness.shuffle(lengths)
+    return [
+        Request(
+            stream,
+            tuple(randomness.randrange(capabilities.vocab_size) for _ in range(length)),
+            replace_seed(SAMPLINGS[stream % len(SAMPLINGS)], stream),
+            randomness.randint(max_tokens // 2, max_tokens),
+        )
+        for stream, length in enumerate(lengths)
+    ]
+
+
+def replace_seed(sampling: Sampling, stream: int) -> Sampling:
+    """The same sampling with a seed of its own, for greedy nothing changes."""
+    return Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed + stream)
+
+
+def _vary(request: Request, expected: list[int], resume: bool) -> Request:
+    """Let some requests go on from tokens that they had already, and some end at a token."""
+    if resume and request.stream % 5 == 2:
+        return replace(request, resume=tuple(expected[: len(expected) // 2]))
+    if request.stream % 5 == 4:
+        return replace(request, eos=frozenset({expected[len(expected) // 2]}))
+    return request
+
+
+def _expected(request: Request, reference: list[int]) -> tuple[list[int], str]:
+    """What the batch must emit, and the reason of its end."""
+    ends = [index for index, token in enumerate(reference) if token in request.eos]
+    if ends:
+        return reference[len(request.resume) : ends[0] + 1], "stop"
+    return reference[len(request.resume) :], "length"
+
+
+def _batch(
+    runner: Runner,
+    planned: list[Request],
+    references: dict[int, list[int]],
+    randomness: random.Random,
+    step_tokens: int,
+) -> GateReport:
+    engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens)
+    got: dict[int, list[int]] = {request.stream: [] for request in planned}
+    reasons: dict[int, str] = {}
+    # Every fourth request is cancelled once it has this many tokens; 0 is before its first step.
+    cancels = {request.stream: randomness.randint(0, 9) for request in planned if request.stream % 4 == 3}
+    waiting = list(planned)
+    most_active = 0
+    while waiting or not engine.idle:
+        # More than the slots at first, so that some queue; then some in every step, in the middle of the others.
+        for request in [waiting.pop(0) for _ in range(min(len(waiting), 3 if got and reasons else 5))]:
+            engine.submit(request)
+        for stream, after in cancels.items():
+            if stream not in reasons and len(got[stream]) >= after and (end := engine.cancel(stream)) is not None:
+                reasons[stream] = end.reason
+        result = engine.step()
+        assert not result.failures, result.failures
+        most_active = max(most_active, engine.gauges().slots_active)
+        for token in result.tokens:
+            assert type(token.token) is int, f"the runner returned {type(token.token)}, not int"
+            got[token.stream].append(token.token)
+        for end in result.ends:
+            assert end.stream not in reasons, f"stream {end.stream} ended twice"
+            reasons[end.stream] = end.reason
+    _compare(planned, references, got, reasons, runner.capabilities)
+    gauges = engine.gauges()
+    assert (gauges.slots_active, gauges.queue_depth, gauges.kv_tokens) == (0, 0, 0), gauges
+    return GateReport(
+        requests=len(planned),
+        cancelled=sum(reason == "cancelled" for reason in reasons.values()),
+        resumed=sum(bool(request.resume) for request in planned),
+        stopped=sum(reason == "stop" for reason in reasons.values()),
+        full=sum(len(r.prompt) + len(references[r.stream]) == runner.capabilities.context for r in planned),
+        tokens=sum(map(len, got.values())),
+        steps=gauges.steps,
+        most_active=most_active,
+    )
+
+
+def _compare(
+    planned: list[Request],
+    references: dict[int, list[int]],
+    got: dict[int, list[int]],
+    reasons: dict[int, str],
+    capabilities: RunnerCapabilities,
+) -> None:
+    wrong = []
+    for request in planned:
+        tokens, reason = _expected(request, references[request.stream])
+        actual, ended = got[request.stream], reasons.get(request.stream)
+        right = tokens[: len(actual)] == actual if ended == "cancelled" else (tokens, reason) == (actual, ended)
+        if not right:
+            chunks = cut(len(request.prompt), capabilities.prefill_chunks)
+            wrong.append(
+                f"stream {request.stream} (chunks {chunks}, resume {len(request.resume)}, {request.sampling}):"
+            )
+            wrong.append(f"  got  {ended} {actual}\n  want {reason} {tokens}")
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,198 @@
+"""The batch engine: the scheduler's decisions carried out on a runner, with every failure contained.
+
+Used by one thread. A request that was taken by `submit` ends exactly once: by an `End` or a `Failure` of a step, or by
+the `End` that `cancel` or `finish` returns.
+"""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from protocol.bounds import MAX_REASON
+from protocol.errors import ErrorCode
+from protocol.events import Gauges
+from protocol.request import FinishReason
+from workers.request import End, Failure, Request, RequestRefused, StepResult, Token
+from workers.runner import Runner
+from workers.scheduler import Live, Prefill, Scheduler, row
+
+__all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
+
+
+class BatchEngine:
+    """Scheduler and runner together.
+
+    `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes (see `Scheduler`);
+    `clock` gives seconds and is used for the times in `End` only.
+    """
+
+    def __init__(
+        self, runner: Runner, *, max_queue: int, step_tokens: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._runner = runner
+        self._capabilities = runner.capabilities
+        self._vocab_size = self._capabilities.vocab_size
+        self._scheduler = Scheduler(self._capabilities, max_queue=max_queue, step_tokens=step_tokens)
+        self._clock = clock
+        self._log = structlog.get_logger()
+        self.failures_in_a_row = 0
+        """Steps that failed since the last one that did not."""
+        self._steps = self._steps_failed = self._decode_steps = 0
+        self._prefill_tokens = self._decode_tokens = 0
+        self._started = self._completed = 0
+        # What the running step has brought so far.
+        self._tokens: list[Token] = []
+        self._ends: list[End] = []
+        self._failures: list[Failure] = []
+        self._failed = False
+
+    @property
+    def idle(self) -> bool:
+        """No sequence is queued or live: a step would do nothing."""
+        return self._scheduler.idle
+
+    def gauges(self) -> Gauges:
+        slots = self._scheduler.slots
+        return Gauges(
+            slots_active=slots.active,
+            queue_depth=self._scheduler.queued,
+            kv_tokens=slots.kv_tokens,
+            steps=self._steps,
+            steps_failed=self._steps_failed,
+            decode_steps=self._decode_steps,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
+            sequences_started=self._started,
+            sequences_completed=self._completed,
+        )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the field at fault."""
+        self._scheduler.submit(request, self._clock())
+
+    def cancel(self, stream: int) -> End | None:
+        """End a sequence now, in whatever phase it is; None when it is unknown. Its slot is free on return."""
+        return self._take_out(stream, "cancelled")
+
+    def finish(self, stream: int) -> End | None:
+        """Like `cancel`, for a sequence that ended well outside of the engine: a stop string was found."""
+        return self._take_out(stream, "stop")
+
+    def step(self) -> StepResult:
+        """Run one step. Never raises for a failure of the runner; a step of an idle engine does nothing."""
+        if self._scheduler.idle:
+            return StepResult((), (), (), False)
+        for slot in self._scheduler.slots.soiled:
+            self._reset(slot)
+        now = self._clock()
+        for live, reason in self._scheduler.admit(now):
+            self._end(live, reason, now)
+        while (work := self._scheduler.next_chunk()) is not None:
+            self._prefill(work)
+        if decoding := self._scheduler.decoding():
+            self._decode(decoding)
+        return self._close_step()
+
+    def close(self) -> None:
+        """Close the runner. Nothing may be called after."""
+        self._runner.close()
+
+    def _prefill(self, work: Prefill) -> None:
+        live = work.live
+        if work.chunk.start == 0:
+            self._started += 1
+        try:
+            token = self._runner.prefill(work.chunk, work.draw)
+        except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
+            self._fail(live, "prefill", error)
+            return
+        self._prefill_tokens += len(work.chunk.tokens)
+        self._scheduler.prefilled(work)
+        if work.draw is not None:
+            live.first = self._clock()
+            self._accept(live, -1 if token is None else token, live.first)
+
+    def _decode(self, decoding: list[Live]) -> None:
+        self._decode_steps += 1
+        try:
+            tokens = self._runner.decode([row(live) for live in decoding])
+            if len(tokens) != len(decoding):
+                raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(decoding)} rows")
+        except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
+            for live in decoding:
+                self._fail(live, "decode", error)
+            return
+        now = self._clock()
+        for live, token in zip(decoding, tokens, strict=True):
+            self._scheduler.decoded(live)
+            self._accept(live, token, now)
+
+    def _accept(self, live: Live, token: int, now: float) -> None:
+        if not 0 <= token < self._vocab_size:
+            self._fail(live, "sampling", ValueError(f"the runner drew token {token} of {self._vocab_size}"))
+            return
+        self._decode_tokens += 1
+        self._tokens.append(Token(live.request.stream, token))
+        reason = self._scheduler.accept(live, token)
+        if reason is not None:
+            self._scheduler.remove(live.request.stream)
+            self._reset(live.slot)
+            self._end(live, reason, now)
+
+    def _end(self, live: Live, reason: FinishReason, now: float) -> None:
+        if live.slot < 0:  # its resumed tokens were all of it
+            self._started += 1
+        self._completed += 1
+        self._ends.append(_end(live, reason, now))
+
+    def _take_out(self, stream: int, reason: FinishReason) -> End | None:
+        live = self._scheduler.remove(stream)
+        if live is None:
+            return None
+        if live.slot >= 0:
+            self._reset(live.slot)
+        if reason != "cancelled":
+            self._completed += 1
+        return _end(live, reason, self._clock())
+
+    def _fail(self, live: Live, call: str, error: Exception) -> None:
+        self._failed = True
+        stream = live.request.stream
+        self._log.error("step_failed", stream=stream, slot=live.slot, call=call, exc_info=error)
+        self._scheduler.remove(stream)
+        self._reset(live.slot)
+        text = f"{call} failed: {type(error).__name__}: {error}"
+        self._failures.append(Failure(stream, ErrorCode.STEP, text[:MAX_REASON]))
+
+    def _reset(self, slot: int) -> None:
+        """Reset a released slot. One that cannot be reset is not given to anybody; each step tries it again."""
+        try:
+            self._runner.reset(slot)
+        except Exception as error:  # noqa: BLE001 - whatever a device raises must cost this slot only
+            self._failed = True
+            self._log.error("reset_failed", slot=slot, exc_info=error)
+            return
+        self._scheduler.slots.clean(slot)
+
+    def _close_step(self) -> StepResult:
+        result = StepResult(tuple(self._tokens), tuple(self._ends), tuple(self._failures), self._failed)
+        self._steps += 1
+        self._steps_failed += self._failed
+        self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0
+        self._tokens, self._ends, self._failures, self._failed = [], [], [], False
+        return result
+
+
+def _end(live: Live, reason: FinishReason, now: float) -> End:
+    admitted = now if live.admitted is None else live.admitted
+    first = now if live.first is None else live.first
+    return End(
+        live.request.stream,
+        reason,
+        len(live.request.prompt),
+        live.completion_tokens,
+        admitted - live.submitted,
+        first - admitted,
+        now - first,
+    )

@@ -1,0 +1,180 @@
+"""A runner without a device: its tokens follow from the sequence alone, and it is strict about the runner's contract.
+
+Each slot keeps a rolling hash of the (token, position) pairs written to its cache, and a drawn token is a function of
+that hash: a scheduler that writes a wrong row, skips one or mixes two slots up gets other tokens.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.request import Sampling
+from workers.runner import Chunk, Draw, Row, RunnerCapabilities
+
+BYTES_VOCAB = 257
+"""The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
+ALPHABET = tuple(b"abcdefghijklmnopqrstuvwxyz ")
+"""What is drawn unless told otherwise: text that reads as UTF-8 and never ends by itself."""
+_MASK = (1 << 64) - 1
+
+
+class ContractError(Exception):
+    """Raised when the caller breaks the contract of `workers.runner.Runner`: a defect above the runner."""
+
+
+class ScriptedFault(Exception):
+    """Raised by the calls that were told to fail."""
+
+
+class ScriptedRunner:
+    """Deterministic tokens from the sequence's own history.
+
+    `alphabet` is what tokens are drawn from; `tokens_per_second` paces the decode steps (0 is no pacing) with `clock`
+    and `sleep` in seconds; `fail_calls` are the numbers, counted from 1, of the prefill, decode and logits calls that
+    raise `ScriptedFault`. After such a failure a slot is unusable until it is reset, as on a real device.
+    `violations` keeps the text of every `ContractError` that was raised, for the engine contains exceptions.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int = 8,
+        context: int = 4096,
+        vocab_size: int = BYTES_VOCAB,
+        prefill_chunks: tuple[int, ...] = (16, 64, 256),
+        alphabet: Sequence[int] = ALPHABET,
+        tokens_per_second: float = 0.0,
+        fail_calls: Collection[int] = (),
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._capabilities = RunnerCapabilities(
+            "scripted", "none", "float32", slots, context, vocab_size, tuple(prefill_chunks)
+        )
+        self._alphabet = tuple(alphabet)
+        self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
+        self._fail_calls = frozenset(fail_calls)
+        self._clock = clock
+        self._sleep = sleep
+        self._next_tick = 0.0
+        self._written = [0] * slots
+        self._history = [0] * slots
+        self._broken: set[int] = set()
+        self.calls = 0
+        self.violations: list[str] = []
+
+    @property
+    def capabilities(self) -> RunnerCapabilities:
+        return self._capabilities
+
+    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
+        self._check_chunk(chunk)
+        if draw is not None and draw.position != chunk.position + len(chunk.tokens):
+            raise self._violation(f"draw at position {draw.position} after {chunk}")
+        self._enter([chunk.slot])
+        for index, token in enumerate(chunk.tokens):
+            self._write(chunk.slot, token, chunk.position + index)
+        return None if draw is None else self._draw(chunk.slot, draw)
+
+    def decode(self, rows: Sequence[Row]) -> list[int]:
+        if not rows:
+            raise self._violation("decode without rows")
+        if len({row.slot for row in rows}) != len(rows):
+            raise self._violation(f"two rows of one slot: {sorted(row.slot for row in rows)}")
+        for row in rows:
+            self._check_row(row)
+        self._enter([row.slot for row in rows])
+        self._pace()
+        drawn = []
+        for row in rows:
+            self._write(row.slot, row.token, row.position)
+            drawn.append(self._draw(row.slot, row.draw))
+        return drawn
+
+    def logits(self, chunk: Chunk) -> NDArray[np.float32]:
+        self._check_chunk(chunk)
+        self._enter([chunk.slot])
+        values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
+        for index, token in enumerate(chunk.tokens):
+            self._write(chunk.slot, token, chunk.position + index)
+            greedy = Draw(Sampling(), chunk.position + index + 1)
+            values[index, self._draw(chunk.slot, greedy)] = 4.0
+        return values
+
+    def reset(self, slot: int) -> None:
+        if not 0 <= slot < self._capabilities.slots:
+            raise self._violation(f"reset of slot {slot}")
+        self._written[slot] = 0
+        self._history[slot] = 0
+        self._broken.discard(slot)
+
+    def memory(self) -> dict[str, int]:
+        return {"weights": 0, "kv": 0}
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _check_chunk(self, chunk: Chunk) -> None:
+        self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), chunk.tokens)
+        if not 1 <= len(chunk.tokens) <= self._capabilities.prefill_chunks[-1]:
+            raise self._violation(f"a chunk of {len(chunk.tokens)} tokens")
+        if chunk.position != chunk.start:
+            raise self._violation(f"chunk at position {chunk.position} in row {chunk.start}")
+
+    def _check_row(self, row: Row) -> None:
+        self._check_slot(row.slot, row.start, 1, (row.token,))
+        if row.start == 0:
+            raise self._violation(f"decode of slot {row.slot}, which has no prompt")
+        if row.position != row.start or row.draw.position != row.position + 1:
+            raise self._violation(f"row {row.start} at position {row.position} draws for {row.draw.position}")
+
+    def _check_slot(self, slot: int, start: int, length: int, tokens: Iterable[int]) -> None:
+        if not 0 <= slot < self._capabilities.slots:
+            raise self._violation(f"slot {slot} of {self._capabilities.slots}")
+        if slot in self._broken:
+            raise self._violation(f"slot {slot} is used after a failure, without a reset")
+        if start != self._written[slot]:
+            raise self._violation(f"slot {slot} has {self._written[slot]} rows, the call writes at {start}")
+        if start + length > self._capabilities.context:
+            raise self._violation(f"rows {start} to {start + length} of a context of {self._capabilities.context}")
+        if not all(0 <= token < self._capabilities.vocab_size for token in tokens):
+            raise self._violation(f"tokens out of the vocabulary in slot {slot}")
+
+    def _enter(self, slots: Sequence[int]) -> None:
+        """Count the call, and fail it when it was told to."""
+        self.calls += 1
+        if self.calls in self._fail_calls:
+            self._broken.update(slots)
+            raise ScriptedFault(f"call {self.calls} was told to fail")
+
+    def _write(self, slot: int, token: int, position: int) -> None:
+        self._history[slot] = _mix(self._history[slot] * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1)
+        self._written[slot] += 1
+
+    def _draw(self, slot: int, draw: Draw) -> int:
+        value = self._history[slot]
+        if draw.sampling.temperature > 0.0:
+            value = _mix(value + draw.sampling.seed * 0xD6E8FEB86659FD93 + draw.position)
+        return self._alphabet[value % len(self._alphabet)]
+
+    def _pace(self) -> None:
+        if not self._interval:
+            return
+        now = self._clock()
+        # After a pause the next step is due at once, and no lost time is made up for.
+        self._next_tick = max(self._next_tick, now - self._interval) + self._interval
+        if self._next_tick > now:
+            self._sleep(self._next_tick - now)
+
+    def _violation(self, text: str) -> ContractError:
+        self.violations.append(text)
+        return ContractError(text)
+
+
+def _mix(value: int) -> int:
+    """One round of the 64-bit finaliser of MurmurHash3 (Appleby, public domain): every bit of the input counts."""
+    value &= _MASK
+    value = ((value ^ (value >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
+    return value ^ (value >> 33)
