@@ -1,0 +1,274 @@
+"""Bodies in: decoded once, at the door, into typed structs, and turned into the sequences that they ask for."""
+
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.errors import ApiError, invalid
+from gateway.options import Generation, refuse_set
+from gateway.settings import GatewaySettings
+from protocol.bounds import (
+    MAX_FRAMES_PER_MESSAGE,
+    MAX_MESSAGES,
+    MAX_SEED,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MAX_TEXT,
+    MAX_TOKENS,
+    MAX_TOP_K,
+    Name,
+    Stop,
+    Text,
+    TokenId,
+)
+from protocol.request import ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
+
+MAX_PARTS = 256
+MAX_LABEL = 512
+MAX_METADATA = 16
+COMPLETION_MAX_TOKENS = 16
+"""What OpenAI's completions endpoint generates when nothing is said."""
+
+Label = Annotated[str, Meta(max_length=MAX_LABEL)]
+TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Stops = Stop | Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
+TokenPrompt = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
+Prompt = Text | Annotated[tuple[Text | TokenId | TokenPrompt, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """`include_usage` adds a last chunk with the counts of the whole request."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class _Body(Generation, kw_only=True):
+    """What both endpoints share, with OpenAI's defaults. `top_k`, `min_p`, `ignore_eos` and `return_token_ids` are ours."""
+
+    model: Name
+    n: Annotated[int, Meta(ge=1, le=MAX_FRAMES_PER_MESSAGE)] | None = None
+    max_tokens: TokenCount | None = None
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    stop: Stops | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    # Labels of the client's own, which change no answer.
+    user: Label | None = None
+    metadata: Annotated[dict[Label, Label], Meta(max_length=MAX_METADATA)] | None = None
+    prompt_cache_key: Label | None = None
+    safety_identifier: Label | None = None
+
+
+class CompletionBody(_Body, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: Prompt
+    # Refused when they ask for something: see `gateway.options`.
+    best_of: Any = None
+    echo: Any = None
+    suffix: Any = None
+
+
+class TextPart(Struct, forbid_unknown_fields=True):
+    """One part of a message's content; text is the only kind."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One message. `developer` is what newer clients call `system`, and reaches the template under that name."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[tuple[TextPart, ...], Meta(min_length=1, max_length=MAX_PARTS)]
+    # Refused when they say something, for they would not reach the template; replies sent back carry many as `null`.
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+    name: Any = None
+    refusal: Any = None
+    tool_call_id: Any = None
+    tool_calls: Any = None
+
+
+class ChatBody(_Body, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: TokenCount | None = None
+    # Refused when they ask for something: see `gateway.options`.
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    response_format: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    top_logprobs: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sequence that a request asks for, without the number that the router gives it."""
+
+    input: Input
+    sampling: Sampling
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request, understood: the sequences in the order of their `index`, and how the answer is to be written."""
+
+    chat: bool
+    model: str
+    choices: tuple[Choice, ...]
+    per_prompt: int
+    """`n`: the choices `i * n .. i * n + n - 1` belong to prompt `i`."""
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+
+
+_AT = re.compile(r" - at `\$\.?([^`]*)`$")
+_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `([^`]*)`")
+
+Body = TypeVar("Body", CompletionBody, ChatBody)
+
+
+class RequestDecoder:
+    """Decodes the bodies of the two endpoints into plans. Every refusal is an `ApiError` that names its field."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._completion = msgspec.json.Decoder(CompletionBody)
+        self._chat = msgspec.json.Decoder(ChatBody)
+
+    def completion(self, raw: bytes) -> Plan:
+        """Decode a body of `/v1/completions`."""
+        body = _decode(self._completion, raw)
+        refuse_set(body)
+        prompts = _prompts(body.prompt)
+        limit = body.max_tokens or COMPLETION_MAX_TOKENS
+        return self._plan(body, prompts, limit, size=len(raw), chat=False)
+
+    def chat(self, raw: bytes) -> Plan:
+        """Decode a body of `/v1/chat/completions`."""
+        body = _decode(self._chat, raw)
+        refuse_set(body)
+        limit = body.max_completion_tokens
+        if limit is None:
+            limit = body.max_tokens
+        elif body.max_tokens not in (None, limit):
+            raise invalid("max_tokens", "`max_tokens` and `max_completion_tokens` differ; send one of them")
+        messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
+        return self._plan(body, [ChatInput(messages)], limit, size=len(raw), chat=True)
+
+    def _plan(
+        self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, *, size: int, chat: bool
+    ) -> Plan:
+        n = body.n or 1
+        self._check_fanout(len(inputs), n, size)
+        if body.stream_options is not None and not body.stream:
+            raise invalid("stream_options", "`stream_options` goes with `stream: true` only")
+        limits = Limits(
+            max_tokens=limit,
+            stop=_stops(body.stop),
+            ignore_eos=bool(body.ignore_eos),
+            deadline_ms=int(self._settings.request_timeout_s * 1000),
+        )
+        seed = secrets.randbits(63) if body.seed is None else body.seed
+        choices = tuple(
+            Choice(inputs[index // n], _sampling(body, (seed + index) & MAX_SEED), limits)
+            for index in range(len(inputs) * n)
+        )
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        return Plan(chat, body.model, choices, n, bool(body.stream), usage, bool(body.return_token_ids))
+
+    def _check_fanout(self, prompts: int, n: int, size: int) -> None:
+        settings, count = self._settings, prompts * n
+        field = "n" if n > 1 else "prompt"
+        if count > settings.max_choices:
+            asked = f"{prompts} prompts times n = {n} ask for {count} sequences"
+            raise invalid(field, f"{asked}; one request may have {settings.max_choices}")
+        if count > 1 and count * size > settings.max_fanout_bytes:
+            raise invalid(field, f"{count} sequences of a body of {size} bytes are too much for one request")
+
+
+def _decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(None, f"the body is not valid JSON: {str(error)[:200]}", "invalid_json") from error
+    except RecursionError as error:
+        raise invalid(None, "the body is nested too deeply", "invalid_json") from error
+
+
+def _named(message: str) -> ApiError:
+    at, name = _AT.search(message), _FIELD.match(message)
+    path = at.group(1) if at else ""
+    if name is not None:
+        path = f"{path}.{name.group(1)}" if path else name.group(1)
+    text = _AT.sub("", message)
+    code = "unknown_parameter" if message.startswith("Object contains unknown") else "invalid_request"
+    where = f"`{path[:100]}`: " if path else ""
+    return invalid(path[:100] or None, where + text[:300], code)
+
+
+def _prompts(prompt: Any) -> list[Input]:
+    """The inputs of a prompt: a string, strings, token ids or lists of token ids; not a mixture."""
+    if isinstance(prompt, str):
+        return [TextInput(prompt)]
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        raise invalid("prompt", "`prompt` mixes strings, token ids and lists; it must be one of them")
+    kind = kinds.pop()
+    if kind is str:
+        return [TextInput(item) for item in prompt]
+    if kind is int:
+        return [TokensInput(prompt)]
+    return [TokensInput(item) for item in prompt]
+
+
+def _message(message: ChatMessage, at: str) -> Message:
+    refuse_set(message, f"{at}.")
+    content = message.content
+    if not isinstance(content, str):
+        content = "\n".join(part.text for part in content)
+        if len(content) > MAX_TEXT:
+            raise invalid(f"{at}.content", f"`{at}.content` has over {MAX_TEXT} characters")
+    return Message("system" if message.role == "developer" else message.role, content)
+
+
+def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else stop
+
+
+def _sampling(body: CompletionBody | ChatBody, seed: int) -> Sampling:
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=body.top_k or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        seed=seed,
+    )

@@ -1,0 +1,71 @@
+"""What can be set about the gateway: where it listens, its bounds and its time limits."""
+
+from dataclasses import dataclass
+
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS
+
+
+class SettingsError(ValueError):
+    """Raised when a setting is outside its range; the message names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """The gateway's settings; times are in seconds. Raises `SettingsError` for a value out of range."""
+
+    host: str = "127.0.0.1"
+    """Loopback alone unless someone asks for more."""
+    port: int = 8000
+    """0 takes a free port."""
+    api_key: str = ""
+    """When set, every route but `/health` wants it as a bearer token (or as the password of HTTP basic)."""
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_header_bytes: int = 32 * 1024
+    max_choices: int = 64
+    """Sequences that one request may start: its prompts times `n`."""
+    max_fanout_bytes: int = 64 * 1024 * 1024
+    """Body bytes times sequences of one request: what its fan-out may put on a link."""
+    max_streams_per_worker: int = 2048
+    """Sequences that one worker may hold, running and waiting, before its clients are told to come back."""
+
+    body_timeout_s: float = 30.0
+    """Time in which a client must have sent its body."""
+    request_timeout_s: float = 3600.0
+    """Time in which a sequence must have ended, its wait in the queue included."""
+    client_stall_s: float = 30.0
+    """A client that takes nothing for this long is dropped."""
+    progress_timeout_s: float = 15.0
+    """A worker that showed no progress for this long does not count as ready."""
+    keep_alive_s: float = 75.0
+    shutdown_grace_s: float = 30.0
+    """Time that live streams get to finish at a shutdown."""
+    flush_s: float = 2.0
+    """Time in which clients must take their last bytes at a shutdown."""
+    retry_after_s: int = 1
+
+    def __post_init__(self) -> None:
+        bounds: dict[str, tuple[float, float]] = {
+            "port": (0, 65535),
+            "max_body_bytes": (1, 12 * 1024 * 1024),
+            "max_header_bytes": (1024, 1 << 20),
+            "max_choices": (1, MAX_FRAMES_PER_MESSAGE),
+            "max_fanout_bytes": (1, 1 << 30),
+            "max_streams_per_worker": (1, 1 << 20),
+            "body_timeout_s": (0.01, 3600),
+            "request_timeout_s": (0.01, MAX_MILLISECONDS / 1000),
+            "client_stall_s": (0.01, 86400),
+            "progress_timeout_s": (0.01, 86400),
+            "keep_alive_s": (0.01, 86400),
+            "shutdown_grace_s": (0, 86400),
+            "flush_s": (0, 3600),
+            "retry_after_s": (1, 86400),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise SettingsError(f"{name} is {value}; it must be between {low:g} and {high:g}")
+        if self.max_choices > self.max_streams_per_worker:
+            raise SettingsError("max_choices is over max_streams_per_worker: no worker could take such a request")
+        if not self.host:
+            raise SettingsError("host is empty")
