@@ -6,6 +6,8 @@ from protocol.bounds import MAX_SEED, MAX_TEMPERATURE, MAX_TOP_K
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason, Sampling
 
+GREEDY = Sampling()
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -14,7 +16,7 @@ class Request:
     stream: int
     """The caller's number of this sequence; no two live sequences share one."""
     prompt: tuple[int, ...]
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
     max_tokens: int | None = None
     """Tokens to generate at most, resumed ones included; None is up to the end of the context."""
     eos: frozenset[int] = frozenset()

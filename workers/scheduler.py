@@ -16,8 +16,8 @@ from workers.slots import SlotTable
 
 
 def cut(length: int, ladder: Sequence[int]) -> tuple[int, ...]:
-    """Cut `length` tokens into chunks: the largest chunk of the ladder that fits whole, again and again, until one chunk
-    covers the rest and is more than half full, or none fits. Returns the tokens of each part.
+    """Cut `length` tokens into chunks: the largest chunk of the ladder that fits whole, again and again, until one
+    chunk covers the rest and is more than half full, or none fits. Returns the tokens of each part.
 
     A runner computes a part in the smallest chunk that covers it, so at most half of a chunk is padding (or less than
     the smallest chunk), and a rest just short of a large chunk does not become a run of small ones. A function of the

@@ -64,7 +64,7 @@ class SlotTable:
         self._kv_tokens += rows
 
     def release(self, slot: int) -> None:
-        """The sequence of `slot` is over. The slot is free once it is `clean`. Raises `ValueError` if nobody held it."""
+        """The sequence of `slot` is over; it is free once it is `clean`. Raises `ValueError` if nobody held it."""
         if self._streams[slot] is None:
             raise ValueError(f"slot {slot} is not held")
         self._streams[slot] = None
