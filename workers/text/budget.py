@@ -1,0 +1,93 @@
+"""What one render of a chat template may still use: seconds, characters, list elements."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+MAX_ITEMS = 1 << 17
+"""Elements of a list that a template builds, and the largest width or count that it hands to a string method."""
+MAX_BITS = 4096
+"""Of an integer that a template multiplies."""
+_WIDTHS = re.compile(r"%(?:\([^)]*\))?[-#0 +]*([0-9]*)(?:\.([0-9]*))?|\{[^{}]*?:[^{}0-9]*([0-9]*)(?:\.([0-9]*))?")
+"""Width and precision of the fields of a format string, of either kind."""
+_WIDTH_FROM_ARGUMENT = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*:[^{}]*\{")
+
+
+class TemplateError(Exception):
+    """A template does not compile, refuses its messages (`raise_exception`), fails, or runs out of its bounds."""
+
+
+class Budget:
+    """What one render has left: seconds, and characters printed or built."""
+
+    def __init__(self, clock: Callable[[], float], limit_s: float, max_chars: int) -> None:
+        self._clock = clock
+        self._limit_s = limit_s
+        self._max_chars = max_chars
+        self._ends = 0.0
+        self._chars = 0
+
+    def restart(self) -> None:
+        self._ends = self._clock() + self._limit_s
+        # A character may pass through several macros and set blocks before it reaches the prompt.
+        self._chars = 8 * self._max_chars
+
+    def check_time(self) -> None:
+        if self._clock() > self._ends:
+            raise TemplateError(f"the chat template ran longer than {self._limit_s:g} s")
+
+    def check_size(self, size: int, bound: int) -> None:
+        if size > bound:
+            raise TemplateError(f"the chat template builds something of size {size}, over the bound of {bound}")
+
+    def check_value(self, value: Any) -> Any:
+        """A result that a template may go on with."""
+        self.check_time()
+        if isinstance(value, str):
+            self.check_size(len(value), self._max_chars)
+        elif isinstance(value, list | tuple | dict | set):
+            self.check_size(len(value), MAX_ITEMS)
+        return value
+
+    def check_operands(self, operator: str, left: Any, right: Any) -> None:
+        """Bounds that must hold before an operation, because it may not come back from it."""
+        if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+            self.check_size(bits, MAX_BITS)
+        elif operator == "*":
+            value, times = (left, right) if isinstance(right, int) else (right, left)
+            if isinstance(value, str | list | tuple) and isinstance(times, int):
+                self.check_size(len(value) * times, MAX_ITEMS)
+        elif operator == "%" and isinstance(left, str):
+            self.check_string_method("format", left, right if isinstance(right, tuple) else (right,), {})
+
+    def check_string_method(self, name: str, value: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """The same for what pads, fills and formats a string, as a method, filter or operator."""
+        arguments = [*args, *kwargs.values()]
+        formats = name in ("format", "format_map")
+        if not formats or _WIDTH_FROM_ARGUMENT.search(value):
+            for argument in arguments:
+                if isinstance(argument, int):
+                    self.check_size(abs(argument), MAX_ITEMS)
+        if formats:
+            for run in (run for field in _WIDTHS.findall(value) for run in field if run):
+                self.check_size(int(run[:18]), MAX_ITEMS)
+        elif name == "replace" and len(arguments) > 1 and all(isinstance(each, str) for each in arguments[:2]):
+            old, new = arguments[:2]
+            self.check_size(len(value) + value.count(old) * len(new), self._max_chars)
+        elif name == "join" and len(arguments) == 1 and hasattr(arguments[0], "__len__"):
+            self.check_size(len(value) * len(arguments[0]), self._max_chars)
+
+    def print(self, value: Any) -> Any:
+        """Called by jinja for every value that a template prints, in macros and set blocks too."""
+        self.check_value(value)
+        self._chars -= len(value) if isinstance(value, str) else 0
+        if self._chars < 0:
+            raise TemplateError(f"the chat template prints more than {8 * self._max_chars} characters")
+        return value
+
+    def turns(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        """The iterable of a loop, checked at each turn."""
+        for item in iterable:
+            self.check_time()
+            yield item

@@ -1,0 +1,38 @@
+"""A tokenizer that needs no files: a token is a byte. For scripted workers and for tests without a model."""
+
+from collections.abc import Iterable
+
+from workers.text.vocabulary import Messages, Tools, decode
+
+EOS_ID = 256
+_TURN_END = "<|im_end|>\n"
+
+
+class ByteChat:
+    """ChatML in plain characters, without a template engine; tools are not part of it."""
+
+    def render(self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True) -> str:
+        turns = [f"<|im_start|>{message['role']}\n{message['content']}{_TURN_END}" for message in messages]
+        if add_generation_prompt:
+            turns.append("<|im_start|>assistant\n")
+        return "".join(turns)
+
+
+class ByteTokenizer:
+    """Ids 0..255 are bytes and 256 ends an answer."""
+
+    vocab_size = 257
+    eos_ids = frozenset({EOS_ID})
+
+    def __init__(self) -> None:
+        self.chat = ByteChat()
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """The text's UTF-8 bytes; lone surrogates become question marks. `special` adds nothing here."""
+        return list(text.encode("utf-8", "replace"))
+
+    def piece(self, token: int, *, first: bool = False) -> bytes:
+        return bytes((token,)) if 0 <= token < EOS_ID else b""
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return decode(self, tokens)

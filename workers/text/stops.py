@@ -1,0 +1,66 @@
+"""Finds stop strings in text that arrives in pieces, and says how much of it is safe to send."""
+
+from collections.abc import Sequence
+
+
+class StopScanner:
+    """Lets text through until the first stop string is complete; holds back what may be the beginning of one.
+
+    The stop that is completed first wins, and of those that end together the longest, so the result is a function of
+    the text and not of how it was cut into pieces. Knuth-Morris-Pratt, one automaton a stop: constant work a character
+    and at most the longest stop held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._borders = [_borders(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """What can be sent now. After a stop it is nothing, for ever."""
+        if self.stopped:
+            return ""
+        if not self._stops:
+            return text
+        text = self._held + text
+        for end in range(len(self._held), len(text)):
+            complete = self._advance(text[end])
+            if complete:
+                self.stopped, self._held = True, ""
+                return text[: end + 1 - complete]
+        keep = max(self._matched)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """The text ends here: what was held back was no stop."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, character: str) -> int:
+        """Feed one character; the length of the longest stop that it completes, or 0."""
+        complete = 0
+        for index, stop in enumerate(self._stops):
+            matched, borders = self._matched[index], self._borders[index]
+            while matched and stop[matched] != character:
+                matched = borders[matched - 1]
+            if stop[matched] == character:
+                matched += 1
+            if matched == len(stop):
+                complete = max(complete, matched)
+                matched = borders[matched - 1]
+            self._matched[index] = matched
+        return complete
+
+
+def _borders(stop: str) -> list[int]:
+    """For each prefix of `stop`, the length of its longest proper prefix that is also its suffix."""
+    borders, length = [0], 0
+    for character in stop[1:]:
+        while length and stop[length] != character:
+            length = borders[length - 1]
+        length += stop[length] == character
+        borders.append(length)
+    return borders

@@ -1,0 +1,58 @@
+"""Tokens in, text out: the incremental detokenizer of one sequence."""
+
+import codecs
+from collections.abc import Sequence
+
+from workers.text.stops import StopScanner
+from workers.text.vocabulary import Vocabulary
+
+_LONGEST_CHARACTER = 4
+
+
+class TextStream:
+    """Turns generated tokens into text as they come.
+
+    The pieces concatenate to what decoding all tokens at once would give, cut before the first stop string. A character
+    whose bytes are split over tokens is held back until it is whole, and so is what may become a stop string. U+FFFD
+    appears only where the bytes can no longer become UTF-8. The cost of a token does not depend on those before it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
+        """`prompt` is the text that the answer continues: its last bytes may be half a character, and after it a
+        leading space is kept. For an answer that begins a text of its own (a chat turn) it is empty."""
+        self._vocabulary = vocabulary
+        self._scanner = StopScanner(stops)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        tail = _last_bytes(vocabulary, prompt)
+        self._decoder.decode(tail)
+        self._begun = bool(tail)
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string is complete; nothing more comes out."""
+        return self._scanner.stopped
+
+    def push(self, token: int) -> str:
+        """The text that is certain now; often the token's own, sometimes nothing, sometimes several tokens'."""
+        piece = self._vocabulary.piece(token)
+        if not piece:
+            return ""
+        if not self._begun:
+            self._begun = True
+            piece = self._vocabulary.piece(token, first=True)
+        return self._scanner.push(self._decoder.decode(piece))
+
+    def finish(self) -> str:
+        """What is left when no token follows: half a character becomes U+FFFD, half a stop string becomes text."""
+        text = self._scanner.push(self._decoder.decode(b"", True))
+        return text if self.stopped else text + self._scanner.finish()
+
+
+def _last_bytes(vocabulary: Vocabulary, prompt: Sequence[int]) -> bytes:
+    """The last bytes of the prompt, enough to hold any half character; no bytes when the prompt has no text."""
+    tail = b""
+    for token in reversed(prompt):
+        tail = vocabulary.piece(token) + tail
+        if len(tail) >= _LONGEST_CHARACTER:
+            break
+    return tail[-_LONGEST_CHARACTER:]
