@@ -1,0 +1,155 @@
+"""Where answers come from: a model in this process, or a running server. Both stream text and end with a summary."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import httpx
+
+from cli.options import CommandFailed
+from protocol.request import Limits, Message, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One question. With `messages` the model's chat template is used, without them `prompt` is continued."""
+
+    sampling: Sampling
+    limits: Limits
+    prompt: str = ""
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The last item of an answer: counts, why it ended, and times in seconds from the question."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reason: str
+    first_s: float
+    total_s: float
+
+    def line(self) -> str:
+        """Counts and speed for `--stats`."""
+        after_first = self.total_s - self.first_s
+        rate = (self.completion_tokens - 1) / after_first if self.completion_tokens > 1 and after_first > 0 else 0.0
+        return (
+            f"{self.prompt_tokens} prompt tokens, {self.completion_tokens} generated ({self.reason}); "
+            f"first token after {self.first_s * 1000:.0f} ms, then {rate:.1f} tokens/s"
+        )
+
+
+class Answers(Protocol):
+    """A model that answers. Used by one thread; closing the iterator of `stream` cancels the answer."""
+
+    name: str
+
+    def stream(self, ask: Ask) -> Iterator[str | Summary]:
+        """Pieces of text as they come, then one `Summary`. Raises `CommandFailed` in a sentence."""
+
+    def close(self) -> None: ...
+
+
+class RemoteAnswers:
+    """A running server, over its own HTTP interface."""
+
+    def __init__(self, client: httpx.Client, name: str) -> None:
+        self.name = name
+        self._client = client
+
+    @classmethod
+    def connect(cls, url: str, api_key: str = "", model: str = "") -> Self:
+        """Find the server and the model it serves. Raises `CommandFailed`."""
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        client = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=httpx.Timeout(10.0, read=None))
+        try:
+            answer = client.get("/v1/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise CommandFailed(f"no server answers at {url}: {error}") from error
+        _raise_for(answer)
+        served = [str(entry["id"]) for entry in answer.json().get("data", [])]
+        if model and model not in served:
+            raise CommandFailed(f"{url} does not serve {model}, only {', '.join(served) or 'nothing'}")
+        if not served:
+            raise CommandFailed(f"{url} serves no model yet")
+        return cls(client, model or served[0])
+
+    def stream(self, ask: Ask) -> Iterator[str | Summary]:
+        route = "/v1/chat/completions" if ask.messages else "/v1/completions"
+        began = time.monotonic()
+        first = 0.0
+        reason = ""
+        usage: dict[str, int] = {}
+        try:
+            with self._client.stream("POST", route, json=self._body(ask)) as answer:
+                if answer.is_error:
+                    answer.read()
+                _raise_for(answer)
+                for chunk in _chunks(answer):
+                    usage = chunk.get("usage") or usage
+                    for choice in chunk.get("choices", []):
+                        reason = choice.get("finish_reason") or reason
+                        if text := choice.get("text") or choice.get("delta", {}).get("content"):
+                            first = first or time.monotonic() - began
+                            yield text
+        except httpx.HTTPError as error:
+            raise CommandFailed(f"the server went away: {error}") from error
+        total = time.monotonic() - began
+        counts = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        yield Summary(*counts, reason, first or total, total)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _body(self, ask: Ask) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.name,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": ask.sampling.temperature,
+            "top_k": ask.sampling.top_k,
+            "top_p": ask.sampling.top_p,
+            "min_p": ask.sampling.min_p,
+            "seed": ask.sampling.seed,
+        }
+        if ask.limits.max_tokens is not None:
+            body["max_tokens"] = ask.limits.max_tokens
+        if ask.limits.stop:
+            body["stop"] = list(ask.limits.stop)
+        if ask.limits.ignore_eos:
+            body["ignore_eos"] = True
+        if ask.messages:
+            body["messages"] = [{"role": message.role, "content": message.content} for message in ask.messages]
+        else:
+            body["prompt"] = ask.prompt
+        return body
+
+
+def _chunks(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The JSON of each server-sent event. Raises `CommandFailed` for an error event or an early end."""
+    with closing(answer.iter_lines()) as lines:
+        for line in lines:
+            if not line.startswith("data:"):
+                continue
+            data = line[5:].strip()
+            if data == "[DONE]":
+                return
+            chunk: dict[str, Any] = json.loads(data)
+            if "error" in chunk:
+                raise CommandFailed(f"the server says: {chunk['error'].get('message', chunk['error'])}")
+            yield chunk
+    raise CommandFailed("the server ended the answer early")
+
+
+def _raise_for(answer: httpx.Response) -> None:
+    if not answer.is_error:
+        return
+    try:
+        message = answer.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = answer.text.strip()[:200]
+    raise CommandFailed(f"the server refused ({answer.status_code}): {message}")

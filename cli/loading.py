@@ -1,0 +1,113 @@
+"""What people see between `baton serve` and the first answer: a bar a worker on a terminal, plain lines elsewhere."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from actors.worker_process import WorkerState, WorkerStatus
+
+SETTLED = {WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED}
+
+
+class LoadingDisplay(Protocol):
+    """Told of every change of every worker, on the event loop; announces once, when the first one may be asked."""
+
+    def worker_changed(self, status: WorkerStatus) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+Announce = Callable[[WorkerStatus], str]
+"""What to say when the first worker is ready."""
+
+
+def choose_display(workers: Sequence[str], ready: Announce, console: Console | None = None) -> LoadingDisplay:
+    """Bars when standard output is a terminal, lines when it is a file or a service manager."""
+    console = console or Console(highlight=False)
+    return Bars(workers, ready, console) if console.is_terminal else Lines(workers, ready, console)
+
+
+def describe(status: WorkerStatus) -> str:
+    """What a worker is doing, in a few words."""
+    if status.state is WorkerState.LOADING and status.loading is not None:
+        return status.loading.phase
+    if status.state is WorkerState.BACKOFF:
+        return f"restarting: {status.reason}"
+    if status.state is WorkerState.GIVEN_UP:
+        return f"given up: {status.reason}"
+    return status.state.value
+
+
+class Lines:
+    """One line for every phase of every worker."""
+
+    def __init__(self, workers: Sequence[str], ready: Announce, console: Console) -> None:
+        self._ready = ready
+        self._console = console
+        self._said: dict[str, str] = dict.fromkeys(workers, "")
+        self._announced = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def worker_changed(self, status: WorkerStatus) -> None:
+        words = describe(status)
+        if words != self._said[status.name]:
+            self._said[status.name] = words
+            self._say(f"{status.name}: {words}")
+        if status.state is WorkerState.READY and not self._announced:
+            self._announced = True
+            self._say(self._ready(status))
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+class Bars:
+    """One bar for every worker while it loads; they go away when all have settled."""
+
+    def __init__(self, workers: Sequence[str], ready: Announce, console: Console) -> None:
+        self._ready = ready
+        self._console = console
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.fields[worker]}  {task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._bars = {name: self._progress.add_task("starting", total=None, worker=name) for name in workers}
+        self._open = set(workers)
+        self._announced = False
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def worker_changed(self, status: WorkerStatus) -> None:
+        if not self._open:
+            return
+        loading = status.loading
+        total = loading.total if loading is not None and loading.total else None
+        done = loading.done if loading is not None else 0
+        self._progress.update(self._bars[status.name], description=describe(status), completed=done, total=total)
+        if status.state in SETTLED:
+            self._open.discard(status.name)
+        if not self._open:
+            self._progress.stop()
+        if status.state is WorkerState.READY and not self._announced:
+            self._announced = True
+            self._console.print(self._ready(status), markup=False, soft_wrap=True)

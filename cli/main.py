@@ -1,0 +1,145 @@
+"""The one command `baton`: what can be asked for; each sub-command lives in a file of its own."""
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cli import options
+from cli.options import takes_settings
+from cli.settings import Settings
+
+app = typer.Typer(
+    name="baton",
+    help="Serve language models from worker processes that may die at any moment, on IREE and on MLX.\n\n"
+    "No MODEL means the small built-in one. Every setting is a flag, a BATON_* variable or a line of baton.toml: "
+    "--max-batch-size, BATON_MAX_BATCH_SIZE, max_batch_size = 8.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+IN_PROCESS = ("model", "backend", "device", "dtype", "context", "threads", "cache_dir")
+"""The settings of a command that runs the model itself."""
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", help="Ask a running server instead of loading the model here.", metavar="URL"),
+]
+PromptText = Annotated[str, typer.Option("-p", "--prompt", help="The prompt; - reads it from standard input.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"baton {metadata.version('baton')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of `baton` itself."""
+
+
+@app.command()
+@takes_settings(*Settings.model_fields)
+def serve(settings: Settings) -> None:
+    """Serve a model over HTTP, in the manner of OpenAI's API."""
+    from cli.serve import run_server
+
+    run_server(settings)
+
+
+@app.command()
+@takes_settings(*IN_PROCESS)
+def generate(
+    settings: Settings,
+    prompt: PromptText,
+    max_tokens: options.MaxTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    stop: options.Stops = None,
+    ignore_eos: options.IgnoreEos = False,
+    no_chat_template: Annotated[
+        bool, typer.Option("--no-chat-template", help="Continue the prompt as plain text.", show_default=False)
+    ] = False,
+    system: Annotated[str, typer.Option(help="What the model is told before the prompt.", show_default=False)] = "",
+    stats: Annotated[bool, typer.Option("--stats", help="Print counts and speed.", show_default=False)] = False,
+    url: Url = None,
+) -> None:
+    """Answer one prompt and leave."""
+    from cli.generate import answer_once, ask_for
+
+    sampling = options.sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    limits = options.limits(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)
+    ask = ask_for(prompt, sampling, limits, system=system, chat=not no_chat_template)
+    answer_once(settings, ask, url=url, stats=stats)
+
+
+@app.command()
+@takes_settings(*IN_PROCESS)
+def chat(
+    settings: Settings,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    system: Annotated[str, typer.Option(help="What the model is told first.", show_default=False)] = "",
+    url: Url = None,
+) -> None:
+    """Talk with a model. Ctrl-C cancels a reply, Ctrl-D leaves, /help lists the commands."""
+    from cli.chat import run_chat
+
+    sampling = options.sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    run_chat(settings, sampling, options.limits(max_tokens=max_tokens), system=system, url=url)
+
+
+@app.command()
+@takes_settings(*IN_PROCESS)
+def score(
+    settings: Settings,
+    prompt: PromptText,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.", show_default=False)] = False,
+) -> None:
+    """Print the log-likelihood of each token of a text."""
+    from cli.score import score_text
+
+    score_text(settings, prompt, as_json=as_json)
+
+
+@app.command()
+@takes_settings("cache_dir")
+def doctor(settings: Settings) -> None:
+    """Say what backends and devices work here, and what to do about those that do not."""
+    from cli.doctor import examine
+
+    if not examine(settings, Console(highlight=False)):
+        raise typer.Exit(1)
+
+
+@app.command()
+@takes_settings(*IN_PROCESS, "max_batch_size")
+def bench(
+    settings: Settings,
+    seconds: Annotated[float, typer.Option(help="Time for each figure.", min=0.1, max=600)] = 3.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.", show_default=False)] = False,
+) -> None:
+    """Measure a model here: tokens a second of decode at 1, 4 and 8 streams, and of prefill."""
+    from cli.bench import run_bench
+
+    run_bench(settings, seconds=seconds, as_json=as_json)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,65 @@
+"""Which model a command is about, and what a worker must be told to run it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.options import CommandFailed
+from cli.settings import Settings
+from models import builtin_path
+from workers.checkpoint import CheckpointError, resolve_model
+from workers.spec import WorkerSpec
+
+BUILTIN_NAME = "baton-tiny"
+SCRIPTED_NAME = "scripted"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """A model on this disk, and what clients call it."""
+
+    name: str
+    path: Path
+
+    @classmethod
+    def choose(cls, settings: Settings) -> "ChosenModel":
+        """The model of the settings, fetched from the hub if it must be. Raises `CommandFailed` in a sentence."""
+        if settings.backend == "scripted" and not settings.model:
+            return cls(settings.name or SCRIPTED_NAME, Path())
+        if not settings.model:
+            return cls(settings.name or BUILTIN_NAME, builtin_path())
+        try:
+            path = resolve_model(settings.model)
+        except (CheckpointError, OSError) as error:
+            raise CommandFailed(str(error)) from error
+        return cls(settings.name or _own_name(settings.model), path)
+
+
+def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1) -> WorkerSpec:
+    """What one of `workers` workers is told; they share the cores unless `threads` says otherwise."""
+    return WorkerSpec(
+        name=worker,
+        model_name=model.name,
+        model_path=str(model.path),
+        backend=settings.backend,
+        device=settings.device,
+        dtype=settings.dtype,
+        max_batch_size=settings.max_batch_size,
+        context=settings.context,
+        max_queue=settings.max_queue,
+        step_tokens=settings.step_tokens,
+        cache_dir=settings.cache_dir,
+        threads=settings.threads or (max(1, usable_cores() // workers) if workers > 1 else 0),
+        log_level=settings.log_level,
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, where the system tells; else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _own_name(model: str) -> str:
+    return Path(model).resolve().name if Path(model).exists() else model

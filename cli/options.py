@@ -1,0 +1,135 @@
+"""Command line options made from the settings and the wire's own types, so that each is named and bounded once."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from cli.settings import Settings, SettingsError, flag, load, unknown_variables
+from protocol.request import Limits, Sampling
+
+Made = TypeVar("Made", Sampling, Limits)
+
+
+class Refusal(typer.BadParameter):
+    """Raised for an option that is wrong; shown with the command's usage, exit status 2."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
+class CommandFailed(Exception):
+    """Raised when a command cannot do what it was rightly asked to; shown as one sentence, exit status 1."""
+
+
+def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of these settings and `--config`; it receives one `settings: Settings` instead."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [parameter for name, parameter in signature.parameters.items() if name != "settings"]
+        made = [_setting_parameter(name) for name in names] + [_CONFIG]
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> None:
+            flags = {name: values.pop(name) for name in names}
+            try:
+                settings = load(flags, values.pop("config"))
+            except SettingsError as error:
+                raise Refusal(str(error)) from error
+            for sentence in unknown_variables():
+                Console(stderr=True).print(f"[yellow]Warning:[/] {escape(sentence)}")
+            try:
+                command(settings=settings, **values)
+            except CommandFailed as error:
+                fail(str(error))
+
+        parameters = sorted(own + made, key=lambda parameter: parameter.name != "model")
+        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return wrapper
+
+    return decorate
+
+
+def fail(sentence: str) -> NoReturn:
+    """Say why on stderr and leave with status 1."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]Error:[/] {escape(sentence)}")
+    raise typer.Exit(1)
+
+
+def _setting_parameter(name: str) -> inspect.Parameter:
+    field = Settings.model_fields[name]
+    extra = field.json_schema_extra
+    panel = extra["panel"] if isinstance(extra, dict) else None
+    if name == "model":
+        info: Any = typer.Argument(help=field.description, metavar="MODEL", show_default=False)
+    else:
+        shown = str(field.default) if field.default != "" else False
+        info = typer.Option(flag(name), help=field.description, show_default=shown, rich_help_panel=str(panel))
+    annotation = Annotated[field.annotation | None, info]  # type: ignore[operator]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+_CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None,
+        typer.Option("--config", help="A TOML file of settings.", show_default="baton.toml, if there is one"),
+    ],
+)
+
+SAMPLING = "Sampling"
+MaxTokens = Annotated[
+    int | None, typer.Option("-n", "--max-tokens", help="Tokens to generate at most.", rich_help_panel=SAMPLING)
+]
+Temperature = Annotated[float, typer.Option(help="0 is greedy; higher is freer.", rich_help_panel=SAMPLING)]
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.", rich_help_panel=SAMPLING)]
+TopP = Annotated[
+    float, typer.Option(help="Keep the most likely tokens up to this probability.", rich_help_panel=SAMPLING)
+]
+MinP = Annotated[
+    float, typer.Option(help="Keep tokens this likely relative to the best one.", rich_help_panel=SAMPLING)
+]
+Seed = Annotated[int, typer.Option(help="Equal seeds draw equal tokens.", rich_help_panel=SAMPLING)]
+Stops = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="End before this text. May be given again.", rich_help_panel=SAMPLING),
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Run to --max-tokens.", show_default=False, rich_help_panel=SAMPLING)
+]
+
+
+def sampling(*, temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> Sampling:
+    """Checked sampling parameters. Raises `Refusal` that names the flag."""
+    return _checked(Sampling(temperature, top_k, top_p, min_p, seed))
+
+
+def limits(*, max_tokens: int | None, stop: list[str] | None = None, ignore_eos: bool = False) -> Limits:
+    """Checked limits. Raises `Refusal` that names the flag."""
+    return _checked(Limits(max_tokens, tuple(stop or ()), ignore_eos))
+
+
+def _checked(made: Made) -> Made:
+    """The wire's own bounds, one field at a time so that the error can name it."""
+    kind = type(made)
+    for name, value in msgspec.structs.asdict(made).items():
+        try:
+            msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=_annotation(kind, name))
+        except (msgspec.ValidationError, UnicodeEncodeError, OverflowError) as error:
+            problem = str(error).partition(" - at")[0].replace("`", "")
+            raise Refusal(f"{flag(name)}: {problem[0].lower()}{problem[1:]}, not {value!r}") from error
+    return made
+
+
+def _annotation(kind: type[msgspec.Struct], name: str) -> Any:
+    return next(field.type for field in msgspec.structs.fields(kind) if field.name == name)

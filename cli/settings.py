@@ -1,0 +1,146 @@
+"""Every setting of Baton, defined once: flags win over BATON_* variables, which win over a TOML file."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
+
+ENV_PREFIX = "BATON_"
+DEFAULT_FILE = Path("baton.toml")
+CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
+
+MODEL, ENGINE, SERVER, LIMITS = "Model", "Engine", "Server", "Limits"
+
+
+class SettingsError(Exception):
+    """Raised when a setting is unknown or out of range; the text names the flag, the variable or the line's file."""
+
+
+def _field(default: Any, panel: str, help: str, **bounds: Any) -> Any:
+    return Field(default, description=help, json_schema_extra={"panel": panel}, **bounds)
+
+
+class Settings(BaseSettings):
+    """What can be set. The field `max_batch_size` is `--max-batch-size`, `BATON_MAX_BATCH_SIZE` and `max_batch_size`."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+
+    model: str = _field("", MODEL, "A model directory or a Hugging Face id; empty is the built-in model.")
+    name: str = _field("", MODEL, "What clients call the model; empty is its own name.", max_length=MAX_NAME)
+    backend: Literal["auto", "iree", "mlx", "scripted"] = _field(
+        "auto", MODEL, "iree, mlx, or auto: mlx on Apple silicon, iree elsewhere. (scripted needs no model: for tests.)"
+    )
+    device: str = _field("", MODEL, "The backend's device, such as local-task or cuda; empty is its default.")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = _field(
+        "auto", MODEL, "Number type of weights and KV; auto is the best the device runs."
+    )
+    context: int = _field(
+        0, MODEL, "Tokens of prompt and answer together; 0 is the model's own, up to 4096.", ge=0, le=MAX_TOKENS
+    )
+
+    max_batch_size: int = _field(8, ENGINE, "Sequences that run at once in one worker.", ge=1, le=MAX_SLOTS)
+    max_queue: int = _field(256, ENGINE, "Sequences that may wait in one worker.", ge=0, le=MAX_QUEUE)
+    step_tokens: int = _field(512, ENGINE, "Token budget of one engine step.", ge=1, le=MAX_TOKENS)
+    threads: int = _field(0, ENGINE, "Compute threads of one worker; 0 shares the cores.", ge=0, le=4096)
+    cache_dir: str = _field("", ENGINE, "Where compiled graphs are kept; empty is the user's cache folder.")
+
+    host: str = _field("127.0.0.1", SERVER, "Address to listen on.", min_length=1)
+    port: int = _field(8000, SERVER, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
+    workers: int = _field(1, SERVER, "Worker processes, each with the whole model.", ge=1, le=64)
+    api_key: str = _field("", SERVER, "When set, clients must send it as a bearer token.")
+    log_level: Literal["debug", "info", "warning", "error"] = _field(
+        "info", SERVER, "What is logged: debug, info, warning or error."
+    )
+
+    max_body_bytes: int = _field(8 << 20, LIMITS, "Bytes of one request body.", ge=1, le=12 << 20)
+    max_header_bytes: int = _field(32 << 10, LIMITS, "Bytes of one request's headers.", ge=1024, le=1 << 20)
+    max_choices: int = _field(
+        64, LIMITS, "Sequences of one request: its prompts times n.", ge=1, le=MAX_FRAMES_PER_MESSAGE
+    )
+    max_streams_per_worker: int = _field(
+        2048, LIMITS, "Sequences of one worker, running and waiting, before clients are sent away.", ge=1, le=1 << 20
+    )
+    request_timeout_s: float = _field(3600.0, LIMITS, "Seconds that a request may take in all.", ge=0.01, le=604800)
+    client_stall_s: float = _field(30.0, LIMITS, "Seconds after which a client that reads nothing is dropped.", ge=0.01)
+    progress_timeout_s: float = _field(
+        15.0, LIMITS, "Seconds without progress after which a worker is not ready.", ge=0.01
+    )
+    shutdown_grace_s: float = _field(
+        30.0, LIMITS, "Seconds that live requests get to finish at shutdown.", ge=0, le=86400
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **others: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment, then the file; no dotenv and no secrets folder."""
+        return init_settings, others["env_settings"], TomlConfigSettingsSource(settings_cls)
+
+
+def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
+    """Settings from flags (those that are not None), the environment and a TOML file. Raises `SettingsError`."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    file = config_file(config)
+
+    class Loaded(Settings):
+        model_config = SettingsConfigDict(toml_file=file)
+
+    try:
+        return Loaded(**given)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file} is not TOML: {error}") from error
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(error, given, file))) from error
+
+
+def config_file(config: Path | None) -> Path | None:
+    """The file to read: `--config`, `BATON_CONFIG`, or baton.toml in the current folder when there is one."""
+    variable = os.environ.get(CONFIG_VARIABLE)
+    named = config or (Path(variable) if variable else None)
+    if named is None:
+        return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    if not named.is_file():
+        raise SettingsError(f"{'--config' if config else CONFIG_VARIABLE}: there is no file {named}")
+    return named
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A sentence for each BATON_* variable that is not a setting. Not an error: orchestrators set such names unasked."""
+    known = [ENV_PREFIX + name.upper() for name in Settings.model_fields] + [CONFIG_VARIABLE]
+    return [
+        f"{name} is not a setting{_did_you_mean(name, known)}; it is ignored"
+        for name in sorted(environment)
+        if name.startswith(ENV_PREFIX) and name not in known
+    ]
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _explain(error: ValidationError, given: Mapping[str, Any], file: Path | None) -> Iterable[str]:
+    for problem in error.errors():
+        name = str(problem["loc"][0])
+        if problem["type"] == "extra_forbidden":
+            yield f"{file}: {name} is not a setting{_did_you_mean(name, Settings.model_fields)}"
+            continue
+        variable = ENV_PREFIX + name.upper()
+        if name in given:
+            where = flag(name)
+        elif variable in {key.upper() for key in os.environ}:
+            where = variable
+        else:
+            where = f"{file}: {name}"
+        yield f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {problem['input']!r}"
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
