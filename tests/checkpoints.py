@@ -179,7 +179,8 @@ def _draw_weights(config: Mapping[str, Any], rng: np.random.Generator) -> Tensor
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
 
     def matrix(rows: int, columns: int, gain: float) -> NDArray[Any]:
-        return (rng.standard_normal((rows, columns)) * gain / columns**0.5).astype(np.float32)
+        drawn: NDArray[Any] = rng.standard_normal((rows, columns)) * gain / columns**0.5
+        return drawn.astype(np.float32)
 
     def norm(size: int) -> NDArray[Any]:
         return (1.0 + 0.1 * rng.standard_normal(size)).astype(np.float32)

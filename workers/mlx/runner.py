@@ -56,10 +56,10 @@ class MlxRunner:
     ) -> "MlxRunner":
         """Load a checkpoint in the calling thread, which owns the runner from then on.
 
-        `device` is "cpu", "gpu" or "" for the best there is; `dtype` "auto" is the checkpoint's. `progress` gets (phase,
-        done, total) in tensors. Nothing is compiled to disk and MLX sizes its own threads, so `cache_dir` and
-        `threads` have no use here. Raises `CheckpointError` for what cannot be served, ValueError for a device that
-        is not there.
+        `device` is "cpu", "gpu" or "" for the best there is; `dtype` "auto" is the checkpoint's; `context` 0 is the
+        model's. `progress` gets (phase, done, total) in tensors. Nothing is compiled to disk and MLX sizes its own
+        threads, so `cache_dir` and `threads` have no use here. Raises `CheckpointError` for what cannot be served,
+        ValueError for a device that is not there.
         """
         context = config.choose_context(context)
         name, chosen = _choose_device(device)
@@ -206,7 +206,7 @@ def _choose_device(device: str) -> tuple[str, mx.Device]:
     available = {"cpu": mx.Device(mx.cpu)}
     if mx.is_available(mx.Device(mx.gpu)):
         available["gpu"] = mx.Device(mx.gpu)
-    name = device or max(available)
+    name = device or list(available)[-1]
     if name not in available:
         raise ValueError(f"device: {device!r} is not one of {', '.join(available)}")
     return name, available[name]

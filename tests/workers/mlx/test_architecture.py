@@ -1,0 +1,136 @@
+"""mlx-lm's models with our attention bound, and mlx-lm itself as it was."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.models.llama
+import mlx_lm.models.qwen3
+import numpy as np
+import pytest
+from mlx_lm.utils import load_model
+
+from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
+from tests.workers.mlx.conftest import Load
+from workers.checkpoint import CheckpointError, ModelConfig
+from workers.mlx import architecture
+from workers.mlx.architecture import MODULES, bind_module, load_architecture, ragged_attention
+from workers.runner import Chunk
+
+TOKENS = tuple(range(3, 90))
+
+
+def edit_config(path: Path, **changes: Any) -> None:
+    """Change fields of config.json; None takes a field out."""
+    file = path / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+def plain_logits(path: Path) -> np.ndarray[Any, Any]:
+    """The logits of mlx-lm's own forward, with nothing of ours in it."""
+    model, _ = load_model(path)
+    return np.array(model(mx.array(TOKENS)[None])[0].astype(mx.float32))
+
+
+@pytest.mark.parametrize("family", MODULES)
+def test_the_same_logits_as_the_plain_forward(tmp_path: Path, load: Load, family: Any) -> None:
+    path = make_checkpoint(tmp_path, family, tied=False)
+    np.testing.assert_allclose(load(path).logits(Chunk(0, TOKENS, 0, 0)), plain_logits(path), atol=1e-4)
+
+
+def test_binding_leaves_the_imported_module_alone(tmp_path: Path, load: Load) -> None:
+    before = dict(vars(mlx_lm.models.llama))
+    path = make_checkpoint(tmp_path)
+    expected = plain_logits(path)
+    load(path)
+    assert vars(mlx_lm.models.llama) == before
+    np.testing.assert_array_equal(plain_logits(path), expected)
+
+
+def test_two_bound_modules_are_two() -> None:
+    one, two = (bind_module("llama", compiled=False) for _ in range(2))
+    assert one is not two
+    assert one.scaled_dot_product_attention is ragged_attention
+    assert one.Model is not two.Model
+
+
+def test_nothing_is_compiled_on_a_cpu(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mx.compile` writes a library to a folder that other users share: no function made by it may run."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("compiled")
+
+    path = make_checkpoint(tmp_path)
+    for name in ("silu", "gelu", "relu"):
+        monkeypatch.setattr(f"mlx.nn.{name}", refuse)
+    monkeypatch.setattr("mlx_lm.models.activations.swiglu", refuse)
+    load(path).logits(Chunk(0, TOKENS, 0, 0))
+
+
+def test_a_module_without_the_name_is_refused() -> None:
+    with pytest.raises(ImportError, match=r"mlx_lm\.models\.base has no swiglu"):
+        bind_module("base", compiled=False)
+    with pytest.raises(ImportError, match=r"no module mlx_lm\.models\.none_such"):
+        bind_module("none_such", compiled=False)
+
+
+def test_an_architecture_is_refused_by_name(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_checkpoint(tmp_path)
+    edit_config(path, architectures=["MambaForCausalLM"], model_type="mamba")
+    with pytest.raises(CheckpointError, match="MambaForCausalLM"):
+        load(path)
+    edit_config(path, architectures=["LlamaForCausalLM"], model_type="llama")
+    monkeypatch.setattr(architecture, "MODULES", {"qwen3": "qwen3"})
+    with pytest.raises(CheckpointError, match="'llama' is not supported by the MLX backend, only qwen3"):
+        load(path)
+
+
+def test_what_mlx_lm_would_compute_differently_is_refused(tmp_path: Path) -> None:
+    wide = make_checkpoint(tmp_path / "wide", "qwen2", head_dim=32)
+    with pytest.raises(CheckpointError, match="head_dim"):
+        load_architecture(wide, ModelConfig.from_dir(wide), compiled=False)
+    biased = make_checkpoint(tmp_path / "biased", "qwen3")
+    config = replace(ModelConfig.from_dir(biased), qkv_bias=True)
+    with pytest.raises(CheckpointError, match="attention_bias"):
+        load_architecture(biased, config, compiled=False)
+
+
+def test_a_window_bounds_the_context(tmp_path: Path, load: Load) -> None:
+    path = make_checkpoint(tmp_path, "mistral")
+    expected = load(path).logits(Chunk(0, TOKENS, 0, 0))
+    edit_config(path, sliding_window=128)
+    with pytest.raises(CheckpointError, match="sliding_window"):
+        load(path, context=129)
+    np.testing.assert_array_equal(load(path, context=128).logits(Chunk(0, TOKENS, 0, 0)), expected)
+
+
+def test_rope_of_transformers_5_is_read(tmp_path: Path, load: Load) -> None:
+    """`rope_parameters` in place of `rope_theta` and `rope_scaling`, which mlx-lm's llama would leave out."""
+    path = make_checkpoint(tmp_path, rope_scaling=LLAMA3_SCALING)
+    expected = load(path).logits(Chunk(0, TOKENS, 0, 0))
+    edit_config(path, rope_parameters={"rope_theta": 10000.0, **LLAMA3_SCALING}, rope_theta=None, rope_scaling=None)
+    np.testing.assert_array_equal(load(path).logits(Chunk(0, TOKENS, 0, 0)), expected)
+    edit_config(path, rope_parameters={"rope_theta": 10000.0, "rope_type": "default"})
+    assert np.abs(load(path).logits(Chunk(0, TOKENS, 0, 0)) - expected).max() > 1e-2
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path, load: Load) -> None:
+    path = make_checkpoint(tmp_path / "untied", tied=False)
+    edit_config(path, num_hidden_layers=3)
+    with pytest.raises(CheckpointError, match="cannot be loaded by mlx-lm"):
+        load(path)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="No safetensors"):
+        load(path)
+
+
+def test_attention_sinks_are_refused() -> None:
+    from workers.mlx.kv import FreshRows, LayerCache
+
+    rows = mx.zeros((1, 2, 1, 4))
+    fresh = FreshRows(LayerCache(0, [], mx.array([0])), rows)
+    with pytest.raises(NotImplementedError, match="sinks"):
+        ragged_attention(rows, fresh, fresh, None, 1.0, None, sinks=mx.zeros(2))

@@ -1,0 +1,280 @@
+"""The MLX runner keeps the promises of `workers.runner.Runner`."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.request import Sampling
+from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
+from tests.gate import alone, run_gate
+from tests.workers.mlx.conftest import Load, load_runner
+from workers.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.engine import BatchEngine, Request
+from workers.mlx.runner import NotFiniteError
+from workers.runner import Chunk, Draw, Row, Runner
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama"},
+    "llama3-rope-sharded-untied": {"rope_scaling": LLAMA3_SCALING, "sharded": True, "tied": False},
+    "mistral": {"family": "mistral", "tied": False, "kv_heads": 4},
+    "qwen2": {"family": "qwen2", "kv_heads": 1},
+    "qwen3": {"family": "qwen3"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "float16": {"dtype": "float16"},
+    "4-bit": {"quantized_bits": 4, "tied": False},
+    "8-bit": {"quantized_bits": 8, "group_size": 64, "dtype": "bfloat16"},
+}
+GREEDY = Draw(Sampling(), 0)
+
+
+def tokens_of(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(map(int, np.random.default_rng(seed).integers(3, 500, length)))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "model")
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_gate(tmp_path: Path, variant: dict[str, Any]) -> None:
+    path = make_checkpoint(tmp_path, **variant)
+    report = run_gate(lambda: load_runner(path, slots=8, context=160), longest=140)
+    assert report.requests >= 32
+    assert report.most_active == 8
+    assert min(report.cancelled, report.resumed, report.stopped) > 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_logits_do_not_depend_on_where_a_prompt_is_cut(tmp_path: Path, load: Load, variant: dict[str, Any]) -> None:
+    runner = load(make_checkpoint(tmp_path, **variant))
+    tokens = tokens_of(100)
+    whole = runner.logits(Chunk(0, tokens, 0, 0))
+    assert whole.shape == (100, 512)
+    assert whole.dtype == np.float32
+    cut = [runner.logits(Chunk(1, tokens[a : a + 37], a, a)) for a in range(0, 100, 37)]
+    single = [runner.logits(Chunk(2, (token,), index, index)) for index, token in enumerate(tokens)]
+    np.testing.assert_array_equal(np.concatenate(cut), whole)
+    np.testing.assert_array_equal(np.concatenate(single), whole)
+
+
+def test_prefill_draws_from_the_last_row(path: Path, load: Load) -> None:
+    runner = load(path)
+    tokens = tokens_of(40)
+    logits = runner.logits(Chunk(0, tokens, 0, 0))
+    assert runner.prefill(Chunk(1, tokens[:30], 0, 0), None) is None
+    assert runner.prefill(Chunk(1, tokens[30:], 30, 30), GREEDY) == int(logits[-1].argmax())
+
+
+def test_decode_returns_tokens_in_row_order(path: Path, load: Load) -> None:
+    runner = load(path)
+    tokens = [tokens_of(12, slot) for slot in range(3)]
+    for slot in range(3):
+        runner.prefill(Chunk(slot, tokens[slot][:-1], 0, 0), None)
+    rows = [Row(slot, tokens[slot][-1], 11, 11, GREEDY) for slot in (2, 0, 1)]
+    drawn = runner.decode(rows)
+    assert drawn == [int(runner.logits(Chunk(3, tokens[slot], 0, 0))[-1].argmax()) for slot in (2, 0, 1)]
+    assert runner.decode([]) == []
+
+
+def test_greedy_and_random_rows_mix(path: Path, load: Load) -> None:
+    runner = load(path)
+    prompt = tokens_of(9)
+    draws = [Draw(Sampling(temperature=heat, seed=5), 9) for heat in (0.0, 1.5, 0.0, 1.5)]
+    first = []
+    for slot, draw in enumerate(draws):
+        first.append(runner.prefill(Chunk(slot, prompt, 0, 0), draw))
+        runner.reset(slot)
+        runner.prefill(Chunk(slot, prompt[:-1], 0, 0), None)
+    drawn = runner.decode([Row(slot, prompt[-1], 8, 8, draw) for slot, draw in enumerate(draws)])
+    assert drawn == first
+    assert drawn[0] == drawn[2] != drawn[1] == drawn[3]
+
+
+def test_position_is_not_a_cache_row(path: Path, load: Load) -> None:
+    """RoPE is relative: with every position shifted alike, the logits stay; with one shifted, they do not."""
+    runner = load(path)
+    tokens = tokens_of(20)
+    plain = runner.logits(Chunk(0, tokens, 0, 0))
+    np.testing.assert_allclose(runner.logits(Chunk(1, tokens, 0, 50)), plain, atol=1e-4)
+    runner.prefill(Chunk(2, tokens[:10], 0, 0), None)
+    moved = runner.logits(Chunk(2, tokens[10:], 10, 60))
+    assert np.abs(moved - plain[10:]).max() > 1e-2
+    runner.prefill(Chunk(3, tokens[:10], 0, 0), None)
+    row = Row(3, tokens[10], 10, 60, GREEDY)
+    assert runner.decode([row]) == [int(moved[0].argmax())]
+
+
+def test_reset_hides_what_a_slot_held(path: Path, load: Load) -> None:
+    runner = load(path)
+    fresh = runner.logits(Chunk(1, tokens_of(5), 0, 0))
+    runner.prefill(Chunk(0, tokens_of(250, 1), 0, 0), None)
+    runner.reset(0)
+    with pytest.raises(ValueError, match="start"):
+        runner.prefill(Chunk(0, (5,), 250, 250), None)
+    np.testing.assert_array_equal(runner.logits(Chunk(0, tokens_of(5), 0, 0)), fresh)
+
+
+def test_rows_written_again_replace_the_old(path: Path, load: Load) -> None:
+    runner = load(path)
+    runner.prefill(Chunk(0, tokens_of(60, 1), 0, 0), None)
+    again = runner.logits(Chunk(0, tokens_of(20), 0, 0))
+    np.testing.assert_array_equal(again, runner.logits(Chunk(1, tokens_of(20), 0, 0)))
+    with pytest.raises(ValueError, match="gap after 20 rows"):
+        runner.prefill(Chunk(0, (5,), 21, 21), None)
+
+
+def test_a_slot_fills_to_its_last_row_and_no_further(path: Path, load: Load) -> None:
+    runner = load(path)
+    runner.prefill(Chunk(0, tokens_of(255), 0, 0), None)
+    assert len(runner.decode([Row(0, 7, 255, 255, GREEDY)])) == 1
+    with pytest.raises(ValueError, match="a slot has 256 rows"):
+        runner.decode([Row(0, 7, 256, 256, GREEDY)])
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (Chunk(4, (5,), 0, 0), "slot: 4"),
+        (Chunk(-1, (5,), 0, 0), "slot: -1"),
+        (Chunk(0, (), 0, 0), "tokens"),
+        (Chunk(0, (512,), 0, 0), "tokens"),
+        (Chunk(0, (-1,), 0, 0), "tokens"),
+        (Chunk(0, (5,), -1, 0), "start: -1"),
+        (Chunk(0, (5,), 1, 1), "gap"),
+        (Chunk(0, (5,), 0, -1), "position"),
+    ],
+)
+def test_rows_outside_of_a_slot_are_refused(path: Path, load: Load, chunk: Chunk, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(path).prefill(chunk, None)
+
+
+def test_two_rows_of_one_slot_are_refused(path: Path, load: Load) -> None:
+    with pytest.raises(ValueError, match="one row a slot"):
+        load(path).decode([Row(0, 5, 0, 0, GREEDY), Row(0, 6, 1, 1, GREEDY)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_dtype_is_what_was_asked_for(path: Path, load: Load, dtype: str) -> None:
+    runner = load(path, dtype=dtype)
+    assert runner.capabilities.dtype == dtype
+    width = 4 if dtype == "float32" else 2
+    parameters = sum(array.size for array in open_weights(path).values())
+    runner.prefill(Chunk(0, tokens_of(10), 0, 0), None)
+    assert runner.memory() == {"weights": parameters * width, "kv": 2 * 2 * 2 * 16 * 256 * width}
+    runner.reset(0)
+    assert runner.memory()["kv"] == 0
+
+
+def test_quantized_weights_stay_quantized_and_compute_what_they_say(tmp_path: Path, load: Load) -> None:
+    quantized = make_checkpoint(tmp_path / "quantized", quantized_bits=4, tied=False)
+    plain = make_checkpoint(tmp_path / "plain", tied=False)
+    write_safetensors(plain / "model.safetensors", dict(open_weights(quantized)))
+    runner, reference = load(quantized), load(plain)
+    assert runner.memory()["weights"] < reference.memory()["weights"] / 4
+    chunk = Chunk(0, tokens_of(50), 0, 0)
+    np.testing.assert_allclose(runner.logits(chunk), reference.logits(chunk), atol=1e-3)
+
+
+def test_capabilities(path: Path, load: Load) -> None:
+    capabilities = load(path, slots=3, context=100).capabilities
+    assert (capabilities.backend, capabilities.device, capabilities.slots) == ("mlx", "cpu", 3)
+    assert (capabilities.context, capabilities.vocab_size) == (100, 512)
+    assert capabilities.prefill_chunks == (32, 100)
+    assert load(path, context=0).capabilities.context == ModelConfig.from_dir(path).choose_context(0)
+
+
+def test_progress_counts_every_tensor(path: Path, load: Load) -> None:
+    seen: list[tuple[str, int, int]] = []
+    load(path, progress=lambda phase, done, total: seen.append((phase, done, total)))
+    total = len(open_weights(path))
+    assert seen[0] == ("weights", 0, total)
+    assert seen[-1] == ("weights", total, total)
+    assert seen == sorted(seen)
+
+
+def test_logits_that_are_not_finite_fail_the_call(path: Path, load: Load) -> None:
+    weights = dict(open_weights(path))
+    weights["model.norm.weight"] = weights["model.norm.weight"] * np.float32("nan")
+    write_safetensors(path / "model.safetensors", weights)
+    runner = load(path)
+    with pytest.raises(NotFiniteError):
+        runner.prefill(Chunk(0, (5,), 0, 0), GREEDY)
+    with pytest.raises(NotFiniteError):
+        runner.decode([Row(1, 5, 0, 0, GREEDY)])
+
+
+def test_a_device_that_is_not_there_is_refused(path: Path, load: Load) -> None:
+    with pytest.raises(ValueError, match="device: 'tpu'"):
+        load(path, device="tpu")
+
+
+def test_a_context_beyond_the_model_is_refused(path: Path, load: Load) -> None:
+    with pytest.raises(CheckpointError, match="max_position_embeddings"):
+        load(path, context=1 << 20)
+
+
+def test_another_thread_is_refused(path: Path, load: Load) -> None:
+    runner = load(path)
+    with ThreadPoolExecutor(1) as other:
+        call = other.submit(runner.prefill, Chunk(0, (5,), 0, 0), None)
+        with pytest.raises(RuntimeError, match="thread"):
+            call.result()
+
+
+def test_a_closed_runner_is_refused(path: Path) -> None:
+    runner = load_runner(path)
+    runner.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        runner.prefill(Chunk(0, (5,), 0, 0), None)
+
+
+def _tokens_in_batches(runner: Runner, requests: list[Request]) -> dict[int, list[int]]:
+    engine = BatchEngine(runner, max_queue=len(requests), step_tokens=64)
+    tokens: dict[int, list[int]] = {request.stream: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
+    while not engine.idle:
+        for token in engine.step().tokens:
+            tokens[token.stream].append(token.token)
+    return tokens
+
+
+def test_two_models_in_two_threads(tmp_path: Path) -> None:
+    """Each thread loads and runs a model of its own, at the same time; both get what they get alone."""
+    paths = [make_checkpoint(tmp_path / family, family) for family in ("llama", "qwen3")]
+    requests = [
+        Request(stream, tokens_of(5 + 7 * stream, stream), Sampling(temperature=0.5 * (stream % 2), seed=3), 16)
+        for stream in range(6)
+    ]
+    together = threading.Barrier(len(paths))
+
+    def serve(path: Path) -> dict[int, list[int]]:
+        runner = load_runner(path)
+        together.wait(timeout=60)
+        try:
+            return _tokens_in_batches(runner, requests)
+        finally:
+            runner.close()
+
+    with ThreadPoolExecutor(len(paths)) as threads:
+        results = list(threads.map(serve, paths))
+    for path, result in zip(paths, results, strict=True):
+        runner = load_runner(path)
+        assert result == {request.stream: alone(runner, request) for request in requests}
+        runner.close()
+    assert results[0] != results[1]
+
+
+def test_two_models_in_one_thread(tmp_path: Path, load: Load) -> None:
+    one = load(make_checkpoint(tmp_path / "one", "llama"))
+    two = load(make_checkpoint(tmp_path / "two", "llama", seed=1, tied=False))
+    request = Request(0, tokens_of(12), max_tokens=12)
+    before = alone(one, request)
+    assert alone(two, request) != before
+    assert alone(one, request) == before
