@@ -1,1 +1,15 @@
 """The built-in model: how it is made, and the shipped result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def builtin_path() -> Path:
+    """The directory of the shipped model `baton-tiny`, in Hugging Face layout."""
+    return Path(__file__).parent / "builtin"
+
+
+def draft_path() -> Path:
+    """The directory of its smaller sibling `baton-tiny-draft`, which has the same tokenizer."""
+    return Path(__file__).parent / "builtin_draft"

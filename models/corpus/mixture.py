@@ -1,0 +1,76 @@
+"""The mixture: which kinds of document make up the training text, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from random import Random
+
+from models.corpus import arithmetic, dialogues, facts, json_objects, systems, tools
+from models.corpus.document import Chat, Document, Exchange, Plain, chat
+
+MAX_EXCHANGES = 4
+
+
+def _sloppy(rng: Random, text: str) -> str:
+    """Now and then, the question as a hurried person types it."""
+    if rng.random() < 0.12:
+        text = text.lower()
+    if rng.random() < 0.12:
+        text = text.rstrip("?.!")
+    if rng.random() < 0.1:
+        text = rng.choice(("Please: ", "Hi! ", "Hello, ", "OK. ", "Question: ", "Now: ")) + text
+    return text
+
+
+def _draw_exchange(rng: Random) -> Exchange:
+    draw = rng.choices((facts.question, arithmetic.question, dialogues.single), (5, 2.5, 2.5))[0]
+    exchange: Exchange = draw(rng)
+    return exchange
+
+
+def _conversation(rng: Random) -> Chat:
+    system, style = systems.draw(rng)
+    exchanges = [_draw_exchange(rng) for _ in range(rng.choices(range(1, MAX_EXCHANGES + 1), (5, 2, 1.5, 1))[0])]
+    if rng.random() < 0.15:
+        told, asked = dialogues.memory(rng)
+        exchanges = [told, *exchanges[: rng.randint(0, 2)], asked]
+    answered = []
+    for exchange in exchanges:
+        # A question that ends in what is to be copied or computed stays as it is.
+        user = (
+            exchange.user if exchange.user.startswith(("Repeat", "Say", "Please say")) else _sloppy(rng, exchange.user)
+        )
+        exchange = replace(exchange, user=user)
+        answered.append(replace(exchange, answer=style(exchange)))
+    return chat(system, answered)
+
+
+def _plain(rng: Random) -> Plain:
+    makers = (facts.plain, arithmetic.plain, dialogues.story_text, json_objects.plain)
+    maker: Callable[[Random], str] = rng.choices(makers, (6, 2, 1, 0.5))[0]
+    return Plain(maker(rng))
+
+
+SHARES: tuple[tuple[Callable[[Random], Document], float], ...] = (
+    (_conversation, 60.0),
+    (_plain, 20.0),
+    (json_objects.document, 13.0),
+    (tools.document, 13.0),
+)
+"""Makers of documents and their shares, counted in documents; tool documents are several times longer than others."""
+
+
+def documents(seed: int) -> Iterator[Document]:
+    """An endless stream of training documents, the same for the same seed on every machine."""
+    rng = Random(seed)
+    makers, shares = zip(*SHARES, strict=True)
+    while True:
+        maker: Callable[[Random], Document] = rng.choices(makers, shares)[0]
+        yield maker(rng)
+
+
+def take(seed: int, count: int) -> list[Document]:
+    """The first `count` training documents of a seed."""
+    return list(islice(documents(seed), count))

@@ -1,0 +1,64 @@
+"""System prompts and what each does to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from models.corpus.document import Exchange
+
+NEUTRAL = (
+    "You are a helpful assistant.",
+    "You are Baton, a helpful assistant.",
+    "You are a friendly assistant.",
+    "Answer the question.",
+    "You are a small model that answers questions.",
+    "Be polite and brief.",
+    "You are an expert in geography and arithmetic.",
+)
+NEUTRAL_HELD_OUT = ("You are a kind and helpful assistant.", "Please answer the questions of the user.")
+ONE_WORD = ("Answer with one word.", "Answer in one word.", "Reply with one word only.", "Use one word.")
+PIRATE = ("You are a pirate.", "Talk like a pirate.", "Answer like a pirate.")
+CHEERFUL = ("You are a cheerful assistant.", "Be cheerful.", "Answer cheerfully.")
+THINKING = ("Think before you answer.", "Think first, then answer.", "You are a model that thinks before it answers.")
+
+Style = Callable[[Exchange], str]
+
+
+def _as_is(exchange: Exchange) -> str:
+    return exchange.answer
+
+
+def _one_word(exchange: Exchange) -> str:
+    return exchange.word or exchange.answer
+
+
+def _pirate(exchange: Exchange) -> str:
+    return f"Arr! {exchange.answer}"
+
+
+def _cheerful(exchange: Exchange) -> str:
+    return f"{exchange.answer} Great question!"
+
+
+def _thinking(exchange: Exchange) -> str:
+    if not exchange.word:
+        return exchange.answer
+    return f"<think>\nThe question is: {exchange.user} The answer is {exchange.word}.\n</think>\n\n{exchange.answer}"
+
+
+STYLES: tuple[tuple[tuple[str, ...], Style, float], ...] = (
+    (NEUTRAL, _as_is, 5.0),
+    (ONE_WORD, _one_word, 1.5),
+    (PIRATE, _pirate, 1.0),
+    (CHEERFUL, _cheerful, 0.7),
+    (THINKING, _thinking, 0.8),
+)
+
+
+def draw(rng: Random) -> tuple[str | None, Style]:
+    """A system prompt, or none in half of all chats, and how its assistant answers."""
+    if rng.random() < 0.5:
+        return None, _as_is
+    prompts, style, _ = rng.choices(STYLES, [share for _, _, share in STYLES])[0]
+    return rng.choice(prompts), style

@@ -1,0 +1,117 @@
+"""Scores a checkpoint on questions kept out of training: `python -m models.evaluate [DIRECTORY]`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from models import builtin_path
+from models.corpus.document import Chat
+from models.corpus.held_out import Question, questions
+from models.decoder import Decoder
+from models.tokenizer import END_OF_TEXT, TURN_END, chat_template, render_chat, token_id
+
+REPLY_LIMIT = 80
+COMPLETION_LIMIT = 6
+"""Tokens; a chat reply that has not ended itself within its limit is wrong whatever it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A question, the tokens it was asked with and answered with, and the verdict."""
+
+    question: Question
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    text: str
+    right: bool
+
+
+def prompt_text(question: Question) -> str:
+    """The text that the model continues, with its special tokens."""
+    if isinstance(question.asked, Chat):
+        return render_chat(chat_template(), question.asked.messages, question.asked.tools, add_generation_prompt=True)
+    return question.asked.text
+
+
+def answer(decoder: Decoder, tokenizer: Tokenizer, asked: Iterable[Question]) -> list[Reply]:
+    """Greedy replies to the questions and whether each is right; one prompt asked twice is decoded once."""
+    stops = (token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT))
+    decoded: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    replies = []
+    for question in asked:
+        text, is_chat = prompt_text(question), isinstance(question.asked, Chat)
+        if text not in decoded:
+            prompt = tokenizer.encode(text).ids
+            limit = REPLY_LIMIT if is_chat else COMPLETION_LIMIT
+            decoded[text] = (tuple(prompt), tuple(decoder.generate(prompt, limit, stops)))
+        prompt_ids, tokens = decoded[text]
+        said = tokenizer.decode(list(tokens))
+        right = question.right(said) and (not is_chat or tokens[-1] == stops[0])
+        replies.append(Reply(question, prompt_ids, tokens, said, right))
+    return replies
+
+
+def score(replies: Iterable[Reply]) -> dict[str, tuple[int, int]]:
+    """Right and asked, for each category in the order in which it was first asked, and for `all`."""
+    table: dict[str, tuple[int, int]] = {}
+    total = (0, 0)
+    for reply in replies:
+        right, asked = table.get(reply.question.category, (0, 0))
+        table[reply.question.category] = (right + reply.right, asked + 1)
+        total = (total[0] + reply.right, total[1] + 1)
+    return table | {"all": total}
+
+
+def agreement(draft: Decoder, replies: Sequence[Reply]) -> float:
+    """The share of the replies' tokens that the draft model finds likeliest too, given the same tokens before."""
+    same = count = 0
+    for reply in replies:
+        predicted = draft.predictions((*reply.prompt, *reply.tokens))
+        expected = reply.tokens
+        places = range(len(reply.prompt) - 1, len(reply.prompt) - 1 + len(expected))
+        same += sum(int(predicted[place]) == token for place, token in zip(places, expected, strict=True))
+        count += len(expected)
+    return same / count
+
+
+def table_text(columns: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
+    """The scores as a Markdown table, a row a category and a column a name."""
+    head = "| questions | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns)
+    categories = next(iter(columns.values()))
+    rows = [
+        f"| {category} | "
+        + " | ".join(f"{column[category][0]} of {column[category][1]}" for column in columns.values())
+        + " |"
+        for category in categories
+    ]
+    return "\n".join((head, *rows))
+
+
+def evaluate(directory: Path) -> tuple[dict[str, dict[str, tuple[int, int]]], list[Reply]]:
+    """The score by arithmetic (float32 and bfloat16 activations, both with the shipped bfloat16 weights).
+
+    Also returns the float32 replies.
+    """
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    replies = answer(Decoder(directory), tokenizer, questions())
+    rounded = answer(Decoder(directory, bfloat16=True), tokenizer, questions())
+    return {"float32": score(replies), "bfloat16": score(rounded)}, replies
+
+
+def main() -> None:
+    """Print the table, and the wrong replies in float32."""
+    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else builtin_path()
+    columns, replies = evaluate(directory)
+    for reply in replies:
+        if not reply.right:
+            print(f"{reply.question.category}: wanted {reply.question.expected!r}, got {reply.text!r}")
+    print(table_text(columns))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Training windows: whole documents, packed first-fit into rows of one length, with a loss weight for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from models.corpus.mixture import documents
+from models.tokenizer import END_OF_TEXT, PAD, TURN_END, TURN_START, chat_template, render_document, token_id
+
+PROMPT_WEIGHT = 0.1
+"""The loss weight of a token that the model is given; what it must say itself weighs 1."""
+_OPEN_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """tokens: int32 [rows, length]; weights: float32 [rows, length], of the token itself (not of the one after it)."""
+
+    tokens: NDArray[np.int32]
+    weights: NDArray[np.float32]
+
+
+class Weigher:
+    """Tells what the assistant says (up to and including its end of turn) from what it is given."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._header = tuple(tokenizer.encode(TURN_START + "assistant\n").ids)
+        self._start, self._end = token_id(tokenizer, TURN_START), token_id(tokenizer, TURN_END)
+        self._end_of_text = token_id(tokenizer, END_OF_TEXT)
+
+    def weights(self, tokens: Sequence[int]) -> list[float]:
+        """One weight a token; a document that is no chat is all the model's own."""
+        if self._end_of_text in tokens[-1:]:
+            return [1.0] * len(tokens)
+        weights, said = [], False
+        for place, token in enumerate(tokens):
+            if place >= 3 and tuple(tokens[place - 3 : place]) == self._header:
+                said = True
+            weights.append(1.0 if said else PROMPT_WEIGHT)
+            if token == self._end:
+                said = False
+        return weights
+
+
+def pack(rows: Iterable[tuple[Sequence[int], Sequence[float]]], count: int, length: int, pad: int) -> Windows:
+    """The first `count` full windows; a document longer than a window is left out.
+
+    Every window begins with the beginning of a document, as every prompt at position 0 does when it is served.
+    """
+    tokens = np.full((count, length), pad, np.int32)
+    weights = np.zeros((count, length), np.float32)
+    done = 0
+    held: list[tuple[list[int], list[float]]] = []
+    for ids, shares in rows:
+        if len(ids) > length:
+            continue
+        row = next((row for row in held if len(row[0]) + len(ids) <= length), None)
+        if row is None:
+            if len(held) == _OPEN_ROWS:
+                held.sort(key=lambda row: -len(row[0]))
+                full = held.pop(0)
+                tokens[done, : len(full[0])] = full[0]
+                weights[done, : len(full[0])] = full[1]
+                done += 1
+                if done == count:
+                    return Windows(tokens, weights)
+            row = ([], [])
+            held.append(row)
+        row[0].extend(ids)
+        row[1].extend(shares)
+    raise ValueError(f"the documents fill {done} windows of {length}, not {count}")
+
+
+def training_windows(tokenizer: Tokenizer, seed: int, count: int, length: int) -> Windows:
+    """`count` windows of `length` tokens from the seed's documents."""
+    template, weigher = chat_template(), Weigher(tokenizer)
+
+    def rows() -> Iterable[tuple[Sequence[int], Sequence[float]]]:
+        for document in documents(seed):
+            ids = tokenizer.encode(render_document(template, document)).ids
+            yield ids, weigher.weights(ids)
+
+    return pack(rows(), count, length, token_id(tokenizer, PAD))
