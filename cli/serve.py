@@ -15,7 +15,7 @@ from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
 from gateway.daemon import WorkerLaunch, run_daemon
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, SettingsError
 from workers.spec import WorkerSpec
 
 
@@ -53,9 +53,12 @@ def worker_command(spec: WorkerSpec) -> Callable[[str, int], list[str]]:
 
 
 def gateway_settings(settings: Settings) -> GatewaySettings:
-    """The gateway's part of the settings, by the same names."""
+    """The gateway's part of the settings, by the same names. Raises `CommandFailed` for two that contradict."""
     names = GatewaySettings.__dataclass_fields__.keys() & Settings.model_fields.keys()
-    return GatewaySettings(**{name: getattr(settings, name) for name in names})
+    try:
+        return GatewaySettings(**{name: getattr(settings, name) for name in names})
+    except SettingsError as error:
+        raise CommandFailed(str(error)) from error
 
 
 def ready_message(settings: Settings, status: WorkerStatus) -> str:

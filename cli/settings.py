@@ -28,7 +28,7 @@ def _field(default: Any, panel: str, help: str, **bounds: Any) -> Any:
 
 
 class Settings(BaseSettings):
-    """What can be set. The field `max_batch_size` is `--max-batch-size`, `BATON_MAX_BATCH_SIZE` and `max_batch_size`."""
+    """What can be set. `max_batch_size` is `--max-batch-size`, `BATON_MAX_BATCH_SIZE` and `max_batch_size = 8`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
 
@@ -68,9 +68,11 @@ class Settings(BaseSettings):
         2048, LIMITS, "Sequences of one worker, running and waiting, before clients are sent away.", ge=1, le=1 << 20
     )
     request_timeout_s: float = _field(3600.0, LIMITS, "Seconds that a request may take in all.", ge=0.01, le=604800)
-    client_stall_s: float = _field(30.0, LIMITS, "Seconds after which a client that reads nothing is dropped.", ge=0.01)
+    client_stall_s: float = _field(
+        30.0, LIMITS, "Seconds after which a client that reads nothing is dropped.", ge=0.01, le=86400
+    )
     progress_timeout_s: float = _field(
-        15.0, LIMITS, "Seconds without progress after which a worker is not ready.", ge=0.01
+        15.0, LIMITS, "Seconds without progress after which a worker is not ready.", ge=0.01, le=86400
     )
     shutdown_grace_s: float = _field(
         30.0, LIMITS, "Seconds that live requests get to finish at shutdown.", ge=0, le=86400
@@ -112,7 +114,7 @@ def config_file(config: Path | None) -> Path | None:
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A sentence for each BATON_* variable that is not a setting. Not an error: orchestrators set such names unasked."""
+    """A sentence for each BATON_* variable that is no setting. Not an error: orchestrators set such names unasked."""
     known = [ENV_PREFIX + name.upper() for name in Settings.model_fields] + [CONFIG_VARIABLE]
     return [
         f"{name} is not a setting{_did_you_mean(name, known)}; it is ignored"

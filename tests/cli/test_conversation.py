@@ -1,0 +1,73 @@
+"""A conversation and its commands, without a terminal."""
+
+import pytest
+
+from cli.conversation import HELP, Conversation
+from protocol.request import Limits, Message, Sampling
+
+
+@pytest.fixture
+def conversation() -> Conversation:
+    return Conversation(Sampling(), Limits(max_tokens=16), "Be brief.")
+
+
+def test_the_model_is_shown_all_that_was_said(conversation: Conversation) -> None:
+    conversation.ask("Hello")
+    conversation.answered("Hi.")
+    assert conversation.ask("Who are you?").messages == (
+        Message("system", "Be brief."),
+        Message("user", "Hello"),
+        Message("assistant", "Hi."),
+        Message("user", "Who are you?"),
+    )
+
+
+def test_what_got_no_reply_is_taken_back(conversation: Conversation) -> None:
+    conversation.ask("Hello")
+    conversation.forget_last()
+    assert conversation.messages == (Message("system", "Be brief."),)
+
+
+def test_clear_keeps_the_system_text(conversation: Conversation) -> None:
+    conversation.ask("Hello")
+    conversation.obey("/clear")
+    assert conversation.messages == (Message("system", "Be brief."),)
+
+
+def test_system_is_shown_and_set(conversation: Conversation) -> None:
+    assert conversation.obey("/system") == "system: Be brief."
+    conversation.ask("Hello")
+    conversation.obey("/system Speak German.")
+    assert conversation.messages == (Message("system", "Speak German."),)
+
+
+def test_params_are_shown_and_set(conversation: Conversation) -> None:
+    shown = conversation.obey("/params temperature=0.5 top_k=3 seed=9 max_tokens=4")
+    assert shown == "temperature=0.5  top_k=3  top_p=1.0  min_p=0.0  seed=9  max_tokens=4"
+    assert conversation.obey("/params") == shown
+    ask = conversation.ask("Hello")
+    assert ask.sampling == Sampling(temperature=0.5, top_k=3, seed=9)
+    assert ask.limits == Limits(max_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("/params heat=1", "heat=1: write NAME=VALUE, NAME one of temperature, top_k"),
+        ("/params top_k", "top_k: write NAME=VALUE"),
+        ("/params top_k=many", "top_k: 'many' is not a number"),
+        ("/params top_p=0", "top_p: expected float > 0.0, not 0.0"),
+        ("/params top_p=nan", "top_p: expected float"),
+        ("/params max_tokens=0", "max_tokens: expected"),
+        ("/params temperature=0.5 top_k=-1", "top_k: expected int >= 0, not -1"),
+    ],
+)
+def test_a_wrong_parameter_is_named_and_nothing_is_set(conversation: Conversation, line: str, answer: str) -> None:
+    before = conversation.obey("/params")
+    assert conversation.obey(line).startswith(answer)
+    assert conversation.obey("/params") == before
+
+
+def test_help_and_unknown_commands(conversation: Conversation) -> None:
+    assert conversation.obey("/help") == HELP
+    assert conversation.obey("/exit now") == "There is no command /exit; /help lists them."
