@@ -43,6 +43,8 @@ class ByeReason(StrEnum):
     """Too many engine steps failed in a row."""
     REFUSED = "refused"
     """The gateway's `Welcome` refused it."""
+    PROTOCOL = "protocol_error"
+    """The gateway sent what is not a frame, or a frame out of its order."""
     INTERNAL = "internal_error"
     """A defect of the worker."""
 
