@@ -1,0 +1,340 @@
+"""A link between two processes: bounded, message by message, one peer at the other end. The only import of zmq.
+
+The event loop must be asyncio's (for its `add_reader`): a link reads its socket in a loop callback, without a task or a
+queue of its own. libzmq's file descriptor is edge-triggered: it becomes readable when the state *changes*, and any call
+on the socket may use that change up. Hence the two rules here: a callback drains until nothing is left or comes back
+by itself, and every send is followed by a look at the events (ZeroMQ manual, zmq_getsockopt, ZMQ_FD).
+"""
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from actors.endpoint import EndpointError
+from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
+
+HIGH_WATER = 1024
+"""Messages that wait on each side before `LinkFull`."""
+MAX_MESSAGE_BYTES = 4 * MAX_FRAME_BYTES
+"""All frames of one message together."""
+DRAIN_BATCH = 64
+"""Messages handled in one turn of the event loop before others get theirs."""
+NEVER_MS = 7 * 24 * 3600 * 1000
+_LOSS_EVENTS = int(zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+_REFUSAL_EVENTS = int(
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_REFUSED = int(zmq.EVENT_CLOSED)
+_EVENTS = int(zmq.EVENTS)
+_RCVMORE = int(zmq.RCVMORE)
+_NOBLOCK = int(zmq.NOBLOCK)
+_SNDMORE = int(zmq.SNDMORE)
+_POLLIN = int(zmq.POLLIN)
+_POLLOUT = int(zmq.POLLOUT)
+
+OnMessage = Callable[[list[bytes]], None]
+OnLost = Callable[[str], None]
+
+
+class LinkFull(Exception):
+    """Raised by a send when the bound of waiting messages is reached, or no peer is there yet. Nothing was sent."""
+
+
+class LinkClosed(Exception):
+    """Raised by a send when this end is closed or the peer is gone. Nothing more will be sent or delivered."""
+
+
+class MessageRefused(ValueError):
+    """Raised by a send when a bound is broken: number of frames, size of a frame or of them all. Nothing was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """CURVE keys in Z85 text, 40 characters each. The connecting side also needs the binding side's public key."""
+
+    public: str
+    secret: str
+    server: str = ""
+
+
+class Link:
+    """One end of a link. Used on the thread of the event loop that it was made on.
+
+    `on_message` is called synchronously on that loop with 1 to MAX_FRAMES_PER_MESSAGE frames, whole and in order. What
+    breaks a bound is counted in `dropped` and not delivered; a frame over MAX_FRAME_BYTES, or bytes that are not
+    ZeroMQ's, end the connection inside libzmq before they take memory. `on_lost` is called once, after the last
+    message, when the connection is gone or was refused. It is never made again, since what it lost could not be told.
+    """
+
+    def __init__(
+        self, endpoint: str, bind: bool, on_message: OnMessage, on_lost: OnLost | None, keys: CurveKeys | None
+    ):
+        _check_endpoint(endpoint, keys)
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._on_lost = on_lost
+        # A context (one I/O thread) per link: no state is shared between peers, and nothing is global.
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        watched = _LOSS_EVENTS | _REFUSAL_EVENTS | (0 if bind else _REFUSED)
+        self._monitor = self._socket.get_monitor_socket(watched)
+        self._peer: int | None = None
+        self._accepted: int | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._again: asyncio.Handle | None = None
+        self._closed = False
+        self._lost = False
+        self.dropped = 0
+        """Messages and connections refused because they broke a bound."""
+        self.sent = 0
+        """Messages handed to the socket."""
+        self.received = 0
+        """Messages delivered to `on_message`."""
+        try:
+            self._configure(keys, bind)
+            self._socket.bind(endpoint) if bind else self._socket.connect(endpoint)
+        except (zmq.ZMQError, ValueError) as error:
+            self._close_sockets(0)
+            raise EndpointError(f"cannot {'bind' if bind else 'connect to'} {endpoint}: {error}") from error
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._on_readable)
+        self._loop.add_reader(self._monitor_fd, self._on_monitor)
+        # libzmq signals the descriptor again only after a look at the events found nothing: so look once.
+        self._come_back()
+        self._loop.call_soon(self._on_monitor)
+
+    @classmethod
+    def bind(
+        cls, endpoint: str, on_message: OnMessage, *, on_lost: OnLost | None = None, keys: CurveKeys | None = None
+    ) -> "Link":
+        """The side that was there first. `tcp://127.0.0.1:*` picks a port; see `address`.
+
+        Raises `EndpointError` when the address is taken, malformed, or plain TCP on an open interface.
+        """
+        return cls(endpoint, True, on_message, on_lost, keys)
+
+    @classmethod
+    def connect(
+        cls, endpoint: str, on_message: OnMessage, *, on_lost: OnLost | None = None, keys: CurveKeys | None = None
+    ) -> "Link":
+        """The side that comes; the other must be there, or `on_lost` is called. Raises `EndpointError`."""
+        return cls(endpoint, False, on_message, on_lost, keys)
+
+    @property
+    def address(self) -> str:
+        """The address that was bound or connected last, with its port."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._lost
+
+    def send_nowait(self, frames: Sequence[bytes]) -> None:
+        """Send one message of `frames`. Raises `LinkFull`, `LinkClosed` or `MessageRefused`; then nothing was sent."""
+        if self.closed:
+            raise LinkClosed("the link is closed")
+        _check_message(frames)
+        last = len(frames) - 1
+        send = self._socket.send
+        for index, frame in enumerate(frames):
+            try:
+                send(frame, _NOBLOCK if index == last else _NOBLOCK | _SNDMORE)
+            except zmq.Again:
+                if index:  # the peer went away inside the message; what is left of it must not lead the next one
+                    self._lose("the peer left while a message was being sent")
+                    raise LinkClosed("the peer is gone") from None
+                raise LinkFull(f"{HIGH_WATER} messages wait already, or no peer is there") from None
+        self.sent += 1
+        if self._again is None and self._events() & _POLLIN:
+            self._come_back()
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Like `send_nowait`, but waits for room instead of raising `LinkFull`. One task at a time may wait."""
+        while True:
+            try:
+                return self.send_nowait(frames)
+            except LinkFull:
+                if self._writable is not None:
+                    raise
+                self._writable = self._loop.create_future()
+                self._come_back()
+                try:
+                    await self._writable
+                finally:
+                    self._writable = None
+
+    def drain_now(self) -> None:
+        """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has heard."""
+        self._on_monitor()
+        while not self.closed and self._drain():
+            pass
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close this end, giving unsent messages up to `linger_s` seconds (blocking). No callback is called after."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._again is not None:
+            self._again.cancel()
+        self._end_wait()
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_reader(self._monitor_fd)
+        self._close_sockets(0 if self._lost else int(linger_s * 1000))
+
+    def _configure(self, keys: CurveKeys | None, bind: bool) -> None:
+        socket = self._socket
+        socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        if not bind:
+            # In effect never: a new connection would hide that messages were lost. Not -1, which makes libzmq throw
+            # away what has arrived and was not read yet when the connection ends.
+            socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
+        if keys is not None:
+            socket.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
+            socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
+            if bind:
+                socket.setsockopt(zmq.CURVE_SERVER, 1)
+            else:
+                socket.setsockopt_string(zmq.CURVE_SERVERKEY, keys.server)
+
+    def _close_sockets(self, linger_ms: int) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(linger_ms)
+        self._context.term()
+
+    def _events(self) -> int:
+        state = self._socket.getsockopt(_EVENTS)
+        assert isinstance(state, int)
+        return state
+
+    def _come_back(self) -> None:
+        if self._again is None and not self._closed:
+            self._again = self._loop.call_soon(self._on_readable)
+
+    def _on_readable(self) -> None:
+        if self.closed:
+            return
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        more = True  # stays so when on_message raises: the edge is used up, so this callback must come back by itself
+        try:
+            more = self._drain()
+        finally:
+            if more:
+                self._come_back()
+
+    def _drain(self) -> bool:
+        """Deliver up to DRAIN_BATCH messages; true when more may be waiting."""
+        for _ in range(DRAIN_BATCH):
+            state = self._events()
+            if self._writable is not None and state & _POLLOUT and not self._writable.done():
+                self._writable.set_result(None)
+            if not state & _POLLIN:
+                return False
+            frames = self._receive()
+            if frames is not None:
+                self.received += 1
+                self._on_message(frames)
+                if self._closed:
+                    return False
+        return True
+
+    def _receive(self) -> list[bytes] | None:
+        """The next message, which is known to be there; None when it breaks a bound."""
+        socket = self._socket
+        frame = socket.recv(_NOBLOCK)
+        if not socket.getsockopt(_RCVMORE):
+            return [frame]
+        frames, size, count = [frame], len(frame), 1
+        while socket.getsockopt(_RCVMORE):
+            frame = socket.recv(_NOBLOCK)
+            count += 1
+            size += len(frame)
+            if count <= MAX_FRAMES_PER_MESSAGE and size <= MAX_MESSAGE_BYTES:
+                frames.append(frame)
+            else:
+                frames.clear()
+        if frames:
+            return frames
+        self.dropped += 1
+        return None
+
+    def _on_monitor(self) -> None:
+        """Follow the one connection that counts. A second peer is turned away by the PAIR socket itself."""
+        while not self.closed and self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart(_NOBLOCK))
+            kind, value = event["event"], event["value"]
+            if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED):
+                self._accepted = value
+            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._peer = self._accepted if self._peer is None else self._peer
+                self._come_back()  # a send that waits may go on
+            elif kind == _REFUSED:
+                self._lose("nobody listens at the address")
+            elif kind == zmq.EVENT_DISCONNECTED:
+                if value == self._peer:
+                    self._lose("the peer's connection ended")
+            else:
+                self.dropped += 1
+
+    def _lose(self, reason: str) -> None:
+        if self.closed:
+            return
+        try:
+            while self._drain():  # libzmq reports the loss after it queued what had come before
+                pass
+        finally:
+            self._lost = True
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_reader(self._monitor_fd)
+            self._end_wait()
+        if self._on_lost is not None and not self._closed:
+            self._on_lost(reason)
+
+    def _end_wait(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_exception(LinkClosed("the link is closed"))
+
+
+def _check_message(frames: Sequence[bytes]) -> None:
+    if len(frames) == 1 and len(frames[0]) <= MAX_FRAME_BYTES:
+        return
+    if not 1 <= len(frames) <= MAX_FRAMES_PER_MESSAGE:
+        raise MessageRefused(f"a message has 1 to {MAX_FRAMES_PER_MESSAGE} frames, not {len(frames)}")
+    longest, total = max(map(len, frames)), sum(map(len, frames))
+    if longest > MAX_FRAME_BYTES:
+        raise MessageRefused(f"a frame of {longest} bytes is over the bound of {MAX_FRAME_BYTES}")
+    if total > MAX_MESSAGE_BYTES:
+        raise MessageRefused(f"a message of {total} bytes is over the bound of {MAX_MESSAGE_BYTES}")
+
+
+def _check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
+    """Only `ipc://`, `tcp://` to this machine, and `tcp://` with CURVE keys."""
+    parts = urlsplit(endpoint)
+    if parts.scheme == "ipc" and endpoint != "ipc://":
+        return
+    if parts.scheme != "tcp" or not parts.hostname:
+        raise EndpointError(f"a link's address is ipc://PATH or tcp://HOST:PORT, not {endpoint!r}")
+    if keys is None and not _is_loopback(parts.hostname):
+        raise EndpointError(
+            f"{endpoint} leaves this machine, and plain TCP is neither private nor authenticated: "
+            "use a loopback address, or give CURVE keys"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,375 @@
+"""The link: round trips, bounds at their edges, garbage, overflow, and every way a peer goes away."""
+
+import asyncio
+import itertools
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+import zmq
+
+from actors.endpoint import EndpointError, LocalEndpoint
+from actors.link import DRAIN_BATCH, HIGH_WATER, CurveKeys, Link, LinkClosed, LinkFull, MessageRefused
+from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
+
+DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class End:
+    """One end with what it heard."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[bytes]] = []
+        self.lost: list[str] = []
+        self._changed = anyio.Event()
+        self.link: Link
+
+    def heard(self, frames: list[bytes]) -> None:
+        self.messages.append(frames)
+        self._changed.set()
+
+    def gone(self, reason: str) -> None:
+        self.lost.append(reason)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        with anyio.fail_after(20):
+            while not condition():
+                self._changed = anyio.Event()
+                await self._changed.wait()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with LocalEndpoint() as local:
+        yield local.address
+
+
+@asynccontextmanager
+async def pair(
+    endpoint: str, keys: tuple[CurveKeys | None, CurveKeys | None] = (None, None)
+) -> AsyncIterator[list[End]]:
+    here, there = End(), End()
+    here.link = Link.bind(endpoint, here.heard, on_lost=here.gone, keys=keys[0])
+    there.link = Link.connect(here.link.address, there.heard, on_lost=there.gone, keys=keys[1])
+    try:
+        yield [here, there]
+    finally:
+        there.link.close(0)
+        here.link.close(0)
+
+
+@asynccontextmanager
+async def raw_peer(endpoint: str) -> AsyncIterator[tuple[End, "zmq.Socket[bytes]"]]:
+    """A link, and a bare ZeroMQ socket that may send it anything."""
+    here = End()
+    here.link = Link.bind(endpoint, here.heard, on_lost=here.gone)
+    context = zmq.Context()
+    peer = context.socket(zmq.PAIR)
+    peer.connect(endpoint)
+    try:
+        yield here, peer
+    finally:
+        peer.close(0)
+        context.term()
+        here.link.close(0)
+
+
+def fill(link: Link) -> int:
+    """Send until the link is full; the number of messages it took."""
+    sent = 0
+    while sent < 100 * HIGH_WATER:
+        try:
+            link.send_nowait([bytes(65536)])
+        except LinkFull:
+            break
+        sent += 1
+    return sent
+
+
+async def settle() -> None:
+    await asyncio.sleep(0)
+
+
+async def test_messages_arrive_whole_and_in_order_both_ways(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        sent = [[b"%d" % number, b"", b"x" * number] for number in range(300)]
+        for message in sent:
+            there.link.send_nowait(message)
+        await here.until(lambda: len(here.messages) == 300)
+        assert here.messages == sent
+        here.link.send_nowait([b"back"])
+        await there.until(lambda: there.messages == [[b"back"]])
+        assert (here.link.received, there.link.sent, here.link.dropped) == (300, 300, 0)
+
+
+async def test_a_reply_sent_inside_the_callback_is_not_lost(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+
+        def echo(frames: list[bytes]) -> None:
+            there.link.send_nowait(frames)
+
+        there.link._on_message = echo
+        there.link.send_nowait([b"open"])
+        await here.until(lambda: len(here.messages) == 1)
+        for number in range(500):
+            here.link.send_nowait([b"%d" % number])
+        await here.until(lambda: len(here.messages) == 501)
+
+
+async def test_a_callback_that_raises_does_not_stop_the_link(endpoint: str) -> None:
+    raised: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
+    async with pair(endpoint) as (here, there):
+
+        def fragile(frames: list[bytes]) -> None:
+            here.heard(frames)
+            if frames == [b"bad"]:
+                raise LookupError("in the callback")
+
+        here.link._on_message = fragile
+        for frame in (b"bad", b"good"):
+            there.link.send_nowait([frame])
+        await here.until(lambda: len(here.messages) == 2)
+    assert [type(error) for error in raised] == [LookupError]
+
+
+async def test_a_flood_lets_the_loop_turn(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        turns: list[int] = []
+
+        def turn() -> None:
+            turns.append(len(here.messages))
+            if len(here.messages) < 500:
+                asyncio.get_running_loop().call_soon(turn)
+
+        for number in range(500):
+            there.link.send_nowait([b"%d" % number])
+        turn()
+        await here.until(lambda: len(here.messages) == 500)
+        await settle()
+        assert max(b - a for a, b in itertools.pairwise(turns)) <= 2 * DRAIN_BATCH
+
+
+async def test_bounds_of_a_message_on_the_sender(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        there.link.send_nowait([b"x"] * MAX_FRAMES_PER_MESSAGE)
+        there.link.send_nowait([bytes(MAX_FRAME_BYTES)])
+        for frames, text in (
+            ([], "not 0"),
+            ([b""] * (MAX_FRAMES_PER_MESSAGE + 1), "1025"),
+            ([bytes(MAX_FRAME_BYTES + 1)], "over the bound"),
+            ([bytes(MAX_FRAME_BYTES)] * 4 + [b"x"], "a message of"),
+        ):
+            with pytest.raises(MessageRefused, match=text):
+                there.link.send_nowait(frames)
+        await here.until(lambda: len(here.messages) == 2)
+        assert [len(message) for message in here.messages] == [MAX_FRAMES_PER_MESSAGE, 1]
+
+
+async def test_too_many_frames_from_a_raw_peer_are_dropped_and_counted(endpoint: str) -> None:
+    async with raw_peer(endpoint) as (here, peer):
+        peer.send_multipart([b"x"] * (MAX_FRAMES_PER_MESSAGE + 1))
+        peer.send_multipart([b"fine"])
+        await here.until(lambda: bool(here.messages))
+        assert here.messages == [[b"fine"]]
+        assert here.link.dropped == 1
+
+
+async def test_too_large_a_frame_ends_the_connection(endpoint: str) -> None:
+    async with raw_peer(endpoint) as (here, peer):
+        peer.send(b"first")
+        peer.send(bytes(MAX_FRAME_BYTES + 1))
+        await here.until(lambda: bool(here.lost))
+        assert here.messages == [[b"first"]]
+        with pytest.raises(LinkClosed):
+            here.link.send_nowait([b"x"])
+
+
+async def test_bytes_that_are_not_zeromq_are_counted_and_disturb_nobody(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        there.link.send_nowait([b"open"])
+        await here.until(lambda: bool(here.messages))
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(endpoint.removeprefix("ipc://"))
+            stranger.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NO SUCH MECHANISM".ljust(52, b"!"))
+        there.link.send_nowait([b"hello"])
+        await here.until(lambda: len(here.messages) == 2)
+        with anyio.fail_after(20):
+            while not here.link.dropped:
+                await settle()
+        assert (here.messages, here.lost) == ([[b"open"], [b"hello"]], [])
+
+
+async def test_a_second_peer_is_not_heard(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        there.link.send_nowait([b"one"])
+        await here.until(lambda: len(here.messages) == 1)
+        context = zmq.Context()
+        second = context.socket(zmq.PAIR)
+        second.connect(endpoint)
+        second.send(b"intruder")
+        second.close(0)
+        context.term()
+        there.link.send_nowait([b"two"])
+        await here.until(lambda: len(here.messages) == 2)
+        assert (here.messages, here.lost) == ([[b"one"], [b"two"]], [])
+
+
+async def test_overflow_is_refused_and_room_comes_back(endpoint: str) -> None:
+    async with raw_peer(endpoint) as (here, peer):
+        peer.send(b"hello")
+        await here.until(lambda: bool(here.messages))
+        sent = fill(here.link)
+        assert sent >= HIGH_WATER
+        async with anyio.create_task_group() as group:
+            group.start_soon(here.link.send, [b"waited"])
+            await settle()
+            received = 0
+            with anyio.fail_after(60):
+                while True:
+                    while peer.poll(0):
+                        frame = peer.recv()
+                        received += 1
+                        if frame == b"waited":
+                            assert received == sent + 1
+                            return
+                    await settle()
+
+
+async def test_a_waiting_send_is_told_that_the_link_closed(endpoint: str) -> None:
+    here = End()
+    here.link = Link.bind(endpoint, here.heard)
+    with pytest.raises(LinkFull, match="no peer is there"):
+        here.link.send_nowait([b"x"])
+    outcome: list[type[Exception]] = []
+
+    async def send() -> None:
+        try:
+            await here.link.send([b"x"])
+        except LinkClosed as error:
+            outcome.append(type(error))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(send)
+        await settle()
+        await settle()
+        here.link.close()
+    assert outcome == [LinkClosed]
+
+
+@pytest.mark.parametrize("leaver", [0, 1], ids=["binder", "connector"])
+async def test_the_peer_s_leaving_is_told_once_after_its_last_message(endpoint: str, leaver: int) -> None:
+    async with pair(endpoint) as ends:
+        gone, left = ends[leaver], ends[1 - leaver]
+        ends[1].link.send_nowait([b"open"])
+        await ends[0].until(lambda: bool(ends[0].messages))
+        for number in range(200):
+            gone.link.send_nowait([b"%d" % number])
+        gone.link.close()
+        await left.until(lambda: bool(left.lost))
+        assert left.messages[-200:] == [[b"%d" % number] for number in range(200)]
+        assert len(left.lost) == 1
+        assert left.link.closed
+        with pytest.raises(LinkClosed):
+            left.link.send_nowait([b"x"])
+        with pytest.raises(LinkClosed):
+            gone.link.send_nowait([b"x"])
+
+
+async def test_nobody_at_the_address_is_a_loss(endpoint: str) -> None:
+    there = End()
+    there.link = Link.connect(endpoint, there.heard, on_lost=there.gone)
+    there.link.send_nowait([b"queued"])
+    await there.until(lambda: bool(there.lost))
+    there.link.close()
+
+
+async def test_no_callback_after_close(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        there.link.send_nowait([b"one"])
+        there.link.send_nowait([b"two"])
+
+        def once(frames: list[bytes]) -> None:
+            here.heard(frames)
+            here.link.close()
+
+        here.link._on_message = once
+        await here.until(lambda: bool(here.messages))
+        await settle()
+        assert (here.messages, here.lost) == ([[b"one"]], [])
+
+
+async def test_drain_now_delivers_without_a_turn_of_the_loop(endpoint: str) -> None:
+    async with raw_peer(endpoint) as (here, peer):
+        peer.send(b"open")
+        await here.until(lambda: bool(here.messages))
+        for _ in range(3 * DRAIN_BATCH):
+            peer.send(b"x")
+        poller = zmq.Poller()
+        poller.register(here.link._socket, zmq.POLLIN)
+        while len(here.messages) < 1 + 3 * DRAIN_BATCH:
+            assert poller.poll(10_000)
+            here.link.drain_now()
+
+
+async def test_tcp_on_loopback_and_with_curve_keys() -> None:
+    async with pair("tcp://127.0.0.1:*") as (here, there):
+        there.link.send_nowait([b"plain"])
+        await here.until(lambda: here.messages == [[b"plain"]])
+    (server, server_secret), (client, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+    keys = (
+        CurveKeys(server.decode(), server_secret.decode()),
+        CurveKeys(client.decode(), client_secret.decode(), server.decode()),
+    )
+    async with pair("tcp://127.0.0.1:*", keys) as (here, there):
+        there.link.send_nowait([b"secret"])
+        await here.until(lambda: here.messages == [[b"secret"]])
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("tcp://0.0.0.0:5555", "leaves this machine"),
+        ("tcp://*:5555", "leaves this machine"),
+        ("tcp://example.com:5555", "leaves this machine"),
+        ("inproc://x", "ipc://PATH or tcp"),
+        ("ipc://", "ipc://PATH or tcp"),
+        ("tcp://", "ipc://PATH or tcp"),
+        ("", "ipc://PATH or tcp"),
+        ("ipc://" + "x" * 200, "cannot bind"),
+        ("tcp://127.0.0.1:nonsense", "cannot bind"),
+    ],
+)
+async def test_addresses_that_are_refused(address: str, text: str) -> None:
+    with pytest.raises(EndpointError, match=text):
+        Link.bind(address, lambda frames: None)
+
+
+async def test_an_address_in_use_is_refused(endpoint: str) -> None:
+    async with pair("tcp://127.0.0.1:*") as (here, _):
+        with pytest.raises(EndpointError, match="in use"):
+            Link.bind(here.link.address, lambda frames: None)
+
+
+async def test_a_closed_link_leaves_no_descriptor(endpoint: str) -> None:
+    async with pair(endpoint):
+        await settle()
+    before = len(os.listdir(DESCRIPTORS))
+    for _ in range(5):
+        with LocalEndpoint() as fresh:
+            async with pair(fresh.address) as (here, there):
+                there.link.send_nowait([b"x"])
+                await here.until(lambda end=here: bool(end.messages))  # type: ignore[misc]
+    assert len(os.listdir(DESCRIPTORS)) == before
