@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from tokenizers import Tokenizer
 
 from models.tokenizer import END_OF_TEXT, PAD, TURN_END, save_tokenizer, token_id
@@ -50,7 +50,7 @@ def export(directory: Path, shape: Shape, tensors: Mapping[str, np.ndarray], tok
     """Write config, weights in bfloat16, tokenizer, template and generation defaults into the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     rounded = {name: np.asarray(value).astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
-    save_file(rounded, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").write_bytes(save(rounded, metadata={"format": "pt"}))
     stops = [token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)]
     generation = {"do_sample": False, "eos_token_id": stops, "pad_token_id": token_id(tokenizer, PAD)}
     _write(directory / "config.json", config(shape, tokenizer))

@@ -31,9 +31,9 @@ TOKENIZER_SEED, TOKENIZER_DOCUMENTS = 1, 20_000
 TRAINING_SEED = 2
 
 SHAPE = Shape(layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocabulary=VOCABULARY)
-PLAN = Plan(steps=1500, batch=6, length=384, peak_rate=3e-3, seed=0)
+PLAN = Plan(steps=1200, batch=6, length=384, peak_rate=4e-3, seed=0)
 DRAFT_SHAPE = Shape(layers=2, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocabulary=VOCABULARY)
-DRAFT_PLAN = Plan(steps=1500, batch=6, length=384, peak_rate=4e-3, seed=1)
+DRAFT_PLAN = Plan(steps=1200, batch=6, length=384, peak_rate=4e-3, seed=1)
 
 
 def make_tokenizer() -> Tokenizer:

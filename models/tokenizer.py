@@ -70,14 +70,18 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=[AddedToken(text, special=text not in _VISIBLE, normalized=False) for text in SPECIALS],
+        special_tokens=[AddedToken(text, normalized=False) for text in SPECIALS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != VOCABULARY:
         raise ValueError(f"the texts yield {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}")
-    return tokenizer
+    # The trainer marks all of them as special; those that are part of an answer must survive decoding.
+    state = json.loads(tokenizer.to_str())
+    for token in state["added_tokens"]:
+        token["special"] = token["content"] not in _VISIBLE
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:

@@ -57,7 +57,7 @@ SHARES: tuple[tuple[Callable[[Random], Document], float], ...] = (
     (_conversation, 60.0),
     (_plain, 20.0),
     (json_objects.document, 13.0),
-    (tools.document, 13.0),
+    (tools.document, 11.0),
 )
 """Makers of documents and their shares, counted in documents; tool documents are several times longer than others."""
 
