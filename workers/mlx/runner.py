@@ -15,7 +15,7 @@ from workers.checkpoint import ModelConfig
 from workers.mlx.architecture import load_architecture
 from workers.mlx.kv import LayerCache, SlotKV, Span
 from workers.runner import Chunk, Draw, Row, RunnerCapabilities
-from workers.sampling import greedy, sample
+from workers.sampling import greedy, needs_filters, needs_sampling, parameters, sample
 from workers.spec import Dtype
 
 PREFILL_CHUNKS = (32, 128, 512)
@@ -84,20 +84,21 @@ class MlxRunner:
             if draw is None:
                 mx.eval(self._slots[chunk.slot].arrays)
                 return None
-            return self._draw(self._head(hidden[-1:]), [draw])[0]
+            return _draw(self._head(hidden[-1:]), [draw])[0]
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
         if not rows:
             return []
         with self._owned():
             hidden = self._forward([Chunk(row.slot, (row.token,), row.start, row.position) for row in rows])
-            return self._draw(self._head(hidden), [row.draw for row in rows])
+            return _draw(self._head(hidden), [row.draw for row in rows])
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         with self._owned():
-            logits = self._head(self._forward([chunk]))
-            _evaluate_finite(logits)
-            return np.array(logits)
+            logits = np.array(self._head(self._forward([chunk])))
+        if not np.isfinite(logits.max(axis=-1)).all():
+            raise NotFiniteError("the model's logits are not finite")
+        return logits
 
     def reset(self, slot: int) -> None:
         with self._owned():
@@ -162,43 +163,18 @@ class MlxRunner:
         logits: mx.array = head(hidden).astype(mx.float32)
         return logits
 
-    def _draw(self, logits: mx.array, draws: Sequence[Draw]) -> list[int]:
-        """One token a row. Greedy and random rows take their own path, whatever the other rows are."""
-        parts = []
-        random = [index for index, draw in enumerate(draws) if draw.sampling.temperature > 0]
-        certain = [index for index, draw in enumerate(draws) if draw.sampling.temperature == 0]
-        if certain:
-            parts.append(greedy(mx, logits if not random else logits[mx.array(certain)]))
-        if random:
-            chosen = logits if not certain else logits[mx.array(random)]
-            parts.append(_sample(chosen, [draws[index] for index in random]))
-        drawn = mx.concatenate(parts)
-        _evaluate_finite(logits, drawn)
-        tokens: dict[int, int] = dict(zip(certain + random, np.array(drawn).tolist(), strict=True))
-        return [tokens[index] for index in range(len(draws))]
 
-
-def _sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    samplings = [draw.sampling for draw in draws]
-    return sample(
-        mx,
-        logits,
-        mx.array([sampling.temperature for sampling in samplings], dtype=mx.float32),
-        mx.array([sampling.top_k for sampling in samplings], dtype=mx.int32),
-        mx.array([sampling.top_p for sampling in samplings], dtype=mx.float32),
-        mx.array([sampling.min_p for sampling in samplings], dtype=mx.float32),
-        mx.array([sampling.seed & 0xFFFFFFFF for sampling in samplings], dtype=mx.uint32),
-        mx.array([sampling.seed >> 32 for sampling in samplings], dtype=mx.uint32),
-        mx.array([draw.position for draw in draws], dtype=mx.uint32),
-    )
-
-
-def _evaluate_finite(logits: mx.array, *more: mx.array) -> None:
-    """Evaluate all; `NotFiniteError` when the maximum of a row is infinite or anything in it is not a number."""
-    finite = mx.all(mx.isfinite(mx.max(logits, axis=-1)))
-    mx.eval(finite, logits, *more)
-    if not finite.item():
+def _draw(logits: mx.array, draws: Sequence[Draw]) -> list[int]:
+    """One token a row; `NotFiniteError` when the logits of one are not numbers."""
+    if needs_sampling(draws):
+        rows = map(mx.array, parameters(draws))
+        drawn = sample(mx, logits, *rows, filters=needs_filters(draws))
+    else:
+        drawn = greedy(mx, logits)
+    tokens: list[int] = np.array(drawn).tolist()
+    if min(tokens) < 0:
         raise NotFiniteError("the model's logits are not finite")
+    return tokens
 
 
 def _choose_device(device: str) -> tuple[str, mx.Device]:

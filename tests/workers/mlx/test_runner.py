@@ -40,13 +40,19 @@ def path(tmp_path: Path) -> Path:
     return make_checkpoint(tmp_path / "model")
 
 
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_gate(tmp_path: Path, variant: dict[str, Any]) -> None:
-    path = make_checkpoint(tmp_path, **variant)
+def test_gate(path: Path) -> None:
     report = run_gate(lambda: load_runner(path, slots=8, context=160), longest=140)
     assert report.requests >= 32
     assert report.most_active == 8
     assert min(report.cancelled, report.resumed, report.stopped) > 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_small_gate(tmp_path: Path, variant: dict[str, Any]) -> None:
+    path = make_checkpoint(tmp_path, **variant)
+    report = run_gate(lambda: load_runner(path, context=48), requests=12, max_tokens=8)
+    assert report.most_active == 4
+    assert min(report.cancelled, report.resumed, report.full) > 0
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
