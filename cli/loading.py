@@ -1,5 +1,6 @@
 """What people see between `baton serve` and the first answer: a bar a worker on a terminal, plain lines elsewhere."""
 
+import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
@@ -85,6 +86,7 @@ class Bars:
             TimeElapsedColumn(),
             console=console,
             transient=True,
+            redirect_stderr=sys.stderr.isatty(),
         )
         self._bars = {name: self._progress.add_task("starting", total=None, worker=name) for name in workers}
         self._open = set(workers)

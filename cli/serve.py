@@ -24,13 +24,14 @@ def run_server(settings: Settings) -> None:
     model = ChosenModel.choose(settings)
     launches = worker_launches(settings, model)
     display = choose_display([launch.name for launch in launches], lambda status: ready_message(settings, status))
-    configure_logging("gateway", settings.log_level)
-    anyio.run(_serve, gateway_settings(settings), launches, display)
+    with display:
+        # Within the display, so that log lines appear above its bars and not in them.
+        configure_logging("gateway", settings.log_level)
+        anyio.run(_serve, gateway_settings(settings), launches, display)
 
 
 async def _serve(settings: GatewaySettings, launches: Sequence[WorkerLaunch], display: LoadingDisplay) -> None:
-    with display:
-        await run_daemon(settings, launches, on_status=display.worker_changed)
+    await run_daemon(settings, launches, on_status=display.worker_changed)
 
 
 def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
