@@ -48,7 +48,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class _Body(Generation, kw_only=True):
-    """What both endpoints share, with OpenAI's defaults. `top_k`, `min_p`, `ignore_eos` and `return_token_ids` are ours."""
+    """What both endpoints share. OpenAI's defaults; `top_k`, `min_p`, `ignore_eos`, `return_token_ids` are added."""
 
     model: Name
     n: Annotated[int, Meta(ge=1, le=MAX_FRAMES_PER_MESSAGE)] | None = None

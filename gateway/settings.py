@@ -24,8 +24,8 @@ class GatewaySettings:
     max_header_bytes: int = 32 * 1024
     max_choices: int = 64
     """Sequences that one request may start: its prompts times `n`."""
-    max_fanout_bytes: int = 64 * 1024 * 1024
-    """Body bytes times sequences of one request: what its fan-out may put on a link."""
+    max_fanout_bytes: int = 32 * 1024 * 1024
+    """Body bytes times sequences of one request: what its fan-out may put on a link, whose messages end at 64 MiB."""
     max_streams_per_worker: int = 2048
     """Sequences that one worker may hold, running and waiting, before its clients are told to come back."""
 
@@ -50,7 +50,7 @@ class GatewaySettings:
             "max_body_bytes": (1, 12 * 1024 * 1024),
             "max_header_bytes": (1024, 1 << 20),
             "max_choices": (1, MAX_FRAMES_PER_MESSAGE),
-            "max_fanout_bytes": (1, 1 << 30),
+            "max_fanout_bytes": (1, 60 * 1024 * 1024),
             "max_streams_per_worker": (1, 1 << 20),
             "body_timeout_s": (0.01, 3600),
             "request_timeout_s": (0.01, MAX_MILLISECONDS / 1000),

@@ -1,0 +1,44 @@
+"""Whole answers as one JSON object, in OpenAI's formats."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.requests import Plan
+from gateway.sse import usage_json
+from gateway.streams import Call, Piece
+
+_encode = msgspec.json.Encoder().encode
+
+
+def whole_answer(plan: Plan, call: Call, answer_id: str, created: int) -> bytes:
+    """The body of a call whose sequences all ended well."""
+    choices = [_choice(plan, piece) for piece in _in_order(call.take(with_tokens=True))]
+    return _encode(
+        {
+            "id": answer_id,
+            "object": "chat.completion" if plan.chat else "text_completion",
+            "created": created,
+            "model": call.model,
+            "system_fingerprint": call.fingerprint,
+            "choices": choices,
+            "usage": usage_json(*call.usage(plan.per_prompt)),
+        }
+    )
+
+
+def _in_order(pieces: Sequence[Piece]) -> list[Piece]:
+    return sorted(pieces, key=lambda piece: piece.index)
+
+
+def _choice(plan: Plan, piece: Piece) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": piece.index}
+    if plan.chat:
+        choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
+    else:
+        choice["text"] = piece.text
+    choice |= {"logprobs": None, "finish_reason": piece.reason}
+    if plan.return_token_ids:
+        choice["token_ids"] = piece.tokens
+    return choice

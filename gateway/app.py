@@ -1,0 +1,71 @@
+"""The gateway as an ASGI app."""
+
+import time
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from gateway.errors import ApiError, from_code
+from gateway.gate import Gate
+from gateway.generate import Generate
+from gateway.requests import RequestDecoder
+from gateway.router import Router
+from gateway.settings import GatewaySettings
+from gateway.status import Status
+from protocol.errors import ErrorCode
+
+
+def create_app(router: Router, settings: GatewaySettings) -> ASGIApp:
+    """All routes over one router. It starts nothing, and runs on any ASGI server."""
+    decoder = RequestDecoder(settings)
+    status = Status(router, settings, created=int(time.time()))
+    routes = [
+        Route("/v1/completions", Generate(router, settings, decoder.completion), methods=["POST"]),
+        Route("/v1/chat/completions", Generate(router, settings, decoder.chat), methods=["POST"]),
+        Route("/v1/models", status.models),
+        Route("/v1/models/{id:path}", status.model),
+        Route("/health/live", status.live),
+        Route("/health/ready", status.ready),
+        Route("/metrics", status.metrics),
+        Route("/admin/workers", status.workers),
+        Route("/", status.page),
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Gate, settings=settings)],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _defect},
+    )
+    # A redirect would be built from the client's own Host header.
+    app.router.redirect_slashes = False
+    return app
+
+
+def _respond(error: ApiError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error.headers}
+    return Response(error.body(), error.status, headers, "application/json")
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    if not isinstance(error, ApiError):
+        raise error
+    return _respond(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    code = HTTPStatus(error.status_code).name.lower()
+    response = _respond(ApiError(error.status_code, f"{request.method} {request.scope['path'][:200]}: {code}", code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _defect(_: Request, error: Exception) -> Response:
+    # Starlette raises `error` again after this answer, so that the server logs it.
+    return _respond(from_code(ErrorCode.INTERNAL, "the gateway failed"))

@@ -1,0 +1,41 @@
+"""A worker's counts over all its incarnations: they only ever grow, though each incarnation starts again at nothing."""
+
+from protocol.events import Gauges
+
+COUNTED = (
+    "steps",
+    "steps_failed",
+    "decode_steps",
+    "prefill_tokens",
+    "decode_tokens",
+    "sequences_started",
+    "sequences_completed",
+)
+"""The fields of `Gauges` that only grow within one incarnation."""
+
+
+class Counters:
+    """Adds up one worker's `Gauges`. Stale or repeated reports change nothing."""
+
+    def __init__(self) -> None:
+        self._incarnation = -1
+        self._before = dict.fromkeys(COUNTED, 0)
+        self._now = dict.fromkeys(COUNTED, 0)
+
+    def saw(self, incarnation: int, gauges: Gauges) -> None:
+        """Take a report of an incarnation."""
+        if incarnation < self._incarnation:
+            return
+        if incarnation > self._incarnation:
+            for name in COUNTED:
+                self._before[name] += self._now[name]
+            self._now = dict.fromkeys(COUNTED, 0)
+            self._incarnation = incarnation
+        for name in COUNTED:
+            value = getattr(gauges, name)
+            if value > self._now[name]:
+                self._now[name] = value
+
+    def total(self, name: str) -> int:
+        """The count over all incarnations."""
+        return self._before[name] + self._now[name]

@@ -1,0 +1,130 @@
+"""One HTTP exchange on plain ASGI: the body in, the answer out, and a client that may leave or stall at any moment."""
+
+import asyncio
+import secrets
+import time
+
+import anyio
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.errors import ApiError
+from gateway.settings import GatewaySettings
+
+JSON = b"application/json"
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientGone(Exception):
+    """Raised when the client left before its body was whole: there is nobody to answer."""
+
+
+class Exchange:
+    """Reads one request and writes one response. One task uses it, beside the one in `until_gone`."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings) -> None:
+        self.token = secrets.token_hex(12)
+        """What makes the ids of this exchange unique."""
+        self.request_id: str = scope.get("baton.request_id") or self.token
+        self.created = int(time.time())
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+        self._send = send
+        self._settings = settings
+        self._done = False
+        self._sending_since: float | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    async def body(self) -> bytes:
+        """The whole JSON body. Raises `ApiError` for another type, a size over the bound or a slow client, and
+        `ClientGone`."""
+        kind = self._headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        bound = self._settings.max_body_bytes
+        parts: list[bytes] = []
+        size = 0
+        try:
+            with anyio.fail_after(self._settings.body_timeout_s):
+                more = True
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    size += len(message.get("body", b""))
+                    more = message.get("more_body", False)
+                    if size <= bound:
+                        parts.append(message.get("body", b""))
+                    elif size > 2 * bound:
+                        # A client that is over by little is read to its end, for its own reading to work.
+                        break
+        except TimeoutError as error:
+            raise ApiError(408, "the body did not arrive in time", "timeout", headers=[CLOSE]) from error
+        if size > bound:
+            raise ApiError(413, f"the body is over the bound of {bound} bytes", "body_too_large", headers=[CLOSE])
+        # A cross-site form can post text/plain without asking; this type it cannot send unasked.
+        if kind != JSON:
+            raise ApiError(415, "the content-type must be application/json", "unsupported_media_type")
+        return b"".join(parts)
+
+    async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """Send a whole JSON response. A client that does not take it in time is dropped."""
+        self._done = True
+        length = (b"content-length", str(len(body)).encode())
+        start = {"type": "http.response.start", "status": status}
+        with anyio.move_on_after(self._settings.client_stall_s):
+            await self._send({**start, "headers": [(b"content-type", JSON), length, *(headers or [])]})
+            await self._send({"type": "http.response.body", "body": body})
+
+    async def refuse(self, error: ApiError) -> None:
+        """Send an error as the response. What is left of the body is thrown away meanwhile, or a server with a full
+        queue of it could not end the exchange."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.until_gone, None)
+            await self.respond(error.status, error.body(), error.headers)
+            group.cancel_scope.cancel()
+
+    async def start_events(self, scope: anyio.CancelScope) -> None:
+        """Start an event stream. `scope` is cancelled when the client takes nothing for too long."""
+        self._watch(scope)
+        await self._timed({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+
+    async def events(self, chunk: bytes) -> None:
+        """Send rendered events."""
+        await self._timed({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end_events(self, chunk: bytes) -> None:
+        """Send the last rendered events."""
+        self._done = True
+        await self._timed({"type": "http.response.body", "body": chunk})
+
+    async def _timed(self, message: Message) -> None:
+        self._sending_since = asyncio.get_running_loop().time()
+        await self._send(message)
+        self._sending_since = None
+
+    def _watch(self, scope: anyio.CancelScope) -> None:
+        """Look now and then whether a send has been waiting for too long: cheaper than a timer for each."""
+        loop = asyncio.get_running_loop()
+        stall = self._settings.client_stall_s
+        since = self._sending_since
+        if since is not None and loop.time() - since >= stall:
+            scope.cancel()
+            return
+        self._watchdog = loop.call_later(stall if since is None else since + stall - loop.time(), self._watch, scope)
+
+    async def until_gone(self, scope: anyio.CancelScope | None) -> None:
+        """Wait for the client to leave, then cancel `scope`; not when it left because it has its answer."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if scope is not None and not self._done:
+            scope.cancel()
+
+    def close(self) -> None:
+        """Stop watching the client."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+
+CLOSE = (b"connection", b"close")

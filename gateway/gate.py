@@ -1,0 +1,70 @@
+"""What every request passes first: bounds on its headers, its id, and the key. An ASGI middleware without buffering."""
+
+import base64
+import binascii
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import INVALID_TYPE, ApiError
+from gateway.exchange import Exchange
+from gateway.settings import GatewaySettings
+
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+"""The only paths that need no key."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class Gate:
+    """Refuses what breaks a bound or lacks the key, and gives every request an id that its response carries."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._key = settings.api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12).encode()
+        scope["baton.request_id"] = request_id.decode("ascii")
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id)]}
+            await send(message)
+
+        error = self._check(scope)
+        if error is not None:
+            await Exchange(scope, receive, send_with_id, self._settings).refuse(error)
+            return
+        await self._app(scope, receive, send_with_id)
+
+    def _check(self, scope: Scope) -> ApiError | None:
+        size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
+        bound = self._settings.max_header_bytes
+        if size > bound:
+            return ApiError(431, f"the headers are over the bound of {bound} bytes", "headers_too_large")
+        # The path as the server parsed it, never one rebuilt from the Host header.
+        if self._key and scope["path"] not in OPEN_PATHS and not self._has_key(scope):
+            headers = [(b"www-authenticate", b'Basic realm="baton", charset="UTF-8"')]
+            return ApiError(401, "a valid API key is needed", "invalid_api_key", INVALID_TYPE, headers=headers)
+        return None
+
+    def _has_key(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        scheme, _, credentials = given[0].partition(b" ")
+        if scheme.lower() == b"basic":
+            # How a browser on the chat page sends the key: as a password.
+            try:
+                credentials = base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+            except binascii.Error:
+                return False
+        elif scheme.lower() != b"bearer":
+            return False
+        return secrets.compare_digest(credentials.strip(), self._key)

@@ -1,0 +1,119 @@
+"""What Prometheus sees: the workers' counts, the gateway's gauges, and four histograms of what clients feel."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+LABELS = ("model", "backend", "worker")
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+_COUNTS = (
+    # (name, field of the counters, Prometheus type, help). The names are those that users of mlxcel know; two of them
+    # lack the `_total` that Prometheus wants of a counter, so their type is left open.
+    ("baton_batch_sequences_started", "sequences_started", "unknown", "Sequences that got a slot"),
+    ("baton_batch_sequences_completed", "sequences_completed", "unknown", "Sequences that left their slot"),
+    ("baton_batch_prefill_tokens", "prefill_tokens", "counter", "Prompt tokens computed"),
+    ("baton_batch_decode_tokens", "decode_tokens", "counter", "Tokens sampled, the first of each sequence included"),
+    ("baton_batch_decode_steps", "decode_steps", "counter", "Engine steps with at least one decode row"),
+    ("baton_steps", "steps", "counter", "Engine steps, failed ones included"),
+    ("baton_steps_failed", "steps_failed", "counter", "Engine steps that failed"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """What one worker looks like at one scrape."""
+
+    model: str
+    backend: str
+    worker: str
+    counts: Callable[[str], int]
+    slots_available: int
+    queue_depth: int
+    live: int
+    ready: bool
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The histograms of one worker, with its labels."""
+
+    first_token: Histogram
+    inter_token: Histogram
+    queue_wait: Histogram
+    end_to_end: Histogram
+    ended: Callable[[str], Counter]
+
+
+class Metrics:
+    """One private registry. `samples` is asked at every scrape."""
+
+    def __init__(self, samples: Callable[[], Iterable[WorkerSample]]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_WorkerCollector(samples))
+        self._first_token = self._histogram(
+            "baton_time_to_first_token_seconds", "From a request's arrival to the first token of each sequence"
+        )
+        self._inter_token = self._histogram("baton_inter_token_latency_seconds", "Between tokens of one sequence")
+        self._queue_wait = self._histogram("baton_queue_wait_seconds", "A sequence's wait for a slot, by the worker")
+        self._end_to_end = self._histogram("baton_request_seconds", "From a request's arrival to each sequence's end")
+        self._ended = Counter("baton_sequences_ended", "Ends by outcome", [*LABELS, "outcome"], registry=self._registry)
+
+    def _histogram(self, name: str, help_text: str) -> Histogram:
+        return Histogram(name, help_text, LABELS, buckets=SECONDS, registry=self._registry)
+
+    def of(self, model: str, backend: str, worker: str) -> Observed:
+        """The histograms of a worker; kept by the caller, since finding them by label is slow."""
+        labels = (model, backend, worker)
+        return Observed(
+            self._first_token.labels(*labels),
+            self._inter_token.labels(*labels),
+            self._queue_wait.labels(*labels),
+            self._end_to_end.labels(*labels),
+            lambda outcome: self._ended.labels(*labels, outcome),
+        )
+
+    def render(self) -> bytes:
+        """The text format, version 0.0.4."""
+        return generate_latest(self._registry)
+
+
+class _WorkerCollector(Collector):
+    def __init__(self, samples: Callable[[], Iterable[WorkerSample]]) -> None:
+        self._samples = samples
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        samples = list(self._samples())
+        for name, field, kind, text in _COUNTS:
+            metric = Metric(name, text, kind)
+            suffix = "_total" if kind == "counter" else ""
+            for sample in samples:
+                metric.add_sample(name + suffix, _labels(sample), sample.counts(field))
+            yield metric
+        restarts = Metric("baton_worker_restarts", "Restarts of the worker process", "counter")
+        for sample in samples:
+            restarts.add_sample("baton_worker_restarts_total", _labels(sample), sample.restarts)
+        yield restarts
+        yield _gauge("baton_slots_available", "Free slots of ready workers", samples, lambda s: s.slots_available)
+        yield _gauge("baton_queue_depth", "Sequences that wait for a slot", samples, lambda s: s.queue_depth)
+        yield _gauge("baton_live_sequences", "Sequences that the gateway has open", samples, lambda s: s.live)
+        yield _gauge("baton_worker_ready", "1 when the worker takes requests", samples, lambda s: int(s.ready))
+
+
+def _labels(sample: WorkerSample) -> dict[str, str]:
+    return {"model": sample.model, "backend": sample.backend, "worker": sample.worker}
+
+
+def _gauge(name: str, text: str, samples: list[WorkerSample], value: Callable[[WorkerSample], int]) -> Metric:
+    metric = GaugeMetricFamily(name, text, labels=LABELS)
+    for sample in samples:
+        metric.add_metric((sample.model, sample.backend, sample.worker), value(sample))
+    return metric

@@ -1,0 +1,87 @@
+"""The HTTP server under the app. The only import of Hypercorn."""
+
+import asyncio
+import logging
+import resource
+import socket
+
+import anyio
+from hypercorn.asyncio import serve as hypercorn_serve
+from hypercorn.config import Config
+from starlette.types import ASGIApp
+
+from gateway.settings import GatewaySettings
+
+BACKLOG = 4096
+WANTED_FILES = 65536
+END_S = 1.0
+"""Time that the server gets to end after its connections had theirs."""
+
+
+class BindError(Exception):
+    """Raised when the address cannot be listened on; the message says which and why."""
+
+
+def listen(settings: GatewaySettings) -> socket.socket:
+    """A listening socket on the address of the settings. Raises `BindError`."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Connections inherit it: the kernel ends one whose client takes nothing, bytes in its buffers or not.
+            timeout = int(settings.client_stall_s * 1000)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout)
+        listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise BindError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+async def serve(app: ASGIApp, settings: GatewaySettings, *, shutdown: anyio.Event, listener: socket.socket) -> None:
+    """Serve `app` on `listener`, which it closes, until `shutdown` is set and the connections are done."""
+    raise_file_limit()
+    config = Config()
+    # Hypercorn makes its own socket object of this descriptor and closes it.
+    config.bind = [f"fd://{listener.detach()}"]
+    config.backlog = BACKLOG
+    config.h11_max_incomplete_size = settings.max_header_bytes
+    config.keep_alive_timeout = settings.keep_alive_s
+    config.graceful_timeout = max(settings.flush_s, 0.1)
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = logging.getLogger("hypercorn.error")
+    leave = anyio.Event()
+    hard = anyio.CancelScope(shield=True)
+    async with anyio.create_task_group() as group:
+        group.start_soon(_leave, shutdown, leave, hard, config.graceful_timeout + END_S)
+        # Hypercorn does not end well when it is cancelled, so a cancellation reaches it as an ordinary shutdown.
+        with hard:
+            try:
+                await hypercorn_serve(app, config, shutdown_trigger=leave.wait, mode="asgi")
+            except asyncio.InvalidStateError:
+                # What Hypercorn makes of a cancelled shutdown.
+                if not hard.cancel_called:
+                    raise
+        group.cancel_scope.cancel()
+
+
+async def _leave(shutdown: anyio.Event, leave: anyio.Event, hard: anyio.CancelScope, within_s: float) -> None:
+    """Pass a shutdown or a cancellation on, and set the end of Hypercorn's time."""
+    try:
+        await shutdown.wait()
+    finally:
+        leave.set()
+        hard.deadline = anyio.current_time() + within_s
+
+
+def raise_file_limit() -> None:
+    """Let the process have as many connections as the system allows, up to `WANTED_FILES`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

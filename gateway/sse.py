@@ -1,0 +1,85 @@
+"""Answers as server-sent events: what never changes is rendered once a call, and only text is encoded a token."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gateway.errors import ApiError
+from gateway.streams import Piece
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class EventWriter:
+    """Writes the chunks of one call, in OpenAI's format for completions or for chats.
+
+    What a sequence got since its last chunk goes into one chunk, however many tokens that is.
+    """
+
+    def __init__(
+        self,
+        *,
+        chat: bool,
+        answer_id: str,
+        created: int,
+        model: str,
+        fingerprint: str | None,
+        include_usage: bool,
+        return_token_ids: bool,
+    ) -> None:
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        head = {"id": answer_id, "object": kind, "created": created, "model": model, "system_fingerprint": fingerprint}
+        self._chat = chat
+        self._token_ids = return_token_ids
+        self._head = b"data: " + _encode(head)[:-1]
+        # With `include_usage` every chunk but the last says that it has none.
+        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._before: dict[int, bytes] = {}
+        self._between = b'},"logprobs":null,"finish_reason":' if chat else b',"logprobs":null,"finish_reason":'
+        self._plain = self._between + b"null}]" + self._tail
+
+    def pieces(self, pieces: Iterable[Piece]) -> bytes:
+        """One chunk a piece; before a chat choice's first, the chunk with its role."""
+        out: list[bytes] = []
+        for piece in pieces:
+            before = self._before.get(piece.index)
+            if before is None:
+                before = self._open(piece.index, out)
+            if self._chat and not piece.text:
+                out.append(before[: -len(b'"content":')])
+            else:
+                out += (before, _encode(piece.text))
+            out.append(self._plain if piece.reason is None and not self._token_ids else self._close(piece))
+        return b"".join(out)
+
+    def _open(self, index: int, out: list[bytes]) -> bytes:
+        choice = b'%s,"choices":[{"index":%d,' % (self._head, index)
+        if self._chat:
+            out.append(choice + b'"delta":{"role":"assistant","content":""' + self._plain)
+        before = choice + (b'"delta":{"content":' if self._chat else b'"text":')
+        self._before[index] = before
+        return before
+
+    def _close(self, piece: Piece) -> bytes:
+        reason = b"null" if piece.reason is None else _encode(piece.reason)
+        ids = b',"token_ids":' + _encode(piece.tokens) if self._token_ids else b""
+        return self._between + reason + ids + b"}]" + self._tail
+
+    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
+        """The chunk with the counts of the whole call, and no choices."""
+        return self._head + b',"choices":[],"usage":' + _encode(usage_json(prompt_tokens, completion_tokens)) + b"}\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """The chunk that ends a stream which cannot go on; `DONE` follows it."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+def usage_json(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """OpenAI's `usage` object."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

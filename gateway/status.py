@@ -1,0 +1,113 @@
+"""What can be asked about the gateway itself: models, health, workers, metrics, and the page to chat on."""
+
+import asyncio
+from importlib import resources
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.errors import ApiError
+from gateway.metrics import CONTENT_TYPE
+from gateway.router import Router
+from gateway.settings import GatewaySettings
+from gateway.workers import Seat
+
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+class Status:
+    """The endpoints that only look. Each method answers one route."""
+
+    def __init__(self, router: Router, settings: GatewaySettings, created: int) -> None:
+        self._router = router
+        self._settings = settings
+        self._created = created
+        self._page = resources.files("gateway").joinpath("page.html").read_bytes()
+
+    async def models(self, _: Request) -> Response:
+        """`GET /v1/models`."""
+        return _json({"object": "list", "data": [self._model(name) for name in self._router.models()]})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/{id}`. Raises `ApiError` for an unknown one."""
+        name = request.path_params["id"]
+        if name not in self._router.models():
+            raise ApiError(404, f"there is no model {name[:128]!r}", "model_not_found", param="id")
+        return _json(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        hellos = [seat.status.hello for seat in self._router.seats() if seat.model == name]
+        context = max((hello.context for hello in hellos if hello is not None), default=None)
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "baton",
+            "max_model_len": context,
+        }
+
+    async def live(self, _: Request) -> Response:
+        """`GET /health/live`: the event loop turns."""
+        return _json({"status": "live"})
+
+    async def ready(self, _: Request) -> Response:
+        """`GET /health/ready`: 200 when some worker is ready and showed progress lately, and admission is open."""
+        now = asyncio.get_running_loop().time()
+        progressing = {
+            name: any(
+                seat.progressing(now, self._settings.progress_timeout_s)
+                for seat in self._router.seats()
+                if seat.model == name
+            )
+            for name in self._router.models()
+        }
+        if any(progressing.values()) and not self._router.draining:
+            return _json({"status": "ready", "models": progressing})
+        status = "draining" if self._router.draining else "not ready"
+        retry = {"retry-after": str(self._settings.retry_after_s)}
+        return _json({"status": status, "models": progressing}, 503, retry)
+
+    async def workers(self, _: Request) -> Response:
+        """`GET /admin/workers`."""
+        now = asyncio.get_running_loop().time()
+        return _json({"workers": [_worker(seat, now) for seat in self._router.seats()]})
+
+    async def metrics(self, _: Request) -> Response:
+        """`GET /metrics`."""
+        return Response(self._router.metrics.render(), headers={"content-type": CONTENT_TYPE.decode()})
+
+    async def page(self, _: Request) -> Response:
+        """`GET /`."""
+        return Response(self._page, headers=_PAGE_HEADERS, media_type="text/html; charset=utf-8")
+
+
+def _worker(seat: Seat, now: float) -> dict[str, Any]:
+    status = seat.status
+    hello, gauges = status.hello, status.gauges
+    return {
+        "name": seat.name,
+        "model": seat.model,
+        "backend": None if hello is None else hello.backend,
+        "device": None if hello is None else hello.device,
+        "pid": status.pid,
+        "incarnation": status.incarnation,
+        "state": str(status.state.value),
+        "slots_total": 0 if hello is None else hello.slots,
+        "slots_active": gauges.slots_active,
+        "queue_depth": gauges.queue_depth,
+        "steps": gauges.steps,
+        "last_progress_s": round(max(0.0, now - status.last_progress), 3),
+    }

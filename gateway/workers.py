@@ -1,0 +1,105 @@
+"""One worker as the router sees it: its status, its counts, and the sequences it holds for the gateway."""
+
+import asyncio
+from asyncio import TimerHandle
+from collections.abc import Iterable
+
+from actors.worker_process import Worker, WorkerState, WorkerStatus, WorkerUnavailable
+from gateway.counters import Counters
+from gateway.metrics import Metrics, Observed, WorkerSample
+from gateway.streams import Call, Stream
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE
+from protocol.commands import Cancel
+
+CANCEL_RETRY_S = 0.02
+
+
+class Seat:
+    """Owned by the router. `live` has the sequences by their number, `calls` the deadline of each call."""
+
+    def __init__(self, worker: Worker, name: str, model: str, metrics: Metrics) -> None:
+        self.worker = worker
+        self.name = name
+        self.model = model
+        self.incarnation = worker.status.incarnation
+        self.counters = Counters()
+        self.live: dict[int, Stream] = {}
+        self.calls: dict[Call, TimerHandle] = {}
+        self._uncancelled: list[Cancel] = []
+        self._retry: TimerHandle | None = None
+        self._metrics = metrics
+        self._backend = "unknown"
+        self._observed: Observed | None = None
+        self.refresh(worker.status)
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The worker's status, now."""
+        return self.worker.status
+
+    @property
+    def backend(self) -> str:
+        """What the worker said that it computes with; kept while it restarts, so that its series go on."""
+        return self._backend
+
+    @property
+    def observed(self) -> Observed:
+        """The worker's histograms."""
+        if self._observed is None:
+            self._observed = self._metrics.of(self.model, self._backend, self.name)
+        return self._observed
+
+    @property
+    def ready(self) -> bool:
+        """The worker takes requests."""
+        status = self.worker.status
+        return status.state is WorkerState.READY and status.incarnation == self.incarnation
+
+    def progressing(self, now: float, timeout_s: float) -> bool:
+        """The worker takes requests and lately showed that it gets on with them. `now` is the loop's time."""
+        return self.ready and now - self.worker.status.last_progress < timeout_s
+
+    def refresh(self, status: WorkerStatus) -> None:
+        """Take over what a status says: the counts, and the labels once they are known."""
+        self.counters.saw(status.incarnation, status.gauges)
+        if status.hello is not None and status.hello.backend != self._backend:
+            self._backend = status.hello.backend
+            self._observed = None
+
+    def cancel(self, streams: Iterable[Stream]) -> None:
+        """Post a cancel for each. A full link must not lose one, or a slot would compute for nobody: they go again."""
+        self._uncancelled.extend(Cancel(stream.submit.stream) for stream in streams)
+        if self._retry is None:
+            self._post_cancels()
+
+    def forget_cancels(self) -> None:
+        """The incarnation that they were for is gone."""
+        self._uncancelled.clear()
+
+    def _post_cancels(self) -> None:
+        self._retry = None
+        while batch := self._uncancelled[:MAX_FRAMES_PER_MESSAGE]:
+            try:
+                self.worker.send_nowait(batch)
+            except WorkerUnavailable:
+                self._retry = asyncio.get_running_loop().call_later(CANCEL_RETRY_S, self._post_cancels)
+                return
+            del self._uncancelled[: len(batch)]
+
+    def sample(self) -> WorkerSample:
+        """The worker, for a scrape."""
+        status = self.worker.status
+        self.refresh(status)
+        ready, hello = self.ready, status.hello
+        free = hello.slots - status.gauges.slots_active if ready and hello is not None else 0
+        return WorkerSample(
+            model=self.model,
+            backend=self._backend,
+            worker=self.name,
+            counts=self.counters.total,
+            slots_available=max(0, free),
+            queue_depth=status.gauges.queue_depth,
+            live=len(self.live),
+            ready=ready,
+            restarts=status.restarts,
+        )

@@ -1,0 +1,109 @@
+"""A worker without a process: tests speak for it, frame by frame."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from actors.worker_process import WorkerState, WorkerStatus, WorkerUnavailable
+from gateway.router import Router
+from protocol.commands import Cancel, Command, Submit
+from protocol.errors import ErrorCode
+from protocol.events import Capabilities, Delta, Event, Failed, Finished, Gauges, Hello, Ready, Step, Usage
+from protocol.request import FinishReason
+
+DIGEST = "0123456789abcdef0123"
+ONE_TOKEN = Usage(3, 1)
+
+
+class FakeWorker:
+    """Implements `actors.worker_process.Worker`. `sent` has every message that the gateway posted, whole."""
+
+    def __init__(self, name: str = "w0", *, model: str = "tiny", slots: int = 4, context: int = 128) -> None:
+        hello = Hello(1, name, 1, 4242, model, "scripted", "none", slots, context, DIGEST)
+        self.status = WorkerStatus(
+            name=name,
+            state=WorkerState.READY,
+            pid=4242,
+            incarnation=1,
+            restarts=0,
+            hello=hello,
+            ready=Ready(Capabilities(chat=True)),
+            gauges=Gauges(),
+            loading=None,
+            last_progress=asyncio.get_running_loop().time(),
+            reason="",
+        )
+        self.name = name
+        self.model = model
+        self.sent: list[list[Command]] = []
+        self.full = False
+        self.arrived = asyncio.Event()
+        self._router: Router | None = None
+
+    def join(self, router: Router) -> "FakeWorker":
+        self._router = router
+        router.add(self, self.name, self.model)
+        return self
+
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        if self.full or self.status.state is not WorkerState.READY:
+            raise WorkerUnavailable("not now")
+        self.sent.append(list(commands))
+        self.arrived.set()
+
+    @property
+    def submits(self) -> list[Submit]:
+        return [command for message in self.sent for command in message if isinstance(command, Submit)]
+
+    @property
+    def cancels(self) -> list[int]:
+        return [command.stream for message in self.sent for command in message if isinstance(command, Cancel)]
+
+    async def wait_submits(self, count: int) -> list[Submit]:
+        """Until the gateway submitted this many sequences in all."""
+        while len(self.submits) < count:
+            self.arrived.clear()
+            await self.arrived.wait()
+        return self.submits
+
+    async def wait_cancels(self, count: int) -> list[int]:
+        while len(self.cancels) < count:
+            self.arrived.clear()
+            await self.arrived.wait()
+        return self.cancels
+
+    def change(self, **changes: object) -> None:
+        """A new status, told to the gateway."""
+        self.status = replace(self.status, **changes)  # type: ignore[arg-type]
+        self.router.worker_changed(self.status)
+
+    @property
+    def router(self) -> Router:
+        if self._router is None:
+            raise RuntimeError("join a router first")
+        return self._router
+
+    def say(self, event: Event, incarnation: int | None = None) -> None:
+        now = self.status.incarnation if incarnation is None else incarnation
+        self.router.worker_event(self.name, now, event)
+
+    def token(self, stream: int, text: str, *tokens: int) -> None:
+        self.say(Step((Delta(stream, tokens or (len(text),), text),), self.status.gauges))
+
+    def finish(self, stream: int, text: str = "", *, reason: FinishReason = "stop", usage: Usage = ONE_TOKEN) -> None:
+        self.say(Finished(stream, reason, usage, (), text))
+
+    def fail(self, stream: int, code: ErrorCode, text: str = "no", field: str = "") -> None:
+        self.say(Failed(stream, code, text, field))
+
+    def die(self) -> None:
+        """This incarnation is gone, and the next one starts."""
+        incarnation = self.status.incarnation
+        self.status = replace(self.status, state=WorkerState.BACKOFF, pid=None)
+        self.router.worker_lost(self.name, incarnation, "killed by signal 9")
+        self.router.worker_changed(self.status)
+
+    def come_back(self) -> None:
+        incarnation = self.status.incarnation + 1
+        restarts = self.status.restarts + 1
+        self.change(incarnation=incarnation, state=WorkerState.READY, restarts=restarts, gauges=Gauges())

@@ -1,0 +1,86 @@
+"""The real server on a real socket, in the test's own event loop, over workers that the test speaks for."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+
+from gateway.app import create_app
+from gateway.router import Router
+from gateway.server import listen, serve
+from gateway.settings import GatewaySettings
+from tests.gateway.fakes import FakeWorker
+
+COMPLETION = {"model": "tiny", "prompt": "hi", "max_tokens": 8}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+
+
+@dataclass
+class Served:
+    """A running gateway."""
+
+    port: int
+    router: Router
+    workers: list[FakeWorker]
+    client: httpx.AsyncClient
+    app: Any = field(repr=False)
+
+    @property
+    def worker(self) -> FakeWorker:
+        return self.workers[0]
+
+    @property
+    def live(self) -> int:
+        """Sequences that the gateway has open."""
+        return sum(len(seat.live) for seat in self.router.seats())
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Let the loop turn until something holds; the test's time limit ends a wait in vain."""
+        while not true():
+            await anyio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def serving(
+    *names: str, slots: int = 4, make: Callable[[str], FakeWorker] | None = None, **settings: Any
+) -> AsyncIterator[Served]:
+    """A gateway on a free port with fake workers of these names (one, `w0`, by default)."""
+    chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
+    router = Router(chosen)
+    build = make or (lambda name: FakeWorker(name, slots=slots))
+    workers = [build(name).join(router) for name in names or ("w0",)]
+    listener = listen(chosen)
+    port = listener.getsockname()[1]
+    shutdown = anyio.Event()
+    app = create_app(router, chosen)
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: serve(app, chosen, shutdown=shutdown, listener=listener))
+        base = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=base, timeout=30, trust_env=False) as client:
+            yield Served(port, router, workers, client, app)
+        shutdown.set()
+
+
+async def events(response: httpx.Response) -> list[Any]:
+    """The events of a stream: decoded JSON, and the string `[DONE]`."""
+    found: list[Any] = []
+    # Not `aiter_lines`: it ends lines at U+2028 too, which JSON may hold as it is.
+    for line in (await response.aread()).decode().split("\n"):
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            found.append(data if data == "[DONE]" else json.loads(data))
+    return found
+
+
+async def open_raw(port: int, path: str, body: dict[str, Any]) -> anyio.abc.SocketStream:
+    """A request on a bare socket, which the test reads, or not, and closes as it likes."""
+    stream = await anyio.connect_tcp("127.0.0.1", port)
+    payload = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
+    await stream.send(head.encode() + b"\r\n\r\n" + payload)
+    return stream
