@@ -117,6 +117,7 @@ def make_checkpoint(
     ffn: int = 128,
     vocab: int = 512,
     tied: bool = True,
+    attention_bias: bool = False,
     rope_scaling: Mapping[str, Any] | None = None,
     sharded: bool = False,
     quantized_bits: Literal[4, 8] | None = None,
@@ -125,6 +126,7 @@ def make_checkpoint(
 ) -> Path:
     """Write a checkpoint into `directory` and return it. The same arguments give the same bytes.
 
+    `attention_bias` gives the attention's four matrices biases (of llama and qwen3; those of qwen2 always have three);
     `rope_scaling` goes into config.json as it is (`LLAMA3_SCALING` is one); `sharded` writes one file a layer and an
     index; `quantized_bits` quantizes every matrix, the embedding and the head included, in groups of `group_size`.
     """
@@ -153,7 +155,7 @@ def make_checkpoint(
         "pad_token_id": 0,
     }
     if family in ("llama", "qwen3"):
-        config["attention_bias"] = False
+        config["attention_bias"] = attention_bias
     if family == "llama":
         config["mlp_bias"] = False
     if family in ("qwen2", "qwen3"):
@@ -197,9 +199,11 @@ def _draw_weights(config: Mapping[str, Any], rng: np.random.Generator) -> Tensor
         tensors[attention + "k_proj.weight"] = matrix(keys, hidden, 2.0)
         tensors[attention + "v_proj.weight"] = matrix(keys, hidden, 1.0)
         tensors[attention + "o_proj.weight"] = matrix(hidden, queries, 1.0)
-        if config["model_type"] == "qwen2":
-            for name, size in (("q", queries), ("k", keys), ("v", keys)):
-                tensors[f"{attention}{name}_proj.bias"] = (0.2 * rng.standard_normal(size)).astype(np.float32)
+        biases = {"q": queries, "k": keys, "v": keys} if config["model_type"] == "qwen2" else {}
+        if config.get("attention_bias"):
+            biases = {"q": queries, "k": keys, "v": keys, "o": hidden}
+        for name, size in biases.items():
+            tensors[f"{attention}{name}_proj.bias"] = (0.2 * rng.standard_normal(size)).astype(np.float32)
         if config["model_type"] == "qwen3":
             tensors[attention + "q_norm.weight"] = 2.0 * norm(head_dim)
             tensors[attention + "k_norm.weight"] = 2.0 * norm(head_dim)

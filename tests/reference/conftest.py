@@ -1,0 +1,127 @@
+"""The independent implementation: Hugging Face transformers on torch, on the CPU in float32."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
+from workers.checkpoint import ModelConfig, open_weights
+from workers.runner import Runner
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama"},
+    "llama-untied-sharded": {"family": "llama", "tied": False, "sharded": True},
+    "llama-llama3-rope": {"family": "llama", "rope_scaling": LLAMA3_SCALING},
+    "llama-biased": {"family": "llama", "attention_bias": True},
+    "mistral-untied-all-kv-heads": {"family": "mistral", "tied": False, "kv_heads": 4},
+    "qwen2-biased": {"family": "qwen2"},
+    "qwen3-one-kv-head": {"family": "qwen3", "tied": False, "kv_heads": 1},
+    "llama-4-bit": {"family": "llama", "quantized_bits": 4},
+    "llama-8-bit": {"family": "llama", "quantized_bits": 8, "group_size": 64},
+}
+BACKENDS = ("mlx", "iree")
+CONTEXT = 256
+SLOTS = 3
+
+
+class Reference:
+    """One checkpoint in transformers, with eager attention: what the runners are compared with."""
+
+    def __init__(self, path: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._torch = torch
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        self._model = model.eval()
+
+    def logits(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
+        """float32 [len(tokens), vocab]."""
+        with self._torch.no_grad():
+            logits: NDArray[np.float32] = self._model(self._torch.tensor([tokens])).logits[0].numpy()
+        return logits
+
+    def log_likelihoods(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
+        """The log-probability of every token but the first, given those before it: float32 [len(tokens) - 1]."""
+        with self._torch.no_grad():
+            logs = self._model(self._torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        picked: NDArray[np.float32] = logs.numpy()[np.arange(len(tokens) - 1), list(tokens[1:])]
+        return picked
+
+    def greedy(self, prompt: tuple[int, ...], count: int) -> list[int]:
+        """`count` tokens, each from a whole forward: the reference has no cache that could be wrong."""
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(self.logits(tuple(tokens))[-1].argmax()))
+        return tokens[len(prompt) :]
+
+
+def dequantize(path: Path, target: Path) -> Path:
+    """The same checkpoint with plain weights, for an implementation that does not know the quantized format."""
+    target.mkdir()
+    for file in path.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, target)
+    config = json.loads((path / "config.json").read_text())
+    config = {name: value for name, value in config.items() if not name.startswith("quantization")}
+    (target / "config.json").write_text(json.dumps(config))
+    write_safetensors(target / "model.safetensors", dict(open_weights(path)))
+    return target
+
+
+def load_runner(backend: str, path: Path, cache_dir: Path) -> Runner:
+    """The backend's runner in float32 on the CPU; skips when the backend is not installed."""
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "slots": SLOTS,
+        "context": CONTEXT,
+        "cache_dir": cache_dir,
+        "threads": 0,
+        "progress": lambda phase, done, total: None,
+    }
+    config = ModelConfig.from_dir(path)
+    if backend == "mlx":
+        pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton[mlx]'")
+        from workers.mlx.runner import MlxRunner
+
+        return MlxRunner.load(path, config, device="cpu", **options)
+    pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+    from workers.iree.runner import IreeRunner
+
+    return IreeRunner.load(path, config, device="local-task", **options)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch() -> Any:
+    """Torch with one thread: the models are tiny, and the machine is shared."""
+    reason = "the reference needs torch: pip install -e '.[reference]'"
+    torch = pytest.importorskip("torch", reason=reason)
+    pytest.importorskip("transformers", reason=reason)
+    torch.set_num_threads(1)
+    return torch
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled graphs, shared by the cases that have the same shape."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {name: make_checkpoint(root / name, **options) for name, options in CASES.items()}
+
+
+@pytest.fixture(scope="session")
+def references(torch: Any, checkpoints: dict[str, Path]) -> dict[str, Reference]:
+    plain = {
+        name: dequantize(path, path.with_name(name + "-plain")) if "bit" in name else path
+        for name, path in checkpoints.items()
+    }
+    return {name: Reference(path) for name, path in plain.items()}
