@@ -11,6 +11,8 @@ _TURN_END = "<|im_end|>\n"
 class ByteChat:
     """ChatML in plain characters, without a template engine; tools are not part of it."""
 
+    takes_tools = False
+
     def render(self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True) -> str:
         turns = [f"<|im_start|>{message['role']}\n{message['content']}{_TURN_END}" for message in messages]
         if add_generation_prompt:

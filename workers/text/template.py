@@ -179,6 +179,7 @@ class ChatTemplate:
         environment = _Environment(self._budget)
         self._budget.restart()  # constant expressions are computed while compiling
         self._templates = {name: _compile(environment, name, source) for name, source in sources.items()}
+        self.takes_tools = any(_names_tools(environment, source) for source in sources.values())
 
     def render(self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True) -> str:
         """The prompt of a conversation. Raises `TemplateError` with the template's own message, or why it failed."""
@@ -211,6 +212,10 @@ class ChatTemplate:
                 raise TemplateError(f"the chat template's prompt is over the bound of {self._max_chars} characters")
             parts.append(piece)
         return "".join(parts)
+
+
+def _names_tools(environment: _Environment, source: str) -> bool:
+    return any(name.name == "tools" and name.ctx == "load" for name in environment.parse(source).find_all(nodes.Name))
 
 
 def _compile(environment: _Environment, name: str, source: str) -> jinja2.Template:

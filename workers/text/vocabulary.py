@@ -10,6 +10,10 @@ Tools = Sequence[Mapping[str, Any]]
 class Chat(Protocol):
     """A model's way to write a conversation as one prompt."""
 
+    @property
+    def takes_tools(self) -> bool:
+        """Tools have a place in the prompt; otherwise they would be left out without a word."""
+
     def render(self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True) -> str:
         """The prompt, its special tokens spelled out. Raises `workers.text.template.TemplateError`."""
 

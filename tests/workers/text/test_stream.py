@@ -25,7 +25,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def texts() -> st.SearchStrategy[str]:
-    return st.text(st.sampled_from(TEXT) | st.characters(exclude_categories=("Cs",)), max_size=40)
+    return st.text(st.sampled_from(TEXT) | st.characters(codec="utf-8"), max_size=40)
 
 
 def stream_all(vocabulary: Vocabulary, tokens: list[int], prompt: list[int] = [], stops: tuple[str, ...] = ()) -> str:  # noqa: B006
@@ -106,8 +106,8 @@ def test_byte_fallback_tokens_become_characters(tmp_path: Path) -> None:
 
 
 def test_special_tokens_are_silent_and_added_ones_are_not(tmp_path: Path) -> None:
-    library, ours = _byte_level()
-    bos, tool = library.token_to_id(BOS), library.token_to_id("<tool_call>")
+    _, ours = _byte_level()
+    bos, tool = ours.encode(BOS, special=False) + ours.encode("<tool_call>", special=False)
     assert stream_all(ours, [bos, tool, bos]) == "<tool_call>"
 
 

@@ -71,6 +71,14 @@ def test_the_tool_template_is_taken_when_there_are_tools() -> None:
     assert template.render([USER], TOOLS) == "weather"
 
 
+def test_a_template_takes_tools_when_it_names_them() -> None:
+    assert {name for name, source in templates.ALL.items() if ChatTemplate({"default": source}).takes_tools} == {
+        "llama3",
+        "qwen",
+    }
+    assert ChatTemplate({"default": "a", "tool_use": "{{ tools }}"}).takes_tools
+
+
 RUNAWAYS = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "hoisted": "{% set r = range(99999) %}{% for i in r recursive %}{% for j in r recursive %}{% endfor %}{% endfor %}",

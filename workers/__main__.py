@@ -1,0 +1,84 @@
+"""`python -m workers`: one worker process. Started by the gateway's supervisor, never by a person."""
+
+import argparse
+import functools
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+import structlog
+
+from actors.endpoint import EndpointError
+from actors.logs import configure_logging
+from protocol.errors import ByeReason
+from workers.orphan import GatewayWatch
+from workers.service import EXIT_CODES, Left, WorkerService
+from workers.spec import WorkerSpec
+
+EXIT_USAGE = 2
+
+
+class SpecRefused(Exception):
+    """The worker's specification is not JSON, misses a field or breaks a bound. The text names the field."""
+
+
+def decode_spec(text: str) -> WorkerSpec:
+    """Raises `SpecRefused`."""
+    try:
+        return msgspec.json.decode(text, type=WorkerSpec)
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise SpecRefused(f"--spec: {error}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a worker to its end and return its exit code: 0 stopped, 2 bad arguments, others by `EXIT_CODES`."""
+    # The terminal's Ctrl-C goes to the whole process group; the gateway decides when its workers stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="python -m workers", description=__doc__)
+    parser.add_argument(
+        "--endpoint", required=True, help="address of the gateway's link, ipc://PATH or tcp://HOST:PORT"
+    )
+    parser.add_argument("--incarnation", required=True, type=int, help="number that the gateway gave this process")
+    parser.add_argument("--spec", required=True, help="what to serve, as JSON")
+    arguments = parser.parse_args(argv)
+    configure_logging("worker", "info")
+    log = structlog.get_logger()
+    try:
+        spec = decode_spec(arguments.spec)
+        configure_logging("worker", spec.log_level)
+    except (SpecRefused, ValueError) as error:
+        log.error("spec_refused", problem=str(error))
+        return EXIT_USAGE
+    service = WorkerService(spec, arguments.endpoint, arguments.incarnation)
+    try:
+        left = anyio.run(_serve, service)
+    except EndpointError as error:
+        log.error("endpoint_refused", problem=str(error))
+        return EXIT_USAGE
+    if left.stuck:
+        log.error("engine_stuck", reason=left.reason.value)
+        _exit_now(left.exit_code)
+    return left.exit_code
+
+
+async def _serve(service: WorkerService) -> Left:
+    gone = functools.partial(service.leave_threadsafe, ByeReason.ORPHANED, "the gateway is gone")
+    watch = GatewayWatch(gone, kill=functools.partial(_exit_now, EXIT_CODES[ByeReason.ORPHANED]))
+    try:
+        return await service.run(watch.start)
+    finally:
+        watch.end()
+
+
+def _exit_now(code: int) -> None:
+    """Leave without the interpreter's farewell, which would wait for, or crash in, a thread inside native code."""
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""The request table: commands become engine requests, and what the engine brings becomes frames. Pure.
+
+Owned by the event loop's side of the worker. Every stream that `admit` lets in gets exactly one terminal frame from
+here: `Finished` or `Failed`.
+"""
+
+import heapq
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.bounds import MAX_REASON
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from protocol.events import Delta, Event, Failed, Finished, Gauges, Step, Usage
+from protocol.request import ChatInput, FinishReason, Input, TextInput
+from workers.request import End, Failure, Request, StepResult
+from workers.text.budget import TemplateError
+from workers.text.stream import TextStream
+from workers.text.vocabulary import Chat, Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one turn of the engine thread brought. `step` is None when the engine had nothing to run."""
+
+    step: StepResult | None
+    ends: tuple[End, ...]
+    """Of sequences that were taken out: cancelled, or stopped by a stop string."""
+    failures: tuple[Failure, ...]
+    """Of sequences that the engine did not take."""
+    gauges: Gauges
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The answer to a `Submit`: a request for the engine, or the frame that ends it here."""
+
+    request: Request | None
+    answer: Finished | Failed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Frames to send, in order, and streams that the engine is to finish because a stop string was found."""
+
+    frames: list[Event]
+    finish: list[int]
+
+
+@dataclass(slots=True)
+class _Live:
+    """One sequence from its admission to its terminal frame."""
+
+    eos: frozenset[int]
+    text: TextStream | None
+    """None when the model has no tokenizer."""
+    prompt_tokens: int
+    completion_tokens: int
+    stopped: bool = False
+    """A stop string was found: what the engine still brings is dropped."""
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+
+
+class _Refused(Exception):
+    """Raised while a prompt is made: the request ends before any work."""
+
+    def __init__(self, code: ErrorCode, text: str, field: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.field = field
+
+
+class Delivery:
+    """Detokenizer, stop strings, usage and deadline of each live sequence."""
+
+    def __init__(self, vocabulary: Vocabulary | None, *, max_live: int, clock: Callable[[], float]) -> None:
+        """`max_live` bounds the table; what is over it is refused with OVERLOADED. `clock` gives seconds."""
+        self._vocabulary = vocabulary
+        self._max_live = max_live
+        self._clock = clock
+        self._live: dict[int, _Live] = {}
+        self._deadlines: list[tuple[float, int]] = []
+
+    @property
+    def live(self) -> int:
+        """Sequences that have no terminal frame yet."""
+        return len(self._live)
+
+    def streams(self) -> list[int]:
+        """The live sequences."""
+        return list(self._live)
+
+    def admit(self, submit: Submit) -> Admitted:
+        """Make the prompt and open an entry. Whatever is wrong with the request is a `Failed` that names the field."""
+        stream = submit.stream
+        if len(self._live) >= self._max_live:
+            return _refused(stream, ErrorCode.OVERLOADED, f"{len(self._live)} sequences are live or wait already", "")
+        try:
+            prompt = self._prompt(submit.input)
+            text = self._text(submit, prompt)
+        except _Refused as refusal:
+            return _refused(stream, refusal.code, str(refusal), refusal.field)
+        eos = self._vocabulary.eos_ids if self._vocabulary and not submit.limits.ignore_eos else frozenset()
+        live = _Live(eos, text, len(prompt), len(submit.resume))
+        for token in submit.resume:
+            # The client has this text already; what was held back of it comes with the next token.
+            if text is not None and token not in eos:
+                text.push(token)
+        if text is not None and text.stopped:
+            return Admitted(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
+        self._live[stream] = live
+        if submit.limits.deadline_ms:
+            heapq.heappush(self._deadlines, (self._clock() + submit.limits.deadline_ms / 1000, stream))
+        limits = submit.limits
+        return Admitted(Request(stream, prompt, submit.sampling, limits.max_tokens, eos, submit.resume), None)
+
+    def is_live(self, stream: int) -> bool:
+        return stream in self._live
+
+    def deliver(self, outcome: Outcome) -> Delivered:
+        """One `Step` frame for an engine step, then the terminal frames that follow from it."""
+        frames: list[Event] = []
+        finish: list[int] = []
+        ends, failures = outcome.ends, outcome.failures
+        if outcome.step is not None:
+            deltas = self._deltas(outcome.step, finish)
+            frames.append(Step(deltas, outcome.gauges))
+            ends, failures = outcome.step.ends + ends, outcome.step.failures + failures
+        for end in ends:
+            frames.extend(self._end(end))
+        for failure in failures:
+            frames.extend(self._fail(failure))
+        return Delivered(frames, [stream for stream in finish if stream in self._live])
+
+    def expire(self) -> list[Failed]:
+        """End the sequences whose deadline has passed. The engine is to cancel them."""
+        now, failed = self._clock(), []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, stream = heapq.heappop(self._deadlines)
+            live = self._live.get(stream)
+            if live is not None and not live.stopped:
+                del self._live[stream]
+                failed.append(Failed(stream, ErrorCode.DEADLINE, "the request's deadline passed", "deadline_ms"))
+        return failed
+
+    def next_deadline(self) -> float | None:
+        """The clock's time of the next deadline of a live sequence."""
+        while self._deadlines and self._deadlines[0][1] not in self._live:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
+        """End everything that is live, because the worker leaves."""
+        failed = [Failed(stream, code, text) for stream in self._live]
+        self._live.clear()
+        self._deadlines.clear()
+        return failed
+
+    def _prompt(self, source: Input) -> tuple[int, ...]:
+        if isinstance(source, TextInput):
+            return tuple(self._require_text("prompt").encode(source.text, special=True))
+        if isinstance(source, ChatInput):
+            vocabulary = self._require_text("messages")
+            if vocabulary.chat is None:
+                raise _Refused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
+            # The template spells the special tokens out itself.
+            return tuple(vocabulary.encode(_render(vocabulary.chat, source), special=False))
+        return source.tokens
+
+    def _text(self, submit: Submit, prompt: tuple[int, ...]) -> TextStream | None:
+        if self._vocabulary is None:
+            if submit.limits.stop:
+                raise _Refused(ErrorCode.UNSUPPORTED, "the model has no tokenizer: stop strings need one", "stop")
+            return None
+        # An answer in a chat begins a text of its own; any other goes on with its prompt's.
+        context = () if isinstance(submit.input, ChatInput) else prompt
+        return TextStream(self._vocabulary, context, submit.limits.stop)
+
+    def _require_text(self, field: str) -> Vocabulary:
+        if self._vocabulary is None:
+            raise _Refused(ErrorCode.UNSUPPORTED, "the model has no tokenizer: give the prompt as token ids", field)
+        return self._vocabulary
+
+    def _deltas(self, step: StepResult, finish: list[int]) -> tuple[Delta, ...]:
+        touched: dict[int, _Live] = {}
+        for item in step.tokens:
+            live = self._live.get(item.stream)
+            if live is None or live.stopped:
+                continue  # its terminal frame is sent or decided, and the engine has not heard of it yet
+            touched[item.stream] = live
+            live.completion_tokens += 1
+            live.tokens.append(item.token)
+            if live.text is not None and item.token not in live.eos:
+                live.pieces.append(live.text.push(item.token))
+                if live.text.stopped:
+                    live.stopped = True
+                    finish.append(item.stream)
+        deltas = []
+        for stream, live in touched.items():
+            deltas.append(Delta(stream, tuple(live.tokens), "".join(live.pieces)))
+            live.tokens.clear()
+            live.pieces.clear()
+        return tuple(deltas)
+
+    def _end(self, end: End) -> Iterable[Finished]:
+        live = self._live.pop(end.stream, None)
+        if live is None:
+            return ()
+        tail = live.text.finish() if live.text is not None else ""
+        reason: FinishReason = "stop" if live.stopped or (live.text is not None and live.text.stopped) else end.reason
+        times = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
+        usage = Usage(live.prompt_tokens, live.completion_tokens, *times)
+        return (Finished(end.stream, reason, usage, (), tail),)
+
+    def _fail(self, failure: Failure) -> Iterable[Finished | Failed]:
+        live = self._live.pop(failure.stream, None)
+        if live is None:
+            return ()
+        if live.stopped:  # the answer was complete before the step that failed
+            return (Finished(failure.stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)),)
+        return (Failed(failure.stream, failure.code, failure.text[:MAX_REASON], failure.field),)
+
+
+def _refused(stream: int, code: ErrorCode, text: str, field: str) -> Admitted:
+    return Admitted(None, Failed(stream, code, text[:MAX_REASON], field))
+
+
+def _render(chat: Chat, source: ChatInput) -> str:
+    tools = _tools(source.tools_json)
+    if tools and not chat.takes_tools:
+        raise _Refused(ErrorCode.UNSUPPORTED, "the model's chat template has no place for tools", "tools")
+    messages = [{"role": message.role, "content": message.content} for message in source.messages]
+    try:
+        return chat.render(messages, tools)
+    except TemplateError as error:
+        raise _Refused(ErrorCode.TEMPLATE, str(error), "messages") from error
+
+
+def _tools(text: str) -> Sequence[dict[str, Any]] | None:
+    if not text:
+        return None
+    try:
+        tools = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _Refused(ErrorCode.INVALID, f"tools is not JSON: {error}", "tools") from error
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise _Refused(ErrorCode.INVALID, "tools is not a list of objects", "tools")
+    return tools or None

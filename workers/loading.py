@@ -1,0 +1,84 @@
+"""From a `WorkerSpec` to an engine that has run: what the worker says of itself before, and the load itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.bounds import MAX_NAME
+from protocol.request import Sampling
+from workers.backends import choose_backend, load_runner
+from workers.engine import BatchEngine
+from workers.runner import Chunk, Draw, Row, Runner
+from workers.spec import WorkerSpec
+from workers.text.bytes import ByteTokenizer
+from workers.text.vocabulary import Vocabulary
+
+Progress = Callable[[str, int, int], None]
+"""phase, done, total."""
+
+SCRIPTED_CONTEXT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What `Hello` says before the model is loaded."""
+
+    backend: str
+    device: str
+    context: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a worker serves with. `vocabulary` is None for a model without a tokenizer."""
+
+    engine: BatchEngine
+    vocabulary: Vocabulary | None
+    context: int
+
+
+def describe(spec: WorkerSpec) -> Described:
+    """Read the model's description, not its weights. Raises what `choose_backend` and the checkpoint raise."""
+    if spec.backend == "scripted":
+        return Described("scripted", "none", spec.context or SCRIPTED_CONTEXT, "scripted")
+    from workers.checkpoint import ModelConfig, config_digest  # a scripted worker starts without numpy's friends
+
+    backend = choose_backend(spec)
+    path = Path(spec.model_path)
+    context = ModelConfig.from_dir(path).choose_context(spec.context)
+    return Described(backend, (spec.device or "default")[:MAX_NAME], context, config_digest(path))
+
+
+def load(spec: WorkerSpec, progress: Progress) -> Loaded:
+    """Load tokenizer and runner, and run one step. Called on the thread that will run the engine.
+
+    Raises whatever the backend raises: the worker cannot serve then.
+    """
+    vocabulary = _load_vocabulary(spec, progress)
+    runner = load_runner(spec, progress)
+    if spec.backend != "scripted":  # whose calls are counted by its spec
+        progress("warm-up", 0, 1)
+        warm_up(runner)
+        progress("warm-up", 1, 1)
+    engine = BatchEngine(runner, max_queue=spec.max_queue, step_tokens=spec.step_tokens)
+    return Loaded(engine, vocabulary, runner.capabilities.context)
+
+
+def warm_up(runner: Runner) -> None:
+    """One prompt of one token and one decode row, past the engine: no gauge counts it."""
+    sampling = Sampling()
+    token = runner.prefill(Chunk(0, (0,), 0, 0), Draw(sampling, 1))
+    runner.decode([Row(0, token or 0, 1, 1, Draw(sampling, 2))])
+    runner.reset(0)
+
+
+def _load_vocabulary(spec: WorkerSpec, progress: Progress) -> Vocabulary | None:
+    if spec.backend == "scripted":
+        return ByteTokenizer()
+    if not (Path(spec.model_path) / "tokenizer.json").exists():
+        return None
+    from workers.text.tokenizer import Tokenizer
+
+    progress("tokenizer", 0, 1)
+    return Tokenizer.from_dir(Path(spec.model_path))
