@@ -1,0 +1,316 @@
+"""How a token is drawn from logits: the one definition, for every backend.
+
+Written against an array namespace `xp` (numpy, jax.numpy, also when traced, or mlx.core). After one float32
+subtraction and one multiplication per logit everything is integer arithmetic, whose sums have no order: given equal
+logits, every backend, batch size and compiled graph draws the same token, to the bit, and no row sees another one.
+
+Semantics, in this order, as in transformers and vLLM:
+
+1. temperature: logits are divided by it. 0 (or below) is greedy: the smallest id among the highest logits.
+   A positive temperature acts as at least `MIN_TEMPERATURE`.
+2. top_k: tokens with at least the k-th highest logit are kept, ties with the k-th included; 0 keeps all. 1 is greedy.
+   The order is that of the float32 distances to the highest logit.
+3. top_p: of these, the smallest set of most likely tokens whose share of their mass is at least top_p; ties with the
+   last one are kept as well, and the most likely token always is. 1 keeps all.
+4. min_p: of these, tokens with at least min_p times the probability of the most likely token.
+5. One of the rest is drawn in proportion to its probability: the inverse of their cumulative distribution, in the
+   order of ids, at a random point that depends on (seed, position) alone (`workers.noise`).
+
+Probabilities are integers: `WEIGHT_ONE` times the ratio to the most likely token, with a relative error below 2e-5 (and
+an absolute one of half a unit), so that tokens less likely than 2**-25 times the most likely one are never drawn.
+
+There is no sort, scatter, float64, or argmax over the vocabulary: compilers make slow code of them. Thresholds are
+found by bisection on integers, and maxima and sums go by blocks.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.noise import Array, noise
+from workers.runner import Draw
+
+BLOCK = 128
+"""Lanes of a block: 128 weights of at most 2**24 sum to less than 2**32."""
+GROUP = 32
+"""Blocks of a group."""
+MIN_TEMPERATURE = 1e-6
+WEIGHT_ONE = 1 << 24
+
+_OCTAVE = 1 << 16
+"""Steps in which the logarithm of a probability ratio is counted, per halving."""
+_FAR = 26 * _OCTAVE
+"""Steps at which a weight is 0."""
+_LIMIT = 1e20
+"""Distances are clipped here; bisection on their bits goes up to `_LIMIT_BITS`."""
+_LIMIT_BITS = int(np.float32(_LIMIT).view(np.uint32))
+_POLYNOMIAL = (726735, 62782, 55864, 28735)
+"""2**-f = 1 - c1 f + c2 f^2 - c3 f^3 + c4 f^4 on [0, 1], as integers scaled by 2**20, 2**18, 2**20 and 2**22."""
+_LOW = 0xFFFF
+
+
+class Parameters(NamedTuple):
+    """The sampling parameters of the rows of a call, in the order of `sample`: numpy arrays [B]."""
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    seed_low: NDArray[np.uint32]
+    seed_high: NDArray[np.uint32]
+    position: NDArray[np.uint32]
+
+
+def parameters(draws: Sequence[Draw]) -> Parameters:
+    """Gather the rows' parameters into arrays."""
+    samplings = [draw.sampling for draw in draws]
+    return Parameters(
+        np.array([sampling.temperature for sampling in samplings], np.float32),
+        np.array([sampling.top_k for sampling in samplings], np.int32),
+        np.array([sampling.top_p for sampling in samplings], np.float32),
+        np.array([sampling.min_p for sampling in samplings], np.float32),
+        np.array([sampling.seed & 0xFFFFFFFF for sampling in samplings], np.uint32),
+        np.array([sampling.seed >> 32 for sampling in samplings], np.uint32),
+        np.array([draw.position for draw in draws], np.uint32),
+    )
+
+
+def needs_sampling(draws: Sequence[Draw]) -> bool:
+    """False when all rows are greedy, so that `greedy` does."""
+    return any(draw.sampling.temperature > 0.0 and draw.sampling.top_k != 1 for draw in draws)
+
+
+def needs_filters(draws: Sequence[Draw]) -> bool:
+    """False when no row that is sampled uses top_k, top_p or min_p, so that `sample(filters=False)` does."""
+    samplings = [draw.sampling for draw in draws if draw.sampling.temperature > 0.0]
+    return any(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p for sampling in samplings)
+
+
+def greedy(xp: Any, logits: Array) -> Array:
+    """The smallest id among the highest logits: float32 [B, V] -> int32 [B]; -1 for a row without a finite maximum."""
+    blocks = _blocks(xp, logits)
+    maxima, best = _best(xp, blocks)
+    block = _first(xp, maxima >= best[:, None])
+    lane = _first(xp, _take(xp, blocks, block) >= best[:, None])
+    finite = (best > -math.inf) & (best < math.inf)
+    return xp.where(finite, block * BLOCK + lane, -1).astype(xp.int32)
+
+
+def sample(
+    xp: Any,
+    logits: Array,
+    temperature: Array,
+    top_k: Array,
+    top_p: Array,
+    min_p: Array,
+    seed_low: Array,
+    seed_high: Array,
+    position: Array,
+    *,
+    filters: bool = True,
+) -> Array:
+    """Draw a token for each row: int32 [B], -1 for a row without a finite maximum (NaN, an infinity, all -inf).
+
+    logits float32 [B, V]; temperature, top_p, min_p float32 [B]; top_k int32 [B]; seeds and position uint32 [B].
+    A logit of -inf is never drawn. `filters=False` leaves top_k, top_p and min_p
+    out, for calls where no row uses them: the tokens are the same, for less work.
+    """
+    weights = kept(xp, logits, temperature, top_k, top_p, min_p, filters=filters)
+    drawn = _draw(xp, weights, noise(xp, seed_low, seed_high, position))
+    best = greedy(xp, logits)
+    return xp.where((temperature <= 0.0) | (top_k == 1) | (best < 0), best, drawn)
+
+
+def kept(
+    xp: Any, logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array, *, filters: bool = True
+) -> Array:
+    """The weights that `sample` draws by, 0 for what the filters leave out: uint32 [B, n, BLOCK], filled up with 0."""
+    distance = _distance(xp, _blocks(xp, logits))
+    steps = _steps(xp, distance, temperature)
+    weights = _weights(xp, steps)
+    if not filters:
+        return weights
+    nearest = _nearest(xp, distance, top_k, logits.shape[1])
+    weights = weights * (distance.view(xp.uint32) <= nearest).astype(xp.uint32)
+    likely = _likely(xp, steps, weights, top_p)
+    least = (min_p * WEIGHT_ONE).astype(xp.uint32)[:, None, None]
+    return weights * ((steps <= likely) & (weights >= least)).astype(xp.uint32)
+
+
+def _blocks(xp: Any, logits: Array) -> Array:
+    """[B, V] -> [B, n, BLOCK], filled up with -inf."""
+    return _fold(xp, logits, BLOCK, -math.inf)
+
+
+def _fold(xp: Any, values: Array, width: int, filler: float) -> Array:
+    """[B, m] -> [B, n, width], filled up."""
+    rows, length = values.shape
+    missing = -length % width
+    if missing:
+        values = xp.pad(values, ((0, 0), (0, missing)), constant_values=filler)
+    return values.reshape(rows, (length + missing) // width, width)
+
+
+def _best(xp: Any, blocks: Array) -> tuple[Array, Array]:
+    """The blocks' maxima [B, n] and the rows' [B]; a NaN counts as +inf, as not every maximum passes it on."""
+    maxima = xp.max(xp.where(blocks == blocks, blocks, math.inf), axis=2)
+    return maxima, xp.max(maxima, axis=1)
+
+
+def _first(xp: Any, found: Array) -> Array:
+    """The index of the first True in each row, the last index where there is none: bool [B, m] -> int32 [B]."""
+    size = found.shape[1]
+    indices = xp.arange(size, dtype=xp.int32)[None, :]
+    return xp.min(xp.where(found, indices, size - 1), axis=1).astype(xp.int32)
+
+
+def _take(xp: Any, blocks: Array, index: Array) -> Array:
+    """Row b of the result is blocks[b, index[b]]: [B, n, m] and [B] -> [B, m]."""
+    return xp.take_along_axis(blocks, index[:, None, None], axis=1)[:, 0]
+
+
+def _distance(xp: Any, blocks: Array) -> Array:
+    """How far each logit is below its row's highest: float32, 0 and up, `_LIMIT` for what can never be drawn.
+
+    Comparisons with NaN are false, so that whatever is not finite is far.
+    """
+    best = _best(xp, blocks)[1]
+    finite = (best > -math.inf) & (best < math.inf)
+    distance = xp.where(finite, best, 0.0)[:, None, None] - blocks
+    return xp.where(distance < _LIMIT, xp.maximum(distance, 0.0), _LIMIT).astype(xp.float32)
+
+
+def _steps(xp: Any, distance: Array, temperature: Array) -> Array:
+    """The distance as -log2 of the probability ratio, in steps of 1/_OCTAVE: uint32, at most `_FAR`.
+
+    One product and a truncation, and no sum after it, which a compiler could fuse and round differently.
+    """
+    scale = xp.array(_OCTAVE * math.log2(math.e), dtype=xp.float32) / xp.maximum(temperature, MIN_TEMPERATURE)
+    steps = xp.minimum(distance * scale[:, None, None], float(_FAR))
+    return steps.astype(xp.int32).astype(xp.uint32)
+
+
+def _weights(xp: Any, steps: Array) -> Array:
+    """WEIGHT_ONE * 2**-(steps / _OCTAVE), rounded: uint32. Never rises with the steps; exact at 0."""
+    c1, c2, c3, c4 = _POLYNOMIAL
+    fraction, octave = steps & _LOW, steps >> 16
+    a3 = c3 - ((fraction * c4 + (1 << 17)) >> 18)
+    a2 = c2 - ((fraction * a3 + (1 << 17)) >> 18)
+    a1 = c1 - ((fraction * a2 + (1 << 13)) >> 14)
+    # a1 has 20 bits, so that the product with 16 goes in two parts.
+    value = WEIGHT_ONE - (((a1 >> 4) * fraction + (((a1 & 15) * fraction) >> 4)) >> 8)
+    half = (xp.array(1, dtype=xp.uint32) << octave) >> 1
+    return (value + half) >> octave
+
+
+def _sum(xp: Any, values: Array, axis: int) -> Array:
+    """A sum of uint32 as uint32 (numpy would widen it; the sums here fit)."""
+    return xp.sum(values, axis=axis).astype(xp.uint32)
+
+
+def _nearest(xp: Any, distance: Array, top_k: Array, length: int) -> Array:
+    """The k-th smallest distance, as bits [B, 1, 1]: non-negative floats are ordered as their bits are."""
+    bits = distance.view(xp.uint32)
+    wanted = xp.where(top_k > 0, top_k, length).astype(xp.uint32)
+    wanted = xp.minimum(wanted, xp.array(length, dtype=xp.uint32))
+
+    def enough(limit: Array) -> Array:
+        near = (bits <= limit[:, None, None]).astype(xp.uint32)
+        return _sum(xp, _sum(xp, near, 2), 1) >= wanted
+
+    return _bisect(xp, enough, top_k.shape[0], _LIMIT_BITS)
+
+
+def _likely(xp: Any, steps: Array, weights: Array, top_p: Array) -> Array:
+    """The smallest number of steps, [B, 1, 1], at which the tokens so far have the share top_p of the mass."""
+    wanted = top_p * _mass(xp, weights)
+
+    def enough(limit: Array) -> Array:
+        return _mass(xp, weights * (steps <= limit[:, None, None]).astype(xp.uint32)) >= wanted
+
+    return _bisect(xp, enough, top_p.shape[0], _FAR)
+
+
+def _bisect(xp: Any, enough: Any, rows: int, highest: int) -> Array:
+    """The smallest uint32 of 0 .. highest for which `enough` holds in each row; it must hold for the highest."""
+    low = xp.zeros((rows,), dtype=xp.uint32)
+    high = low + xp.array(highest, dtype=xp.uint32)
+    for _ in range(highest.bit_length()):
+        middle = (low + high) >> 1
+        held = enough(middle)
+        low, high = xp.where(held, low, middle + 1), xp.where(held, middle, high)
+        low = xp.minimum(low, high)
+    return high[:, None, None]
+
+
+def _limbs(xp: Any, values: Array, axis: int) -> tuple[Array, Array]:
+    """The exact sum of uint32 along an axis as (high, low): high * 2**16 + low, low below 2**16."""
+    low = _sum(xp, values & _LOW, axis)
+    return _sum(xp, values >> 16, axis) + (low >> 16), low & _LOW
+
+
+def _mass(xp: Any, weights: Array) -> Array:
+    """A row's sum of weights as float32 [B], rounded in a way that never falls when the sum rises."""
+    high, low = _limbs(xp, _sum(xp, weights, 2), 1)
+    return high.astype(xp.float32) * 65536.0 + low.astype(xp.float32)
+
+
+def _draw(xp: Any, weights: Array, bits: Array) -> Array:
+    """The token at the point bits / 2**32 of the rows' cumulative weights: [B, n, BLOCK], uint32 [B] -> int32 [B].
+
+    The search goes down from groups to blocks to lanes; all sums are exact.
+    """
+    blocks = _fold(xp, _sum(xp, weights, 2), GROUP, 0)
+    high, low = _limbs(xp, blocks, 2)
+    point = _point(bits, *_total(xp, high, low))
+    group, point = _locate(xp, high, low, point)
+    inside = _take(xp, blocks, group)
+    block, point = _locate(xp, inside >> 16, inside & _LOW, point)
+    # Only a row that has no weight at all, which -1 answers for, can come out of range.
+    block = xp.minimum(group * GROUP + block, weights.shape[1] - 1)
+    lanes = _take(xp, weights, block)
+    lane, _ = _locate(xp, lanes >> 16, lanes & _LOW, point)
+    return block * BLOCK + lane
+
+
+def _total(xp: Any, high: Array, low: Array) -> tuple[Array, Array]:
+    """The sum of two-limb numbers [B, m] as two limbs [B]."""
+    total = _sum(xp, low, 1)
+    return _sum(xp, high, 1) + (total >> 16), total & _LOW
+
+
+def _point(bits: Array, high: Array, low: Array) -> tuple[Array, Array]:
+    """floor(bits * total / 2**32) as two limbs, for totals below 2**47: schoolbook products of 16-bit digits."""
+    digits = (low, high & _LOW, high >> 16)
+    columns = [low * 0 for _ in range(6)]
+    for i, factor in enumerate((bits & _LOW, bits >> 16)):
+        for j, digit in enumerate(digits):
+            product = factor * digit
+            columns[i + j] = columns[i + j] + (product & _LOW)
+            columns[i + j + 1] = columns[i + j + 1] + (product >> 16)
+    for index in range(5):
+        columns[index + 1] = columns[index + 1] + (columns[index] >> 16)
+    return (columns[4] << 16) | (columns[3] & _LOW), columns[2] & _LOW
+
+
+def _locate(xp: Any, high: Array, low: Array, point: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+    """The first index whose cumulative sum is above the point, and the point counted from that index's start.
+
+    Two-limb numbers [B, m] that sum to more than the point; cumulative sums by a triangle, as m is small.
+    """
+    size = high.shape[1]
+    indices = xp.arange(size, dtype=xp.int32)
+    triangle = (indices[None, :, None] >= indices[None, None, :]).astype(xp.uint32)
+    lows = _sum(xp, low[:, None, :] * triangle, 2)
+    highs = _sum(xp, high[:, None, :] * triangle, 2) + (lows >> 16)
+    lows = lows & _LOW
+    point_high, point_low = point[0][:, None], point[1][:, None]
+    passed = ((highs < point_high) | ((highs == point_high) & (lows <= point_low))).astype(xp.uint32)
+    before_high, before_low = _total(xp, high * passed, low * passed)
+    index = xp.minimum(_sum(xp, passed, 1), xp.array(size - 1, dtype=xp.uint32)).astype(xp.int32)
+    # Borrow one from the high limb, and give it back where it was not needed.
+    rest = point[1] + (_LOW + 1) - before_low
+    return index, (point[0] - before_high - 1 + (rest >> 16), rest & _LOW)
