@@ -14,6 +14,7 @@ import structlog
 
 from actors.endpoint import EndpointError
 from actors.logs import configure_logging
+from actors.orphan import die_with_parent
 from protocol.errors import ByeReason
 from workers.orphan import GatewayWatch
 from workers.service import EXIT_CODES, Left, WorkerService
@@ -47,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     configure_logging("worker", "info")
     log = structlog.get_logger()
+    try:
+        die_with_parent()
+    except OSError as error:
+        log.warning("may_outlive_parent", problem=str(error))  # its end of file on stdin is still watched
     try:
         spec = decode_spec(arguments.spec)
         configure_logging("worker", spec.log_level)

@@ -28,7 +28,7 @@ BEAT_S = 1.0
 WELCOME_S = 30.0
 FLUSH_S = 1.0
 """For the last frames to leave."""
-JOIN_S = 3.0
+JOIN_S = 2.0
 """For the engine thread to come back from the device."""
 
 EXIT_CODES: Mapping[ByeReason, int] = {
