@@ -1,0 +1,105 @@
+"""Decode on the MLX runner beside mlx-lm itself, on the same random-weight model in the same run.
+
+    python -m bench.mlx_runner [--model DIR] [--rows 1,8] [--tokens 64] [--prompt 32] [--device cpu] [--json]
+
+`mlx-lm` is `mlx_lm.generate.generate_step`, one sequence, as a script would use it; `rows N` is one ragged step of
+N sequences at a time. The model is of the 15M Llama shape unless a directory is given. Tokens per second of wall time
+over the median step; nothing else should run on the machine.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+from mlx_lm.utils import load_model
+
+from protocol.request import Sampling
+from tests.checkpoints import make_checkpoint
+from workers.checkpoint import ModelConfig
+from workers.mlx.runner import MlxRunner
+from workers.runner import Chunk, Draw, Row
+
+GREEDY = Sampling()
+
+
+def bench_mlx_lm(path: Path, prompt: tuple[int, ...], count: int) -> tuple[float, list[int]]:
+    """(seconds of the median step, tokens) of mlx-lm's own generation."""
+    model, _ = load_model(path)
+    tokens, stamps = [], []
+    for token, _ in generate_step(mx.array(prompt), model, max_tokens=count):
+        tokens.append(int(token))
+        stamps.append(time.perf_counter())
+    return _median_step(stamps), tokens
+
+
+def bench_rows(runner: MlxRunner, prompt: tuple[int, ...], rows: int, count: int) -> tuple[float, list[list[int]]]:
+    """(seconds of the median step, tokens by row) of `rows` sequences that decode together."""
+    tokens: list[list[int]] = []
+    for slot in range(rows):
+        runner.reset(slot)
+        first = runner.prefill(Chunk(slot, prompt, 0, 0), Draw(GREEDY, len(prompt)))
+        tokens.append([] if first is None else [first])
+    stamps = [time.perf_counter()]
+    for start in range(len(prompt), len(prompt) + count - 1):
+        step = [Row(slot, tokens[slot][-1], start, start, Draw(GREEDY, start + 1)) for slot in range(rows)]
+        for slot, token in enumerate(runner.decode(step)):
+            tokens[slot].append(token)
+        stamps.append(time.perf_counter())
+    return _median_step(stamps), tokens
+
+
+def _median_step(stamps: list[float]) -> float:
+    return statistics.median(after - before for before, after in itertools.pairwise(stamps))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--rows", default="1,8")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    levels = [int(rows) for rows in arguments.rows.split(",")]
+    with tempfile.TemporaryDirectory() as scratch:
+        path = arguments.model or make_checkpoint(
+            Path(scratch), layers=8, hidden=256, head_dim=64, ffn=768, vocab=16384, tied=False
+        )
+        config = ModelConfig.from_dir(path)
+        prompt = tuple(3 + 7 * index % 500 for index in range(arguments.prompt))
+        runner = MlxRunner.load(
+            path,
+            config,
+            device=arguments.device,
+            dtype="auto",
+            slots=max(levels),
+            context=arguments.prompt + arguments.tokens,
+            cache_dir=Path(scratch),
+            threads=0,
+            progress=lambda phase, done, total: None,
+        )
+        with mx.stream(mx.Device(getattr(mx, runner.capabilities.device))):
+            seconds, expected = bench_mlx_lm(path, prompt, arguments.tokens)
+        results = {"mlx-lm": 1 / seconds}
+        for rows in levels:
+            seconds, tokens = bench_rows(runner, prompt, rows, arguments.tokens)
+            results[f"rows {rows}"] = rows / seconds
+            if tokens != [expected] * rows:
+                print(f"rows {rows}: tokens differ from mlx-lm's")
+        runner.close()
+    if arguments.json:
+        print(json.dumps({name: round(value, 1) for name, value in results.items()}))
+    else:
+        for name, value in results.items():
+            print(f"{name:<10}{value:10.1f} tok/s")
+
+
+if __name__ == "__main__":
+    main()
