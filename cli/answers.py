@@ -71,7 +71,7 @@ class RemoteAnswers:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CommandFailed(f"no server answers at {url}: {error}") from error
         _raise_for(answer)
-        served = [str(entry["id"]) for entry in answer.json().get("data", [])]
+        served = _served(answer)
         if model and model not in served:
             raise CommandFailed(f"{url} does not serve {model}, only {', '.join(served) or 'nothing'}")
         if not served:
@@ -138,11 +138,29 @@ def _chunks(answer: httpx.Response) -> Iterator[dict[str, Any]]:
             data = line[5:].strip()
             if data == "[DONE]":
                 return
-            chunk: dict[str, Any] = json.loads(data)
-            if "error" in chunk:
-                raise CommandFailed(f"the server says: {chunk['error'].get('message', chunk['error'])}")
-            yield chunk
+            yield _chunk(data)
     raise CommandFailed("the server ended the answer early")
+
+
+def _chunk(data: str) -> dict[str, Any]:
+    try:
+        chunk = json.loads(data)
+    except ValueError as error:
+        raise CommandFailed(f"the server sent what is not JSON: {data[:100]}") from error
+    if not isinstance(chunk, dict):
+        raise CommandFailed(f"the server sent what is not an object: {data[:100]}")
+    if "error" in chunk:
+        problem = chunk["error"]
+        raise CommandFailed(f"the server says: {problem.get('message') if isinstance(problem, dict) else problem}")
+    return chunk
+
+
+def _served(answer: httpx.Response) -> list[str]:
+    """The names of the models that a server lists."""
+    try:
+        return [str(entry["id"]) for entry in answer.json()["data"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandFailed(f"{answer.url} is not a list of models: is this a server of language models?") from error
 
 
 def _raise_for(answer: httpx.Response) -> None:

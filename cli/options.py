@@ -33,7 +33,8 @@ def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[...,
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        own = [parameter for name, parameter in signature.parameters.items() if name != "settings"]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own = [each.replace(kind=keyword) for name, each in signature.parameters.items() if name != "settings"]
         made = [_setting_parameter(name) for name in names] + [_CONFIG]
 
         @functools.wraps(command)

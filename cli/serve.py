@@ -1,7 +1,6 @@
 """`baton serve`: tell each worker what to run, start gateway and workers, and say when people can come."""
 
-import json
-import shlex
+import functools
 import sys
 from collections.abc import Callable, Sequence
 
@@ -9,29 +8,37 @@ import anyio
 import msgspec
 
 from actors.logs import configure_logging
-from actors.worker_process import WorkerStatus
+from cli.invitation import Invitation
 from cli.loading import LoadingDisplay, choose_display
 from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
-from gateway.daemon import WorkerLaunch, run_daemon
+from gateway.daemon import WorkerLaunch, WorkersGaveUp, run_daemon
+from gateway.server import BindError
 from gateway.settings import GatewaySettings, SettingsError
 from workers.spec import WorkerSpec
 
 
 def run_server(settings: Settings) -> None:
     """Serve until a signal or until no worker is left. Raises `CommandFailed` in a sentence."""
+    gateway = gateway_settings(settings)
     model = ChosenModel.choose(settings)
     launches = worker_launches(settings, model)
-    display = choose_display([launch.name for launch in launches], lambda status: ready_message(settings, status))
+    invitation = Invitation(settings)
+    display = choose_display([launch.name for launch in launches], invitation.text)
     with display:
         # Within the display, so that log lines appear above its bars and not in them.
         configure_logging("gateway", settings.log_level)
-        anyio.run(_serve, gateway_settings(settings), launches, display)
+        try:
+            anyio.run(functools.partial(_serve, gateway, launches, invitation, display))
+        except (BindError, WorkersGaveUp) as error:
+            raise CommandFailed(str(error)) from error
 
 
-async def _serve(settings: GatewaySettings, launches: Sequence[WorkerLaunch], display: LoadingDisplay) -> None:
-    await run_daemon(settings, launches, on_status=display.worker_changed)
+async def _serve(
+    settings: GatewaySettings, launches: Sequence[WorkerLaunch], invitation: Invitation, display: LoadingDisplay
+) -> None:
+    await run_daemon(settings, launches, on_status=display.worker_changed, on_listening=invitation.listening)
 
 
 def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
@@ -60,41 +67,3 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
         return GatewaySettings(**{name: getattr(settings, name) for name in names})
     except SettingsError as error:
         raise CommandFailed(str(error)) from error
-
-
-def ready_message(settings: Settings, status: WorkerStatus) -> str:
-    """What people read when they may ask: where, a curl line that works as it is, and the chat page."""
-    url = base_url(settings)
-    hello, ready = status.hello, status.ready
-    model = hello.model if hello else ""
-    what = f"{model} is served on {url}"
-    if hello:
-        what += f" ({hello.backend} on {hello.device}, {settings.workers} x {hello.slots} at a time)"
-    return "\n".join(
-        [
-            f"Ready: {what}",
-            "",
-            "Ask it:",
-            "  " + curl_line(url, model, chat=bool(ready and ready.capabilities.chat), key=bool(settings.api_key)),
-            f"Chat with it in a browser: {url}/",
-            "Stop it with Ctrl-C.",
-        ]
-    )
-
-
-def curl_line(url: str, model: str, *, chat: bool, key: bool) -> str:
-    """A question to the server, to be pasted into a shell."""
-    body: dict[str, object] = {"model": model}
-    if chat:
-        body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
-    else:
-        body |= {"prompt": "The capital of France is", "max_tokens": 16}
-    route = "chat/completions" if chat else "completions"
-    headers = ["-H 'Content-Type: application/json'"] + ['-H "Authorization: Bearer $BATON_API_KEY"'] * key
-    return f"curl {url}/v1/{route} {' '.join(headers)} -d {shlex.quote(json.dumps(body))}"
-
-
-def base_url(settings: Settings) -> str:
-    """Where a person on this machine reaches the server."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"

@@ -1,0 +1,75 @@
+"""What people see while workers load: bars on a terminal, lines elsewhere, and one invitation."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from actors.worker_process import WorkerState, WorkerStatus
+from cli.loading import Bars, Lines, choose_display, describe
+from protocol.events import Gauges, Loading
+
+
+def status(state: WorkerState, name: str = "w0", **fields: Any) -> WorkerStatus:
+    given = {"loading": None, "reason": "", "hello": None, "ready": None, **fields}
+    return WorkerStatus(
+        name=name, state=state, pid=1, incarnation=1, restarts=0, gauges=Gauges(), last_progress=0.0, **given
+    )
+
+
+LOADING = status(WorkerState.LOADING, loading=Loading("compile", 2, 7))
+
+
+def test_lines_say_each_phase_once_and_invite_once() -> None:
+    output = io.StringIO()
+    display = choose_display(["w0", "w1"], lambda worker: f"ask {worker.name}", Console(file=output))
+    assert isinstance(display, Lines)
+    with display:
+        for change in (
+            status(WorkerState.STARTING),
+            LOADING,
+            status(WorkerState.LOADING, loading=Loading("compile", 3, 7)),
+            status(WorkerState.READY),
+            status(WorkerState.READY, "w1"),
+        ):
+            display.worker_changed(change)
+    assert output.getvalue().splitlines() == ["w0: starting", "w0: compile", "w0: ready", "ask w0", "w1: ready"]
+
+
+def test_bars_show_progress_and_leave_only_the_invitation() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=100, color_system=None)
+    display = choose_display(["w0"], lambda worker: "ask it", console)
+    assert isinstance(display, Bars)
+    with display:
+        display.worker_changed(LOADING)
+        display._progress.refresh()
+        assert "2/7" in output.getvalue()
+        display.worker_changed(status(WorkerState.READY))
+        display.worker_changed(status(WorkerState.BACKOFF, reason="killed"))
+    assert output.getvalue().count("ask it") == 1
+    assert output.getvalue().rstrip().endswith("ask it")
+
+
+def test_the_invitation_does_not_wait_for_the_last_worker() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=100)
+    with choose_display(["w0", "w1"], lambda worker: f"ask {worker.name}", console) as display:
+        display.worker_changed(status(WorkerState.READY, "w1"))
+        display.worker_changed(status(WorkerState.GIVEN_UP, "w0", reason="no memory"))
+        display.worker_changed(status(WorkerState.READY, "w1"))
+    assert output.getvalue().count("ask w1") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (LOADING, "compile"),
+        (status(WorkerState.LOADING), "loading"),
+        (status(WorkerState.BACKOFF, reason="killed"), "restarting: killed"),
+        (status(WorkerState.GIVEN_UP, reason="five times"), "given up: five times"),
+    ],
+)
+def test_a_worker_is_described_in_words(change: WorkerStatus, words: str) -> None:
+    assert describe(change) == words

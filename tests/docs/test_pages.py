@@ -1,0 +1,102 @@
+"""The pages for people: every command parses, every link leads somewhere, every setting and metric is listed."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from cli.main import app
+from cli.settings import Settings, flag
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.md")])
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every `baton` command in the page's console blocks."""
+    for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        for part in re.split(r"\n|&&", block):
+            words = shlex.split(part)
+            if words and Path(words[0]).name == "baton":
+                yield words[1:]
+
+
+def parse(words: list[str]) -> None:
+    """Let typer read the words as it would, without running anything."""
+    root = typer.main.get_command(app)
+    context = root.make_context("baton", list(words))
+    name, command, rest = root.resolve_command(context, words)  # type: ignore[attr-defined]
+    command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, id=" ".join(words)[:60]) for page in PAGES for words in commands(page)]
+)
+def test_every_command_parses(words: list[str]) -> None:
+    parse(words)
+
+
+def test_a_wrong_command_does_not_parse() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        parse(["serve", "--prot", "1"])
+
+
+def test_the_first_screen_has_the_two_commands_as_they_are() -> None:
+    first_screen = (ROOT / "README.md").read_text().splitlines()[:25]
+    assert "pip install . && baton serve" in first_screen
+    assert "pip install -e '.[test]' && pytest" in first_screen
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_within_the_house_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE)
+            assert anchor in {title.lower().replace(" ", "-") for title in titles}, target
+
+
+def table(title: str) -> list[list[str]]:
+    section = re.search(rf"^##+ {title}\n(.*?)(?=^##)", OPERATIONS, flags=re.MULTILINE | re.DOTALL)
+    assert section, title
+    lines = [line for line in section[1].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def test_every_setting_is_listed_as_it_is() -> None:
+    listed = [row for title in ("Model", "Engine", "Server", "Limits") for row in table(title)]
+    actual = [
+        [
+            "`MODEL`" if name == "model" else f"`{flag(name)}`",
+            f"`{name}`",
+            "empty" if field.default == "" else str(field.default),
+            field.description,
+        ]
+        for name, field in Settings.model_fields.items()
+    ]
+    assert listed == actual
+
+
+def test_every_metric_is_listed() -> None:
+    source = (ROOT / "gateway" / "metrics.py").read_text()
+    named = {name.removesuffix("_total") for name in re.findall(r'"(baton_[a-z_]+)"', source)}
+    assert {row[0].strip("`").removesuffix("_total") for row in table("Metrics")} == named
+
+
+def test_the_file_in_the_guide_is_one_that_baton_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cli.settings import load
+
+    for page in (ROOT / "docs" / "operations.md", ROOT / "deploy" / "README.md"):
+        block = re.search(r"^```toml\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert block
+        (tmp_path / "baton.toml").write_text(block[1])
+        monkeypatch.chdir(tmp_path)
+        assert load({}).model
