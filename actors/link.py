@@ -66,9 +66,10 @@ class Link:
     """One end of a link. Used on the thread of the event loop that it was made on.
 
     `on_message` is called synchronously on that loop with 1 to MAX_FRAMES_PER_MESSAGE frames, whole and in order. What
-    breaks a bound is counted in `dropped` and not delivered; a frame over MAX_FRAME_BYTES, or bytes that are not
-    ZeroMQ's, end the connection inside libzmq before they take memory. `on_lost` is called once, after the last
-    message, when the connection is gone or was refused. It is never made again, since what it lost could not be told.
+    breaks a bound is counted in `dropped` and not delivered; a frame over MAX_FRAME_BYTES ends the connection inside
+    libzmq before it takes memory, and bytes that are not ZeroMQ's never make one (`refused`). `on_lost` is called
+    once, after the last message, when the connection is gone or was refused. It is never made again, since what it
+    lost could not be told.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class Link:
         self._closed = False
         self._lost = False
         self.dropped = 0
-        """Messages and connections refused because they broke a bound."""
+        """Messages refused because they broke a bound."""
+        self.refused = 0
+        """Connections that failed their handshake; they disturb nobody."""
         self.sent = 0
         """Messages handed to the socket."""
         self.received = 0
@@ -284,7 +287,7 @@ class Link:
                 if value == self._peer:
                     self._lose("the peer's connection ended")
             else:
-                self.dropped += 1
+                self.refused += 1
 
     def _lose(self, reason: str) -> None:
         if self.closed:

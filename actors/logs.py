@@ -1,0 +1,109 @@
+"""Logging, set up once for every process: one event name a line with bound fields, JSON unless a person is watching.
+
+A worker's lines go to its stderr, a pipe; `forward` says them again in the gateway's log, with the worker's name bound.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor
+
+MAX_FIELDS = 64
+"""Fields of one worker line that are carried on; the rest are left out."""
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+_RESERVED = frozenset({"event", "level", "timestamp", "worker", "incarnation", "self", "exc_info", "stack_info"})
+
+get_logger = structlog.get_logger
+
+
+def configure_logging(process: str, level: str, json: bool | None = None) -> None:
+    """Send structlog's and the standard library's records of this process to stderr.
+
+    `process` is bound to every line; `json` None means JSON when stderr is not a terminal. Raises `ValueError` when
+    `level` is not one of debug, info, warning, error, critical.
+    """
+    try:
+        number = LEVELS[level.lower()]
+    except KeyError:
+        raise ValueError(f"level: {level!r} is not one of {', '.join(LEVELS)}") from None
+    as_json = not sys.stderr.isatty() if json is None else json
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.ExtraAdder(),
+        _Bind(process),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(as_json)],
+            foreign_pre_chain=shared,
+        )
+    )
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(number)
+    logging.raiseExceptions = False  # a log pipe whose reader is gone must not print tracebacks into itself
+
+
+def forward(line: bytes, worker: str, incarnation: int) -> None:
+    """Say one line of a worker's stderr again: a JSON object as the event that it is, anything else as raw text."""
+    logger = get_logger("worker").bind(worker=worker, incarnation=incarnation)
+    fields = _parse(line)
+    if fields is None:
+        text = line.decode("utf-8", "replace").translate(_CONTROLS).strip()
+        if text:
+            logger.info("worker_output", text=text)
+        return
+    level = LEVELS.get(str(fields.get("level")), logging.INFO)
+    extra = {
+        str(key)[:64]: value
+        for key, value in list(fields.items())[:MAX_FIELDS]
+        if key not in _RESERVED and not key.startswith("_")
+    }
+    logger.log(level, str(fields["event"])[:1024], **extra)
+
+
+_CONTROLS = dict.fromkeys((*range(32), 127), " ")
+
+
+def _parse(line: bytes) -> Mapping[str, Any] | None:
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    return value if isinstance(value, dict) and "event" in value else None
+
+
+class _Bind:
+    """Binds the process's name, unless the line came from another process and says so."""
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+
+    def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("process", self._process)
+        return event
+
+
+def _renderers(as_json: bool) -> list[Processor]:
+    if as_json:
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+def _to_json(value: Any, **_: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=repr).decode()

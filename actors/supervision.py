@@ -1,0 +1,103 @@
+"""What to do after a failure: pure policies. They see when failures happened and what time it is, nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+MAX_REMEMBERED = 64
+"""Failures of one actor that are remembered, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start again after `delay_s` seconds."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Stop for good; whoever watches is told why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Escalate:
+    """The failure becomes the parent's own."""
+
+    reason: str
+
+
+Decision = Restart | GiveUp | Escalate
+
+
+class Exhausted(StrEnum):
+    """What a policy decides when its restarts are used up."""
+
+    GIVE_UP = "give_up"
+    ESCALATE = "escalate"
+
+
+class Policy(Protocol):
+    """A supervision policy."""
+
+    def decide(self, failures: Sequence[float], now: float) -> Decision:
+        """Decide after a failure. `failures` are the times of all that are remembered, the newest last, in seconds on
+        the same steady clock as `now`. Pure: equal arguments give equal decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Restart with a delay that doubles with each failure within `window_s`, until there were too many of them."""
+
+    max_failures: int = 5
+    """Failures within the window that end it: the one with this number is not followed by a restart."""
+    window_s: float = 300.0
+    first_delay_s: float = 0.25
+    max_delay_s: float = 30.0
+    exhausted: Exhausted = field(default=Exhausted.GIVE_UP)
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` that names the field which is out of its range."""
+        if not 1 <= self.max_failures <= MAX_REMEMBERED:
+            raise ValueError(f"max_failures: {self.max_failures} is not between 1 and {MAX_REMEMBERED}")
+        if not self.window_s > 0:
+            raise ValueError(f"window_s: {self.window_s} is not above 0")
+        if not 0 <= self.first_delay_s <= self.max_delay_s:
+            raise ValueError(f"first_delay_s: {self.first_delay_s} is not between 0 and max_delay_s")
+
+    def decide(self, failures: Sequence[float], now: float) -> Decision:
+        """See `Policy.decide`."""
+        recent = sum(1 for failed in failures if now - failed < self.window_s)
+        if recent >= self.max_failures:
+            reason = f"failed {recent} times within {self.window_s:g} s"
+            return Escalate(reason) if self.exhausted is Exhausted.ESCALATE else GiveUp(reason)
+        doublings = min(max(recent - 1, 0), 64)
+        return Restart(min(self.first_delay_s * 2.0**doublings, self.max_delay_s))
+
+
+@dataclass(frozen=True, slots=True)
+class NeverRestart:
+    """The first failure is the last: it ends the actor, or is the parent's."""
+
+    escalate: bool = False
+
+    def decide(self, failures: Sequence[float], now: float) -> Decision:
+        """See `Policy.decide`."""
+        reason = "is not restarted after a failure"
+        return Escalate(reason) if self.escalate else GiveUp(reason)
+
+
+class FailureRecord:
+    """The failures of one actor, the newest `MAX_REMEMBERED`, and the decision after each."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._failures: list[float] = []
+
+    def failed(self, now: float) -> Decision:
+        """Record a failure and decide."""
+        self._failures = [*self._failures[1 - MAX_REMEMBERED :], now]
+        return self._policy.decide(self._failures, now)

@@ -1,0 +1,98 @@
+"""What a gateway holds of a worker, local or remote: its status, its events, and a way to send it commands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from protocol.commands import Command
+from protocol.events import Event, Gauges, Hello, Loading, Ready
+
+
+class WorkerState(StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    """The process runs, or is about to; it has not said `Hello`."""
+    LOADING = "loading"
+    """It said `Hello` and was welcomed."""
+    READY = "ready"
+    DRAINING = "draining"
+    """It was asked to leave; only cancels reach it."""
+    BACKOFF = "backoff"
+    """It failed, and is started again after a delay."""
+    STOPPED = "stopped"
+    """It left because it was asked to, or has never been started."""
+    GIVEN_UP = "given_up"
+    """It failed too often."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker at one moment. `incarnation` counts its starts from 1; `hello` to `loading` are of this incarnation."""
+
+    name: str
+    state: WorkerState
+    pid: int | None
+    incarnation: int
+    restarts: int
+    hello: Hello | None
+    ready: Ready | None
+    gauges: Gauges
+    loading: Loading | None
+    last_progress: float
+    """Event loop time of the last frame that showed progress: any frame of an idle worker, but only one whose
+    `gauges.steps` advanced of a worker with work in flight."""
+    reason: str
+    """Why it is not serving, when it is not."""
+
+
+class WorkerUnavailable(Exception):
+    """Raised by `send_nowait` when the worker does not take these commands now. None of them was sent."""
+
+
+class WorkerListener(Protocol):
+    """Who hears of a worker. All calls are made synchronously on the event loop, in order; none may raise."""
+
+    def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
+        """A `Step`, `Finished` or `Failed` arrived."""
+
+    def worker_changed(self, status: WorkerStatus) -> None:
+        """The state or the loading progress changed."""
+
+    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
+        """An incarnation that had said `Hello` is gone: once, after its last event. Its live streams must be ended."""
+
+
+class Worker(Protocol):
+    """A worker process somewhere."""
+
+    @property
+    def status(self) -> WorkerStatus: ...
+
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        """Send commands as one message. Raises `WorkerUnavailable`: it is not READY, or the link is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a worker may take, in seconds."""
+
+    hello: float = 60.0
+    """From the start of the process to its `Hello`."""
+    loading: float = 900.0
+    """Between two signs of progress while it loads."""
+    beat: float = 30.0
+    """Between two frames of any kind after `Hello`."""
+    hang: float = 60.0
+    """Without an advance of `gauges.steps` while work is in flight."""
+    stop: float = 5.0
+    """From `Stop` or `Bye` (or the end of a drain's grace) to its exit."""
+    term: float = 2.0
+    """From SIGTERM to SIGKILL."""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` that names the field which is not above 0."""
+        for name in ("hello", "loading", "beat", "hang", "stop", "term"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
