@@ -1,0 +1,137 @@
+"""From a `WorkerSpec` to a runner: which backend, and its import, which happens here and only when it is chosen."""
+
+import importlib.util
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from workers.runner import Runner
+from workers.scripted import ScriptedRunner
+from workers.spec import WorkerSpec
+
+Progress = Callable[[str, int, int], None]
+"""phase, done, total."""
+
+PACKAGES = {"iree": ("iree.runtime", "iree.compiler", "jax"), "mlx": ("mlx.core", "mlx_lm")}
+"""What a backend needs to be importable."""
+SCRIPTED_CONTEXT = 4096
+LOAD_TICKS = 20
+"""Progress reports of a scripted load."""
+
+
+class BackendMissing(Exception):
+    """Raised when a backend's packages are not installed; the text says what to install."""
+
+
+class ScriptedLoadFailed(Exception):
+    """Raised by a scripted load that was told to fail."""
+
+
+def choose_backend(spec: WorkerSpec) -> str:
+    """The backend that `spec` means: iree, mlx or scripted.
+
+    "auto" is mlx on Apple silicon and iree elsewhere, or the other one where only that is installed. Raises
+    `BackendMissing` when what was asked for is not installed.
+    """
+    if spec.backend == "scripted":
+        return "scripted"
+    if spec.backend != "auto":
+        _require(spec.backend)
+        return spec.backend
+    apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    order = ("mlx", "iree") if apple else ("iree", "mlx")
+    for backend in order:
+        if not missing_packages(backend):
+            return backend
+    raise BackendMissing("no backend is installed: pip install 'baton[iree]' or 'baton[mlx]'")
+
+
+def missing_packages(backend: str) -> tuple[str, ...]:
+    """The packages of a backend that are not installed here. Imports none of them."""
+    return tuple(name for name in PACKAGES[backend] if not _installed(name))
+
+
+def load_runner(spec: WorkerSpec, progress: Progress) -> Runner:
+    """Load the model of `spec` on its backend, in the calling thread, which owns the runner from then on.
+
+    Raises `BackendMissing`, `workers.checkpoint.CheckpointError` for a model that cannot be served, and whatever else
+    a device raises while it loads.
+    """
+    backend = choose_backend(spec)
+    if backend == "scripted":
+        return _load_scripted(spec, progress)
+    from workers.checkpoint import ModelConfig
+
+    path = Path(spec.model_path)
+    config = ModelConfig.from_dir(path)
+    return _loader(backend)(
+        path,
+        config,
+        device=spec.device,
+        dtype=spec.dtype,
+        slots=spec.max_batch_size,
+        context=config.choose_context(spec.context),
+        cache_dir=cache_dir(spec),
+        threads=spec.threads or usable_cores(),
+        progress=progress,
+    )
+
+
+def _loader(backend: str) -> Callable[..., Runner]:
+    if backend == "mlx":
+        from workers.mlx.runner import MlxRunner
+
+        return MlxRunner.load
+    from workers.iree.runner import IreeRunner
+
+    return IreeRunner.load
+
+
+def cache_dir(spec: WorkerSpec) -> Path:
+    """Where compiled graphs are kept: the spec's folder, or `baton` in the user's cache folder."""
+    if spec.cache_dir:
+        return Path(spec.cache_dir).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "baton"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative paths ignored.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "baton"
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, where the system tells; else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
+    progress("load", 0, LOAD_TICKS)
+    for tick in range(1, LOAD_TICKS + 1 if spec.scripted.load_seconds else 1):
+        time.sleep(spec.scripted.load_seconds / LOAD_TICKS)
+        progress("load", tick, LOAD_TICKS)
+    if spec.scripted.fail_load:
+        raise ScriptedLoadFailed("the scripted load was told to fail")
+    return ScriptedRunner(
+        slots=spec.max_batch_size,
+        context=spec.context or SCRIPTED_CONTEXT,
+        tokens_per_second=spec.scripted.tokens_per_second,
+        fail_calls=spec.scripted.fail_steps,
+    )
+
+
+def _require(backend: str) -> None:
+    missing = missing_packages(backend)
+    if missing:
+        names = " and ".join(missing)
+        raise BackendMissing(f"the {backend} backend needs {names}: pip install 'baton[{backend}]'")
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent package is not there
+        return False
