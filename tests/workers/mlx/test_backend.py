@@ -1,0 +1,47 @@
+"""The MLX backend as a worker reaches it: from its spec."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.request import Sampling
+from tests.checkpoints import make_checkpoint
+from tests.gate import alone
+from tests.workers.mlx.conftest import load_runner
+from workers import backends
+from workers.checkpoint import CheckpointError
+from workers.engine import Request
+from workers.spec import WorkerSpec
+
+
+def spec(path: Path, **options: object) -> WorkerSpec:
+    return WorkerSpec("worker", "model", str(path), backend="mlx", device="cpu", context=64, **options)  # type: ignore[arg-type]
+
+
+def test_a_spec_loads_the_runner_it_describes(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "qwen3", dtype="bfloat16")
+    runner = backends.load_runner(spec(path, max_batch_size=2, dtype="float32"), lambda *_: None)
+    capabilities = runner.capabilities
+    assert (capabilities.backend, capabilities.dtype, capabilities.slots) == ("mlx", "float32", 2)
+    request = Request(0, (5, 6, 7), Sampling(temperature=0.7, seed=9), max_tokens=12)
+    tokens = alone(runner, request)
+    runner.close()
+    other = load_runner(path, dtype="float32", slots=5)
+    assert alone(other, request) == tokens
+    other.close()
+
+
+@pytest.mark.parametrize("kept", [100, 5000, -4], ids=["in the header", "in the tensors", "at the end"])
+def test_a_file_that_was_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
+    path = make_checkpoint(tmp_path)
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match="cannot be loaded by mlx-lm"):
+        backends.load_runner(spec(path), lambda *_: None)
+
+
+def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, sharded=True)
+    next(path.glob("*-of-*.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match="cannot be loaded by mlx-lm"):
+        backends.load_runner(spec(path), lambda *_: None)
