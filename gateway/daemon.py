@@ -9,7 +9,8 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from actors.worker_process import WorkerProcess, WorkerState, WorkerStatus
+from actors.worker import WorkerState, WorkerStatus
+from actors.worker_process import WorkerProcess
 from gateway.app import create_app
 from gateway.router import Router
 from gateway.server import listen, serve

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from actors.worker_process import Worker, WorkerStatus, WorkerUnavailable
+from actors.worker import Worker, WorkerStatus, WorkerUnavailable
 from gateway.errors import ApiError, from_code
 from gateway.metrics import Metrics, WorkerSample
 from gateway.requests import Plan

@@ -35,7 +35,7 @@ class GatewaySettings:
     """Time in which a sequence must have ended, its wait in the queue included."""
     client_stall_s: float = 30.0
     """A client that takes nothing for this long is dropped."""
-    progress_timeout_s: float = 15.0
+    progress_timeout_s: float = 30.0
     """A worker that showed no progress for this long does not count as ready."""
     keep_alive_s: float = 75.0
     shutdown_grace_s: float = 30.0

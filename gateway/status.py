@@ -109,5 +109,6 @@ def _worker(seat: Seat, now: float) -> dict[str, Any]:
         "slots_active": gauges.slots_active,
         "queue_depth": gauges.queue_depth,
         "steps": gauges.steps,
-        "last_progress_s": round(max(0.0, now - status.last_progress), 3),
+        # A worker without a process has shown none.
+        "last_progress_s": None if status.pid is None else round(max(0.0, now - status.last_progress), 3),
     }

@@ -4,7 +4,7 @@ import asyncio
 from asyncio import TimerHandle
 from collections.abc import Iterable
 
-from actors.worker_process import Worker, WorkerState, WorkerStatus, WorkerUnavailable
+from actors.worker import Worker, WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.counters import Counters
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.streams import Call, Stream

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actors.worker_process import WorkerState, WorkerStatus, WorkerUnavailable
+from actors.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.router import Router
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
@@ -107,3 +107,7 @@ class FakeWorker:
         incarnation = self.status.incarnation + 1
         restarts = self.status.restarts + 1
         self.change(incarnation=incarnation, state=WorkerState.READY, restarts=restarts, gauges=Gauges())
+
+    def say_old(self, stream: int) -> None:
+        """A late end from the incarnation before this one."""
+        self.say(Finished(stream, "stop", ONE_TOKEN), self.status.incarnation - 1)

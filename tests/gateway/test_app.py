@@ -1,0 +1,236 @@
+"""Every route and what guards it, over a real server."""
+
+import base64
+from typing import Any
+
+import anyio
+import pytest
+
+from actors.worker import WorkerState
+from protocol.events import Gauges
+from tests.gateway.fakes import FakeWorker
+from tests.gateway.serving import CHAT, COMPLETION, serving
+
+pytestmark = pytest.mark.anyio
+
+ROUTES = [
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/tiny"),
+    ("GET", "/metrics"),
+    ("GET", "/admin/workers"),
+    ("GET", "/"),
+    ("GET", "/nowhere"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+]
+
+
+async def test_models_are_listed_and_found() -> None:
+    def make(name: str) -> FakeWorker:
+        return FakeWorker(name, model="org/model")
+
+    async with serving(make=make) as served:
+        listed = (await served.client.get("/v1/models")).json()
+        assert listed["object"] == "list"
+        (model,) = listed["data"]
+        assert (model["id"], model["object"], model["owned_by"], model["max_model_len"]) == (
+            "org/model",
+            "model",
+            "baton",
+            128,
+        )
+        assert (await served.client.get("/v1/models/org/model")).json() == model
+        missing = await served.client.get("/v1/models/other")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_an_unknown_model_is_a_404_that_names_those_there_are(path: str) -> None:
+    body = (COMPLETION if path == "/v1/completions" else CHAT) | {"model": "huge"}
+    async with serving() as served:
+        response = await served.client.post(path, json=body)
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert error["param"] == "model"
+    assert "'tiny'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/models/", 404),
+        ("POST", "/health/live/", 404),
+    ],
+)
+async def test_what_is_not_there_is_an_error_object(method: str, path: str, status: int) -> None:
+    async with serving() as served:
+        response = await served.client.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_health_follows_progress_and_not_existence() -> None:
+    async with serving(progress_timeout_s=5) as served:
+        worker, client = served.worker, served.client
+        assert (await client.get("/health/live")).status_code == 200
+        ready = await client.get("/health/ready")
+        assert (ready.status_code, ready.json()) == (200, {"status": "ready", "models": {"tiny": True}})
+        worker.change(last_progress=anyio.current_time() - 6)
+        stuck = await client.get("/health/ready")
+        assert (stuck.status_code, stuck.json()["status"]) == (503, "not ready")
+        assert stuck.headers["retry-after"] == "1"
+        worker.change(last_progress=anyio.current_time())
+        assert (await client.get("/health/ready")).status_code == 200
+        for state in set(WorkerState) - {WorkerState.READY}:
+            worker.change(state=state)
+            assert (await client.get("/health/ready")).status_code == 503, state
+        worker.change(state=WorkerState.READY)
+        served.router.drain_nowait()
+        drained = await client.get("/health/ready")
+        assert (drained.status_code, drained.json()["status"]) == (503, "draining")
+        assert (await client.get("/health/live")).status_code == 200
+
+
+async def test_workers_are_described() -> None:
+    async with serving("a", "b") as served:
+        gauges = Gauges(slots_active=2, queue_depth=3, steps=17)
+        served.worker.change(gauges=gauges, last_progress=anyio.current_time())
+        served.workers[1].change(state=WorkerState.STARTING, hello=None, pid=None)
+        first, second = (await served.client.get("/admin/workers")).json()["workers"]
+    assert 0 <= first.pop("last_progress_s") < 60
+    assert first == {
+        "name": "a",
+        "model": "tiny",
+        "backend": "scripted",
+        "device": "none",
+        "pid": 4242,
+        "incarnation": 1,
+        "state": "ready",
+        "slots_total": 4,
+        "slots_active": 2,
+        "queue_depth": 3,
+        "steps": 17,
+    }
+    assert (second["state"], second["pid"], second["backend"], second["slots_total"]) == ("starting", None, None, 0)
+
+
+async def test_the_page_stands_alone() -> None:
+    async with serving() as served:
+        response = await served.client.get("/")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "/v1/chat/completions" in response.text
+    for outside in ("http://", "https://", "src=", "@import", "innerHTML"):
+        assert outside not in response.text
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Bearer"},
+        {"authorization": "secret"},
+        {"authorization": "Digest secret"},
+        {"authorization": "Basic c2VjcmV0"},
+        {"authorization": "Basic !"},
+        {"authorization": "Bearer sécret".encode()},
+        {"host": "x/health/live"},
+    ],
+    ids=["none", "wrong", "no key", "no scheme", "other scheme", "no password", "not base64", "not ascii", "host"],
+)
+async def test_everything_but_health_wants_the_key(method: str, path: str, headers: dict[str, Any]) -> None:
+    async with serving(api_key="secret") as served:
+        response = await served.client.request(method, path, headers=headers)
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert "www-authenticate" in response.headers
+        assert served.worker.sent == []
+
+
+async def test_the_key_opens_and_health_needs_none() -> None:
+    basic = base64.b64encode(b"anyone:secret").decode()
+    async with serving(api_key="secret") as served:
+        for headers in ({"authorization": "Bearer secret"}, {"authorization": f"Basic {basic}"}):
+            assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
+        for path in ("/health/live", "/health/ready"):
+            assert (await served.client.get(path)).status_code == 200
+        for path in ("/health", "/health/../v1/models", "/health/live/", "//v1/models"):
+            assert (await served.client.get(path)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("abc-1.2:3_4", True), ("a" * 128, True), ("a" * 129, False), ("", False), ("a b", False), ('a"b', False)],
+)
+async def test_the_request_id_is_echoed_or_made(given: str, kept: bool) -> None:
+    async with serving() as served:
+        for path in ("/v1/models", "/nowhere"):
+            answered = (await served.client.get(path, headers={"x-request-id": given})).headers["x-request-id"]
+            assert (answered == given) is kept
+            assert answered
+
+
+@pytest.mark.parametrize("over", [0, 1], ids=["at the bound", "over"])
+async def test_the_body_is_bounded(over: int) -> None:
+    bound = 4096
+    async with serving(max_body_bytes=bound) as served:
+        body = b'{"model":"tiny","prompt":7}'
+        body += b" " * (bound + over - len(body))
+        response = await served.client.post(
+            "/v1/completions", content=body, headers={"content-type": "application/json"}
+        )
+    assert response.status_code == (413 if over else 400)
+    assert response.json()["error"]["param"] == (None if over else "prompt")
+
+
+async def test_a_body_far_over_the_bound_is_not_read_to_its_end() -> None:
+    async with serving(max_body_bytes=1000) as served:
+        stream = await anyio.connect_tcp("127.0.0.1", served.port)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        async with stream:
+            await stream.send(head + b"Content-Length: 100000000\r\n\r\n" + b" " * 100_000)
+            answer = await stream.receive()
+            assert answer.startswith(b"HTTP/1.1 413 ")
+        assert (await served.client.get("/health/live")).status_code == 200
+
+
+@pytest.mark.parametrize("size", [2000, 100_000], ids=["over our bound", "over the parser's"])
+async def test_headers_are_bounded(size: int) -> None:
+    async with serving(max_header_bytes=1024) as served:
+        assert (await served.client.get("/v1/models")).status_code == 200
+        response = await served.client.get("/v1/models", headers={"x-long": "x" * size})
+        assert response.status_code == 431
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_form_of_another_site_cannot_post(kind: str) -> None:
+    async with serving() as served:
+        response = await served.client.post("/v1/completions", content=b"{}", headers={"content-type": kind})
+        assert response.status_code == 415
+
+
+async def test_a_body_that_never_comes_has_a_deadline() -> None:
+    async with serving(body_timeout_s=0.05) as served:
+        stream = await anyio.connect_tcp("127.0.0.1", served.port)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        async with stream:
+            await stream.send(head + b"Content-Length: 9\r\n\r\n")
+            assert (await stream.receive()).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_full_gateway_says_when_to_come_back() -> None:
+    async with serving(max_streams_per_worker=1, max_choices=1, retry_after_s=7) as served:
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: served.client.post("/v1/completions", json=COMPLETION))
+            (submit,) = await served.worker.wait_submits(1)
+            response = await served.client.post("/v1/completions", json=COMPLETION)
+            served.worker.finish(submit.stream)
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "7"
+        assert response.json()["error"]["type"] == "rate_limit_error"

@@ -1,0 +1,120 @@
+"""The `openai` client, as people use it, against the real server."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import openai
+import pytest
+
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from protocol.events import Usage
+from tests.gateway.serving import Served, serving
+
+pytestmark = pytest.mark.anyio
+
+Script = Callable[[Served], Awaitable[None]]
+
+
+@asynccontextmanager
+async def openai_client(script: Script, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of a gateway whose worker follows `script`."""
+    async with serving(**settings) as served, anyio.create_task_group() as group:
+        group.start_soon(script, served)
+        base, key = f"http://127.0.0.1:{served.port}/v1", settings.get("api_key", "none")
+        async with openai.AsyncOpenAI(base_url=base, api_key=key, max_retries=0) as client:
+            yield client
+
+
+def answering(*pieces: str) -> Script:
+    """Answer the first request with these pieces."""
+
+    async def script(served: Served) -> None:
+        await served.worker.wait_submits(1)
+        for submit in served.worker.submits:
+            for token, piece in enumerate(pieces):
+                served.worker.token(submit.stream, piece, token)
+                await anyio.lowlevel.checkpoint()
+            served.worker.finish(submit.stream, usage=Usage(4, len(pieces)))
+
+    return script
+
+
+async def test_a_chat() -> None:
+    async with openai_client(answering("Hel", "lo"), api_key="secret") as client:
+        answer = await client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], temperature=0, max_completion_tokens=8, seed=1
+        )
+    assert answer.choices[0].message.content == "Hello"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 6
+    assert answer.system_fingerprint == "fp_0123456789abcdef"
+
+
+async def test_a_chat_streams() -> None:
+    async with openai_client(answering("Hel", "lo")) as client:
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            n=2,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    for index in (0, 1):
+        choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert choices[0].delta.role == "assistant"
+        assert "".join(choice.delta.content or "" for choice in choices) == "Hello"
+        assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
+    assert chunks[-1].usage is not None
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (4, 4)
+    assert chunks[-1].choices == []
+
+
+async def test_completions() -> None:
+    async with openai_client(answering("a", "b")) as client:
+        answer = await client.completions.create(model="tiny", prompt=["x", "y"], max_tokens=4, stop=["\n"])
+        assert [choice.text for choice in answer.choices] == ["ab", "ab"]
+
+
+async def test_completions_stream() -> None:
+    async with openai_client(answering("a", "b")) as client:
+        stream = await client.completions.create(model="tiny", prompt=[1, 2, 3], stream=True)
+        assert "".join([choice.text async for chunk in stream for choice in chunk.choices]) == "ab"
+
+
+async def test_models() -> None:
+    async with openai_client(answering()) as client:
+        assert [model.id async for model in await client.models.list()] == ["tiny"]
+        assert (await client.models.retrieve("tiny")).owned_by == "baton"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("other")
+        await client.completions.create(model="tiny", prompt="end")
+
+
+async def test_errors_are_those_that_the_client_knows() -> None:
+    async def script(served: Served) -> None:
+        first: Submit = (await served.worker.wait_submits(1))[0]
+        served.worker.fail(first.stream, ErrorCode.CONTEXT, "too long", "prompt")
+        second = (await served.worker.wait_submits(2))[1]
+        served.worker.token(second.stream, "x", 1)
+        await served.until(lambda: served.live == 1)
+        served.worker.fail(second.stream, ErrorCode.STEP, "it broke")
+
+    async with openai_client(script) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(model="tiny", prompt="x" * 999)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+        with pytest.raises(openai.BadRequestError, match="tools"):
+            await client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "x"}],
+                tools=[{"type": "function", "function": {"name": "f"}}],
+            )
+        with pytest.raises(openai.APIError, match="it broke"):
+            async for _ in await client.completions.create(model="tiny", prompt="x", stream=True):
+                pass
