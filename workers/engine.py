@@ -5,19 +5,25 @@ the `End` that `cancel` or `finish` returns.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from protocol.bounds import MAX_REASON
 from protocol.errors import ErrorCode
 from protocol.events import Gauges
 from protocol.request import FinishReason
-from workers.request import End, Failure, Request, RequestRefused, StepResult, Token
-from workers.runner import Runner
+from workers.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
+from workers.runner import Runner, RunnerCapabilities
 from workers.scheduler import Live, Prefill, Scheduler, row
+from workers.scoring import score
 
 __all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
+
+SCORE_STREAM = -1
+"""Holds a slot while it scores; streams are not negative."""
 
 
 class BatchEngine:
@@ -46,6 +52,11 @@ class BatchEngine:
         self._ends: list[End] = []
         self._failures: list[Failure] = []
         self._failed = False
+
+    @property
+    def capabilities(self) -> RunnerCapabilities:
+        """The runner's."""
+        return self._capabilities
 
     @property
     def idle(self) -> bool:
@@ -93,6 +104,22 @@ class BatchEngine:
         if decoding := self._scheduler.decoding():
             self._decode(decoding)
         return self._close_step()
+
+    def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:
+        """Log-likelihoods of tokens[1:], see `workers.scoring`. Runs at once, in a slot of its own.
+
+        Raises `RequestRefused` (INVALID or CONTEXT for the tokens, OVERLOADED when no slot is free), and what the
+        runner raises; the slot is reset either way.
+        """
+        check_score(tokens, self._vocab_size, self._capabilities.context)
+        slot = self._scheduler.slots.take(SCORE_STREAM)
+        if slot is None:
+            raise RequestRefused(ErrorCode.OVERLOADED, "no slot is free to score in")
+        try:
+            return score(self._runner, slot, tokens)
+        finally:
+            self._scheduler.slots.release(slot)
+            self._reset(slot)
 
     def close(self) -> None:
         """Close the runner. Nothing may be called after."""

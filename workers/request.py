@@ -1,5 +1,6 @@
 """What goes into the engine and what comes out of it: token ids only, no text and no frames."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.bounds import MAX_SEED, MAX_TEMPERATURE, MAX_TOP_K
@@ -104,6 +105,15 @@ def check(request: Request, vocab_size: int, context: int) -> None:
     check_sampling(request.sampling)
 
 
+def check_score(tokens: Sequence[int], vocab_size: int, context: int) -> None:
+    """Refuse tokens that cannot be scored. Raises `RequestRefused`: INVALID or CONTEXT, naming "prompt"."""
+    _check_tokens("prompt", tokens, vocab_size)
+    if not tokens:
+        raise _invalid("prompt", "prompt must have at least one token")
+    if len(tokens) > context:
+        raise RequestRefused(ErrorCode.CONTEXT, f"prompt has {len(tokens)} tokens, the context is {context}", "prompt")
+
+
 def check_sampling(sampling: Sampling) -> None:
     """Refuse sampling parameters out of their bounds, NaN included (which the wire's bounds let pass).
 
@@ -121,7 +131,7 @@ def check_sampling(sampling: Sampling) -> None:
         raise _invalid("seed", f"seed must be within 0 and {MAX_SEED}, not {sampling.seed}")
 
 
-def _check_tokens(field: str, tokens: tuple[int, ...], vocab_size: int) -> None:
+def _check_tokens(field: str, tokens: Sequence[int], vocab_size: int) -> None:
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise _invalid(field, f"{field} has token {wrong}, the vocabulary has {vocab_size}")

@@ -1,0 +1,187 @@
+"""Sessions: the same answers by every way in, and errors that name the field."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import ErrorCode
+from protocol.events import Delta, Finished
+from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
+from workers.engine import BatchEngine
+from workers.request import RequestRefused
+from workers.scripted import ScriptedFault, ScriptedRunner
+from workers.session import Session, SessionError
+from workers.spec import ScriptedSpec, WorkerSpec
+from workers.text.bytes import ByteTokenizer
+
+SEEDED = Sampling(temperature=1.0, seed=5)
+
+
+def spec(**fields: Any) -> WorkerSpec:
+    return WorkerSpec("w0", "scripted", "", backend="scripted", max_batch_size=2, **fields)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with Session.open(spec()) as opened:
+        yield opened
+
+
+def bare(runner: ScriptedRunner) -> Session:
+    """A session without a tokenizer."""
+    return Session(BatchEngine(runner, max_queue=1, step_tokens=64), None)
+
+
+def test_the_capabilities(session: Session) -> None:
+    known = session.capabilities
+    assert (known.backend, known.context, known.vocab_size, known.text, known.chat) == (
+        "scripted",
+        4096,
+        257,
+        True,
+        True,
+    )
+    without = bare(ScriptedRunner()).capabilities
+    assert (without.text, without.chat) == (False, False)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SEEDED])
+def test_every_way_in_gives_the_same_tokens(session: Session, sampling: Sampling) -> None:
+    prompt = tuple(b"Once upon a time")
+    whole = session.generate("Once upon a time", sampling, Limits(max_tokens=12))
+    assert (whole.reason, whole.prompt_tokens, whole.completion_tokens) == ("length", 16, 12)
+    assert bytes(whole.tokens).decode() == whole.text
+    for same in (prompt, TextInput("Once upon a time"), TokensInput(prompt)):
+        assert session.generate(same, sampling, Limits(max_tokens=12)) == whole
+    stepped = [session.prefill(prompt, sampling)] + [session.decode_step() for _ in range(11)]
+    assert tuple(stepped) == whole.tokens
+    for cut in range(13):
+        rest = session.generate(prompt, sampling, Limits(max_tokens=12), resume=whole.tokens[:cut])
+        assert whole.tokens[:cut] + rest.tokens == whole.tokens
+        assert (rest.reason, rest.completion_tokens) == ("length", 12)
+
+
+def test_a_chat_goes_through_the_template(session: Session) -> None:
+    chat = ChatInput((Message("user", "hello"),))
+    rendered = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    limits = Limits(max_tokens=5)
+    assert session.generate(chat, limits=limits).tokens == session.generate(rendered, limits=limits).tokens
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(session: Session) -> None:
+    plain = session.generate("x", limits=Limits(max_tokens=20)).text
+    stop = plain[7:10]
+    stopped = session.generate("x", limits=Limits(max_tokens=20, stop=(stop,)))
+    assert stopped.reason == "stop"
+    assert stopped.text == plain[: plain.index(stop)]
+
+
+def test_decode_step_says_when_it_is_over() -> None:
+    session = bare(ScriptedRunner(context=8))
+    assert session.decode_step() is None
+    session.prefill((1, 2, 3, 4, 5))
+    assert [session.decode_step() is None for _ in range(4)] == [False, False, True, True]
+    first = session.prefill((1, 2))
+    session = bare(ScriptedRunner(context=8))
+    assert session.prefill((1, 2), eos=frozenset({first})) == first
+    assert session.decode_step() is None
+
+
+def test_closing_a_stream_frees_the_slot_and_the_next_request_takes_over(session: Session) -> None:
+    limits = Limits(max_tokens=50)
+    whole = session.generate("y", limits=limits)
+    for _ in range(5):
+        stream = session.stream("y", limits=limits)
+        assert isinstance(next(stream), Delta)
+        stream.close()
+    left = session.stream("y", limits=limits)
+    next(left)
+    assert session.generate("y", limits=limits) == whole
+    with pytest.raises(SessionError, match="took its place"):
+        list(left)
+    assert isinstance(list(session.stream("y", limits=limits))[-1], Finished)
+
+
+def test_scores_are_the_log_likelihoods_of_the_runners_logits(session: Session) -> None:
+    # The scripted runner gives one token a logit of 4, all others 0.
+    likely, other = 4 - math.log(math.exp(4) + 256), -math.log(math.exp(4) + 256)
+    prompt = tuple(b"a prompt that is longer than one chunk" * 9)
+    answer = session.generate(prompt, limits=Limits(max_tokens=4)).tokens
+    score = session.score((*prompt, *answer))
+    assert len(score.log_likelihoods) == len(prompt) + 3
+    assert score.log_likelihoods[-4:] == pytest.approx([likely] * 4, abs=1e-12)
+    assert set(score.log_likelihoods[:-4]) <= {pytest.approx(likely), pytest.approx(other)}
+    assert score.total == pytest.approx(math.fsum(score.log_likelihoods))
+    assert session.score("a").log_likelihoods == ()
+    assert session.score("ab") == session.score(b"ab")
+
+
+def test_a_score_fills_the_context_and_no_more() -> None:
+    session = bare(ScriptedRunner(context=40, slots=1))
+    assert len(session.score([7] * 40).log_likelihoods) == 39
+    with pytest.raises(SessionError) as refused:
+        session.score([7] * 41)
+    assert (refused.value.code, refused.value.field) == (ErrorCode.CONTEXT, "prompt")
+
+
+def test_a_score_that_fails_leaves_the_slot_free() -> None:
+    runner = ScriptedRunner(slots=1, fail_calls={1})
+    session = bare(runner)
+    with pytest.raises(ScriptedFault):
+        session.score([1, 2, 3])
+    assert len(session.score([1, 2, 3]).log_likelihoods) == 2
+    assert runner.violations == []
+
+
+def test_a_score_needs_a_slot() -> None:
+    engine = BatchEngine(ScriptedRunner(slots=1), max_queue=1, step_tokens=64)
+    session = Session(engine, None)
+    session.prefill((1,))
+    with pytest.raises(RequestRefused) as refused:
+        engine.score([1, 2])
+    assert refused.value.code == ErrorCode.OVERLOADED
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "code", "field"),
+    [
+        ("", Sampling(), ErrorCode.INVALID, "prompt"),
+        ([257], Sampling(), ErrorCode.INVALID, "prompt"),
+        ([1] * 4096, Sampling(), ErrorCode.CONTEXT, "prompt"),
+        ("x", Sampling(temperature=math.nan), ErrorCode.INVALID, "temperature"),
+    ],
+)
+def test_what_is_refused(session: Session, prompt: Any, sampling: Sampling, code: ErrorCode, field: str) -> None:
+    with pytest.raises(SessionError) as refused:
+        session.generate(prompt, sampling)
+    assert (refused.value.code, refused.value.field) == (code, field)
+
+
+def test_without_a_tokenizer_text_is_refused_by_name() -> None:
+    session = bare(ScriptedRunner())
+    assert len(session.generate([1, 2], limits=Limits(max_tokens=3)).tokens) == 3
+    for ask in (lambda: session.generate("text"), lambda: session.score("text")):
+        with pytest.raises(SessionError) as refused:
+            ask()
+        assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "prompt")
+
+
+def test_a_failing_step_is_an_error_and_the_session_goes_on() -> None:
+    session = Session.open(spec(scripted=ScriptedSpec(fail_steps=(1, 3))))
+    for _ in range(2):
+        with pytest.raises(SessionError) as failed:
+            session.generate("x", limits=Limits(max_tokens=3))
+        assert failed.value.code == ErrorCode.STEP
+    assert len(session.generate("x", limits=Limits(max_tokens=3)).tokens) == 3
+    with pytest.raises(SessionError):
+        Session(BatchEngine(ScriptedRunner(fail_calls={1}), max_queue=1, step_tokens=8), ByteTokenizer()).prefill([1])
+
+
+def test_a_model_that_is_not_there_is_said_by_name(tmp_path: Path) -> None:
+    from workers.weights import CheckpointError
+
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        Session.open(WorkerSpec("w0", "m", str(tmp_path / "none"), backend="mlx"))
