@@ -2,8 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -43,12 +42,16 @@ class Summary:
         )
 
 
+Pieces = Generator[str | Summary, None, None]
+"""Text as it comes, then one summary."""
+
+
 class Answers(Protocol):
     """A model that answers. Used by one thread; closing the iterator of `stream` cancels the answer."""
 
     name: str
 
-    def stream(self, ask: Ask) -> Iterator[str | Summary]:
+    def stream(self, ask: Ask) -> Pieces:
         """Pieces of text as they come, then one `Summary`. Raises `CommandFailed` in a sentence."""
 
     def close(self) -> None: ...
@@ -78,7 +81,7 @@ class RemoteAnswers:
             raise CommandFailed(f"{url} serves no model yet")
         return cls(client, model or served[0])
 
-    def stream(self, ask: Ask) -> Iterator[str | Summary]:
+    def stream(self, ask: Ask) -> Pieces:
         route = "/v1/chat/completions" if ask.messages else "/v1/completions"
         began = time.monotonic()
         first = 0.0
@@ -131,14 +134,13 @@ class RemoteAnswers:
 
 def _chunks(answer: httpx.Response) -> Iterator[dict[str, Any]]:
     """The JSON of each server-sent event. Raises `CommandFailed` for an error event or an early end."""
-    with closing(answer.iter_lines()) as lines:
-        for line in lines:
-            if not line.startswith("data:"):
-                continue
-            data = line[5:].strip()
-            if data == "[DONE]":
-                return
-            yield _chunk(data)
+    for line in answer.iter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line[5:].strip()
+        if data == "[DONE]":
+            return
+        yield _chunk(data)
     raise CommandFailed("the server ended the answer early")
 
 

@@ -1,6 +1,5 @@
 """`baton doctor`: what works on this machine, and what to do about what does not."""
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -14,21 +13,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cli.model import usable_cores
+from cli.model import ChosenModel, worker_spec
 from cli.settings import Settings
 from models import builtin_path
+from workers.backends import PACKAGES, cache_dir, missing_packages, usable_cores
 from workers.probe import Probe, short
 
 PROBE_SECONDS = 120.0
-BACKENDS = {"iree": ("iree.runtime", "iree.compiler", "jax"), "mlx": ("mlx.core", "mlx_lm")}
-"""The modules that each backend's extra brings."""
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "i8mm", "sve")
 
 
 def examine(settings: Settings, console: Console) -> bool:
     """Print the report; whether at least one device of one backend works."""
     console.print(_machine(settings))
-    probes = [line for backend in BACKENDS for line in probe_backend(backend)]
+    probes = [line for backend in PACKAGES for line in probe_backend(backend)]
     table = Table("backend", "device", "works", "what was found", title="Backends and devices", title_justify="left")
     for line in probes:
         mark = "[green]yes[/]" if line.works else "[yellow]no[/]"
@@ -42,7 +40,7 @@ def examine(settings: Settings, console: Console) -> bool:
 
 def probe_backend(backend: str, python: str = sys.executable) -> list[Probe]:
     """Ask one backend in a process of its own; what goes wrong there becomes a line of the report."""
-    missing = [module for module in BACKENDS[backend] if not _is_installed(module)]
+    missing = missing_packages(backend)
     if missing:
         advice = f"pip install 'baton[{backend}]'"
         return [Probe(backend, "", False, f"not installed: {', '.join(missing)}", advice)]
@@ -59,13 +57,6 @@ def probe_backend(backend: str, python: str = sys.executable) -> list[Probe]:
         return [Probe(backend, "", False, f"the probe's answer is not readable: {short(error)}")]
 
 
-def cache_folder(settings: Settings) -> Path:
-    """Where compiled graphs are kept."""
-    if settings.cache_dir:
-        return Path(settings.cache_dir).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
-
-
 def _machine(settings: Settings) -> Table:
     table = Table(title="This machine", title_justify="left", show_header=False)
     table.add_row("baton", metadata.version("baton"))
@@ -74,18 +65,11 @@ def _machine(settings: Settings) -> Table:
     table.add_row("cores", f"{usable_cores()} of {os.cpu_count()} may be used")
     table.add_row("cpu features", " ".join(_cpu_features()) or "not known on this system")
     table.add_row("memory", _memory())
-    table.add_row("graph cache", _cache(cache_folder(settings)))
+    table.add_row("graph cache", _cache(cache_dir(worker_spec(settings, ChosenModel("doctor", Path())))))
     table.add_row(
         "built-in model", str(builtin_path()) if builtin_path().is_dir() else "[red]missing[/]: reinstall baton"
     )
     return table
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _cpu_features() -> list[str]:

@@ -42,6 +42,6 @@ def answer_once(settings: Settings, ask: Ask, *, url: str | None, stats: bool) -
             if isinstance(piece, Summary):
                 print(flush=True)
                 if stats:
-                    Console(stderr=True, highlight=False).print(piece.line(), style="dim")
+                    Console(stderr=True, highlight=False, soft_wrap=True).print(piece.line(), style="dim")
             else:
                 print(piece, end="", flush=True)

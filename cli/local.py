@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 
 from actors.logs import configure_logging
-from cli.answers import Ask, Summary
+from cli.answers import Ask, Pieces, Summary
 from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
@@ -58,7 +58,7 @@ class LocalAnswers:
         model = ChosenModel.choose(settings)
         return cls(model.name, load_here(worker_spec(settings, model)))
 
-    def stream(self, ask: Ask) -> Iterator[str | Summary]:
+    def stream(self, ask: Ask) -> Pieces:
         """See `cli.answers.Answers.stream`."""
         self._streams += 1
         stream, began, first = self._streams, self._clock(), 0.0

@@ -1,12 +1,12 @@
 """Which model a command is about, and what a worker must be told to run it."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from cli.options import CommandFailed
 from cli.settings import Settings
 from models import builtin_path
+from workers.backends import usable_cores
 from workers.checkpoint import CheckpointError, resolve_model
 from workers.spec import WorkerSpec
 
@@ -52,13 +52,6 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
         threads=settings.threads or (max(1, usable_cores() // workers) if workers > 1 else 0),
         log_level=settings.log_level,
     )
-
-
-def usable_cores() -> int:
-    """Cores that this process may use, where the system tells; else all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _own_name(model: str) -> str:

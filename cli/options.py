@@ -74,7 +74,8 @@ def _setting_parameter(name: str) -> inspect.Parameter:
     else:
         shown = str(field.default) if field.default != "" else False
         info = typer.Option(flag(name), help=field.description, show_default=shown, rich_help_panel=str(panel))
-    annotation = Annotated[field.annotation | None, info]  # type: ignore[operator]
+    kind: Any = field.annotation
+    annotation = Annotated[kind | None, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -10,11 +10,15 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
 
 ENV_PREFIX = "BATON_"
 DEFAULT_FILE = Path("baton.toml")
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
+
+_GATEWAY = GatewaySettings()
+"""Its defaults are these."""
 
 MODEL, ENGINE, SERVER, LIMITS = "Model", "Engine", "Server", "Limits"
 
@@ -51,39 +55,60 @@ class Settings(BaseSettings):
     threads: int = _field(0, ENGINE, "Compute threads of one worker; 0 shares the cores.", ge=0, le=4096)
     cache_dir: str = _field("", ENGINE, "Where compiled graphs are kept; empty is the user's cache folder.")
 
-    host: str = _field("127.0.0.1", SERVER, "Address to listen on.", min_length=1)
-    port: int = _field(8000, SERVER, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
+    host: str = _field(_GATEWAY.host, SERVER, "Address to listen on.", min_length=1)
+    port: int = _field(_GATEWAY.port, SERVER, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
     workers: int = _field(1, SERVER, "Worker processes, each with the whole model.", ge=1, le=64)
-    api_key: str = _field("", SERVER, "When set, clients must send it as a bearer token.")
+    api_key: str = _field(_GATEWAY.api_key, SERVER, "When set, clients must send it as a bearer token.")
     log_level: Literal["debug", "info", "warning", "error"] = _field(
         "info", SERVER, "What is logged: debug, info, warning or error."
     )
 
-    max_body_bytes: int = _field(8 << 20, LIMITS, "Bytes of one request body.", ge=1, le=12 << 20)
-    max_header_bytes: int = _field(32 << 10, LIMITS, "Bytes of one request's headers.", ge=1024, le=1 << 20)
+    max_body_bytes: int = _field(_GATEWAY.max_body_bytes, LIMITS, "Bytes of one request body.", ge=1, le=12 << 20)
+    max_header_bytes: int = _field(
+        _GATEWAY.max_header_bytes, LIMITS, "Bytes of one request's headers.", ge=1024, le=1 << 20
+    )
     max_choices: int = _field(
-        64, LIMITS, "Sequences of one request: its prompts times n.", ge=1, le=MAX_FRAMES_PER_MESSAGE
+        _GATEWAY.max_choices, LIMITS, "Sequences of one request: its prompts times n.", ge=1, le=MAX_FRAMES_PER_MESSAGE
     )
     max_streams_per_worker: int = _field(
-        2048, LIMITS, "Sequences of one worker, running and waiting, before clients are sent away.", ge=1, le=1 << 20
+        _GATEWAY.max_streams_per_worker,
+        LIMITS,
+        "Sequences of one worker, running and waiting, before clients are sent away.",
+        ge=1,
+        le=1 << 20,
     )
-    request_timeout_s: float = _field(3600.0, LIMITS, "Seconds that a request may take in all.", ge=0.01, le=604800)
+    request_timeout_s: float = _field(
+        _GATEWAY.request_timeout_s, LIMITS, "Seconds that a request may take in all.", ge=0.01, le=604800
+    )
     client_stall_s: float = _field(
-        30.0, LIMITS, "Seconds after which a client that reads nothing is dropped.", ge=0.01, le=86400
+        _GATEWAY.client_stall_s,
+        LIMITS,
+        "Seconds after which a client that reads nothing is dropped.",
+        ge=0.01,
+        le=86400,
     )
     progress_timeout_s: float = _field(
-        15.0, LIMITS, "Seconds without progress after which a worker is not ready.", ge=0.01, le=86400
+        _GATEWAY.progress_timeout_s,
+        LIMITS,
+        "Seconds without progress after which a worker is not ready.",
+        ge=0.01,
+        le=86400,
     )
     shutdown_grace_s: float = _field(
-        30.0, LIMITS, "Seconds that live requests get to finish at shutdown.", ge=0, le=86400
+        _GATEWAY.shutdown_grace_s, LIMITS, "Seconds that live requests get to finish at shutdown.", ge=0, le=86400
     )
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **others: Any
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then the environment, then the file; no dotenv and no secrets folder."""
-        return init_settings, others["env_settings"], TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:

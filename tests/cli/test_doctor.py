@@ -9,6 +9,7 @@ from rich.console import Console
 
 from cli import doctor
 from cli.settings import Settings
+from workers.backends import PACKAGES
 from workers.probe import Probe, short
 
 
@@ -51,14 +52,15 @@ def test_a_backend_that_never_answers_is_a_line_of_the_report(tmp_path: Path, mo
 
 
 def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(doctor.BACKENDS, "iree", ("no_such_module", "no_such_package.module"))
+    monkeypatch.setitem(PACKAGES, "iree", ("no_such_module", "no_such_package.module"))
     assert doctor.probe_backend("iree") == [
         Probe("iree", "", False, "not installed: no_such_module, no_such_package.module", "pip install 'baton[iree]'")
     ]
 
 
 def test_advice_is_printed_with_its_brackets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor, "BACKENDS", {"iree": ("no_such_module",)})
+    monkeypatch.delitem(PACKAGES, "mlx")
+    monkeypatch.setitem(PACKAGES, "iree", ("no_such_module",))
     output = io.StringIO()
     assert not doctor.examine(Settings(cache_dir=str(tmp_path)), Console(file=output, width=200))
     assert "pip install 'baton[iree]'" in output.getvalue()
@@ -66,7 +68,7 @@ def test_advice_is_printed_with_its_brackets(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "BACKENDS", {})
+    monkeypatch.setattr(doctor, "PACKAGES", {})
     (tmp_path / "file").write_text("")
     output = io.StringIO()
     doctor.examine(Settings(cache_dir=str(tmp_path / "file" / "cache")), Console(file=output, width=200))

@@ -1,0 +1,150 @@
+"""The commands as a person types them: good help, errors that name the flag, and no tracebacks."""
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from cli.settings import Settings, flag
+
+COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CliRunner:
+    """No settings of the person who runs the tests, and lines that are not broken."""
+    monkeypatch.chdir(tmp_path)
+    environment = dict.fromkeys(f"BATON_{name.upper()}" for name in Settings.model_fields)
+    return CliRunner(env={**environment, "BATON_CONFIG": None, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
+
+
+def test_the_version_is_the_packages(run: CliRunner) -> None:
+    assert run.invoke(app, ["--version"]).output == f"baton {metadata.version('baton')}\n"
+
+
+def test_help_lists_every_command(run: CliRunner) -> None:
+    output = run.invoke(app, ["--help"]).output
+    assert all(command in output for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_explains_itself(run: CliRunner, command: str) -> None:
+    result = run.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage: baton" in result.output or "Usage: root" in result.output
+
+
+def test_serve_has_a_flag_for_every_setting(run: CliRunner) -> None:
+    output = run.invoke(app, ["serve", "--help"]).output
+    assert all(flag(name) in output for name in Settings.model_fields if name != "model")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", "--port", "70000"], "--port: input should be less than or equal to 65535, not 70000"),
+        (["serve", "--port", "x"], "'--port'"),
+        (["serve", "--backend", "cuda"], "'--backend'"),
+        (["serve", "--prot", "1"], "--port"),
+        (["serve", "--workers", "0"], "--workers"),
+        (["serve", "--config", "none.toml"], "--config: there is no file none.toml"),
+        (["generate"], "--prompt"),
+        (["generate", "-p", ""], "--prompt: is empty"),
+        (["generate", "-p", "x", "--top-p", "0"], "--top-p"),
+        (["generate", "-p", "x", "--top-p", "nan"], "--top-p"),
+        (["generate", "-p", "x", "--temperature", "-1"], "--temperature"),
+        (["generate", "-p", "x", "--seed", "-1"], "--seed"),
+        (["generate", "-p", "x", "-n", "0"], "--max-tokens"),
+        (["generate", "-p", "x", "--stop", ""], "--stop"),
+        (["generate", "-p", "x", "--no-chat-template", "--system", "y"], "--system"),
+        (["bench", "--seconds", "0"], "--seconds"),
+        (["dance"], "dance"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_option_is_named(run: CliRunner, words: list[str], message: str) -> None:
+    result = run.invoke(app, words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_wrong_variable_and_an_unknown_one_are_named(run: CliRunner) -> None:
+    result = run.invoke(app, ["bench", "--backend", "scripted"], env={"BATON_CONTEXT": "-1"})
+    assert result.exit_code == 2
+    assert "BATON_CONTEXT" in result.stderr
+    result = run.invoke(
+        app,
+        ["generate", "-p", "x", "-n", "1", "--backend", "scripted"],
+        env={"BATON_CONTEXTS": "1", "BATON_CONTEXT": ""},
+    )
+    assert result.exit_code == 0
+    assert "BATON_CONTEXTS is not a setting (did you mean BATON_CONTEXT?)" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["generate", "-p", "x"], ["score", "-p", "x"], ["serve"], ["bench"], ["chat"]])
+def test_a_model_that_is_not_there_is_a_sentence(run: CliRunner, command: list[str]) -> None:
+    result = run.invoke(app, [*command, "./no/such/model"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert "no/such/model" in result.stderr
+
+
+def test_generate_answers_and_counts(run: CliRunner) -> None:
+    words = ["generate", "-p", "Hello", "-n", "8", "--backend", "scripted", "--no-chat-template", "--stats"]
+    result = run.invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout) == 8 + 1
+    assert "5 prompt tokens, 8 generated (length)" in result.stderr
+    assert run.invoke(app, words).stdout == result.stdout
+
+
+def test_generate_reads_the_prompt_from_standard_input(run: CliRunner) -> None:
+    words = ["generate", "-n", "8", "--backend", "scripted", "--no-chat-template", "-p"]
+    assert run.invoke(app, [*words, "-"], input="Hello").stdout == run.invoke(app, [*words, "Hello"]).stdout
+
+
+def test_generate_ends_before_a_stop_string(run: CliRunner) -> None:
+    words = ["generate", "-p", "Hello", "-n", "8", "--backend", "scripted", "--no-chat-template"]
+    whole = run.invoke(app, words).stdout
+    assert run.invoke(app, [*words, "--stop", whole[4:6]]).stdout == whole[: whole.index(whole[4:6])] + "\n"
+
+
+def test_a_prompt_over_the_context_is_a_sentence(run: CliRunner) -> None:
+    words = ["generate", "-p", "x" * 99, "--backend", "scripted", "--no-chat-template", "--context", "64"]
+    result = run.invoke(app, words)
+    assert result.exit_code == 1
+    assert "context" in result.stderr
+
+
+def test_bench_measures_each_size(run: CliRunner) -> None:
+    result = run.invoke(app, ["bench", "--backend", "scripted", "--seconds", "0.1", "--json"])
+    report = json.loads(result.stdout)
+    assert [(figure["kind"], figure["size"]) for figure in report["figures"]] == [
+        ("decode", 1),
+        ("decode", 4),
+        ("decode", 8),
+        ("prefill", 128),
+        ("prefill", 512),
+    ]
+    assert all(figure["tokens_per_second"] > 0 for figure in report["figures"])
+
+
+def test_bench_measures_no_more_than_fits(run: CliRunner) -> None:
+    words = [
+        "bench",
+        "--backend",
+        "scripted",
+        "--seconds",
+        "0.1",
+        "--json",
+        "--max-batch-size",
+        "2",
+        "--context",
+        "256",
+    ]
+    figures = json.loads(run.invoke(app, words).stdout)["figures"]
+    assert [(figure["kind"], figure["size"]) for figure in figures] == [("decode", 1), ("prefill", 128)]
