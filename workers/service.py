@@ -149,6 +149,8 @@ class WorkerService:
             frames.extend(delivered.frames)
             finish.extend(TakeOut(stream, finish=True) for stream in delivered.finish)
             self._gauges = outcome.gauges
+            if outcome.step is None:  # no step carries what has changed, and none may follow
+                frames.append(Beat(outcome.gauges))
         if finish:
             self._engine.post(finish)
         self._outbox.send_nowait(frames)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -391,6 +392,11 @@ OPERATIONS = st.lists(
 @settings(max_examples=80, deadline=None)
 @given(operations=OPERATIONS, faults=st.sets(st.integers(1, 20), max_size=3))
 def test_any_order_of_events_ends_every_stream_once(operations: list[tuple[str, int]], faults: set[int]) -> None:
+    with structlog.testing.capture_logs():  # rendering tracebacks would take most of the time
+        _run_operations(operations, faults)
+
+
+def _run_operations(operations: list[tuple[str, int]], faults: set[int]) -> None:
     worker = Worker(slots=2, fail_calls=faults)
     submitted: list[int] = []
     for operation, number in operations:

@@ -1,0 +1,144 @@
+"""A real worker process and the gateway's end of its link, for tests."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from actors.endpoint import LocalEndpoint
+from actors.link import Link
+from protocol.codec import decode_event, encode
+from protocol.commands import Command, Submit, Welcome
+from protocol.events import Beat, Bye, Event, Failed, Finished, Gauges, Hello, Ready, Step
+from protocol.request import Input, Limits, Sampling, TextInput
+from workers.spec import ScriptedSpec, WorkerSpec
+
+E = TypeVar("E", bound=Event)
+
+PATIENCE_S = 30.0
+"""Far more than anything takes, on a busy machine too."""
+
+
+class Peer:
+    """Plays the gateway to one worker process: keeps every frame it says, and waits for the one that is looked for."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+        self.frames: list[Event] = []
+        self.messages: list[list[Event]] = []
+        self.lost: str | None = None
+        self._news = asyncio.Event()
+        self._link: Link | None = None
+
+    def attach(self, link: Link) -> None:
+        self._link = link
+
+    def on_message(self, frames: list[bytes]) -> None:
+        events = [decode_event(frame) for frame in frames]
+        self.messages.append(events)
+        self.frames.extend(events)
+        self._news.set()
+
+    def on_lost(self, reason: str) -> None:
+        self.lost = reason
+        self._news.set()
+
+    def send(self, *commands: Command) -> None:
+        self.send_bytes([encode(command) for command in commands])
+
+    def send_bytes(self, frames: Sequence[bytes]) -> None:
+        assert self._link is not None
+        self._link.send_nowait(frames)
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+    async def expect(self, kind: type[E], where: Callable[[E], bool] = lambda _: True) -> E:
+        """The first frame of a kind that fits; waits for it."""
+        found: list[E] = []
+
+        def look() -> bool:
+            found.extend(frame for frame in self.frames if isinstance(frame, kind) and where(frame))
+            return bool(found)
+
+        await self.until(look)
+        return found[0]
+
+    async def terminal(self, stream: int) -> Finished | Failed:
+        kinds = (Finished, Failed)
+        await self.until(lambda: any(isinstance(f, kinds) and f.stream == stream for f in self.frames))
+        (frame,) = [f for f in self.frames if isinstance(f, kinds) and f.stream == stream]
+        return frame
+
+    async def ready(self) -> Ready:
+        hello = await self.expect(Hello)
+        self.send(Welcome(hello.incarnation))
+        return await self.expect(Ready)
+
+    async def bye(self) -> Bye:
+        return await self.expect(Bye)
+
+    async def exit_code(self) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            return await asyncio.to_thread(self.process.wait)
+
+    def steps(self) -> list[Step]:
+        return [frame for frame in self.frames if isinstance(frame, Step)]
+
+    def gauges(self) -> Gauges:
+        """The latest."""
+        return next(frame.gauges for frame in reversed(self.frames) if isinstance(frame, Step | Beat))
+
+    def tokens(self, stream: int) -> list[int]:
+        return [token for step in self.steps() for d in step.deltas if d.stream == stream for token in d.tokens]
+
+    def text(self, stream: int) -> str:
+        pieces = [d.text for step in self.steps() for d in step.deltas if d.stream == stream]
+        tails = [frame.text for frame in self.frames if isinstance(frame, Finished) and frame.stream == stream]
+        return "".join(pieces + tails)
+
+
+def scripted(**fields: Any) -> WorkerSpec:
+    """A spec of a scripted worker; the names of `ScriptedSpec` go there."""
+    script = {name: fields.pop(name) for name in list(fields) if name in ScriptedSpec.__struct_fields__}
+    defaults = {"name": "w0", "model_name": "scripted", "model_path": "", "backend": "scripted"}
+    return WorkerSpec(**{**defaults, **fields}, scripted=ScriptedSpec(**script))
+
+
+def submit(stream: int, source: Input | str = "hello", **limits: Any) -> Submit:
+    given = TextInput(source) if isinstance(source, str) else source
+    resume = limits.pop("resume", ())
+    return Submit(stream, f"request-{stream}", given, limits.pop("sampling", Sampling()), Limits(**limits), resume)
+
+
+def command(endpoint: str, spec: WorkerSpec | str, incarnation: int = 1) -> list[str]:
+    text = spec if isinstance(spec, str) else msgspec.json.encode(spec).decode()
+    arguments = ["--endpoint", endpoint, "--incarnation", str(incarnation), "--spec", text]
+    return [sys.executable, "-P", "-m", "workers", *arguments]
+
+
+@contextlib.asynccontextmanager
+async def worker(spec: WorkerSpec) -> AsyncIterator[Peer]:
+    """Start one; at the end nothing is left of it."""
+    with LocalEndpoint() as endpoint:
+        pipe = subprocess.PIPE
+        arguments = command(endpoint.address, spec)
+        process = subprocess.Popen(arguments, stdin=pipe, stderr=subprocess.DEVNULL)  # noqa: ASYNC220  a spawn is short
+        peer = Peer(process)
+        link = Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost)
+        peer.attach(link)
+        try:
+            yield peer
+        finally:
+            link.close(0.0)
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()

@@ -1,0 +1,472 @@
+"""A worker process from the outside: real processes, a real link, a scripted model."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.endpoint import LocalEndpoint
+from actors.link import Link
+from protocol.bounds import PROTOCOL_VERSION
+from protocol.codec import encode
+from protocol.commands import Cancel, Drain, Stop, Welcome
+from protocol.errors import ByeReason, ErrorCode
+from protocol.events import Beat, Failed, Finished, Gauges, Hello, Loading, Ready, Step
+from protocol.request import ChatInput, Message, TokensInput
+from tests.workers.process import PATIENCE_S, Peer, command, scripted, submit, worker
+from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
+from workers.service import EXIT_CODES
+from workers.spec import WorkerSpec
+
+SLOW = {"tokens_per_second": 50.0}
+Story = Callable[[Peer], Awaitable[None]]
+
+
+def play(story: Story, **spec: Any) -> None:
+    """Run a story with a worker of its own."""
+
+    async def run() -> None:
+        async with worker(scripted(**spec)) as peer:
+            await story(peer)
+
+    asyncio.run(run())
+
+
+def story(**spec: Any) -> Callable[[Callable[[Peer], Coroutine[Any, Any, None]]], Callable[[], None]]:
+    def wrap(told: Callable[[Peer], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        def test() -> None:
+            play(told, **spec)
+
+        test.__doc__ = told.__doc__
+        return test
+
+    return wrap
+
+
+@story(name="w7", max_batch_size=4, context=64)
+async def test_the_order_of_a_life(peer: Peer) -> None:
+    hello = await peer.expect(Hello)
+    assert hello == Hello(
+        protocol=PROTOCOL_VERSION,
+        worker="w7",
+        incarnation=1,
+        pid=peer.process.pid,
+        model="scripted",
+        backend="scripted",
+        device="none",
+        slots=4,
+        context=64,
+        config_digest="scripted",
+    )
+    assert (await peer.ready()).capabilities.chat
+    peer.send(submit(1, "hello", max_tokens=3))
+    ended = await peer.terminal(1)
+    peer.send(Stop())
+    assert (await peer.bye()).reason is ByeReason.STOPPED
+    assert await peer.exit_code() == 0
+    assert isinstance(ended, Finished)
+    assert (ended.usage.prompt_tokens, ended.usage.completion_tokens, ended.reason) == (5, 3, "length")
+    assert bytes(peer.tokens(1)).decode() == peer.text(1)
+    order = [type(frame).__name__ for frame in peer.frames if not isinstance(frame, Beat | Loading | Step)]
+    assert order == ["Hello", "Ready", "Finished", "Bye"]
+
+
+@story(max_batch_size=8)
+async def test_prompts_sent_together_start_together(peer: Peer) -> None:
+    await peer.ready()
+    peer.send(*(submit(stream, f"prompt {stream}", max_tokens=16) for stream in range(6)))
+    for stream in range(6):
+        await peer.terminal(stream)
+    first = peer.steps()[0]
+    assert sorted(delta.stream for delta in first.deltas) == list(range(6))
+    last = peer.steps()[-1].gauges
+    assert (last.decode_steps, last.steps, last.decode_tokens) == (15, 15, 6 * 16)
+    assert (last.sequences_started, last.sequences_completed, last.slots_active) == (6, 6, 0)
+
+
+@story(max_batch_size=2, **SLOW)
+async def test_a_cancel_in_the_middle_frees_the_slot(peer: Peer) -> None:
+    await peer.ready()
+    peer.send(submit(1), submit(2), submit(3))
+    await peer.until(lambda: len(peer.tokens(1)) >= 3)
+    peer.send(Cancel(1), Cancel(99))
+    ended = await peer.terminal(1)
+    assert isinstance(ended, Finished)
+    assert ended.reason == "cancelled"
+    assert ended.usage.completion_tokens == len(peer.tokens(1))
+    await peer.until(lambda: len(peer.tokens(3)) >= 1)
+    peer.send(Cancel(3))
+    assert isinstance(await peer.terminal(3), Finished)
+
+
+@story()
+async def test_stop_strings(peer: Peer) -> None:
+    await peer.ready()
+    peer.send(submit(1, max_tokens=40))
+    await peer.terminal(1)
+    whole = peer.text(1)
+    stop = whole[10:13]
+    peer.send(submit(2, max_tokens=40, stop=(stop, "\x00")))
+    ended = await peer.terminal(2)
+    assert isinstance(ended, Finished)
+    assert ended.reason == "stop"
+    assert peer.text(2) == whole[: whole.find(stop)]
+    assert ended.usage.completion_tokens == len(peer.tokens(2)) == whole.find(stop) + 3
+    await peer.until(lambda: peer.gauges().slots_active == 0)
+
+
+@story()
+async def test_a_resumed_stream_goes_on(peer: Peer) -> None:
+    await peer.ready()
+    peer.send(submit(1, max_tokens=20))
+    await peer.terminal(1)
+    tokens = peer.tokens(1)
+    peer.send(submit(2, max_tokens=20, resume=tuple(tokens[:7])))
+    ended = await peer.terminal(2)
+    assert isinstance(ended, Finished)
+    assert tokens[:7] + peer.tokens(2) == tokens
+    assert ended.usage.completion_tokens == 20
+
+
+@story(context=32, max_queue=1, max_batch_size=1, **SLOW)
+async def test_refusals_name_what_is_wrong(peer: Peer) -> None:
+    await peer.ready()
+    tools = ChatInput((Message("user", "x"),), '[{"type": "function"}]')
+    peer.send(submit(1, "x" * 40), submit(2, TokensInput((999,))), submit(3, tools))
+    answers = [await peer.terminal(stream) for stream in (1, 2, 3)]
+    assert [(answer.code, answer.field) for answer in answers if isinstance(answer, Failed)] == [
+        (ErrorCode.CONTEXT, "prompt"),
+        (ErrorCode.INVALID, "prompt"),
+        (ErrorCode.UNSUPPORTED, "tools"),
+    ]
+    peer.send(*(submit(stream) for stream in range(10, 20)))
+    last = await peer.terminal(19)
+    assert isinstance(last, Failed)
+    assert last.code is ErrorCode.OVERLOADED
+
+
+@story(tokens_per_second=5.0)
+async def test_a_deadline_ends_a_request(peer: Peer) -> None:
+    await peer.ready()
+    peer.send(submit(1, deadline_ms=300), submit(2, max_tokens=3))
+    failed = await peer.terminal(1)
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.field) == (ErrorCode.DEADLINE, "deadline_ms")
+    assert isinstance(await peer.terminal(2), Finished)
+    await peer.until(lambda: peer.gauges().slots_active == 0)
+
+
+@story(tokens_per_second=0.2)
+async def test_a_beat_comes_when_nothing_else_does(peer: Peer) -> None:
+    """Also while the engine is inside a step: the beat is the loop's, its gauges are the engine's."""
+    await peer.ready()
+    idle = await peer.expect(Beat)
+    assert idle.gauges == Gauges()
+    peer.send(submit(1, max_tokens=9))
+    await peer.until(lambda: sum(isinstance(frame, Beat) and frame.gauges.steps > 0 for frame in peer.frames) >= 2)
+
+
+class TestLeaving:
+    def test_drain_finishes_what_is_live_and_admits_nothing(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.send(submit(1, max_tokens=10))
+            await peer.until(lambda: peer.tokens(1))
+            peer.send(Drain(60_000), submit(2))
+            refused = await peer.terminal(2)
+            assert isinstance(refused, Failed)
+            assert refused.code is ErrorCode.DRAINING
+            assert isinstance(await peer.terminal(1), Finished)
+            assert (await peer.bye()).reason is ByeReason.STOPPED
+            assert await peer.exit_code() == 0
+
+        play(told, **SLOW)
+
+    def test_a_drain_with_nothing_live_leaves_at_once(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.send(Drain(60_000))
+            await peer.bye()
+            assert await peer.exit_code() == 0
+
+        play(told)
+
+    def test_the_grace_of_a_drain_is_a_bound(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.send(submit(1))
+            await peer.until(lambda: peer.tokens(1))
+            peer.send(Drain(100))
+            failed = await peer.terminal(1)
+            assert isinstance(failed, Failed)
+            assert failed.code is ErrorCode.DRAINING
+            assert (await peer.bye()).reason is ByeReason.STOPPED
+
+        play(told, **SLOW)
+
+    @pytest.mark.parametrize("how", ["stop", "sigterm"])
+    def test_stop_fails_what_is_live(self, how: str) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.send(submit(1), submit(2))
+            await peer.until(lambda: peer.tokens(1))
+            if how == "stop":
+                peer.send(Stop())
+            else:
+                peer.process.send_signal(signal.SIGINT)  # the terminal's Ctrl-C is the gateway's business
+                peer.process.send_signal(signal.SIGTERM)
+            assert [getattr(await peer.terminal(stream), "code", None) for stream in (1, 2)] == [ErrorCode.DRAINING] * 2
+            assert (await peer.bye()).reason is ByeReason.STOPPED
+            assert await peer.exit_code() == 0
+
+        play(told, **SLOW)
+
+    def test_ctrl_c_is_not_for_workers(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.process.send_signal(signal.SIGINT)
+            peer.send(submit(1, max_tokens=2))
+            assert isinstance(await peer.terminal(1), Finished)
+
+        play(told)
+
+    def test_the_end_of_stdin_is_the_end(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.send(submit(1))
+            await peer.until(lambda: peer.tokens(1))
+            assert peer.process.stdin is not None
+            peer.process.stdin.close()
+            failed = await peer.terminal(1)
+            assert isinstance(failed, Failed)
+            assert failed.code is ErrorCode.LOST
+            assert (await peer.bye()).reason is ByeReason.ORPHANED
+            assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
+
+        play(told, **SLOW)
+
+    @pytest.mark.parametrize("how", ["stdin", "stop"])
+    def test_an_engine_inside_the_device_holds_nobody_up(self, how: str) -> None:
+        """A step of half an hour: the worker says good-bye and goes without it."""
+
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.send(submit(1))
+            await peer.until(lambda: peer.tokens(1))
+            if how == "stop":
+                peer.send(Stop())
+            else:
+                assert peer.process.stdin is not None
+                peer.process.stdin.close()
+            reason = (await peer.bye()).reason
+            assert await peer.exit_code() == EXIT_CODES[reason]
+
+        play(told, tokens_per_second=1 / 1800)
+
+    def test_a_lost_link_is_the_end(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            assert peer._link is not None
+            peer._link.close(0.0)
+            assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
+
+        play(told)
+
+    def test_a_refused_worker_leaves(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.expect(Hello)
+            peer.send(Welcome(1, "protocol version 1 is not 2"))
+            bye = await peer.bye()
+            assert (bye.reason, bye.text) == (ByeReason.REFUSED, "protocol version 1 is not 2")
+            assert await peer.exit_code() == EXIT_CODES[ByeReason.REFUSED]
+
+        play(told)
+
+    def test_a_welcome_for_another_incarnation_is_a_refusal(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.expect(Hello)
+            peer.send(Welcome(2))
+            assert (await peer.bye()).reason is ByeReason.REFUSED
+
+        play(told)
+
+    @pytest.mark.parametrize(
+        "frames",
+        [
+            pytest.param([b"\xc1garbage"], id="garbage"),
+            pytest.param([encode(submit(1)), b""], id="after-a-request"),
+            pytest.param([encode(Beat(Gauges()))], id="an-event"),
+            pytest.param([encode(Welcome(1))], id="welcome-again"),
+            pytest.param([encode(submit(5)), encode(submit(5))], id="same-stream"),
+        ],
+    )
+    def test_a_frame_that_is_none_ends_the_worker(self, frames: list[bytes]) -> None:
+        """Whoever waits for what that frame asked would wait for ever: the loss of the worker tells him."""
+
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.send_bytes(frames)
+            assert (await peer.bye()).reason is ByeReason.PROTOCOL
+            assert await peer.exit_code() == EXIT_CODES[ByeReason.PROTOCOL]
+            streams = [frame.stream for frame in peer.frames if isinstance(frame, Failed)]
+            assert len(streams) == len(set(streams))
+
+        play(told, **SLOW)
+
+
+class TestFaults:
+    def test_a_failed_step_fails_only_its_requests(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.send(submit(1, max_tokens=5), submit(2, max_tokens=5))
+            failed = await peer.terminal(1)
+            assert isinstance(failed, Failed)
+            assert failed.code is ErrorCode.STEP
+            assert isinstance(await peer.terminal(2), Finished)
+
+        play(told, fail_steps=(1,))
+
+    def test_ten_failed_steps_in_a_row_end_the_worker(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.send(*(submit(stream, max_tokens=5) for stream in range(12)))
+            bye = await peer.bye()
+            assert (bye.reason, bye.text) == (ByeReason.STEPS_FAILED, "10 engine steps in a row failed")
+            codes = [(await peer.terminal(stream)).code for stream in range(12)]  # type: ignore[union-attr]
+            assert codes == [ErrorCode.STEP] * 10 + [ErrorCode.LOST] * 2
+            assert await peer.exit_code() == EXIT_CODES[ByeReason.STEPS_FAILED]
+
+        play(told, max_batch_size=1, fail_steps=tuple(range(1, 100)))
+
+    def test_a_failed_load_says_why(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.expect(Hello)
+            peer.send(Welcome(1))
+            bye = await peer.bye()
+            assert bye.reason is ByeReason.LOAD_FAILED
+            assert bye.text
+            assert await peer.exit_code() == EXIT_CODES[ByeReason.LOAD_FAILED]
+
+        play(told, fail_load=True)
+
+    def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:
+        async def told(peer: Peer) -> None:
+            hello = await peer.expect(Hello)
+            assert (hello.context, hello.device) == (0, "unknown")
+            peer.send(Welcome(1))
+            bye = await peer.bye()
+            assert (bye.reason, "nowhere" in bye.text) == (ByeReason.LOAD_FAILED, True)
+
+        play(told, backend="iree", model_path=str(tmp_path / "nowhere"))
+
+    def test_a_request_before_ready_is_refused(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.expect(Hello)
+            peer.send(Welcome(1), submit(1))
+            failed = await peer.terminal(1)
+            assert isinstance(failed, Failed)
+            assert failed.code is ErrorCode.UNAVAILABLE
+            peer.send(Drain(60_000))
+            await peer.bye()
+            assert not any(isinstance(frame, Ready) for frame in peer.frames)
+
+        play(told, load_seconds=1.0)
+
+    def test_a_killed_worker_is_just_gone(self) -> None:
+        async def told(peer: Peer) -> None:
+            await peer.ready()
+            peer.send(submit(1))
+            await peer.until(lambda: peer.tokens(1))
+            peer.process.kill()
+            await peer.until(lambda: peer.lost)
+            assert await peer.exit_code() == -signal.SIGKILL
+
+        play(told, **SLOW)
+
+
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("spec", "names"),
+        [
+            ("{", "truncated"),
+            ("{}", "name"),
+            ('{"name": "w", "model_name": "m", "model_path": "", "max_batch_size": 0}', "max_batch_size"),
+            ('{"name": "w", "model_name": "m", "model_path": "", "colour": 1}', "colour"),
+            ('{"name": "w", "model_name": "m", "model_path": "", "backend": "cuda"}', "backend"),
+            ('{"name": "\\ud800', "spec"),
+        ],
+    )
+    def test_a_wrong_spec_names_its_field(self, spec: str, names: str) -> None:
+        with pytest.raises(SpecRefused, match=names):
+            decode_spec(spec)
+
+    def test_a_whole_spec(self) -> None:
+        assert decode_spec('{"name": "w", "model_name": "m", "model_path": "p"}') == WorkerSpec("w", "m", "p")
+
+    @pytest.mark.parametrize(
+        ("endpoint", "spec"),
+        [("ipc:///nowhere", "{}"), ("http://x", scripted()), ("ipc:///nowhere", scripted(log_level="loud"))],
+        ids=["spec", "endpoint", "log-level"],
+    )
+    def test_bad_arguments_exit_with_two(self, endpoint: str, spec: WorkerSpec | str) -> None:
+        ended = subprocess.run(command(endpoint, spec), stdin=subprocess.PIPE, capture_output=True, timeout=60)
+        assert ended.returncode == EXIT_USAGE, ended.stderr
+
+    def test_nobody_at_the_address(self) -> None:
+        with LocalEndpoint() as endpoint:
+            ended = subprocess.run(
+                command(endpoint.address, scripted()), stdin=subprocess.PIPE, capture_output=True, timeout=60
+            )
+        assert ended.returncode == EXIT_CODES[ByeReason.ORPHANED], ended.stderr
+
+    def test_a_scripted_worker_imports_nothing_heavy(self) -> None:
+        """Its start is measured in tenths of a second, and gateway tests start many."""
+        code = (
+            "import sys, workers.__main__, workers.backends, workers.scripted\n"
+            "print(*{name.partition('.')[0] for name in sys.modules})"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+        heavy = {"jax", "iree", "mlx", "mlx_lm", "transformers", "tokenizers", "torch", "jinja2", "starlette"}
+        assert heavy.isdisjoint(ended.stdout.decode().split())
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches the exit of a process that is not its child")
+def test_a_killed_gateway_leaves_no_worker() -> None:
+    """The parent is killed and says nothing to anybody; the worker goes by itself."""
+    parent = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()"
+    )
+
+    async def told() -> None:
+        with LocalEndpoint() as endpoint:
+            hello, gone = asyncio.Event(), asyncio.Event()
+            link = Link.bind(endpoint.address, lambda _: hello.set(), on_lost=lambda _: gone.set())
+            arguments = [sys.executable, "-c", parent, *command(endpoint.address, scripted())]
+            process = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            worker = os.pidfd_open(int(await process.stdout.readline()))
+            loop = asyncio.get_running_loop()
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await hello.wait()
+                    process.kill()
+                    await process.wait()
+                    exited = asyncio.Event()
+                    loop.add_reader(worker, exited.set)
+                    await exited.wait()
+                    await gone.wait()
+            finally:
+                loop.remove_reader(worker)
+                os.close(worker)
+                link.close(0.0)
+
+    asyncio.run(told())
