@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
 BACKENDS = ("mlx", "iree")
 CONTEXT = 256
 SLOTS = 3
+PROMPT = tuple(map(int, np.random.default_rng(7).integers(3, 500, 150)))
+"""Longer than the llama3 RoPE's original context of 64."""
 
 
 class Reference:
@@ -125,3 +129,21 @@ def references(torch: Any, checkpoints: dict[str, Path]) -> dict[str, Reference]
         for name, path in checkpoints.items()
     }
     return {name: Reference(path) for name, path in plain.items()}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same checkpoint on a runner and in transformers."""
+
+    runner: Runner
+    reference: Reference
+
+
+@pytest.fixture(scope="session", params=[(backend, case) for case in CASES for backend in BACKENDS], ids="-".join)
+def pair(
+    request: Any, checkpoints: dict[str, Path], references: dict[str, Reference], compiled: Path
+) -> Iterator[Pair]:
+    backend, case = request.param
+    runner = load_runner(backend, checkpoints[case], compiled)
+    yield Pair(runner, references[case])
+    runner.close()

@@ -1,16 +1,11 @@
 """Logits and greedy tokens of both runners against transformers, for every family and kind of checkpoint."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from tests.reference.conftest import BACKENDS, CASES, CONTEXT, Reference, load_runner
+from tests.reference.conftest import CONTEXT, PROMPT, Pair
 from workers.runner import Chunk, Draw, Row, Runner
 from workers.scheduler import cut
 
@@ -18,24 +13,6 @@ pytestmark = pytest.mark.reference
 
 TOLERANCE = 2e-4
 """Of logits with a standard deviation of 0.5 to 2, in float32."""
-PROMPT = tuple(map(int, np.random.default_rng(7).integers(3, 500, 150)))
-"""Longer than the llama3 RoPE's original context of 64."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    runner: Runner
-    reference: Reference
-
-
-@pytest.fixture(scope="module", params=[(backend, case) for case in CASES for backend in BACKENDS], ids="-".join)
-def pair(
-    request: Any, checkpoints: dict[str, Path], references: dict[str, Reference], compiled: Path
-) -> Iterator[Pair]:
-    backend, case = request.param
-    runner = load_runner(backend, checkpoints[case], compiled)
-    yield Pair(runner, references[case])
-    runner.close()
 
 
 def logits_in_chunks(runner: Runner, slot: int, tokens: tuple[int, ...], lengths: list[int]) -> NDArray[np.float32]:

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -123,6 +124,20 @@ def test_reset_hides_what_a_slot_held(path: Path, load: Load) -> None:
     with pytest.raises(ValueError, match="start"):
         runner.prefill(Chunk(0, (5,), 250, 250), None)
     np.testing.assert_array_equal(runner.logits(Chunk(0, tokens_of(5), 0, 0)), fresh)
+
+
+def test_a_step_writes_in_place(path: Path, load: Load) -> None:
+    """A decode step takes no memory that grows with what the slot holds."""
+    runner = load(path, context=2048)
+    for start in range(0, 2000, 250):
+        runner.prefill(Chunk(0, tokens_of(250), start, start), None)
+    runner.decode([Row(0, 5, 2000, 2000, GREEDY)])
+    one_buffer = runner.memory()["kv"] // 4
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    runner.decode([Row(0, 5, 2001, 2001, GREEDY)])
+    assert mx.get_peak_memory() - before < one_buffer
 
 
 def test_rows_written_again_replace_the_old(path: Path, load: Load) -> None:
