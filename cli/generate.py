@@ -1,6 +1,5 @@
 """`baton generate`: one prompt, one answer on standard output."""
 
-import sys
 from contextlib import closing
 
 from rich.console import Console
@@ -8,18 +7,14 @@ from rich.console import Console
 from cli.answers import Answers, Ask, RemoteAnswers, Summary
 from cli.local import LocalAnswers
 from cli.options import Refusal
+from cli.prompt import read_prompt
 from cli.settings import Settings
-from protocol.bounds import MAX_TEXT
 from protocol.request import Limits, Message, Sampling
 
 
 def ask_for(prompt: str, sampling: Sampling, limits: Limits, *, system: str, chat: bool) -> Ask:
     """The question of the flags. Raises `Refusal` for a prompt that no model could take."""
-    text = sys.stdin.read(MAX_TEXT + 1) if prompt == "-" else prompt
-    if not text:
-        raise Refusal("--prompt: is empty")
-    if len(text) > MAX_TEXT:
-        raise Refusal(f"--prompt: is over {MAX_TEXT} characters")
+    text = read_prompt(prompt)
     if not chat:
         if system:
             raise Refusal("--system: needs the chat template; leave --no-chat-template out")

@@ -113,6 +113,11 @@ def test_generate_ends_before_a_stop_string(run: CliRunner) -> None:
     assert run.invoke(app, [*words, "--stop", whole[4:6]]).stdout == whole[: whole.index(whole[4:6])] + "\n"
 
 
+def test_a_prompt_that_is_not_utf8_is_read_all_the_same(run: CliRunner) -> None:
+    words = ["generate", "-n", "4", "--backend", "scripted", "--no-chat-template", "-p", "-"]
+    assert run.invoke(app, words, input=b"caf\xe9").exit_code == 0
+
+
 def test_a_prompt_over_the_context_is_a_sentence(run: CliRunner) -> None:
     words = ["generate", "-p", "x" * 99, "--backend", "scripted", "--no-chat-template", "--context", "64"]
     result = run.invoke(app, words)
@@ -148,3 +153,20 @@ def test_bench_measures_no_more_than_fits(run: CliRunner) -> None:
     ]
     figures = json.loads(run.invoke(app, words).stdout)["figures"]
     assert [(figure["kind"], figure["size"]) for figure in figures] == [("decode", 1), ("prefill", 128)]
+
+
+def test_score_gives_each_token_but_the_first_its_likelihood(run: CliRunner) -> None:
+    result = run.invoke(app, ["score", "-p", "Hello", "--backend", "scripted", "--json"])
+    report = json.loads(result.stdout)
+    assert len(report["tokens"]) == 5
+    assert len(report["log_likelihoods"]) == 4
+    assert report["total"] == pytest.approx(sum(report["log_likelihoods"]))
+    assert all(value <= 0 for value in report["log_likelihoods"])
+    assert report["perplexity"] >= 1
+
+
+def test_score_prints_a_line_for_each_token(run: CliRunner) -> None:
+    result = run.invoke(app, ["score", "-p", "[b]o", "--backend", "scripted"])
+    assert result.exit_code == 0
+    assert "'['" in result.stdout
+    assert "perplexity" in result.stdout
