@@ -9,7 +9,8 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from actors.worker import WorkerState, WorkerStatus
+from actors.supervision import Policy
+from actors.worker import Deadlines, WorkerState, WorkerStatus
 from actors.worker_process import WorkerProcess
 from gateway.app import create_app
 from gateway.router import Router
@@ -42,6 +43,8 @@ async def run_daemon(
     *,
     on_status: Callable[[WorkerStatus], None] | None = None,
     on_listening: Callable[[str, int], None] | None = None,
+    policy: Policy | None = None,
+    deadlines: Deadlines | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then end cleanly; a second signal skips the grace.
 
@@ -50,7 +53,8 @@ async def run_daemon(
     """
     listener = listen(settings)
     host, port = listener.getsockname()[:2]
-    daemon = _Daemon(settings, workers, on_status)
+    daemon = _Daemon(settings, on_status)
+    daemon.add_workers(workers, policy, deadlines)
     if on_listening is not None:
         on_listening(host, port)
     _log.info("listening", host=host, port=port)
@@ -71,7 +75,6 @@ class _Daemon:
     def __init__(
         self,
         settings: GatewaySettings,
-        workers: Sequence[WorkerLaunch],
         on_status: Callable[[WorkerStatus], None] | None,
     ) -> None:
         self.leave = anyio.Event()
@@ -83,10 +86,15 @@ class _Daemon:
         self._server_ended = anyio.Event()
         self._workers_ended = anyio.Event()
         self._router = Router(settings)
-        self._processes = [WorkerProcess(launch.name, launch.command, self) for launch in workers]
-        self._running = len(self._processes)
-        for launch, process in zip(workers, self._processes, strict=True):
+        self._processes: list[WorkerProcess] = []
+        self._running = 0
+
+    def add_workers(self, workers: Sequence[WorkerLaunch], policy: Policy | None, deadlines: Deadlines | None) -> None:
+        for launch in workers:
+            process = WorkerProcess(launch.name, launch.command, self, policy=policy, deadlines=deadlines)
             self._router.add(process, launch.name, launch.model)
+            self._processes.append(process)
+        self._running = len(self._processes)
 
     # What the workers say goes to the router, and their changes also to whoever started the daemon.
 

@@ -1,0 +1,199 @@
+"""The whole gateway from start to end: signals, grace, and what is left behind (nothing)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from actors.supervision import RestartPolicy
+from actors.worker import WorkerState, WorkerStatus
+from gateway.daemon import WorkerLaunch, WorkersGaveUp, run_daemon
+from gateway.server import BindError, listen
+from gateway.settings import GatewaySettings
+from tests.gateway.real import launch
+from tests.gateway.serving import COMPLETION, events
+
+pytestmark = pytest.mark.anyio
+
+LONG = COMPLETION | {"max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+@dataclass
+class Watched:
+    """What the test sees of a daemon in its own process."""
+
+    endpoints: list[str] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)
+    states: dict[str, WorkerState] = field(default_factory=dict)
+    base: str = ""
+    ready: anyio.Event = field(default_factory=anyio.Event)
+    expected: int = 0
+    ended: anyio.Event = field(default_factory=anyio.Event)
+
+    def saw(self, status: WorkerStatus) -> None:
+        self.states[status.name] = status.state
+        if status.pid is not None:
+            self.pids.add(status.pid)
+        if list(self.states.values()).count(WorkerState.READY) == self.expected:
+            self.ready.set()
+
+    def spied(self, each: WorkerLaunch) -> WorkerLaunch:
+        def command(endpoint: str, incarnation: int) -> Any:
+            self.endpoints.append(endpoint.removeprefix("ipc://"))
+            return each.command(endpoint, incarnation)
+
+        return replace(each, command=command)
+
+    def assert_nothing_left(self) -> None:
+        assert self.pids
+        for pid in self.pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        assert self.endpoints
+        for path in map(Path, self.endpoints):
+            assert not path.exists()
+            assert not path.parent.exists()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(self.base + "/health/live", trust_env=False)
+
+
+@asynccontextmanager
+async def daemon(*launches: WorkerLaunch, **settings: Any) -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
+    """A daemon in this process, ready; the test ends it by a signal, and nothing may be left then."""
+    watched = Watched(expected=len(launches))
+
+    def listening(host: str, port: int) -> None:
+        watched.base = f"http://{host}:{port}"
+
+    async def run() -> None:
+        workers = [watched.spied(each) for each in launches]
+        chosen = GatewaySettings(port=0, **settings)
+        await run_daemon(chosen, workers, on_status=watched.saw, on_listening=listening)
+        watched.ended.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await watched.ready.wait()
+        async with httpx.AsyncClient(base_url=watched.base, timeout=60, trust_env=False) as client:
+            yield watched, client
+        await watched.ended.wait()
+    watched.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+async def test_an_idle_gateway_ends_at_once(number: int) -> None:
+    async with daemon(launch("a"), launch("b")) as (watched, _):
+        os.kill(os.getpid(), number)
+        await watched.ended.wait()
+
+
+async def test_live_streams_finish_within_the_grace_and_nothing_is_admitted() -> None:
+    async with daemon(launch("w0", rate=100), shutdown_grace_s=30) as (watched, client):
+        body = LONG | {"max_tokens": 60}
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while True:
+                ready = await client.get("/health/ready")
+                if ready.status_code == 503:
+                    break
+            assert ready.json()["status"] == "draining"
+            refused = await client.post("/v1/completions", json=COMPLETION)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            got = await events(response)
+        assert got[-1] == "[DONE]"
+        assert got[-2]["choices"][0]["finish_reason"] == "length"
+        await watched.ended.wait()
+
+
+@pytest.mark.parametrize("how", ["no grace", "second signal"])
+async def test_streams_that_outlive_the_grace_end_typed(how: str) -> None:
+    grace = 0 if how == "no grace" else 3600
+    async with daemon(launch("w0", rate=50), shutdown_grace_s=grace) as (_, client):
+        async with client.stream("POST", "/v1/completions", json=LONG) as response:
+            os.kill(os.getpid(), signal.SIGTERM)
+            if how == "second signal":
+                while (await client.get("/health/ready")).status_code == 200:
+                    pass
+                os.kill(os.getpid(), signal.SIGTERM)
+            got = await events(response)
+        assert got[-1] == "[DONE]"
+        assert got[-2]["error"]["code"] == "draining"
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
+    async with daemon(launch("w0"), shutdown_grace_s=0, flush_s=0.1) as (watched, _):
+        host, port = watched.base.removeprefix("http://").split(":")
+        async with await anyio.connect_tcp(host, int(port)) as idle:
+            await idle.send(b"POST /v1/completions HTTP/1.1\r\n")
+            os.kill(os.getpid(), signal.SIGTERM)
+            with anyio.fail_after(30):
+                await watched.ended.wait()
+
+
+async def test_a_worker_that_cannot_live_ends_the_gateway_with_its_reason() -> None:
+    seen: list[WorkerStatus] = []
+    policy = RestartPolicy(max_failures=2, first_delay_s=0.0)
+    with pytest.raises(WorkersGaveUp, match="worker w0: "):
+        await run_daemon(GatewaySettings(port=0), [launch("w0", fail_load=True)], on_status=seen.append, policy=policy)
+    assert seen[-1].state is WorkerState.GIVEN_UP
+
+
+async def test_a_taken_port_is_said_before_anything_starts() -> None:
+    with listen(GatewaySettings(port=0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BindError, match=str(port)):
+            await run_daemon(GatewaySettings(port=port), [launch("w0")])
+
+
+PROGRAM = """
+import anyio, sys
+from gateway.daemon import run_daemon
+from gateway.settings import GatewaySettings
+from tests.gateway.real import launch
+
+def status(status):
+    print("state", status.state.value, status.pid, flush=True)
+
+anyio.run(lambda: run_daemon(GatewaySettings(port=0), [launch("w0")], on_status=status))
+"""
+
+
+def start() -> "tuple[subprocess.Popen[str], int]":
+    """The daemon in a process of its own, ready, and its worker's pid."""
+    argv = [sys.executable, "-c", PROGRAM]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    for line in process.stdout or ():
+        if line.startswith("state ready "):
+            return process, int(line.split()[2])
+    raise RuntimeError("it never became ready")
+
+
+def lives(pid: int) -> bool:
+    """It runs; a zombie that nobody has reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see other processes")
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)], ids=["TERM", "INT", "KILL"]
+)
+def test_no_worker_outlives_its_gateway(number: int, status: int) -> None:
+    process, worker = start()
+    with process:
+        process.send_signal(number)
+        assert process.wait(60) == status
+    while lives(worker):
+        time.sleep(0.02)
