@@ -14,7 +14,7 @@ class SlotKV:
     """Keys and values of one sequence in every layer: [1, kv_heads, capacity, head_dim] each.
 
     A slot owns its buffers alone, so what one slot does cannot show in another, and a write may reuse the buffer in
-    place. `length` rows are filled; those behind it are never attended to.
+    place. `length` rows are filled, as the runner says after each forward; those behind it are never attended to.
     """
 
     def __init__(self, layers: int) -> None:

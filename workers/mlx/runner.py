@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
 from workers.checkpoint import ModelConfig
@@ -63,6 +64,9 @@ class MlxRunner:
         """
         context = config.choose_context(context)
         name, chosen = _choose_device(device)
+        if name == "gpu":
+            # macOS pages out what is not wired, and a model that is paged decodes many times slower.
+            maybe_set_recommended_wired_limit()
         with mx.stream(chosen):
             model = load_architecture(path, config, compiled=chosen.type != mx.cpu)
             kind = config.dtype if dtype == "auto" else dtype
