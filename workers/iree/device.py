@@ -1,0 +1,228 @@
+"""IREE's devices: which there are, how modules are compiled for them, and how data gets there and back."""
+
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as rt
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.iree.affinity import usable_cores
+
+DEFAULT_DEVICE = "local-task"
+LOCAL_DRIVERS = ("local-task", "local-sync")
+"""Drivers that compute on this CPU, in this process's memory."""
+
+COMMON_FLAGS = ("--iree-input-type=stablehlo", "--iree-opt-level=O3")
+CPU_FLAGS = (
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+    # The graphs hold packed operands and their products already: packing again would only cost.
+    "--iree-opt-data-tiling=false",
+    "--iree-llvmcpu-enable-ukernels=all",
+    "--iree-opt-generalize-matmul=false",
+    # The default of 32 KiB fails some prefill graphs.
+    "--iree-llvmcpu-stack-allocation-limit=262144",
+)
+GPU_TARGETS: Mapping[str, tuple[str, ...]] = {
+    "cuda": ("--iree-hal-target-device=cuda",),
+    "hip": ("--iree-hal-target-device=hip",),
+    "vulkan": ("--iree-hal-target-device=vulkan",),
+    "metal": ("--iree-hal-target-device=metal",),
+}
+_ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
+    "float32": rt.HalElementType.FLOAT_32,
+    "float16": rt.HalElementType.FLOAT_16,
+    "bfloat16": rt.HalElementType.BFLOAT_16,
+    "int32": rt.HalElementType.SINT_32,
+    "uint32": rt.HalElementType.UINT_32,
+}
+
+
+class DeviceError(Exception):
+    """A device cannot be used; the text says which, why, and what there is instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The CPU that a local driver computes on."""
+
+    machine: str
+    features: frozenset[str]
+    """LLVM's names."""
+
+    @classmethod
+    def of_host(cls) -> "Cpu":
+        return cls(platform.machine().lower().replace("amd64", "x86_64"), _host_features())
+
+    @property
+    def digest(self) -> str:
+        return " ".join([self.machine, *sorted(self.features)])
+
+
+def _host_features() -> frozenset[str]:
+    """What `--iree-llvmcpu-target-cpu=host` will see, from the kernel's list."""
+    renamed = {"avx512_bf16": "avx512bf16", "avx512_fp16": "avx512fp16", "asimdhp": "fullfp16"}
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip().lower() in ("flags", "features"):
+                return frozenset(renamed.get(flag, flag) for flag in value.split())
+    except OSError:
+        pass  # not Linux: no tile is chosen by a feature there
+    return frozenset()
+
+
+def available_drivers() -> list[str]:
+    """The drivers that the installed runtime was built with; a machine may lack the hardware for some."""
+    return sorted(rt.query_available_drivers())
+
+
+class Device:
+    """One opened device. Owned by the runner; used by its thread only."""
+
+    def __init__(self, uri: str, threads: int) -> None:
+        """`threads` is the number of compute threads of a local driver, 0 one a core. Raises `DeviceError`."""
+        self.uri = uri or DEFAULT_DEVICE
+        self.driver = self.uri.partition("://")[0]
+        if self.driver not in available_drivers():
+            raise DeviceError(
+                f"device: {self.uri!r} needs IREE's driver {self.driver!r}, which the installed iree-base-runtime "
+                f"does not have; it has {', '.join(available_drivers())}"
+            )
+        if self.local:
+            rt.flags.parse_flags(f"--task_topology_group_count={threads or usable_cores()}")
+        try:
+            driver = rt.get_driver(self.driver)
+            bare = self.driver == self.uri
+            self._device = driver.create_default_device() if bare else driver.create_device_by_uri(self.uri)
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise DeviceError(f"device: {self.uri!r} cannot be opened on this machine: {reason}") from error
+        self.instance = rt.VmInstance()
+        self._hal = rt.create_hal_module(self.instance, self._device)
+
+    @property
+    def local(self) -> bool:
+        return self.driver in LOCAL_DRIVERS
+
+    def compile_flags(self) -> tuple[str, ...]:
+        """iree-compile's flags for this device. Raises `DeviceError` where no backend is known for the driver."""
+        if self.local:
+            return (*COMMON_FLAGS, *CPU_FLAGS)
+        if self.driver not in GPU_TARGETS:
+            raise DeviceError(f"device: there is no compiler backend for driver {self.driver!r}")
+        return (*COMMON_FLAGS, *GPU_TARGETS[self.driver], *gpu_architecture(self.driver))
+
+    def compile_target(self) -> str:
+        """What of the target the flags do not say."""
+        return Cpu.of_host().digest if self.local else sys.platform
+
+    def load(self, module: Path, parameters: rt.ParameterIndex | None, scope: str) -> "Module":
+        """Load a compiled module, with its parameters from an index."""
+        compiled = rt.VmModule.mmap(self.instance, str(module))
+        modules = [self._hal]
+        if parameters is not None:
+            provider = parameters.create_provider(scope=scope)
+            modules.append(rt.create_io_parameters_module(self.instance, provider))
+        context = rt.VmContext(self.instance, modules=[*modules, compiled])
+        return Module(context, compiled)
+
+    def upload(self, array: NDArray[Any]) -> rt.HalBufferView:
+        """Copy an array to the device."""
+        return self._device.allocator.allocate_buffer_copy(
+            memory_type=int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.DEVICE_VISIBLE),
+            allowed_usage=int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING),
+            device=self._device,
+            buffer=np.ascontiguousarray(array),
+            element_type=int(_ELEMENT_TYPES[array.dtype.name]),
+        )
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> "Resident":
+        """A buffer that stays on the device, all zero."""
+        size = int(np.prod(shape, dtype=np.int64)) * (4 if dtype in ("float32", "int32", "uint32") else 2)
+        visible = rt.MemoryType.HOST_VISIBLE if self.local else rt.MemoryType.DEVICE_VISIBLE
+        usage = rt.BufferUsage.DEFAULT | (rt.BufferUsage.MAPPING if self.local else rt.BufferUsage.TRANSFER)
+        try:
+            buffer = self._device.allocator.allocate_buffer(
+                memory_type=int(rt.MemoryType.DEVICE_LOCAL | visible), allowed_usage=int(usage), allocation_size=size
+            )
+        except RuntimeError as error:
+            raise DeviceError(f"device: {self.uri!r} has no room for {size} bytes of KV cache") from error
+        view = rt.HalBufferView(buffer, list(shape), int(_ELEMENT_TYPES[dtype]))
+        window: NDArray[Any] | None = None
+        if self.local:
+            bits = np.dtype(np.uint32 if size // int(np.prod(shape, dtype=np.int64)) == 4 else np.uint16)
+            window = view.map().asarray(list(shape), bits)
+            window[...] = 0
+        return Resident(view, size, window)
+
+    def download(self, view: rt.HalBufferView) -> NDArray[Any]:
+        """Copy a result to the host."""
+        return np.array(rt.DeviceArray(self._device, view).to_host())
+
+
+@dataclass(slots=True)
+class Resident:
+    """A buffer on the device, and on a local driver a window of its bits that the host may write."""
+
+    view: rt.HalBufferView
+    nbytes: int
+    window: NDArray[Any] | None
+
+
+class Module:
+    """A loaded module; `call` runs one of its functions to the end."""
+
+    def __init__(self, context: rt.VmContext, module: rt.VmModule) -> None:
+        self._context = context
+        self._module = module
+        self._functions: dict[str, rt.VmFunction] = {}
+
+    def call(self, name: str, *arguments: rt.HalBufferView | int) -> list[rt.HalBufferView]:
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._module.lookup_function(name)
+        inputs, outputs = rt.VmVariantList(len(arguments)), rt.VmVariantList(4)
+        for argument in arguments:
+            if isinstance(argument, int):
+                inputs.push_int(argument)
+            else:
+                inputs.push_ref(argument)
+        self._context.invoke(function, inputs, outputs)
+        return [outputs.get_as_object(i, rt.HalBufferView) for i in range(outputs.size)]
+
+
+def gpu_architecture(driver: str) -> tuple[str, ...]:
+    """The flag that names the GPU's architecture, where the driver's own list tells it."""
+    if driver not in ("cuda", "hip"):
+        return ()
+    flag = {"cuda": "--iree-cuda-target=", "hip": "--iree-rocm-target="}[driver]
+    found = _probe_architecture(driver)
+    return (flag + found,) if found else ()
+
+
+def _probe_architecture(driver: str) -> str:
+    """`sm_90` and the like of the first GPU, from the driver's library; empty when it does not say."""
+    if driver != "cuda":
+        return ""
+    import ctypes
+
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    major, minor, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
+        return ""
+    # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+    if cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device):
+        return ""
+    if cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device):
+        return ""
+    return f"sm_{major.value}{minor.value}"

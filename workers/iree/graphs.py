@@ -1,0 +1,159 @@
+"""Which graphs a runner has: decode in batch buckets, prefill in chunk lengths, scoring, drawing, and forgetting."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from workers import sampling
+from workers.checkpoint import ModelConfig
+from workers.iree.lower import Graph, module, struct
+from workers.iree.model import Inputs, Parameters, forward
+from workers.iree.ops import Cache, Place, PlainOps, Shape, TiledOps
+
+PREFILL_CHUNKS = (32, 128, 512)
+SCORE_CHUNK = 128
+"""Rows of the scoring graph; their logits leave the device."""
+KV = 4
+"""The cache's place among a step's inputs."""
+
+
+def decode_buckets(slots: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and `slots` itself."""
+    powers = [1 << i for i in range(slots.bit_length()) if 1 << i < slots]
+    return (*powers, slots)
+
+
+def prefill_chunks(context: int) -> tuple[int, ...]:
+    """The chunk lengths for a context: none needs to be longer than it."""
+    return tuple(sorted({min(chunk, context) for chunk in PREFILL_CHUNKS}))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The graphs of one model on one device, each by a name that says its size."""
+
+    config: ModelConfig
+    ops: TiledOps | PlainOps
+    cache: Cache
+    weights: Mapping[str, tuple[Shape, str]]
+    """Name -> (stored shape, dtype)."""
+    buckets: tuple[int, ...] = field(default=())
+    chunks: tuple[int, ...] = field(default=())
+
+    def groups(self) -> list[list[str]]:
+        """The graphs that serving needs, those of one module together."""
+        decode = [[f"decode_{bucket}", *self._draws(bucket)] for bucket in self.buckets]
+        prefill = [[f"prefill_{chunk}"] for chunk in self.chunks]
+        if 1 not in self.buckets:
+            prefill[0] += self._draws(1)
+        if isinstance(self.ops, PlainOps):
+            # One module, so that the device holds the weights once.
+            return [[name for group in decode + prefill for name in group] + ["score", "forget"]]
+        return decode + prefill
+
+    @staticmethod
+    def _draws(rows: int) -> list[str]:
+        return [f"draw_{rows}", f"filter_{rows}"]
+
+    def module(self, names: Sequence[str]) -> str:
+        """MLIR of one module with these graphs."""
+        graphs = [self._graph(name) for name in names]
+        needed = {name: struct(*spec) for name, spec in self.weights.items()}
+        if all(graph.pure for graph in graphs):
+            needed = {}
+        if isinstance(self.ops, PlainOps):
+            return module(graphs, needed, {})
+        for graph in graphs:  # tracing tells which kernels there are
+            jax.eval_shape(graph.function, *graph.inputs, needed)
+        return module(graphs, needed, self.ops.bodies)
+
+    def _graph(self, name: str) -> Graph:
+        kind, _, size = name.partition("_")
+        if kind == "decode":
+            return self._decode(name, int(size))
+        if kind == "prefill":
+            return self._prefill(name, int(size))
+        if kind == "score":
+            return self._score(name)
+        if kind == "forget":
+            return self._forget(name)
+        return self._draw(name, int(size), filters=kind == "filter")
+
+    def _step_inputs(self, batch: int, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        angles = struct((batch, tokens, self.config.head_dim // 2), "float32")
+        rows = struct((batch, tokens), "int32")
+        return (rows, angles, angles, rows, struct(self.cache.shape, self.ops.dtype))
+
+    def _run(self, values: Sequence[Any], weights: Parameters) -> tuple[jax.Array, jax.Array]:
+        tokens, cos, sin, rows, kv, first, count = values
+        inputs = Inputs(tokens, cos, sin, Place(first, rows, count))
+        return forward(self.config, self.ops, self.cache, weights, inputs, kv)
+
+    def _head(self, hidden: jax.Array, weights: Parameters) -> jax.Array:
+        return self.ops.linear(hidden, weights["head"], self.config.vocab_size)
+
+    def _decode(self, name: str, batch: int) -> Graph:
+        """One row of each of the first `batch` slots -> greedy tokens [batch], logits [batch, vocab], cache."""
+
+        def decode(*values: Any) -> tuple[jax.Array, ...]:
+            *dynamic, count, weights = values
+            first = jnp.zeros((), jnp.int32)
+            hidden, kv = self._run((*dynamic, first, count), weights)
+            logits = self._head(hidden, weights)
+            return sampling.greedy(jnp, logits), logits, kv
+
+        inputs = (*self._step_inputs(batch, 1), struct((), "int32"))
+        return Graph(name, decode, inputs, scalars=1, in_place=(KV, 2))
+
+    def _prefill(self, name: str, chunk: int) -> Graph:
+        """`chunk` rows of one slot -> the last real row's greedy token [1] and logits [1, vocab], cache."""
+
+        def prefill(*values: Any) -> tuple[jax.Array, ...]:
+            *dynamic, last, weights = values
+            hidden, kv = self._run(dynamic, weights)
+            logits = self._head(jax.lax.dynamic_slice_in_dim(hidden, last, 1), weights)
+            return sampling.greedy(jnp, logits), logits, kv
+
+        scalar = struct((), "int32")
+        return Graph(name, prefill, (*self._step_inputs(1, chunk), scalar, scalar, scalar), 3, (KV, 2))
+
+    def _score(self, name: str) -> Graph:
+        """Like prefill, with the logits of every row [chunk, vocab]."""
+
+        def score(*values: Any) -> tuple[jax.Array, ...]:
+            *dynamic, weights = values
+            hidden, kv = self._run(dynamic, weights)
+            return self._head(hidden, weights), kv
+
+        scalar = struct((), "int32")
+        return Graph(name, score, (*self._step_inputs(1, self.score_chunk), scalar, scalar), 2, (KV, 1))
+
+    @property
+    def score_chunk(self) -> int:
+        return min(SCORE_CHUNK, self.chunks[-1])
+
+    def _forget(self, name: str) -> Graph:
+        """Zero a slot of the cache."""
+
+        def forget(kv: jax.Array, slot: jax.Array, _: Parameters) -> tuple[jax.Array, ...]:
+            layers, two, _, *rest = self.cache.shape
+            zeros = jnp.zeros((layers, two, 1, *rest), kv.dtype)
+            zero = jnp.zeros((), jnp.int32)
+            return (jax.lax.dynamic_update_slice(kv, zeros, (zero, zero, slot, zero, zero)),)
+
+        inputs = (struct(self.cache.shape, self.ops.dtype), struct((), "int32"))
+        return Graph(name, forget, inputs, 1, (0, 0), pure=True)
+
+    def _draw(self, name: str, rows: int, *, filters: bool) -> Graph:
+        """Logits [rows, vocab] and the sampling parameters of `workers.sampling.Parameters` -> tokens [rows]."""
+
+        def draw(*values: Any) -> tuple[jax.Array, ...]:
+            *arrays, _ = values
+            return (sampling.sample(jnp, *arrays, filters=filters),)
+
+        kinds = ("float32", "int32", "float32", "float32", "uint32", "uint32", "uint32")
+        inputs = (struct((rows, self.config.vocab_size), "float32"), *(struct((rows,), kind) for kind in kinds))
+        return Graph(name, draw, inputs, pure=True)
