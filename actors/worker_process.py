@@ -185,6 +185,7 @@ class _IncarnationActor(Actor[None]):
         self._child: ChildProcess | None = None
         self._fault: Exception | None = None
         self._faulted = anyio.Event()
+        self._leaves = False  # it said Bye or was refused: it is about to exit by itself
         self._link_lost = anyio.Event()
 
     @property
@@ -236,7 +237,7 @@ class _IncarnationActor(Actor[None]):
                 self._lose(WorkerState.BACKOFF, str(failure))
             if self._child is not None:
                 running = self._child.returncode is None and self.seen.hello is not None
-                asked = self.seen.bye is not None or (running and self._ask(Stop()))
+                asked = self._leaves or (running and self._ask(Stop()))
                 code = await self._child.end(ask_s=self._patience() if asked else 0.0, term_s=self._limits.term)
                 self._log.info("worker_exited", pid=self._child.pid, status=code)
                 if self._link is not None:
@@ -289,6 +290,7 @@ class _IncarnationActor(Actor[None]):
         elif isinstance(event, Ready):
             self._log.info("worker_ready", load_ms=event.load_ms)
         elif isinstance(event, Bye):
+            self._leaves = True
             self._log.info("worker_bye", reason=event.reason, text=event.text)
             if self.seen.leave_by is None:
                 text = f": {event.text}" if event.text else ""
@@ -301,6 +303,7 @@ class _IncarnationActor(Actor[None]):
         self._log.warning("worker_frame_refused", reason=str(error))
         text = f"it broke the protocol: {error}"
         if isinstance(error, PeerRefused) and self._ask(Welcome(incarnation=self.seen.number, refusal=str(error))):
+            self._leaves = True
             self._fail(WorkerRefused(text) if error.lasting else WorkerFailed(text), linger_s=REFUSAL_LINGER_S)
         else:
             self._fail(WorkerFailed(text))

@@ -1,0 +1,288 @@
+"""Supervision of real child processes: each way to misbehave, and what the listener hears of it."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+
+from actors.supervision import RestartPolicy
+from actors.worker_process import Deadlines, WorkerProcess, WorkerState, WorkerUnavailable
+from protocol.commands import Cancel, Command
+from protocol.events import Event, Finished, Step
+from tests.actors.processes import HERE, PATIENT, WAIT_S, Recorder, fake_worker, running, submit, wait_gone
+
+pytestmark = pytest.mark.anyio
+
+AT_ONCE = RestartPolicy(max_failures=10, first_delay_s=0.0, max_delay_s=0.0)
+ONCE = RestartPolicy(max_failures=1)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Socket folders are made where the test can see that they are gone."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    yield
+    assert list(tmp_path.iterdir()) == []
+
+
+def make(
+    *modes: str, policy: RestartPolicy = AT_ONCE, deadlines: Deadlines = PATIENT
+) -> tuple[WorkerProcess, Recorder]:
+    recorder = Recorder()
+    return WorkerProcess("w", fake_worker(*modes), recorder, policy=policy, deadlines=deadlines), recorder
+
+
+async def test_a_worker_serves_and_stops_when_asked() -> None:
+    worker, heard = make("good")
+    with pytest.raises(WorkerUnavailable, match="stopped"):
+        worker.send_nowait([submit()])
+    async with running(worker, heard):
+        status = await heard.until_state(WorkerState.READY)
+        assert (status.incarnation, status.restarts, status.reason) == (1, 0, "")
+        assert status.hello is not None
+        assert status.hello.pid == status.pid
+        worker.send_nowait([submit(1), submit(2)])
+        await heard.until(lambda: len(heard.events) == 4)
+        worker.stop_nowait()
+        await heard.until_state(WorkerState.STOPPED)
+    assert [type(event) for _, event in heard.events] == [Step, Finished, Step, Finished]
+    assert heard.lost == [(1, "stopped")]
+    assert heard.states == [
+        WorkerState.STARTING,
+        WorkerState.LOADING,
+        WorkerState.READY,
+        WorkerState.DRAINING,
+        WorkerState.STOPPED,
+    ]
+    assert worker.status.pid is None
+
+
+FAULTS = {
+    "exits": ("", "exited with status 4"),
+    "silent_start": ("hello", "no Hello for"),
+    "stuck_loading": ("loading", "no loading progress for"),
+    "silent": ("beat", "no frame for"),
+    "stopped_process": ("beat", "no frame for"),
+    "hangs_in_step": ("hang", "no step finished with work in flight for"),
+    "garbage": ("", "broke the protocol"),
+    "oversized": ("", "its link was lost"),
+    "too_many_frames": ("", "breaks the link's bounds"),
+    "wrong_incarnation": ("", "incarnation 8 is not 1"),
+    "wrong_name": ("", "worker 'other' is not 'w'"),
+    "no_hello_first": ("", "Beat came before Hello"),
+    "hello_twice": ("", "a second Hello came"),
+    "closes_link": ("", "its link was lost"),
+    "load_fails": ("", r"it left \(load_failed\): no such weights"),
+    "last_words": ("", "exited with status 3"),
+    "killed": ("", "was killed by SIGKILL"),
+}
+
+
+@pytest.mark.parametrize(("mode", "limit", "reason"), [(mode, *rest) for mode, rest in FAULTS.items()], ids=FAULTS)
+async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str, reason: str) -> None:
+    deadlines = replace(PATIENT, term=0.2, stop=1, **({limit: 0.4} if limit else {}))
+    worker, heard = make(mode, policy=ONCE, deadlines=deadlines)
+    async with running(worker, heard):
+        await heard.until(lambda: heard.states[-1:] in ([WorkerState.READY], [WorkerState.GIVEN_UP]))
+        if heard.states[-1] is WorkerState.READY:
+            if mode == "killed":
+                os.kill(worker.status.pid or 0, signal.SIGKILL)
+            else:
+                worker.send_nowait([submit()])
+        status = await heard.until_state(WorkerState.GIVEN_UP)
+    assert re.search(reason, status.reason), status.reason
+    if mode != "hangs_in_step":  # whose one event is late when this machine is busy
+        assert len(heard.events) == {"last_words": 100, "garbage": 1}.get(mode, 0)
+    with pytest.raises(WorkerUnavailable, match="given_up"):
+        worker.send_nowait([submit()])
+
+
+async def test_another_protocol_version_is_refused_for_good() -> None:
+    worker, heard = make("wrong_version")
+    with structlog.testing.capture_logs() as logs:
+        async with running(worker, heard):
+            status = await heard.until_state(WorkerState.GIVEN_UP)
+    assert "protocol version 2 is not 1" in status.reason
+    assert status.incarnation == 1
+    assert [line["refusal"] for line in logs if line["event"] == "refused"] == ["protocol version 2 is not 1"]
+
+
+async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
+    worker, heard = make("good")
+    async with running(worker, heard):
+        first = await heard.until_state(WorkerState.READY)
+        os.kill(first.pid or 0, signal.SIGKILL)
+        await heard.until(lambda: bool(heard.lost))
+        with pytest.raises(WorkerUnavailable):
+            worker.send_nowait([submit()])
+        second = await heard.until_state(WorkerState.READY)
+        worker.send_nowait([submit()])
+        await heard.until(lambda: len(heard.events) == 2)
+    assert second.pid != first.pid
+    assert (second.incarnation, second.restarts) == (2, 1)
+    assert {number for number, _ in heard.events} == {2}
+    assert [number for number, _ in heard.lost] == [1, 2]
+    assert "SIGKILL" in heard.lost[0][1]
+
+
+async def test_it_is_given_up_after_too_many_failures() -> None:
+    policy = RestartPolicy(max_failures=3, first_delay_s=0.0, max_delay_s=0.0)
+    worker, heard = make("exits", policy=policy)
+    with anyio.fail_after(WAIT_S):
+        await worker.run()
+    assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, 3)
+    assert worker.status.reason == "failed 3 times within 300 s: its process exited with status 4"
+    assert heard.lost == []
+
+
+async def test_a_program_that_is_not_there_is_given_up() -> None:
+    heard = Recorder()
+    worker = WorkerProcess("w", lambda endpoint, incarnation: ["/no/such/program"], heard, policy=ONCE)
+    await worker.run()
+    assert "cannot start '/no/such/program'" in worker.status.reason
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_a_worker_that_ignores_everything_is_killed(how: str) -> None:
+    worker, heard = make("deaf", deadlines=replace(PATIENT, stop=0.3, term=0.2))
+    async with running(worker, heard) as group:
+        await heard.until_state(WorkerState.READY)
+        if how == "stop":
+            worker.stop_nowait()
+            await heard.until_state(WorkerState.STOPPED)
+        else:
+            group.cancel_scope.cancel()
+    assert worker.status.state is WorkerState.STOPPED
+    assert heard.lost == [(1, "stopped")]
+
+
+async def test_a_draining_worker_takes_only_cancels_and_loses_nothing() -> None:
+    worker, heard = make("slow_drain")
+    async with running(worker, heard):
+        await heard.until_state(WorkerState.READY)
+        worker.send_nowait([submit()])
+        worker.drain_nowait(30.0)
+        assert worker.status.state is WorkerState.DRAINING
+        with pytest.raises(WorkerUnavailable, match="draining"):
+            worker.send_nowait([Cancel(stream=1), submit(2)])
+        worker.send_nowait([Cancel(stream=1)])  # this fake finishes, and leaves, when it is cancelled
+        await heard.until_state(WorkerState.STOPPED)
+    assert [type(event) for _, event in heard.events] == [Finished]
+
+
+async def test_a_drain_that_takes_too_long_ends_by_force() -> None:
+    worker, heard = make("deaf", deadlines=replace(PATIENT, stop=0.2, term=0.2))
+    async with running(worker, heard):
+        await heard.until_state(WorkerState.READY)
+        worker.drain_nowait(0.1)
+        await heard.until_state(WorkerState.STOPPED)
+
+
+@pytest.mark.parametrize("mode", ["silent_start", "stuck_loading"])
+async def test_a_worker_is_stopped_before_it_is_ready(mode: str) -> None:
+    worker, heard = make(mode, deadlines=replace(PATIENT, term=0.2))
+    async with running(worker, heard):
+        await heard.until_state(WorkerState.STARTING if mode == "silent_start" else WorkerState.LOADING)
+        worker.drain_nowait(1000.0)
+        await heard.until_state(WorkerState.STOPPED)
+
+
+async def test_a_stop_while_it_waits_for_its_restart() -> None:
+    worker, heard = make("exits", policy=RestartPolicy(first_delay_s=3600, max_delay_s=3600))
+    async with running(worker, heard):
+        await heard.until_state(WorkerState.BACKOFF)
+        worker.stop_nowait()
+        await heard.until_state(WorkerState.STOPPED)
+    assert worker.status.incarnation == 1
+
+
+async def test_a_stop_before_the_run_keeps_it_from_starting() -> None:
+    worker, heard = make("good")
+    worker.stop_nowait()
+    await worker.run()
+    assert heard.statuses == []
+
+
+async def test_a_flood_on_stderr_is_bounded_and_holds_nobody_up() -> None:
+    worker, heard = make("flood")
+    with structlog.testing.capture_logs() as logs:
+        async with running(worker, heard):
+            await heard.until_state(WorkerState.READY)
+            worker.stop_nowait()
+            await heard.until_state(WorkerState.STOPPED)
+    said = [line["text"] for line in logs if line["event"] == "worker_output"]
+    assert len(said) < 25_000
+    assert any("lines left out" in text for text in said)
+    assert max(map(len, said)) <= 8192
+
+
+async def test_worker_logs_are_carried_with_the_worker_s_name() -> None:
+    worker, heard = make("logs")
+    with structlog.testing.capture_logs() as logs:
+        async with running(worker, heard):
+            await heard.until_state(WorkerState.READY)
+    carried = [line for line in logs if line["event"] in ("from_worker", "worker_output")]
+    assert carried == [
+        {"event": "from_worker", "log_level": "warning", "answer": 42, "worker": "w", "incarnation": 1},
+        {"event": "worker_output", "log_level": "info", "text": "plain  [31mtext", "worker": "w", "incarnation": 1},
+    ]
+
+
+async def test_a_listener_that_raises_is_logged_and_passed_over() -> None:
+    class Fragile(Recorder):
+        def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
+            super().worker_event(worker, incarnation, event)
+            raise LookupError("a defect")
+
+    heard = Fragile()
+    worker = WorkerProcess("w", fake_worker("good"), heard, deadlines=PATIENT)
+    with structlog.testing.capture_logs() as logs:
+        async with running(worker, heard):
+            await heard.until_state(WorkerState.READY)
+            worker.send_nowait([submit()])
+            await heard.until(lambda: len(heard.events) == 2)
+    assert len([line for line in logs if line["event"] == "listener_failed"]) == 2
+
+
+async def test_a_full_link_makes_the_worker_unavailable() -> None:
+    worker, heard = make("stopped_process", deadlines=replace(PATIENT, term=0.2))
+    commands: list[Command] = [Cancel(stream=number) for number in range(1024)]
+    async with running(worker, heard):
+        await heard.until_state(WorkerState.READY)
+        worker.send_nowait([submit()])
+        with pytest.raises(WorkerUnavailable, match="messages wait already"):
+            _send_for_ever(worker, commands)
+
+
+def _send_for_ever(worker: WorkerProcess, commands: list[Command]) -> None:
+    for _ in range(100_000):
+        worker.send_nowait(commands)
+
+
+ORPHANS = ["good"] + (["hangs_for_good"] if sys.platform == "linux" else [])
+
+
+@pytest.mark.parametrize("mode", ORPHANS)
+def test_a_gateway_killed_by_force_leaves_no_worker(mode: str, tmp_path: Path) -> None:
+    gateway = subprocess.Popen([sys.executable, str(HERE / "fake_gateway.py"), mode], stdout=subprocess.PIPE)
+    assert gateway.stdout is not None
+    with gateway, gateway.stdout:
+        pid = int(gateway.stdout.readline())
+        gateway.kill()
+    wait_gone(pid)
+    for folder in tmp_path.iterdir():  # nobody was left to remove it
+        shutil.rmtree(folder)
