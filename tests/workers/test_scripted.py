@@ -1,0 +1,121 @@
+"""The scripted runner: tokens from the history alone, and every breach of the runner's contract is an error."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from protocol.request import Sampling
+from workers.runner import Chunk, Draw, Row
+from workers.scripted import ALPHABET, ContractError, ScriptedFault, ScriptedRunner
+
+GREEDY = Sampling()
+SEEDED = Sampling(temperature=1.0, seed=9)
+
+
+def runner(**options: object) -> ScriptedRunner:
+    return ScriptedRunner(slots=4, context=32, prefill_chunks=(4, 8), **options)  # type: ignore[arg-type]
+
+
+def fill(one: ScriptedRunner, slot: int, tokens: tuple[int, ...], sampling: Sampling = GREEDY) -> int:
+    token = one.prefill(Chunk(slot, tokens, 0, 0), Draw(sampling, len(tokens)))
+    assert token is not None
+    return token
+
+
+def test_the_next_token_depends_on_the_history_and_not_on_slot_or_chunks() -> None:
+    one = runner()
+    first = fill(one, 0, (1, 2, 3, 4, 5))
+    one.prefill(Chunk(2, (1, 2), 0, 0), None)
+    assert one.prefill(Chunk(2, (3, 4, 5), 2, 2), Draw(GREEDY, 5)) == first
+    row = [Row(slot, first, 5, 5, Draw(GREEDY, 6)) for slot in (2, 0)]
+    assert len(set(one.decode(row))) == 1
+    assert first in ALPHABET
+    others = {fill(runner(), 0, (1, 2, 3, 4, token)) for token in range(6, 40)}
+    assert len(others) > 10
+
+
+def test_seed_and_position_make_the_noise_and_greedy_has_none() -> None:
+    assert fill(runner(), 0, (1, 2), Sampling(seed=1)) == fill(runner(), 0, (1, 2), Sampling(seed=2))
+    drawn = [fill(runner(), 0, (1, 2), Sampling(temperature=1.0, seed=seed)) for seed in range(40)]
+    assert len(set(drawn)) > 10
+    assert fill(runner(), 1, (1, 2), SEEDED) == fill(runner(), 3, (1, 2), SEEDED)
+
+
+def test_the_logits_peak_at_the_greedy_token() -> None:
+    logits = runner().logits(Chunk(0, (5, 6, 7), 0, 0))
+    assert logits.shape == (3, 257)
+    assert logits.dtype == np.float32
+    for length in (1, 2, 3):
+        assert logits[length - 1].argmax() == fill(runner(), 0, (5, 6, 7)[:length])
+
+
+@pytest.mark.parametrize(
+    "breach",
+    [
+        lambda one: one.prefill(Chunk(4, (1,), 0, 0), None),
+        lambda one: one.prefill(Chunk(1, (1,), 1, 1), None),
+        lambda one: one.prefill(Chunk(0, (1,), 0, 0), None),
+        lambda one: one.prefill(Chunk(0, (1,), 4, 4), None),
+        lambda one: one.prefill(Chunk(0, (1,), 3, 4), None),
+        lambda one: one.prefill(Chunk(1, (), 0, 0), None),
+        lambda one: one.prefill(Chunk(1, (1,) * 9, 0, 0), None),
+        lambda one: one.prefill(Chunk(1, (257,), 0, 0), None),
+        lambda one: one.prefill(Chunk(1, (-1,), 0, 0), None),
+        lambda one: one.prefill(Chunk(1, (1, 1), 0, 0), Draw(GREEDY, 3)),
+        lambda one: one.decode([]),
+        lambda one: one.decode([Row(0, 1, 3, 3, Draw(GREEDY, 4))] * 2),
+        lambda one: one.decode([Row(0, 1, 4, 4, Draw(GREEDY, 5))]),
+        lambda one: one.decode([Row(0, 1, 3, 3, Draw(GREEDY, 3))]),
+        lambda one: one.decode([Row(0, 1, 3, 4, Draw(GREEDY, 5))]),
+        lambda one: one.decode([Row(1, 1, 0, 0, Draw(GREEDY, 1))]),
+        lambda one: one.logits(Chunk(0, (1,), 0, 0)),
+        lambda one: one.reset(4),
+    ],
+)
+def test_a_breach_of_the_contract_is_an_error_and_is_remembered(breach: Callable[[ScriptedRunner], object]) -> None:
+    one = runner()
+    fill(one, 0, (1, 2, 3))
+    with pytest.raises(ContractError) as found:
+        breach(one)
+    assert one.violations == [str(found.value)]
+    assert one.decode([Row(0, 1, 3, 3, Draw(GREEDY, 4))]), "a refused call has no effect"
+
+
+def test_the_context_is_the_last_row() -> None:
+    one = runner()
+    for start in range(0, 32, 8):
+        one.prefill(Chunk(0, (1,) * 8, start, start), None)
+    with pytest.raises(ContractError, match="rows 32 to 33 of a context of 32"):
+        one.decode([Row(0, 1, 32, 32, Draw(GREEDY, 33))])
+
+
+def test_a_failed_call_breaks_its_slots_until_they_are_reset() -> None:
+    one = runner(fail_calls=(3,))
+    fill(one, 0, (1, 2))
+    fill(one, 1, (1, 2))
+    with pytest.raises(ScriptedFault):
+        one.decode([Row(0, 1, 2, 2, Draw(GREEDY, 3))])
+    with pytest.raises(ContractError, match="slot 0 is used after a failure"):
+        one.decode([Row(0, 1, 2, 2, Draw(GREEDY, 3))])
+    assert one.decode([Row(1, 1, 2, 2, Draw(GREEDY, 3))])
+    one.reset(0)
+    fill(one, 0, (1, 2))
+
+
+def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for() -> None:
+    now, slept = [100.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(round(seconds, 6))
+        now[0] += seconds
+
+    one = runner(tokens_per_second=10.0, clock=lambda: now[0], sleep=sleep)
+    token = fill(one, 0, (1,))
+    for start in range(1, 4):
+        token = one.decode([Row(0, token, start, start, Draw(GREEDY, start + 1))])[0]
+    assert slept == [0.1, 0.1]
+    now[0] += 5.0
+    for start in range(4, 6):
+        token = one.decode([Row(0, token, start, start, Draw(GREEDY, start + 1))])[0]
+    assert slept == [0.1, 0.1, 0.1]
