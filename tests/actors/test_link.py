@@ -21,11 +21,6 @@ DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class End:
     """One end with what it heard."""
 

@@ -26,11 +26,6 @@ AT_ONCE = RestartPolicy(max_failures=10, first_delay_s=0.0, max_delay_s=0.0)
 ONCE = RestartPolicy(max_failures=1)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def _sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Socket folders are made where the test can see that they are gone."""
