@@ -9,9 +9,10 @@ import structlog
 
 from protocol.bounds import MAX_REASON
 from protocol.errors import ByeReason
+from workers.backends import Progress
 from workers.delivery import Outcome
 from workers.engine import BatchEngine
-from workers.loading import Loaded, Progress
+from workers.loading import Loaded
 from workers.request import End, Failure, Request, RequestRefused
 
 MAX_FAILED_STEPS = 10

@@ -1,22 +1,17 @@
 """From a `WorkerSpec` to an engine that has run: what the worker says of itself before, and the load itself."""
 
-from collections.abc import Callable
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.bounds import MAX_NAME
 from protocol.request import Sampling
-from workers.backends import choose_backend, load_runner
+from workers.backends import SCRIPTED_CONTEXT, Progress, choose_backend, load_runner
 from workers.engine import BatchEngine
 from workers.runner import Chunk, Draw, Row, Runner
 from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
 from workers.text.vocabulary import Vocabulary
-
-Progress = Callable[[str, int, int], None]
-"""phase, done, total."""
-
-SCRIPTED_CONTEXT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,10 @@ def describe(spec: WorkerSpec) -> Described:
     backend = choose_backend(spec)
     path = Path(spec.model_path)
     context = ModelConfig.from_dir(path).choose_context(spec.context)
-    return Described(backend, (spec.device or "default")[:MAX_NAME], context, config_digest(path))
+    device = (spec.device or "default")[:MAX_NAME]
+    # What decides a sequence's tokens besides the model's files. How many share a batch does not.
+    settings = f"{config_digest(path)} {backend} {device} {spec.dtype} {context}"
+    return Described(backend, device, context, hashlib.sha256(settings.encode()).hexdigest()[:32])
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:

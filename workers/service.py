@@ -18,9 +18,10 @@ from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import Beat, Bye, Capabilities, Event, Failed, Gauges, Hello, Loading, Ready
+from workers.backends import Progress
 from workers.delivery import Delivery
 from workers.engine_thread import EngineThread, Order, TakeOut
-from workers.loading import Described, Loaded, Progress, describe, load
+from workers.loading import Described, Loaded, describe, load
 from workers.outbox import Outbox
 from workers.spec import WorkerSpec
 

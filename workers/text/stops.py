@@ -16,14 +16,15 @@ class StopScanner:
         self._borders = [_borders(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)
         self._held = ""
+        self._firsts = frozenset(stop[0] for stop in self._stops)
         self.stopped = False
 
     def push(self, text: str) -> str:
         """What can be sent now. After a stop it is nothing, for ever."""
         if self.stopped:
             return ""
-        if not self._stops:
-            return text
+        if not self._held and self._firsts.isdisjoint(text):
+            return text  # the common case: no stop begins here
         text = self._held + text
         for end in range(len(self._held), len(text)):
             complete = self._advance(text[end])

@@ -20,12 +20,14 @@ class TextStream:
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
         """`prompt` is the text that the answer continues: its last bytes may be half a character, and after it a
         leading space is kept. For an answer that begins a text of its own (a chat turn) it is empty."""
-        self._vocabulary = vocabulary
         self._scanner = StopScanner(stops)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         tail = _last_bytes(vocabulary, prompt)
-        self._decoder.decode(tail)
+        self._decode(tail)
         self._begun = bool(tail)
+        # Looked up once: `push` runs for every token of every stream.
+        self._piece = vocabulary.piece
+        self._scan = self._scanner.push
 
     @property
     def stopped(self) -> bool:
@@ -34,17 +36,17 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that is certain now; often the token's own, sometimes nothing, sometimes several tokens'."""
-        piece = self._vocabulary.piece(token)
+        piece = self._piece(token)
         if not piece:
             return ""
         if not self._begun:
             self._begun = True
-            piece = self._vocabulary.piece(token, first=True)
-        return self._scanner.push(self._decoder.decode(piece))
+            piece = self._piece(token, first=True)
+        return self._scan(self._decode(piece))
 
     def finish(self) -> str:
         """What is left when no token follows: half a character becomes U+FFFD, half a stop string becomes text."""
-        text = self._scanner.push(self._decoder.decode(b"", True))
+        text = self._scan(self._decode(b"", True))
         return text if self.stopped else text + self._scanner.finish()
 
 

@@ -1,0 +1,62 @@
+"""What a worker says before it loads, and its load on a real backend that is always there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.workers.process import scripted
+from workers.loading import Described, describe, load, warm_up
+from workers.scripted import ScriptedRunner
+from workers.text.bytes import ByteTokenizer
+from workers.weights import CheckpointError
+
+
+def test_a_scripted_worker_needs_no_files() -> None:
+    assert describe(scripted(context=64)) == Described("scripted", "none", 64, "scripted")
+    phases: list[tuple[str, int, int]] = []
+    loaded = load(scripted(context=64, max_batch_size=3), lambda *progress: phases.append(progress))
+    assert isinstance(loaded.vocabulary, ByteTokenizer)
+    assert loaded.context == 64
+    assert loaded.engine.gauges().steps == 0
+    assert phases
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), max_positions=512)
+
+
+def describe_model(path: Path, **fields: Any) -> Described:
+    return describe(scripted(**{"backend": "mlx", "model_path": str(path), **fields}))
+
+
+def test_a_model_describes_itself(checkpoint: Path) -> None:
+    pytest.importorskip("mlx.core")
+    described = describe_model(checkpoint)
+    assert (described.backend, described.device, described.context) == ("mlx", "default", 512)
+    assert describe_model(checkpoint, context=64, device="cpu").context == 64
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "float32"}, {"context": 64}, {"device": "cpu"}], ids=lambda change: next(iter(change))
+)
+def test_the_digest_is_of_all_that_decides_tokens(checkpoint: Path, change: dict[str, Any]) -> None:
+    pytest.importorskip("mlx.core")
+    same = {"max_batch_size": 2, "name": "another", "threads": 1}
+    assert describe_model(checkpoint).digest == describe_model(checkpoint, **same).digest
+    assert describe_model(checkpoint).digest != describe_model(checkpoint, **change).digest
+
+
+def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("mlx.core")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        describe_model(tmp_path)
+
+
+def test_the_warm_up_leaves_the_runner_as_it_was() -> None:
+    warm, cold = ScriptedRunner(), ScriptedRunner()
+    warm_up(warm)
+    assert (warm._written, warm._history, warm.violations) == (cold._written, cold._history, [])
+    assert warm.calls == 2
