@@ -9,12 +9,13 @@ from rich.console import Console
 
 from actors.logs import configure_logging
 from cli.answers import Ask, Pieces, Summary
-from cli.model import ChosenModel, worker_spec
+from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
 from protocol.events import Delta, Finished
 from protocol.request import ChatInput, TextInput
-from workers.loading import Loaded, Progress, load
+from workers.backends import Progress
+from workers.loading import Loaded, load
 from workers.session import Session, SessionError
 from workers.spec import WorkerSpec
 
@@ -22,6 +23,7 @@ from workers.spec import WorkerSpec
 def load_here(spec: WorkerSpec) -> Loaded:
     """Load a model in this process, saying on stderr how far it is. Raises `CommandFailed` in a sentence."""
     configure_logging("baton", "warning")
+    check_model(spec)
     with loading_status(spec.model_name) as progress:
         try:
             return load(spec, progress)

@@ -6,8 +6,9 @@ from pathlib import Path
 from cli.options import CommandFailed
 from cli.settings import Settings
 from models import builtin_path
-from workers.backends import usable_cores
+from workers.backends import BackendMissing, usable_cores
 from workers.checkpoint import CheckpointError, resolve_model
+from workers.loading import describe
 from workers.spec import WorkerSpec
 
 BUILTIN_NAME = "baton-tiny"
@@ -52,6 +53,14 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
         threads=settings.threads or (max(1, usable_cores() // workers) if workers > 1 else 0),
         log_level=settings.log_level,
     )
+
+
+def check_model(spec: WorkerSpec) -> None:
+    """Find out before any process starts what a worker could only fail at. Raises `CommandFailed` in a sentence."""
+    try:
+        describe(spec)
+    except (BackendMissing, CheckpointError, OSError) as error:
+        raise CommandFailed(str(error)) from error
 
 
 def _own_name(model: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from actors.logs import configure_logging
 from cli.invitation import Invitation
 from cli.loading import LoadingDisplay, choose_display
-from cli.model import ChosenModel, worker_spec
+from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
 from gateway.daemon import WorkerLaunch, WorkersGaveUp, run_daemon
@@ -23,6 +23,7 @@ def run_server(settings: Settings) -> None:
     """Serve until a signal or until no worker is left. Raises `CommandFailed` in a sentence."""
     gateway = gateway_settings(settings)
     model = ChosenModel.choose(settings)
+    check_model(worker_spec(settings, model))
     launches = worker_launches(settings, model)
     invitation = Invitation(settings)
     display = choose_display([launch.name for launch in launches], invitation.text)

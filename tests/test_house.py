@@ -30,7 +30,7 @@ DOORS = {
     "starlette": ("gateway/",),
     "prometheus_client": ("gateway/",),
     "tokenizers": ("workers/", "models/"),
-    "jinja2": ("workers/text/",),
+    "jinja2": ("workers/text/", "models/"),
     "safetensors": ("workers/", "models/"),
     "huggingface_hub": ("workers/",),
     "typer": ("cli/",),

@@ -1,0 +1,5 @@
+"""`python -m cli` is `baton`."""
+
+from cli.main import main
+
+main()

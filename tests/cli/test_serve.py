@@ -1,0 +1,169 @@
+"""`baton serve` as a process: it invites, answers, and ends without leaving anything behind."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from cli.model import ChosenModel, worker_spec
+from cli.options import CommandFailed
+from cli.serve import gateway_settings, worker_command, worker_launches
+from cli.settings import Settings
+from tests.cli.terminal import Terminal
+from workers.spec import WorkerSpec
+
+SERVE = ("-m", "cli", "serve", "--backend", "scripted", "--port", "0", "--log-level", "warning")
+DEADLINE_S = 30.0
+
+
+@contextmanager
+def serving(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    )
+    # A program that hangs ends here, and the test with it.
+    watchdog = threading.Timer(2 * DEADLINE_S, process.kill)
+    watchdog.start()
+    try:
+        yield process
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> list[str]:
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if line.startswith(words):
+            return lines
+    raise AssertionError(f"it ended before {words!r}: {lines}")
+
+
+def url_of(lines: Sequence[str]) -> str:
+    found = re.search(r"http://127\.0\.0\.1:\d+", "\n".join(lines))
+    assert found
+    return found[0]
+
+
+def test_it_invites_answers_and_ends_on_sigterm() -> None:
+    with serving([*SERVE, "--workers", "2", "--name", "tiny"]) as process:
+        lines = read_until(process, "Stop it")
+        assert "w0: ready" in lines or "w1: ready" in lines
+        url = url_of(lines)
+        assert f"Chat with it in a browser: {url}/" in lines
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hello", "max_tokens": 8})
+        workers = httpx.get(f"{url}/admin/workers").json()["workers"]
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert len(answer.json()["choices"][0]["text"]) == 8
+    assert [worker["name"] for worker in workers] == ["w0", "w1"]
+    assert process.returncode == 0, errors
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker["pid"], 0)
+
+
+def test_the_server_answers_what_generate_answers() -> None:
+    words = ["-p", "Hello", "-n", "12", "--no-chat-template"]
+    with serving(SERVE) as process:
+        url = url_of(read_until(process, "Stop it"))
+        answers = [
+            subprocess.run(
+                [sys.executable, "-P", "-m", "cli", "generate", *words, *source],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=DEADLINE_S,
+            ).stdout
+            for source in (["--url", url], ["--backend", "scripted"])
+        ]
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 13
+
+
+def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "b.toml").write_text('name = "from-the-file"\nport = 0\nbackend = "scripted"\nlog_level = "warning"')
+    environment = {"BATON_CONFIG": str(tmp_path / "b.toml"), "BATON_API_KEY": "secret"}
+    with serving(("-m", "cli", "serve"), environment) as process:
+        lines = read_until(process, "Stop it")
+        url = url_of(lines)
+        assert any('-H "Authorization: Bearer $BATON_API_KEY"' in line for line in lines)
+        assert "secret" not in "\n".join(lines)
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        models = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer secret"}).json()
+        assert [model["id"] for model in models["data"]] == ["from-the-file"]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+
+
+def test_a_port_in_use_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with serving([*SERVE[:-4], "--port", port]) as process:
+            _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert "cannot listen on 127.0.0.1" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_directory_without_a_model_is_a_sentence(tmp_path: Path) -> None:
+    with serving(["-m", "cli", "serve", str(tmp_path), "--port", "0"]) as process:
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert "config.json" in errors
+    assert "Traceback" not in errors
+
+
+def test_on_a_terminal_it_invites_and_ends_on_ctrl_c() -> None:
+    with Terminal(SERVE, {}) as terminal:
+        seen = terminal.wait_for("Stop it with Ctrl-C.")
+        assert "Ready: scripted is served on http://127.0.0.1:" in seen
+        terminal.interrupt()
+        assert terminal.exit_status() == 0
+
+
+def test_a_worker_is_told_all_that_was_set() -> None:
+    settings = Settings(backend="scripted", max_batch_size=3, context=99, max_queue=5, step_tokens=7, workers=2)
+    model = ChosenModel("m", Path("/models/m"))
+    launches = worker_launches(settings, model)
+    assert [(launch.name, launch.model) for launch in launches] == [("w0", "m"), ("w1", "m")]
+    argv = launches[1].command("ipc:///x", 4)
+    assert argv[1:] == ["-P", "-m", "workers", "--endpoint", "ipc:///x", "--incarnation", "4", "--spec", argv[-1]]
+    spec = msgspec.json.decode(argv[-1], type=WorkerSpec)
+    assert spec == worker_spec(settings, model, "w1", 2)
+    assert (spec.name, spec.max_batch_size, spec.context, spec.max_queue, spec.step_tokens) == ("w1", 3, 99, 5, 7)
+    assert spec.threads >= 1
+
+
+def test_one_worker_chooses_its_threads_itself() -> None:
+    assert worker_spec(Settings(), ChosenModel("m", Path("/m"))).threads == 0
+    assert worker_spec(Settings(threads=5), ChosenModel("m", Path("/m")), "w0", 4).threads == 5
+
+
+def test_a_command_is_the_same_for_every_incarnation_but_for_its_number() -> None:
+    command = worker_command(WorkerSpec(name="w0", model_name="m", model_path="/m"))
+    first, second = command("ipc:///a", 1), command("ipc:///a", 2)
+    assert [pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]] == [("1", "2")]
+
+
+def test_settings_that_contradict_each_other_are_a_sentence() -> None:
+    with pytest.raises(CommandFailed, match="max_choices"):
+        gateway_settings(Settings(max_choices=64, max_streams_per_worker=1))
