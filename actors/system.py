@@ -100,7 +100,7 @@ class Cell(Generic[M]):
         self._stopping = anyio.Event()
         self._ended = anyio.Event()
         self._end: Terminated | None = None
-        self._watchers: dict[int, Cell[Any]] = {}
+        self._watchers: dict[int, Cell[Any]] = {}  # kept after the end: each is told once, however often it asks
 
     @property
     def ended(self) -> bool:
@@ -110,10 +110,11 @@ class Cell(Generic[M]):
         self._stopping.set()
 
     def watched_by(self, watcher: "Cell[Any]") -> None:
+        if id(watcher) in self._watchers:
+            return
+        self._watchers[id(watcher)] = watcher
         if self._end is not None:
             watcher._mailbox.post_promised(Envelope(self._end))
-        else:
-            self._watchers[id(watcher)] = watcher
 
     async def wait_ended(self) -> Terminated:
         await self._ended.wait()
@@ -161,8 +162,7 @@ class Cell(Generic[M]):
                 envelope.reply.fail(ActorStopped(f"actor {self.name!r} ended: {end.reason}"))
         self._end = end
         self._ended.set()
-        watchers, self._watchers = self._watchers, {}
-        for watcher in watchers.values():
+        for watcher in self._watchers.values():
             watcher._mailbox.post_promised(Envelope(end))
 
     async def _live(self) -> Exception | None:

@@ -1,0 +1,180 @@
+"""What one incarnation says and owes: pure, with frames and times alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from actors.incarnation import Incarnation, PeerMisbehaved, PeerRefused
+from actors.worker import Deadlines, WorkerState
+from protocol.bounds import PROTOCOL_VERSION
+from protocol.commands import Cancel
+from protocol.errors import ByeReason, ErrorCode
+from protocol.events import Beat, Bye, Capabilities, Event, Failed, Finished, Gauges, Hello, Loading, Ready, Step, Usage
+from tests.actors.processes import submit
+
+LIMITS = Deadlines(hello=10, loading=100, beat=5, hang=20, stop=3, term=1)
+HELLO = Hello(
+    protocol=PROTOCOL_VERSION, worker="w", incarnation=3, pid=1, model="m", backend="b", device="d", slots=1, context=1
+)
+READY = Ready(capabilities=Capabilities())
+IDLE, BUSY = Beat(gauges=Gauges()), Beat(gauges=Gauges(slots_active=1))
+FINISHED = Finished(stream=1, reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=1))
+FAILED = Failed(stream=1, code=ErrorCode.STEP, text="")
+BYE = Bye(reason=ByeReason.STOPPED, text="")
+STEP = Step(deltas=())
+LOADING = Loading(phase="weights", done=1, total=2)
+
+
+def live(*events: Event, at: float = 0.0) -> Incarnation:
+    seen = Incarnation("w", 3, LIMITS, at)
+    for event in events:
+        seen.receive(event, at)
+    return seen
+
+
+def test_from_start_to_bye() -> None:
+    seen = live()
+    assert seen.state is WorkerState.STARTING
+    for event, state in (
+        (HELLO, WorkerState.LOADING),
+        (IDLE, WorkerState.LOADING),
+        (LOADING, WorkerState.LOADING),
+        (READY, WorkerState.READY),
+        (STEP, WorkerState.READY),
+        (FINISHED, WorkerState.READY),
+        (FAILED, WorkerState.READY),
+        (BYE, WorkerState.READY),
+    ):
+        seen.receive(event, 0.0)
+        assert seen.state is state
+    assert (seen.hello, seen.loading, seen.ready, seen.bye) == (HELLO, LOADING, READY, BYE)
+
+
+ORDER = {
+    "beat first": ([], IDLE, "Beat came before Hello"),
+    "bye first": ([], BYE, "Bye came before Hello"),
+    "hello twice": ([HELLO], HELLO, "a second Hello"),
+    "step early": ([HELLO], STEP, "Step came before Ready"),
+    "finished early": ([HELLO], FINISHED, "Finished came before Ready"),
+    "failed early": ([HELLO], FAILED, "Failed came before Ready"),
+    "ready twice": ([HELLO, READY], READY, "Ready came after Ready"),
+    "loading late": ([HELLO, READY], LOADING, "Loading came after Ready"),
+    "after bye": ([HELLO, READY, BYE], IDLE, "Beat came after Bye"),
+}
+
+
+@pytest.mark.parametrize(("before", "event", "text"), ORDER.values(), ids=ORDER)
+def test_frames_out_of_order_are_refused(before: list[Event], event: Event, text: str) -> None:
+    with pytest.raises(PeerMisbehaved, match=text):
+        live(*before).receive(event, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "lasting"),
+    [("protocol", PROTOCOL_VERSION + 1, True), ("incarnation", 2, False), ("worker", "v", False)],
+)
+def test_a_hello_that_cannot_be_welcomed(field: str, value: object, lasting: bool) -> None:
+    values = {name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {field: value}
+    seen = live()
+    with pytest.raises(PeerRefused, match=field) as caught:
+        seen.receive(Hello(**values), 0.0)
+    assert caught.value.lasting is lasting
+    assert seen.hello is None
+
+
+def test_the_hello_deadline() -> None:
+    seen = live(at=100.0)
+    assert seen.overdue(109.9) is None
+    assert seen.overdue(110.0) == "no Hello for 10 s"
+
+
+def test_the_loading_deadline_counts_from_the_last_progress() -> None:
+    seen = live(HELLO)
+    for second in range(0, 60, 4):
+        seen.receive(Loading(phase="weights", done=1, total=2), second)
+    assert seen.last_progress == 0.0
+    seen.receive(Loading(phase="weights", done=2, total=2), 60.0)
+    for second in range(60, 160, 4):
+        seen.receive(IDLE, second)
+        assert seen.overdue(second) is None
+    seen.receive(IDLE, 160.0)
+    assert seen.overdue(160.0) == "no loading progress for 100 s"
+
+
+@pytest.mark.parametrize("before", [[HELLO], [HELLO, READY]], ids=["loading", "ready"])
+def test_the_beat_deadline(before: list[Event]) -> None:
+    seen = live(*before)
+    assert seen.overdue(4.9) is None
+    assert seen.overdue(5.0) == "no frame for 5 s"
+
+
+def hang(seen: Incarnation, event: Event, start: float, seconds: int) -> str | None:
+    for second in range(seconds + 1):
+        seen.receive(event, start + second)
+        if late := seen.overdue(start + second):
+            return f"{second}: {late}"
+    return None
+
+
+def test_an_idle_worker_that_beats_never_hangs() -> None:
+    seen = live(HELLO, READY)
+    assert hang(seen, IDLE, 0.0, 1000) is None
+    assert seen.last_progress == 1000.0
+
+
+@pytest.mark.parametrize("gauges", [Gauges(slots_active=1), Gauges(queue_depth=1)], ids=["slot", "queue"])
+def test_work_without_steps_is_a_hang(gauges: Gauges) -> None:
+    seen = live(HELLO, READY, IDLE)
+    assert hang(seen, Beat(gauges=gauges), 0.0, 100) == "20: no step finished with work in flight for 20 s"
+
+
+def test_a_submit_that_never_shows_in_the_gauges_is_a_hang() -> None:
+    seen = live(HELLO, READY)
+    hang(seen, IDLE, 0.0, 50)
+    seen.sent([submit(1)], 50.0)
+    assert hang(seen, IDLE, 50.0, 100) == "20: no step finished with work in flight for 20 s"
+
+
+@pytest.mark.parametrize("end", [FINISHED, FAILED, None], ids=["finished", "failed", "cancelled"])
+def test_an_ended_stream_is_no_work(end: Event | None) -> None:
+    seen = live(HELLO, READY)
+    seen.sent([submit(1)], 0.0)
+    assert seen.busy
+    if end is None:
+        seen.sent([Cancel(stream=1)], 1.0)
+    else:
+        seen.receive(end, 1.0)
+    assert not seen.busy
+    assert hang(seen, IDLE, 1.0, 100) is None
+
+
+def test_steps_that_advance_are_progress() -> None:
+    seen = live(HELLO, READY)
+    for second in range(200):
+        seen.receive(Beat(gauges=Gauges(slots_active=1, steps=second // 10)), float(second))
+        assert seen.overdue(float(second)) is None
+    assert seen.last_progress == 190.0
+
+
+def test_leaving() -> None:
+    seen = live(HELLO, READY)
+    assert not seen.must_be_gone(1e9)
+    seen.leave(30.0)
+    seen.leave(20.0)
+    seen.leave(40.0)
+    assert seen.state is WorkerState.DRAINING
+    assert not seen.must_be_gone(19.9)
+    assert seen.must_be_gone(20.0)
+
+
+def test_ready_does_not_undo_a_drain() -> None:
+    seen = live(HELLO)
+    seen.leave(30.0)
+    seen.receive(READY, 0.0)
+    assert seen.state is WorkerState.DRAINING
+
+
+@pytest.mark.parametrize("field", ["hello", "loading", "beat", "hang", "stop", "term"])
+def test_deadlines_are_above_zero(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(LIMITS, **{field: 0.0})
