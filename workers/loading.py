@@ -1,6 +1,7 @@
 """From a `WorkerSpec` to an engine that has run: what the worker says of itself before, and the load itself."""
 
 import hashlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +43,17 @@ def describe(spec: WorkerSpec) -> Described:
     backend = choose_backend(spec)
     path = Path(spec.model_path)
     context = ModelConfig.from_dir(path).choose_context(spec.context)
-    device = (spec.device or "default")[:MAX_NAME]
+    device = (spec.device or _default_device(backend))[:MAX_NAME]
     # What decides a sequence's tokens besides the model's files. How many share a batch does not.
     settings = f"{config_digest(path)} {backend} {device} {spec.dtype} {context}"
     return Described(backend, device, context, hashlib.sha256(settings.encode()).hexdigest()[:32])
+
+
+def _default_device(backend: str) -> str:
+    """What an empty `device` will mean, as far as that is known without the backend's slow import."""
+    if backend == "iree":
+        return "local-task"
+    return "gpu" if sys.platform == "darwin" else "default"
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:

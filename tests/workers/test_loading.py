@@ -35,8 +35,15 @@ def describe_model(path: Path, **fields: Any) -> Described:
 def test_a_model_describes_itself(checkpoint: Path) -> None:
     pytest.importorskip("mlx.core")
     described = describe_model(checkpoint)
-    assert (described.backend, described.device, described.context) == ("mlx", "default", 512)
+    assert (described.backend, described.context) == ("mlx", 512)
     assert describe_model(checkpoint, context=64, device="cpu").context == 64
+
+
+def test_the_default_device_is_the_backends_own(checkpoint: Path) -> None:
+    pytest.importorskip("iree.runtime")
+    from workers.iree.device import DEFAULT_DEVICE
+
+    assert describe_model(checkpoint, backend="iree").device == DEFAULT_DEVICE
 
 
 @pytest.mark.parametrize(
