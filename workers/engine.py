@@ -5,6 +5,7 @@ the `End` that `cancel` or `finish` returns.
 """
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -186,7 +187,7 @@ class BatchEngine:
     def _fail(self, live: Live, call: str, error: Exception) -> None:
         self._failed = True
         stream = live.request.stream
-        self._log.error("step_failed", stream=stream, slot=live.slot, call=call, exc_info=error)
+        self._log.error("step_failed", stream=stream, slot=live.slot, call=call, trace=_trace(error))
         self._scheduler.remove(stream)
         self._reset(live.slot)
         text = f"{call} failed: {type(error).__name__}: {error}"
@@ -198,7 +199,7 @@ class BatchEngine:
             self._runner.reset(slot)
         except Exception as error:  # noqa: BLE001 - whatever a device raises must cost this slot only
             self._failed = True
-            self._log.error("reset_failed", slot=slot, exc_info=error)
+            self._log.error("reset_failed", slot=slot, trace=_trace(error))
             return
         self._scheduler.slots.clean(slot)
 
@@ -209,6 +210,11 @@ class BatchEngine:
         self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0
         self._tokens, self._ends, self._failures, self._failed = [], [], [], False
         return result
+
+
+def _trace(error: Exception) -> str:
+    """The end of the traceback: a device's message can be of any length, and a log line cannot."""
+    return "".join(traceback.format_exception(error))[-MAX_REASON:]
 
 
 def _end(live: Live, reason: FinishReason, now: float) -> End:

@@ -1,0 +1,368 @@
+"""The engine on the scripted runner: counts, times, terminals, and failures that touch only what they must."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from protocol.errors import ErrorCode
+from protocol.request import Sampling
+from tests.gate import alone
+from workers.engine import BatchEngine, End, Failure, Request, RequestRefused, Token
+from workers.runner import Chunk, Draw, Row
+from workers.scripted import ScriptedRunner
+
+SEEDED = Sampling(temperature=1.0, seed=11)
+
+
+def make(*, max_queue: int = 8, step_tokens: int = 64, runner: ScriptedRunner | None = None, **options: Any) -> "Bench":
+    defaults: dict[str, Any] = {"slots": 4, "context": 64, "prefill_chunks": (4, 8)}
+    return Bench(runner or ScriptedRunner(**(defaults | options)), max_queue, step_tokens)
+
+
+class Bench:
+    """An engine, its runner and its clock, with what came out so far."""
+
+    def __init__(self, runner: ScriptedRunner, max_queue: int, step_tokens: int) -> None:
+        self.runner = runner
+        self.now = 0.0
+        self.engine = BatchEngine(runner, max_queue=max_queue, step_tokens=step_tokens, clock=lambda: self.now)
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, End] = {}
+        self.failures: dict[int, Failure] = {}
+
+    def submit(self, stream: int, length: int = 5, **fields: Any) -> None:
+        self.engine.submit(Request(stream, tuple(range(stream, stream + length)), **fields))
+
+    def step(self) -> bool:
+        result = self.engine.step()
+        for item in result.tokens:
+            self.tokens.setdefault(item.stream, []).append(item.token)
+        for end in result.ends:
+            assert end.stream not in self.ends
+            self.ends[end.stream] = end
+        for failure in result.failures:
+            assert failure.stream not in self.failures
+            self.failures[failure.stream] = failure
+        return result.failed
+
+    def run(self) -> None:
+        while not self.engine.idle:
+            self.step()
+
+
+def test_three_prompts_count_exactly_and_drain_back() -> None:
+    bench = make()
+    for stream, length in enumerate((5, 4, 5)):
+        bench.submit(stream, length, max_tokens=16)
+    bench.run()
+    gauges = bench.engine.gauges()
+    assert (gauges.sequences_started, gauges.sequences_completed) == (3, 3)
+    assert (gauges.prefill_tokens, gauges.decode_tokens, gauges.decode_steps) == (14, 48, 15)
+    assert (gauges.slots_active, gauges.queue_depth, gauges.kv_tokens) == (0, 0, 0)
+    assert (gauges.steps, gauges.steps_failed) == (15, 0)
+    assert [len(bench.tokens[stream]) for stream in range(3)] == [16, 16, 16]
+    assert [end.reason for end in bench.ends.values()] == ["length"] * 3
+    assert bench.runner.violations == []
+
+
+def test_gauges_while_it_runs() -> None:
+    bench = make(slots=2)
+    for stream in range(3):
+        bench.submit(stream, max_tokens=4)
+    assert bench.engine.gauges().queue_depth == 3
+    bench.step()
+    gauges = bench.engine.gauges()
+    # Each of two: five prompt rows, and the row of the first token.
+    assert (gauges.slots_active, gauges.queue_depth, gauges.kv_tokens, gauges.decode_tokens) == (2, 1, 12, 4)
+    bench.engine.cancel(0)
+    assert bench.engine.gauges().slots_active == 1
+
+
+def test_an_idle_engine_does_nothing() -> None:
+    bench = make()
+    assert bench.engine.idle
+    result = bench.engine.step()
+    assert (result.tokens, result.ends, result.failures, result.failed) == ((), (), (), False)
+    assert bench.engine.gauges().steps == 0
+    assert bench.runner.calls == 0
+
+
+def test_times_are_of_queue_prefill_and_decode() -> None:
+    bench = make(slots=1, step_tokens=5)
+    bench.submit(0, 5, max_tokens=1)
+    bench.submit(1, 12, max_tokens=4)
+    bench.now = 2.0
+    bench.step()
+    bench.now = 5.0
+    bench.step()
+    bench.now = 9.0
+    bench.step()
+    bench.now = 10.0
+    bench.run()
+    end = bench.ends[1]
+    assert (end.queue_s, end.prefill_s, end.decode_s) == (5.0, 4.0, 1.0)
+    assert (end.prompt_tokens, end.completion_tokens) == (12, 4)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SEEDED])
+@pytest.mark.parametrize("length", [1, 4, 7, 8, 9, 17])
+def test_resume_goes_on_as_if_nothing_had_happened(sampling: Sampling, length: int) -> None:
+    request = Request(3, tuple(range(length)), sampling, 14)
+    whole = alone(ScriptedRunner(slots=1, context=64, prefill_chunks=(4, 8)), request)
+    assert len(whole) == 14
+    for split in range(15):
+        bench = make()
+        bench.engine.submit(Request(3, request.prompt, sampling, 14, resume=tuple(whole[:split])))
+        bench.run()
+        assert bench.tokens.get(3, []) == whole[split:]
+        assert (bench.ends[3].reason, bench.ends[3].completion_tokens) == ("length", 14)
+        assert bench.engine.gauges().sequences_started == bench.engine.gauges().sequences_completed == 1
+
+
+def test_an_end_of_sequence_token_is_emitted_and_ends() -> None:
+    whole = alone(make().runner, Request(0, (0, 1, 2), max_tokens=10))
+    stop = whole[4]
+    bench = make()
+    bench.submit(0, 3, max_tokens=10, eos=frozenset({stop}))
+    bench.run()
+    assert bench.tokens[0] == whole[: whole.index(stop) + 1]
+    assert bench.ends[0].reason == "stop"
+    split = make()
+    split.submit(0, 3, max_tokens=10, eos=frozenset({stop}), resume=tuple(bench.tokens[0]))
+    split.run()
+    assert split.tokens == {}
+    assert (split.ends[0].reason, split.ends[0].completion_tokens) == ("stop", len(bench.tokens[0]))
+
+
+def test_a_prompt_of_one_less_than_the_context_gets_one_token() -> None:
+    bench = make()
+    bench.submit(0, 63)
+    bench.run()
+    assert (len(bench.tokens[0]), bench.ends[0].reason) == (1, "length")
+    with pytest.raises(RequestRefused) as refused:
+        bench.submit(1, 64)
+    assert (refused.value.code, refused.value.field) == (ErrorCode.CONTEXT, "prompt")
+
+
+@pytest.mark.parametrize("way", ["cancel", "finish"])
+@pytest.mark.parametrize("phase", ["queued", "prefilling", "decoding"])
+def test_taking_a_sequence_out_in_any_phase(way: str, phase: str) -> None:
+    bench = make(slots=1, step_tokens=4)
+    if phase == "queued":
+        bench.submit(9, 20)
+    bench.submit(1, 20)
+    for _ in range({"queued": 1, "prefilling": 1, "decoding": 6}[phase]):
+        bench.step()
+    before = bench.engine.gauges()
+    end = getattr(bench.engine, way)(1)
+    assert end == End(1, "cancelled" if way == "cancel" else "stop", 20, len(bench.tokens.get(1, [])), 0.0, 0.0, 0.0)
+    assert getattr(bench.engine, way)(1) is None
+    gauges = bench.engine.gauges()
+    assert gauges.sequences_completed == before.sequences_completed + (way == "finish")
+    assert gauges.queue_depth == 0
+    if phase != "queued":
+        assert (gauges.slots_active, gauges.kv_tokens) == (0, 0)
+        bench.submit(2, 5, max_tokens=2)
+        bench.run()
+        assert bench.tokens[2] == alone(make().runner, Request(2, (2, 3, 4, 5, 6), max_tokens=2))
+    assert bench.runner.violations == []
+
+
+def test_a_failing_prefill_fails_its_request_only() -> None:
+    bench = make(fail_calls={2})
+    for stream in range(3):
+        bench.submit(stream, 4, max_tokens=3)
+    with capture_logs() as logs:
+        assert bench.step()
+    assert [entry["event"] for entry in logs] == ["step_failed"]
+    assert list(bench.failures) == [1]
+    assert bench.failures[1].code == ErrorCode.STEP
+    assert bench.failures[1].text == "prefill failed: ScriptedFault: call 2 was told to fail"
+    bench.run()
+    for stream in (0, 2):
+        assert bench.tokens[stream] == alone(
+            make().runner, Request(stream, tuple(range(stream, stream + 4)), max_tokens=3)
+        )
+    gauges = bench.engine.gauges()
+    assert (gauges.sequences_started, gauges.sequences_completed, gauges.steps_failed) == (3, 2, 1)
+    assert gauges.prefill_tokens == 8
+    assert bench.runner.violations == []
+
+
+def test_a_failing_decode_fails_its_rows_and_not_those_that_wait_or_prefill() -> None:
+    # Call 1 and 2 are prompts, 3 the decode of both, 4 a chunk of stream 2, 5 the decode that fails.
+    bench = make(slots=3, step_tokens=8, fail_calls={5})
+    bench.submit(0, 3, max_tokens=9)
+    bench.submit(1, 3, max_tokens=9)
+    assert not bench.step()
+    bench.submit(2, 20, max_tokens=4)
+    bench.submit(3, 4, max_tokens=4)
+    assert bench.step()
+    assert sorted(bench.failures) == [0, 1]
+    assert bench.engine.gauges().slots_active == 1
+    bench.run()
+    assert sorted(bench.ends) == [2, 3]
+    assert bench.tokens[2] == alone(make().runner, Request(2, tuple(range(2, 22)), max_tokens=4))
+    assert bench.runner.violations == []
+
+
+def test_tokens_of_a_failing_step_come_before_its_failure() -> None:
+    bench = make(fail_calls={2})
+    bench.submit(0, 3, max_tokens=9)
+    bench.step()
+    assert len(bench.tokens[0]) == 1
+    assert list(bench.failures) == [0]
+
+
+def test_failures_in_a_row_are_counted_until_a_step_goes_well() -> None:
+    bench = make(fail_calls=set(range(1, 4)) | {6})
+    seen = []
+    for stream in range(5):
+        bench.submit(stream, 3, max_tokens=2)
+        bench.step()
+        seen.append(bench.engine.failures_in_a_row)
+    # Calls 1, 2 and 3 fail; 4 and 5 go well; 6 fails; 7 and 8 go well.
+    assert seen == [1, 2, 3, 0, 1]
+    bench.step()
+    assert bench.engine.failures_in_a_row == 1, "an idle engine takes no step"
+
+
+class Spoilt(ScriptedRunner):
+    """Returns what it is told to instead of its last decode rows."""
+
+    def __init__(self, answer: list[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.answer = answer
+
+    def decode(self, rows: Sequence[Row]) -> list[int]:
+        tokens = super().decode(rows)
+        return tokens[: len(tokens) - len(self.answer)] + self.answer
+
+
+@pytest.mark.parametrize("token", [-1, 257, 1 << 40])
+def test_a_token_out_of_the_vocabulary_fails_its_row_only(token: int) -> None:
+    bench = make(runner=Spoilt([token], slots=2, context=64))
+    for stream in range(2):
+        bench.submit(stream, 3, max_tokens=2)
+    assert bench.step()
+    assert list(bench.failures) == [1]
+    assert list(bench.ends) == [0]
+    assert len(bench.tokens[1]) == 1
+
+
+def test_a_wrong_number_of_tokens_fails_the_rows() -> None:
+    class Short(ScriptedRunner):
+        def decode(self, rows: Sequence[Row]) -> list[int]:
+            return super().decode(rows)[1:]
+
+    bench = make(runner=Short(slots=2))
+    for stream in range(2):
+        bench.submit(stream, 3, max_tokens=4)
+    assert bench.step()
+    assert sorted(bench.failures) == [0, 1]
+    assert "1 tokens for 2 rows" in bench.failures[0].text
+
+
+@pytest.mark.parametrize("answer", [None, -1, 257])
+def test_a_prefill_that_draws_nothing_fails(answer: int | None) -> None:
+    class Silent(ScriptedRunner):
+        def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
+            super().prefill(chunk, draw)
+            return answer
+
+    bench = make(runner=Silent(slots=1))
+    bench.submit(0, 3)
+    assert bench.step()
+    assert bench.failures[0].code == ErrorCode.STEP
+    assert bench.engine.idle
+
+
+class Stuck(ScriptedRunner):
+    """Its resets fail for a while."""
+
+    def __init__(self, failing: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.failing = failing
+
+    def reset(self, slot: int) -> None:
+        if self.failing:
+            self.failing -= 1
+            raise RuntimeError("the device does not answer")
+        super().reset(slot)
+
+
+def test_a_slot_that_cannot_be_reset_is_given_to_nobody_until_it_can() -> None:
+    bench = make(runner=Stuck(3, slots=1))
+    bench.submit(0, 3, max_tokens=1)
+    assert bench.step()
+    assert bench.ends[0].reason == "length", "its own request is not to blame"
+    bench.submit(1, 3, max_tokens=2)
+    assert bench.step()
+    assert bench.step()
+    assert bench.engine.failures_in_a_row == 3
+    assert bench.tokens.get(1) is None
+    assert bench.engine.gauges().slots_active == 0
+    assert not bench.step()
+    assert bench.ends[1].reason == "length"
+    assert bench.engine.failures_in_a_row == 0
+    assert bench.runner.violations == []
+
+
+def test_a_cancel_survives_a_failing_reset() -> None:
+    bench = make(runner=Stuck(1, slots=1))
+    bench.submit(0, 3)
+    bench.step()
+    end = bench.engine.cancel(0)
+    assert end is not None
+    assert end.reason == "cancelled"
+    bench.submit(1, 3, max_tokens=1)
+    assert bench.step(), "the failure of the reset is counted by the step after it"
+    assert bench.ends[1].reason == "length"
+
+
+def test_a_long_prompt_does_not_stop_the_others() -> None:
+    bench = make(slots=2, context=640, step_tokens=9)
+    bench.submit(0, 4, max_tokens=70)
+    bench.step()
+    bench.submit(1, 250, max_tokens=2)
+    while 1 not in bench.tokens:
+        before = len(bench.tokens[0])
+        bench.step()
+        assert len(bench.tokens[0]) == before + 1, "each step decodes"
+    assert len(bench.tokens[0]) > 30
+
+
+def test_the_text_of_a_failure_is_bounded() -> None:
+    class Wordy(ScriptedRunner):
+        def decode(self, rows: Sequence[Row]) -> list[int]:
+            raise RuntimeError("x" * 100_000)
+
+    bench = make(runner=Wordy())
+    bench.submit(0, 3)
+    with capture_logs() as logs:
+        bench.step()
+    assert len(bench.failures[0].text) == 4096
+    assert all(len(str(value)) <= 4096 for entry in logs for value in entry.values())
+
+
+def test_closing_closes_the_runner() -> None:
+    class Closing(ScriptedRunner):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    runner = Closing()
+    bench = make(runner=runner)
+    bench.engine.close()
+    assert runner.closed == 1
+
+
+def test_tokens_of_one_stream_are_in_order_within_a_step() -> None:
+    bench = make()
+    bench.submit(0, 3, max_tokens=5)
+    result = bench.engine.step()
+    whole = alone(make().runner, Request(0, (0, 1, 2), max_tokens=2))
+    assert result.tokens == (Token(0, whole[0]), Token(0, whole[1]))
