@@ -88,7 +88,7 @@ async def test_sigterm_comes_before_sigkill() -> None:
     child = shell("trap 'echo bye >&2; exit 6' TERM; echo up >&2; while :; do sleep 0.01; done", lines)
     await lines.until(lambda: lines.said == [b"up"])
     assert await child.end(term_s=WAIT_S) == 6
-    assert lines.said == [b"up", b"bye"]
+    assert lines.said[-1] == b"bye"  # a shell may tell of its killed sleep before
 
 
 async def test_one_that_ignores_sigterm_is_killed() -> None:
