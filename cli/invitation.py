@@ -45,6 +45,7 @@ def curl_line(url: str, model: str, *, chat: bool, key: bool) -> str:
         body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
     else:
         body |= {"prompt": "The capital of France is", "max_tokens": 16}
+    body["temperature"] = 0
     route = "chat/completions" if chat else "completions"
     headers = ["-H 'Content-Type: application/json'"] + ['-H "Authorization: Bearer $BATON_API_KEY"'] * key
     return f"curl {url}/v1/{route} {' '.join(headers)} -d {shlex.quote(json.dumps(body))}"

@@ -9,7 +9,9 @@ import pytest
 import typer.main
 
 from cli.main import app
-from cli.settings import Settings, flag
+from cli.settings import Settings, flag, load
+from gateway.requests import RequestDecoder
+from gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.md")])
@@ -92,11 +94,28 @@ def test_every_metric_is_listed() -> None:
 
 
 def test_the_file_in_the_guide_is_one_that_baton_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cli.settings import load
-
     for page in (ROOT / "docs" / "operations.md", ROOT / "deploy" / "README.md"):
         block = re.search(r"^```toml\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         assert block
         (tmp_path / "baton.toml").write_text(block[1])
         monkeypatch.chdir(tmp_path)
         assert load({}).model
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_python_example_compiles(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        compile(block, page.name, "exec")
+
+
+def test_the_bodies_of_the_curl_examples_are_ones_that_the_gateway_takes() -> None:
+    decoder = RequestDecoder(GatewaySettings())
+    bodies = [
+        words[words.index("-d") + 1]
+        for block in re.findall(r"^```console\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+        if (words := shlex.split(line))[:1] == ["curl"]
+    ]
+    assert bodies
+    for body in bodies:
+        assert decoder.chat(body.encode()).model == "baton-tiny"
