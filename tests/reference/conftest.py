@@ -27,6 +27,9 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-8-bit": {"family": "llama", "quantized_bits": 8, "group_size": 64},
 }
 BACKENDS = ("mlx", "iree")
+TOO_SLOW = {("iree", "llama-biased")}
+"""Its graphs would be a fourth set to compile, a quarter of this folder's time; qwen2 has three of its four biases."""
+PAIRS = [(backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in TOO_SLOW]
 CONTEXT = 128
 SLOTS = 1
 PROMPT = tuple(map(int, np.random.default_rng(7).integers(3, 500, 107)))
@@ -139,7 +142,7 @@ class Pair:
     reference: Reference
 
 
-@pytest.fixture(scope="session", params=[(backend, case) for case in CASES for backend in BACKENDS], ids="-".join)
+@pytest.fixture(scope="session", params=PAIRS, ids="-".join)
 def pair(
     request: Any, checkpoints: dict[str, Path], references: dict[str, Reference], compiled: Path
 ) -> Iterator[Pair]:
