@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cli.local import load_here
 from cli.model import ChosenModel, worker_spec
+from cli.options import CommandFailed
 from cli.settings import Settings
 from protocol.request import Sampling
 from workers.engine import BatchEngine, Request
@@ -63,7 +64,7 @@ class Bench:
             result = self._engine.step()
             took = self._clock() - began
             if result.failed:
-                raise RuntimeError("an engine step failed; its log line says why")
+                raise CommandFailed("an engine step failed; its log line says why")
             if warm and self._engine.gauges().prefill_tokens == prompts and len(result.tokens) == streams:
                 tokens, steps, elapsed = tokens + streams, steps + 1, elapsed + took
             warm = warm or len(result.tokens) == streams
@@ -89,7 +90,7 @@ class Bench:
         self._submit(length, 1)
         while not self._engine.idle:
             if self._engine.step().failed:
-                raise RuntimeError("an engine step failed; its log line says why")
+                raise CommandFailed("an engine step failed; its log line says why")
 
     def _submit(self, length: int, max_tokens: int | None) -> int:
         stream = next(self._numbers)

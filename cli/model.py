@@ -6,6 +6,7 @@ from pathlib import Path
 from cli.options import CommandFailed
 from cli.settings import Settings
 from models import builtin_path
+from protocol.bounds import MAX_NAME
 from workers.backends import BackendMissing, usable_cores
 from workers.checkpoint import CheckpointError, resolve_model
 from workers.loading import describe
@@ -33,7 +34,10 @@ class ChosenModel:
             path = resolve_model(settings.model)
         except (CheckpointError, OSError) as error:
             raise CommandFailed(str(error)) from error
-        return cls(settings.name or _own_name(settings.model), path)
+        name = settings.name or _own_name(settings.model)
+        if len(name) > MAX_NAME:
+            raise CommandFailed(f"{name} is too long for a model's name: choose one with --name")
+        return cls(name, path)
 
 
 def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1) -> WorkerSpec:

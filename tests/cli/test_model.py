@@ -1,0 +1,64 @@
+"""Which model is meant, and what it is called."""
+
+from pathlib import Path
+
+import pytest
+
+from cli import model as chosen
+from cli.model import ChosenModel, check_model, worker_spec
+from cli.options import CommandFailed
+from cli.settings import Settings
+from models import builtin_path
+from tests.checkpoints import make_checkpoint
+from workers.checkpoint import CheckpointError
+
+
+def test_no_model_is_the_builtin_one() -> None:
+    assert ChosenModel.choose(Settings()) == ChosenModel("baton-tiny", builtin_path())
+
+
+def test_a_directory_is_called_by_its_own_name_or_the_one_that_is_set(tmp_path: Path) -> None:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    assert ChosenModel.choose(Settings(model=f"{folder}/")) == ChosenModel("llama", folder)
+    assert ChosenModel.choose(Settings(model=str(folder), name="mine")).name == "mine"
+
+
+def test_the_current_folder_is_called_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ChosenModel.choose(Settings(model=".")).name == tmp_path.name
+
+
+def test_a_hub_id_is_fetched_and_is_its_own_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(chosen, "resolve_model", lambda model: tmp_path / model)
+    assert ChosenModel.choose(Settings(model="org/name")) == ChosenModel("org/name", tmp_path / "org/name")
+
+
+def test_what_cannot_be_fetched_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: str) -> Path:
+        raise CheckpointError(model, "", "could not be fetched")
+
+    monkeypatch.setattr(chosen, "resolve_model", refuse)
+    with pytest.raises(CommandFailed, match="could not be fetched"):
+        ChosenModel.choose(Settings(model="org/name"))
+
+
+def test_the_scripted_backend_needs_no_model() -> None:
+    assert ChosenModel.choose(Settings(backend="scripted")).name == "scripted"
+
+
+def test_a_model_is_checked_before_anything_starts(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model")
+    settings = Settings(model=str(path), backend="mlx")
+    check_model(worker_spec(settings, ChosenModel.choose(settings)))
+    longer = Settings(model=str(path), backend="mlx", context=1 << 20)
+    with pytest.raises(CommandFailed, match="max_position_embeddings"):
+        check_model(worker_spec(longer, ChosenModel.choose(longer)))
+
+
+def test_a_name_that_is_too_long_for_the_wire_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / ("x" * 128)).mkdir()
+    (tmp_path / ("x" * 129)).mkdir()
+    assert ChosenModel.choose(Settings(model=str(tmp_path / ("x" * 128)))).name == "x" * 128
+    with pytest.raises(CommandFailed, match="--name"):
+        ChosenModel.choose(Settings(model=str(tmp_path / ("x" * 129))))
