@@ -1,5 +1,6 @@
 """Where two processes of one machine meet: a socket file in a folder that only this user can open."""
 
+import ipaddress
 import os
 import shutil
 import sys
@@ -7,6 +8,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 _SOCKET = "link"
 MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
@@ -55,3 +57,26 @@ def _make_folder(folders: tuple[str, ...]) -> Path:
         folder.rmdir()
         reasons.append(f"{parent}: a socket path of {length} bytes is over the system's {MAX_SOCKET_PATH}")
     raise EndpointError("no folder can hold the worker's socket: " + "; ".join(reasons))
+
+
+def check_address(address: str, *, secured: bool) -> None:
+    """Raises `EndpointError` unless it is `ipc://`, `tcp://` to this machine, or `secured` (with CURVE keys) `tcp://`."""
+    parts = urlsplit(address)
+    if parts.scheme == "ipc" and address != "ipc://":
+        return
+    if parts.scheme != "tcp" or not parts.hostname:
+        raise EndpointError(f"a link's address is ipc://PATH or tcp://HOST:PORT, not {address!r}")
+    if not secured and not _is_loopback(parts.hostname):
+        raise EndpointError(
+            f"{address} leaves this machine, and plain TCP is neither private nor authenticated: "
+            "use a loopback address, or give CURVE keys"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

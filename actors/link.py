@@ -7,15 +7,13 @@ by itself, and every send is followed by a look at the events (ZeroMQ manual, zm
 """
 
 import asyncio
-import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from actors.endpoint import EndpointError
+from actors.endpoint import EndpointError, check_address
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
 
 HIGH_WATER = 1024
@@ -55,7 +53,11 @@ class MessageRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """CURVE keys in Z85 text, 40 characters each. The connecting side also needs the binding side's public key."""
+    """CURVE keys in Z85 text, 40 characters each. The connecting side also needs the binding side's public key.
+
+    They encrypt, and prove the binding side to the connecting one. Whom the binding side admits is for an allow-list
+    (ZAP), which comes with remote workers: until then its public key is all that a stranger needs to connect.
+    """
 
     public: str
     secret: str
@@ -75,7 +77,7 @@ class Link:
     def __init__(
         self, endpoint: str, bind: bool, on_message: OnMessage, on_lost: OnLost | None, keys: CurveKeys | None
     ):
-        _check_endpoint(endpoint, keys)
+        check_address(endpoint, secured=keys is not None)
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._on_lost = on_lost
@@ -175,8 +177,9 @@ class Link:
     def drain_now(self) -> None:
         """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has heard."""
         self._on_monitor()
-        while not self.closed and self._drain():
-            pass
+        for _ in range(2 * HIGH_WATER // DRAIN_BATCH):  # what can have been waiting; not what a flood adds meanwhile
+            if self.closed or not self._drain():
+                break
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close this end, giving unsent messages up to `linger_s` seconds (blocking). No callback is called after."""
@@ -318,26 +321,3 @@ def _check_message(frames: Sequence[bytes]) -> None:
         raise MessageRefused(f"a frame of {longest} bytes is over the bound of {MAX_FRAME_BYTES}")
     if total > MAX_MESSAGE_BYTES:
         raise MessageRefused(f"a message of {total} bytes is over the bound of {MAX_MESSAGE_BYTES}")
-
-
-def _check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
-    """Only `ipc://`, `tcp://` to this machine, and `tcp://` with CURVE keys."""
-    parts = urlsplit(endpoint)
-    if parts.scheme == "ipc" and endpoint != "ipc://":
-        return
-    if parts.scheme != "tcp" or not parts.hostname:
-        raise EndpointError(f"a link's address is ipc://PATH or tcp://HOST:PORT, not {endpoint!r}")
-    if keys is None and not _is_loopback(parts.hostname):
-        raise EndpointError(
-            f"{endpoint} leaves this machine, and plain TCP is neither private nor authenticated: "
-            "use a loopback address, or give CURVE keys"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

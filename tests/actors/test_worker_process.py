@@ -16,8 +16,9 @@ import structlog
 
 from actors.supervision import RestartPolicy
 from actors.worker_process import Deadlines, WorkerProcess, WorkerState, WorkerUnavailable
-from protocol.commands import Cancel, Command
+from protocol.commands import Cancel, Command, Submit
 from protocol.events import Event, Finished, Step
+from protocol.request import Limits, Sampling, TokensInput
 from tests.actors.processes import HERE, PATIENT, WAIT_S, Recorder, fake_worker, running, submit, wait_gone
 
 pytestmark = pytest.mark.anyio
@@ -255,17 +256,19 @@ async def test_a_listener_that_raises_is_logged_and_passed_over() -> None:
 
 async def test_a_full_link_makes_the_worker_unavailable() -> None:
     worker, heard = make("stopped_process", deadlines=replace(PATIENT, term=0.2))
-    commands: list[Command] = [Cancel(stream=number) for number in range(1024)]
+    large = Submit(
+        stream=2, request="r", input=TokensInput(tokens=(70_000,) * 10_000), sampling=Sampling(), limits=Limits()
+    )
     async with running(worker, heard):
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         with pytest.raises(WorkerUnavailable, match="messages wait already"):
-            _send_for_ever(worker, commands)
+            _send_for_ever(worker, large)
 
 
-def _send_for_ever(worker: WorkerProcess, commands: list[Command]) -> None:
+def _send_for_ever(worker: WorkerProcess, command: Command) -> None:
     for _ in range(100_000):
-        worker.send_nowait(commands)
+        worker.send_nowait([command])
 
 
 ORPHANS = ["good"] + (["hangs_for_good"] if sys.platform == "linux" else [])
