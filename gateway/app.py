@@ -5,7 +5,6 @@ from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,7 +12,7 @@ from starlette.types import ASGIApp
 
 from gateway.errors import ApiError, from_code
 from gateway.gate import Gate
-from gateway.generate import Generate
+from gateway.generate import DEFECT, Generate
 from gateway.requests import RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
@@ -25,9 +24,13 @@ def create_app(router: Router, settings: GatewaySettings) -> ASGIApp:
     """All routes over one router. It starts nothing, and runs on any ASGI server."""
     decoder = RequestDecoder(settings)
     status = Status(router, settings, created=int(time.time()))
+    generate: dict[str, ASGIApp] = {
+        "/v1/completions": Generate(router, settings, decoder.completion),
+        "/v1/chat/completions": Generate(router, settings, decoder.chat),
+    }
     routes = [
-        Route("/v1/completions", Generate(router, settings, decoder.completion), methods=["POST"]),
-        Route("/v1/chat/completions", Generate(router, settings, decoder.chat), methods=["POST"]),
+        # Their POSTs never get here; what does is told that only POST is allowed.
+        *(Route(path, app, methods=["POST"]) for path, app in generate.items()),
         Route("/v1/models", status.models),
         Route("/v1/models/{id:path}", status.model),
         Route("/health/live", status.live),
@@ -38,12 +41,11 @@ def create_app(router: Router, settings: GatewaySettings) -> ASGIApp:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Gate, settings=settings)],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _defect},
     )
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    return app
+    return Gate(app, generate, settings)
 
 
 def _respond(error: ApiError) -> Response:
@@ -68,4 +70,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _defect(_: Request, error: Exception) -> Response:
     # Starlette raises `error` again after this answer, so that the server logs it.
-    return _respond(from_code(ErrorCode.INTERNAL, "the gateway failed"))
+    return _respond(from_code(ErrorCode.INTERNAL, DEFECT))

@@ -5,7 +5,7 @@ import secrets
 import time
 
 import anyio
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError
 from gateway.settings import GatewaySettings
@@ -30,12 +30,14 @@ class Exchange:
         """What makes the ids of this exchange unique."""
         self.request_id: str = scope.get("baton.request_id") or self.token
         self.created = int(time.time())
+        self._id_header = (b"x-request-id", self.request_id.encode())
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
         self._settings = settings
         self._done = False
-        self._sending_since: float | None = None
+        self._sending = False
+        self._sends = 0
         self._watchdog: asyncio.TimerHandle | None = None
 
     async def body(self) -> bytes:
@@ -74,7 +76,7 @@ class Exchange:
         length = (b"content-length", str(len(body)).encode())
         start = {"type": "http.response.start", "status": status}
         with anyio.move_on_after(self._settings.client_stall_s):
-            await self._send({**start, "headers": [(b"content-type", JSON), length, *(headers or [])]})
+            await self._send({**start, "headers": [(b"content-type", JSON), length, self._id_header, *(headers or [])]})
             await self._send({"type": "http.response.body", "body": body})
 
     async def refuse(self, error: ApiError) -> None:
@@ -87,32 +89,26 @@ class Exchange:
 
     async def start_events(self, scope: anyio.CancelScope) -> None:
         """Start an event stream. `scope` is cancelled when the client takes nothing for too long."""
-        self._watch(scope)
-        await self._timed({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+        self._watch(scope, -1)
+        headers = [*_EVENT_HEADERS, self._id_header]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def events(self, chunk: bytes) -> None:
-        """Send rendered events."""
-        await self._timed({"type": "http.response.body", "body": chunk, "more_body": True})
+    async def events(self, chunk: bytes, more: bool = True) -> None:
+        """Send rendered events; the last ones with `more` false."""
+        self._sending = True
+        self._done = not more
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+        self._sending = False
+        self._sends += 1
 
-    async def end_events(self, chunk: bytes) -> None:
-        """Send the last rendered events."""
-        self._done = True
-        await self._timed({"type": "http.response.body", "body": chunk})
-
-    async def _timed(self, message: Message) -> None:
-        self._sending_since = asyncio.get_running_loop().time()
-        await self._send(message)
-        self._sending_since = None
-
-    def _watch(self, scope: anyio.CancelScope) -> None:
-        """Look now and then whether a send has been waiting for too long: cheaper than a timer for each."""
-        loop = asyncio.get_running_loop()
-        stall = self._settings.client_stall_s
-        since = self._sending_since
-        if since is not None and loop.time() - since >= stall:
+    def _watch(self, scope: anyio.CancelScope, sends: int) -> None:
+        """Look now and then whether the same send still waits: cheaper than a timer for each. A stall is seen after
+        once to twice its time."""
+        if self._sending and sends == self._sends:
             scope.cancel()
             return
-        self._watchdog = loop.call_later(stall if since is None else since + stall - loop.time(), self._watch, scope)
+        loop = asyncio.get_running_loop()
+        self._watchdog = loop.call_later(self._settings.client_stall_s, self._watch, scope, self._sends)
 
     async def until_gone(self, scope: anyio.CancelScope | None) -> None:
         """Wait for the client to leave, then cancel `scope`; not when it left because it has its answer."""

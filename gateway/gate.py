@@ -4,6 +4,7 @@ import base64
 import binascii
 import re
 import secrets
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,10 +18,15 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class Gate:
-    """Refuses what breaks a bound or lacks the key, and gives every request an id that its response carries."""
+    """Refuses what breaks a bound or lacks the key, and gives every request an id that its response carries.
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+    A POST to a path of `direct` goes straight to that app, which puts the id into its response itself: on the way of
+    every token there is no wrapper. All else goes to `app`.
+    """
+
+    def __init__(self, app: ASGIApp, direct: Mapping[str, ASGIApp], settings: GatewaySettings) -> None:
         self._app = app
+        self._direct = direct
         self._settings = settings
         self._key = settings.api_key.encode()
 
@@ -32,16 +38,14 @@ class Gate:
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12).encode()
         scope["baton.request_id"] = request_id.decode("ascii")
 
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id)]}
-            await send(message)
-
         error = self._check(scope)
+        direct = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
         if error is not None:
-            await Exchange(scope, receive, send_with_id, self._settings).refuse(error)
-            return
-        await self._app(scope, receive, send_with_id)
+            await Exchange(scope, receive, send, self._settings).refuse(error)
+        elif direct is not None:
+            await direct(scope, receive, send)
+        else:
+            await self._app(scope, receive, _with_header(send, (b"x-request-id", request_id)))
 
     def _check(self, scope: Scope) -> ApiError | None:
         size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
@@ -68,3 +72,12 @@ class Gate:
         elif scheme.lower() != b"bearer":
             return False
         return secrets.compare_digest(credentials.strip(), self._key)
+
+
+def _with_header(send: Send, header: tuple[bytes, bytes]) -> Send:
+    async def send_with_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), header]}
+        await send(message)
+
+    return send_with_header

@@ -16,6 +16,9 @@ from gateway.sse import DONE, EventWriter, error_event
 from gateway.streams import Call, Failure
 from protocol.errors import ErrorCode
 
+DEFECT = "the gateway failed"
+"""All that a client is told of a defect; the log has the rest."""
+
 _log = structlog.get_logger("gateway.generate")
 
 
@@ -37,6 +40,9 @@ class Generate:
             return
         except ClientGone:
             return
+        except Exception:
+            await exchange.refuse(from_code(ErrorCode.INTERNAL, DEFECT))
+            raise
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(exchange.until_gone, group.cancel_scope)
@@ -60,7 +66,7 @@ class Generate:
                 await self._stream(exchange, plan, call, answer_id)
             except Exception:
                 # A defect of ours, after the 200: the client still gets a typed end, and the server logs it.
-                await exchange.end_events(error_event(from_code(ErrorCode.INTERNAL, "the gateway failed")) + DONE)
+                await exchange.events(error_event(from_code(ErrorCode.INTERNAL, DEFECT)) + DONE, more=False)
                 raise
         else:
             await exchange.respond(200, whole_answer(plan, call, answer_id, exchange.created))
@@ -88,7 +94,7 @@ class Generate:
             chunk += error_event(self._error(call.failure))
         elif plan.include_usage:
             chunk += writer.usage(*call.usage(plan.per_prompt))
-        await exchange.end_events(chunk + DONE)
+        await exchange.events(chunk + DONE, more=False)
 
     def _error(self, failure: Failure) -> ApiError:
         if failure.code is ErrorCode.INTERNAL:

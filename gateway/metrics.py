@@ -1,11 +1,13 @@
 """What Prometheus sees: the workers' counts, the gateway's gauges, and four histograms of what clients feel."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from gateway.histogram import Histogram
 
 LABELS = ("model", "backend", "worker")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -41,7 +43,7 @@ class WorkerSample:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The histograms of one worker, with its labels."""
+    """The histograms of one worker, in seconds, and `ended`, its counter of ends by outcome."""
 
     first_token: Histogram
     inter_token: Histogram
@@ -50,33 +52,32 @@ class Observed:
     ended: Callable[[str], Counter]
 
 
+_HISTOGRAMS = (
+    ("baton_time_to_first_token_seconds", "first_token", "From a request's arrival to the first token of a sequence"),
+    ("baton_inter_token_latency_seconds", "inter_token", "Between the tokens of one sequence"),
+    ("baton_queue_wait_seconds", "queue_wait", "A sequence's wait for a slot, by the worker"),
+    ("baton_request_seconds", "end_to_end", "From a request's arrival to the good end of a sequence"),
+)
+
+
 class Metrics:
     """One private registry. `samples` is asked at every scrape."""
 
     def __init__(self, samples: Callable[[], Iterable[WorkerSample]]) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_WorkerCollector(samples))
-        self._first_token = self._histogram(
-            "baton_time_to_first_token_seconds", "From a request's arrival to the first token of each sequence"
-        )
-        self._inter_token = self._histogram("baton_inter_token_latency_seconds", "Between tokens of one sequence")
-        self._queue_wait = self._histogram("baton_queue_wait_seconds", "A sequence's wait for a slot, by the worker")
-        self._end_to_end = self._histogram("baton_request_seconds", "From a request's arrival to each sequence's end")
+        self._observed: dict[tuple[str, str, str], Observed] = {}
+        self._registry.register(_WorkerCollector(samples, self._observed))
         self._ended = Counter("baton_sequences_ended", "Ends by outcome", [*LABELS, "outcome"], registry=self._registry)
 
-    def _histogram(self, name: str, help_text: str) -> Histogram:
-        return Histogram(name, help_text, LABELS, buckets=SECONDS, registry=self._registry)
-
     def of(self, model: str, backend: str, worker: str) -> Observed:
-        """The histograms of a worker; kept by the caller, since finding them by label is slow."""
+        """The histograms of a worker; the caller keeps them."""
         labels = (model, backend, worker)
-        return Observed(
-            self._first_token.labels(*labels),
-            self._inter_token.labels(*labels),
-            self._queue_wait.labels(*labels),
-            self._end_to_end.labels(*labels),
-            lambda outcome: self._ended.labels(*labels, outcome),
-        )
+        found = self._observed.get(labels)
+        if found is None:
+            new = {field: Histogram(SECONDS) for _, field, _ in _HISTOGRAMS}
+            found = Observed(**new, ended=lambda outcome: self._ended.labels(*labels, outcome))
+            self._observed[labels] = found
+        return found
 
     def render(self) -> bytes:
         """The text format, version 0.0.4."""
@@ -84,8 +85,11 @@ class Metrics:
 
 
 class _WorkerCollector(Collector):
-    def __init__(self, samples: Callable[[], Iterable[WorkerSample]]) -> None:
+    def __init__(
+        self, samples: Callable[[], Iterable[WorkerSample]], observed: Mapping[tuple[str, str, str], Observed]
+    ) -> None:
         self._samples = samples
+        self._observed = observed
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -106,6 +110,13 @@ class _WorkerCollector(Collector):
         yield _gauge("baton_queue_depth", "Sequences that wait for a slot", samples, lambda s: s.queue_depth)
         yield _gauge("baton_live_sequences", "Sequences that the gateway has open", samples, lambda s: s.live)
         yield _gauge("baton_worker_ready", "1 when the worker takes requests", samples, lambda s: int(s.ready))
+        for name, field, text in _HISTOGRAMS:
+            family = HistogramMetricFamily(name, text, labels=LABELS)
+            for labels, observed in self._observed.items():
+                histogram: Histogram = getattr(observed, field)
+                if histogram.count:
+                    family.add_metric(labels, histogram.buckets(), histogram.sum)
+            yield family
 
 
 def _labels(sample: WorkerSample) -> dict[str, str]:

@@ -35,6 +35,7 @@ class Router:
         self._seats: dict[str, Seat] = {}
         self._numbers = itertools.count(1)
         self._draining = False
+        self._clock = asyncio.get_running_loop().time
         self._idle = asyncio.Event()
         self._idle.set()
         self.metrics = Metrics(self.samples)
@@ -71,7 +72,7 @@ class Router:
         hello = seat.status.hello
         if hello is None:
             return False
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         streams = [
             Stream(
                 Submit(next(self._numbers), call.request, choice.input, choice.sampling, choice.limits),
@@ -126,8 +127,9 @@ class Router:
             return
         if isinstance(event, Step):
             seat.counters.saw(incarnation, event.gauges)
+            now = self._clock()
             for delta in event.deltas:
-                self._deliver(seat, delta)
+                self._deliver(seat, delta, now)
         elif isinstance(event, Finished):
             self._finished(seat, event)
         elif isinstance(event, Failed) and (stream := seat.live.get(event.stream)) is not None:
@@ -153,7 +155,7 @@ class Router:
         for stream in list(seat.live.values()):
             self._fail(seat, stream, Failure(ErrorCode.LOST, text))
 
-    def _deliver(self, seat: Seat, event: Delta | Finished) -> Stream | None:
+    def _deliver(self, seat: Seat, event: Delta | Finished, now: float) -> Stream | None:
         """Hand a live sequence what a step brought; None when it does not live, or no longer."""
         stream = seat.live.get(event.stream)
         if stream is None:
@@ -163,10 +165,10 @@ class Router:
             self._fail(seat, stream, Failure(ErrorCode.INTERNAL, text))
             seat.cancel([stream])
             return None
-        if event.tokens:
-            now = asyncio.get_running_loop().time()
+        count = len(event.tokens)
+        if count:
             if stream.first_at:
-                seat.observed.inter_token.observe((now - stream.last_at) / len(event.tokens))
+                seat.observed.inter_token.observe((now - stream.last_at) / count, count)
             else:
                 stream.first_at = now
                 seat.observed.first_token.observe(now - stream.opened_at)
@@ -174,7 +176,8 @@ class Router:
         return stream
 
     def _finished(self, seat: Seat, event: Finished) -> None:
-        stream = self._deliver(seat, event)
+        now = self._clock()
+        stream = self._deliver(seat, event, now)
         if stream is None:
             return
         if event.reason == "cancelled":
@@ -183,7 +186,7 @@ class Router:
         self._forget(seat, stream)
         observed = seat.observed
         observed.queue_wait.observe(event.usage.queue_ms / 1000)
-        observed.end_to_end.observe(asyncio.get_running_loop().time() - stream.opened_at)
+        observed.end_to_end.observe(now - stream.opened_at)
         observed.ended(event.reason).inc()
         stream.finish(event.reason, event.usage)
 

@@ -29,7 +29,7 @@ class Seat:
         self._retry: TimerHandle | None = None
         self._metrics = metrics
         self._backend = "unknown"
-        self._observed: Observed | None = None
+        self.observed: Observed = metrics.of(model, self._backend, name)
         self.refresh(worker.status)
 
     @property
@@ -41,13 +41,6 @@ class Seat:
     def backend(self) -> str:
         """What the worker said that it computes with; kept while it restarts, so that its series go on."""
         return self._backend
-
-    @property
-    def observed(self) -> Observed:
-        """The worker's histograms."""
-        if self._observed is None:
-            self._observed = self._metrics.of(self.model, self._backend, self.name)
-        return self._observed
 
     @property
     def ready(self) -> bool:
@@ -64,7 +57,7 @@ class Seat:
         self.counters.saw(status.incarnation, status.gauges)
         if status.hello is not None and status.hello.backend != self._backend:
             self._backend = status.hello.backend
-            self._observed = None
+            self.observed = self._metrics.of(self.model, self._backend, self.name)
 
     def cancel(self, streams: Iterable[Stream]) -> None:
         """Post a cancel for each. A full link must not lose one, or a slot would compute for nobody: they go again."""

@@ -1,0 +1,34 @@
+"""A histogram for the path of every token.
+
+prometheus_client's own takes 1.4 us for an observation, which was a tenth of what the whole gateway does for a token.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+class Histogram:
+    """Counts by upper bound (inclusive, as Prometheus has it), and their sum."""
+
+    __slots__ = ("_bounds", "_counts", "count", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.count = 0
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add `count` observations of `value`."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self.count += count
+        self.sum += value * count
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by the text of their bound, `+Inf` last."""
+        total = 0
+        found: list[tuple[str, float]] = []
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            found.append(("+Inf" if bound == float("inf") else repr(float(bound)), total))
+        return found
