@@ -102,6 +102,8 @@ class IncarnationActor(Actor[None]):
         try:
             if failure is not None:
                 self._lose(WorkerState.BACKOFF, str(failure))
+            elif self.seen.leave_by is None:  # cancelled
+                self.seen.leave(anyio.current_time() + self._limits.stop)
             if self._child is not None:
                 running = self._child.returncode is None and self.seen.hello is not None
                 asked = self._leaves or (running and self._ask(Stop()))

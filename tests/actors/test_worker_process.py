@@ -67,6 +67,17 @@ async def test_a_worker_serves_and_stops_when_asked() -> None:
     assert worker.status.pid is None
 
 
+async def test_a_cancel_lets_a_willing_worker_leave_by_itself() -> None:
+    worker, heard = make("good")
+    with structlog.testing.capture_logs() as logs:
+        async with running(worker, heard) as group:
+            await heard.until_state(WorkerState.READY)
+            group.cancel_scope.cancel()
+    assert heard.lost == [(1, "stopped")]
+    assert WorkerState.BACKOFF not in heard.states
+    assert [line["status"] for line in logs if line["event"] == "worker_exited"] == [0]
+
+
 FAULTS = {
     "exits": ("", "exited with status 4"),
     "silent_start": ("hello", "no Hello for"),
