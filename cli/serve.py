@@ -29,7 +29,7 @@ def run_server(settings: Settings) -> None:
     display = choose_display([launch.name for launch in launches], invitation.text)
     with display:
         # Within the display, so that log lines appear above its bars and not in them.
-        configure_logging("gateway", settings.log_level)
+        configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
             anyio.run(functools.partial(_serve, gateway, launches, invitation, display))
         except (BindError, WorkersGaveUp) as error:
@@ -40,6 +40,11 @@ async def _serve(
     settings: GatewaySettings, launches: Sequence[WorkerLaunch], invitation: Invitation, display: LoadingDisplay
 ) -> None:
     await run_daemon(settings, launches, on_status=display.worker_changed, on_listening=invitation.listening)
+
+
+def log_level(settings: Settings, terminal: bool) -> str:
+    """What was asked for; else a person at a terminal, who sees the display, is told of trouble only."""
+    return "warning" if terminal and "log_level" not in settings.model_fields_set else settings.log_level
 
 
 def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:

@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     workers: int = _field(1, SERVER, "Worker processes, each with the whole model.", ge=1, le=64)
     api_key: str = _field(_GATEWAY.api_key, SERVER, "When set, clients must send it as a bearer token.")
     log_level: Literal["debug", "info", "warning", "error"] = _field(
-        "info", SERVER, "What is logged: debug, info, warning or error."
+        "info", SERVER, "What is logged: debug, info, warning or error. On a terminal it is warning unless set."
     )
 
     max_body_bytes: int = _field(_GATEWAY.max_body_bytes, LIMITS, "Bytes of one request body.", ge=1, le=12 << 20)

@@ -17,7 +17,7 @@ import pytest
 
 from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
-from cli.serve import gateway_settings, worker_command, worker_launches
+from cli.serve import gateway_settings, log_level, worker_command, worker_launches
 from cli.settings import Settings
 from tests.cli.terminal import Terminal
 from workers.spec import WorkerSpec
@@ -162,6 +162,12 @@ def test_a_command_is_the_same_for_every_incarnation_but_for_its_number() -> Non
     command = worker_command(WorkerSpec(name="w0", model_name="m", model_path="/m"))
     first, second = command("ipc:///a", 1), command("ipc:///a", 2)
     assert [pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]] == [("1", "2")]
+
+
+def test_a_person_at_a_terminal_is_told_of_trouble_only_unless_they_ask() -> None:
+    assert log_level(Settings(), terminal=True) == "warning"
+    assert log_level(Settings(), terminal=False) == "info"
+    assert log_level(Settings(log_level="info"), terminal=True) == "info"
 
 
 def test_settings_that_contradict_each_other_are_a_sentence() -> None:
