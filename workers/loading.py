@@ -87,4 +87,6 @@ def _load_vocabulary(spec: WorkerSpec, progress: Progress) -> Vocabulary | None:
     from workers.text.tokenizer import Tokenizer
 
     progress("tokenizer", 0, 1)
-    return Tokenizer.from_dir(Path(spec.model_path))
+    tokenizer = Tokenizer.from_dir(Path(spec.model_path))
+    progress("tokenizer", 1, 1)
+    return tokenizer

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -73,7 +74,8 @@ class WorkerService:
         self._endpoint = endpoint
         self._load = load
         self._join_s = join_s
-        self._log = structlog.get_logger()
+        self._log = structlog.get_logger().bind(worker=spec.name, model=spec.model_name)
+        self._greeted = False
         self._welcomed = anyio.Event()
         self._began = 0.0
         self._draining = False
@@ -95,6 +97,7 @@ class WorkerService:
             functools.partial(self._load, self._spec), self, lambda call: self._loop.call_soon_threadsafe(call)
         )
         self._loop.add_signal_handler(signal.SIGTERM, self.leave, ByeReason.STOPPED, "it was terminated")
+        self._loop.set_exception_handler(self._on_defect)
         on_started()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._greet)
@@ -114,7 +117,8 @@ class WorkerService:
         frames: list[Event] = []
         if self._delivery is not None:
             frames.extend(self._delivery.fail_all(code, f"the worker left: {text}"[:MAX_REASON]))
-        self._outbox.send_nowait([*frames, Bye(reason, text[:MAX_REASON])])
+        if self._greeted:
+            self._outbox.send_nowait([*frames, Bye(reason, text[:MAX_REASON])])
         self._engine.stop()
         self._left.set()
 
@@ -134,7 +138,9 @@ class WorkerService:
         most = 2 * self._spec.max_batch_size + self._spec.max_queue
         vocabulary = loaded.vocabulary
         self._delivery = Delivery(vocabulary, max_live=most, clock=self._loop.time)
-        capabilities = Capabilities(chat=vocabulary is not None and vocabulary.chat is not None, text=bool(vocabulary))
+        capabilities = Capabilities(
+            chat=vocabulary is not None and vocabulary.chat is not None, text=vocabulary is not None
+        )
         load_ms = round((self._loop.time() - self._began) * 1000)
         self._outbox.send_nowait([Ready(capabilities, load_ms)])
         self._log.info("worker_ready", load_ms=load_ms, context=loaded.context)
@@ -184,6 +190,7 @@ class WorkerService:
         try:
             with anyio.fail_after(WELCOME_S):
                 await self._link.send([encode(hello)])
+                self._greeted = True
                 await self._welcomed.wait()
         except TimeoutError:
             self.leave(ByeReason.ORPHANED, f"no gateway answered within {WELCOME_S:g} s")
@@ -210,6 +217,13 @@ class WorkerService:
             self._link.close(FLUSH_S)
             joined = await anyio.to_thread.run_sync(self._engine.join, self._join_s)
         return Left(reason, stuck=not joined)
+
+    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised: frames may be lost, and whoever waits for them learns of it only when we leave."""
+        error = context.get("exception")
+        text = str(context.get("message"))
+        self._log.error("callback_failed", problem=text, exc_info=error)
+        self.leave(ByeReason.INTERNAL, f"{text}: {type(error).__name__}: {error}" if error else text)
 
     def _on_lost(self, reason: str) -> None:
         self.leave(ByeReason.ORPHANED, reason)
@@ -274,6 +288,7 @@ class WorkerService:
             self._log.error("admission_failed", request=submit.request, stream=stream, exc_info=error)
             answers.append(Failed(stream, ErrorCode.INTERNAL, f"the prompt failed: {type(error).__name__}"))
             return
+        self._log.debug("request_admitted", request=submit.request, stream=stream, refused=admitted.request is None)
         if admitted.request is not None:
             orders.append(admitted.request)
         if admitted.answer is not None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -23,16 +24,27 @@ PATIENCE_S = 30.0
 """Far more than anything takes, on a busy machine too."""
 
 
+class GoneEarly(Exception):
+    """The process exited before it said what the test waits for."""
+
+
 class Peer:
     """Plays the gateway to one worker process: keeps every frame it says, and waits for the one that is looked for."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self.process = process
+    process: asyncio.subprocess.Process
+
+    def __init__(self) -> None:
+        self.exited = False
         self.frames: list[Event] = []
         self.messages: list[list[Event]] = []
         self.lost: str | None = None
         self._news = asyncio.Event()
         self._link: Link | None = None
+
+    def detach(self) -> None:
+        """Close the gateway's end, as a gateway that dies would."""
+        assert self._link is not None
+        self._link.close(0.0)
 
     def attach(self, link: Link) -> None:
         self._link = link
@@ -57,6 +69,8 @@ class Peer:
     async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while not condition():
+                if self.exited:
+                    raise GoneEarly
                 self._news.clear()
                 await self._news.wait()
 
@@ -87,7 +101,19 @@ class Peer:
 
     async def exit_code(self) -> int:
         async with asyncio.timeout(PATIENCE_S):
-            return await asyncio.to_thread(self.process.wait)
+            return await self.process.wait()
+
+    async def watch(self, process: asyncio.subprocess.Process) -> None:
+        """Stop waiting when the process is gone and has been heard to the end."""
+        await process.wait()
+        if self._link is not None and not self._link.closed:
+            self._link.drain_now()
+        self.exited = True
+        self._news.set()
+
+    def close_stdin(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
     def steps(self) -> list[Step]:
         return [frame for frame in self.frames if isinstance(frame, Step)]
@@ -126,19 +152,20 @@ def command(endpoint: str, spec: WorkerSpec | str, incarnation: int = 1) -> list
 
 @contextlib.asynccontextmanager
 async def worker(spec: WorkerSpec) -> AsyncIterator[Peer]:
-    """Start one; at the end nothing is left of it."""
-    with LocalEndpoint() as endpoint:
-        pipe = subprocess.PIPE
+    """Start one; at the end nothing is left of it. What it logged is in the error when the test waits in vain."""
+    with LocalEndpoint() as endpoint, tempfile.TemporaryFile() as log:
+        peer = Peer()
+        peer.attach(Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost))
         arguments = command(endpoint.address, spec)
-        process = subprocess.Popen(arguments, stdin=pipe, stderr=subprocess.DEVNULL)  # noqa: ASYNC220  a spawn is short
-        peer = Peer(process)
-        link = Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost)
-        peer.attach(link)
+        peer.process = await asyncio.create_subprocess_exec(*arguments, stdin=subprocess.PIPE, stderr=log)
+        watch = asyncio.create_task(peer.watch(peer.process))
         try:
             yield peer
+        except (TimeoutError, GoneEarly) as error:
+            log.seek(0)
+            raise AssertionError(f"waited in vain; the worker said:\n{log.read().decode()}") from error
         finally:
-            link.close(0.0)
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+            peer.detach()
+            if peer.process.returncode is None:
+                peer.process.kill()
+            await watch

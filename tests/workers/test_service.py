@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from actors.endpoint import LocalEndpoint
 from actors.link import Link
@@ -21,8 +22,11 @@ from protocol.events import Beat, Failed, Finished, Gauges, Hello, Loading, Read
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process import PATIENCE_S, Peer, command, scripted, submit, worker
 from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
-from workers.service import EXIT_CODES
+from workers.backends import Progress
+from workers.loading import Loaded, load
+from workers.service import EXIT_CODES, WorkerService
 from workers.spec import WorkerSpec
+from workers.text.bytes import ByteTokenizer
 
 SLOW = {"tokens_per_second": 50.0}
 Story = Callable[[Peer], Awaitable[None]]
@@ -241,8 +245,7 @@ class TestLeaving:
             await peer.ready()
             peer.send(submit(1))
             await peer.until(lambda: peer.tokens(1))
-            assert peer.process.stdin is not None
-            peer.process.stdin.close()
+            peer.close_stdin()
             failed = await peer.terminal(1)
             assert isinstance(failed, Failed)
             assert failed.code is ErrorCode.LOST
@@ -262,8 +265,7 @@ class TestLeaving:
             if how == "stop":
                 peer.send(Stop())
             else:
-                assert peer.process.stdin is not None
-                peer.process.stdin.close()
+                peer.close_stdin()
             reason = (await peer.bye()).reason
             assert await peer.exit_code() == EXIT_CODES[reason]
 
@@ -272,8 +274,7 @@ class TestLeaving:
     def test_a_lost_link_is_the_end(self) -> None:
         async def told(peer: Peer) -> None:
             await peer.ready()
-            assert peer._link is not None
-            peer._link.close(0.0)
+            peer.detach()
             assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
 
         play(told)
@@ -388,6 +389,67 @@ class TestFaults:
             assert await peer.exit_code() == -signal.SIGKILL
 
         play(told, **SLOW)
+
+
+class Broken(ByteTokenizer):
+    """A tokenizer with a defect: it cannot encode "!", and cannot decode what follows "?"."""
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        if "!" in text:
+            raise ZeroDivisionError("a defect")
+        return [0x3F] if "?" in text else super().encode(text, special=special)
+
+    def piece(self, token: int, *, first: bool = False) -> bytes:
+        if first:
+            raise ZeroDivisionError("a defect")
+        return b"" if token == 0x3F else super().piece(token, first=first)
+
+
+class TestDefects:
+    """The service in this process, with text code that fails."""
+
+    @pytest.mark.parametrize("prompt", ["!", "?"])
+    def test_a_defect_is_told_and_not_silence(self, prompt: str) -> None:
+        def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
+            loaded = load(spec, progress)
+            return Loaded(loaded.engine, Broken(), loaded.context)
+
+        async def run() -> None:
+            with LocalEndpoint() as endpoint:
+                peer = Peer()
+                peer.attach(Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost))
+                service = WorkerService(scripted(), endpoint.address, 1, load=broken_load)
+                running = asyncio.create_task(service.run())
+                await peer.ready()
+                peer.send(submit(1, prompt))
+                failed = await peer.terminal(1)
+                assert isinstance(failed, Failed)
+                if prompt == "!":
+                    assert failed.code is ErrorCode.INTERNAL
+                    peer.send(Stop())
+                else:
+                    assert failed.code is ErrorCode.LOST
+                left = await running
+                assert (await peer.bye()).reason is left.reason
+                assert left.reason is (ByeReason.STOPPED if prompt == "!" else ByeReason.INTERNAL)
+                assert left.exit_code == EXIT_CODES[left.reason]
+                peer.detach()
+
+        with structlog.testing.capture_logs() as logs:
+            asyncio.run(run())
+        assert {"admission_failed", "callback_failed"} & {line["event"] for line in logs}
+
+    def test_a_worker_that_leaves_before_hello_says_nothing(self) -> None:
+        async def run() -> None:
+            with LocalEndpoint() as endpoint:
+                peer = Peer()
+                peer.attach(Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost))
+                service = WorkerService(scripted(), endpoint.address, 1)
+                left = await service.run(lambda: service.leave(ByeReason.STOPPED, "at once"))
+                assert (left.reason, left.stuck, peer.frames) == (ByeReason.STOPPED, False, [])
+                peer.detach()
+
+        asyncio.run(run())
 
 
 class TestCommandLine:
