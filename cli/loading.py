@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from actors.worker_process import WorkerState, WorkerStatus
 
@@ -82,13 +82,13 @@ class Bars:
             SpinnerColumn(),
             TextColumn("{task.fields[worker]}  {task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}", markup=False),
             TimeElapsedColumn(),
             console=console,
             transient=True,
             redirect_stderr=sys.stderr.isatty(),
         )
-        self._bars = {name: self._progress.add_task("starting", total=None, worker=name) for name in workers}
+        self._bars = {name: self._progress.add_task("starting", total=None, worker=name, count="") for name in workers}
         self._open = set(workers)
         self._announced = False
 
@@ -105,7 +105,13 @@ class Bars:
         loading = status.loading
         total = loading.total if loading is not None and loading.total else None
         done = loading.done if loading is not None else 0
-        self._progress.update(self._bars[status.name], description=describe(status), completed=done, total=total)
+        self._progress.update(
+            self._bars[status.name],
+            description=describe(status),
+            completed=done,
+            total=total,
+            count=f"{done}/{total}" if total else "",
+        )
         if status.state in SETTLED:
             self._open.discard(status.name)
         if not self._open:

@@ -12,6 +12,7 @@ from cli.answers import Ask, Pieces, Summary
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
+from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import ChatInput, TextInput
 from workers.backends import Progress
@@ -78,4 +79,6 @@ def _in_sentences(events: Generator[Delta | Finished, None, None]) -> Generator[
     try:
         yield from events
     except SessionError as error:
-        raise CommandFailed(str(error)) from error
+        without = "; --no-chat-template continues the prompt as plain text"
+        hint = without if (error.code, error.field) == (ErrorCode.UNSUPPORTED, "messages") else ""
+        raise CommandFailed(f"{error}{hint}") from error

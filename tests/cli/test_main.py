@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from cli.settings import Settings, flag
+from tests.checkpoints import make_checkpoint
 
 COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench")
 
@@ -123,6 +124,19 @@ def test_a_prompt_over_the_context_is_a_sentence(run: CliRunner) -> None:
     result = run.invoke(app, words)
     assert result.exit_code == 1
     assert "context" in result.stderr
+
+
+def test_a_model_without_a_template_says_how_to_go_on(run: CliRunner, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model")
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (path / "chat_template.jinja").unlink(missing_ok=True)
+    words = ["generate", str(path), "-p", "Hello", "-n", "4", "--backend", "mlx"]
+    result = run.invoke(app, words)
+    assert result.exit_code == 1
+    assert "no chat template; --no-chat-template continues" in result.stderr
+    assert run.invoke(app, [*words, "--no-chat-template"]).exit_code == 0
 
 
 def test_bench_measures_each_size(run: CliRunner) -> None:
