@@ -90,6 +90,7 @@ class Link:
         self._accepted: int | None = None
         self._writable: asyncio.Future[None] | None = None
         self._again: asyncio.Handle | None = None
+        self._draining = False  # inside _drain, which looks at the events by itself after each message
         self._closed = False
         self._lost = False
         self.dropped = 0
@@ -156,7 +157,7 @@ class Link:
                     raise LinkClosed("the peer is gone") from None
                 raise LinkFull(f"{HIGH_WATER} messages wait already, or no peer is there") from None
         self.sent += 1
-        if self._again is None and self._events() & _POLLIN:
+        if not self._draining and self._again is None and self._events() & _POLLIN:
             self._come_back()
 
     async def send(self, frames: Sequence[bytes]) -> None:
@@ -217,9 +218,7 @@ class Link:
         self._context.term()
 
     def _events(self) -> int:
-        state = self._socket.getsockopt(_EVENTS)
-        assert isinstance(state, int)
-        return state
+        return self._socket.getsockopt(_EVENTS)  # type: ignore[return-value]  # EVENTS is an int
 
     def _come_back(self) -> None:
         if self._again is None and not self._closed:
@@ -240,26 +239,28 @@ class Link:
 
     def _drain(self) -> bool:
         """Deliver up to DRAIN_BATCH messages; true when more may be waiting."""
-        for _ in range(DRAIN_BATCH):
-            state = self._events()
-            if self._writable is not None and state & _POLLOUT and not self._writable.done():
-                self._writable.set_result(None)
-            if not state & _POLLIN:
-                return False
-            frames = self._receive()
-            if frames is not None:
-                self.received += 1
-                self._on_message(frames)
-                if self._closed:
+        self._draining = True
+        try:
+            for _ in range(DRAIN_BATCH):
+                state = self._events()
+                if self._writable is not None and state & _POLLOUT and not self._writable.done():
+                    self._writable.set_result(None)
+                if not state & _POLLIN:
                     return False
-        return True
+                frames = self._receive()
+                if frames is not None:
+                    self.received += 1
+                    self._on_message(frames)
+                    if self._closed:
+                        return False
+            return True
+        finally:
+            self._draining = False
 
     def _receive(self) -> list[bytes] | None:
         """The next message, which is known to be there; None when it breaks a bound."""
         socket = self._socket
         frame = socket.recv(_NOBLOCK)
-        if not socket.getsockopt(_RCVMORE):
-            return [frame]
         frames, size, count = [frame], len(frame), 1
         while socket.getsockopt(_RCVMORE):
             frame = socket.recv(_NOBLOCK)

@@ -9,9 +9,9 @@ Across processes (two, a fresh child for each figure, the same bytes for all):
   tokens_s    token events a second: the child encodes `Step` frames of 64 deltas, one message each; the parent decodes
               them. The clock runs from the first frame's arrival to the last's.
 
-`pyzmq` blocks in PAIR sockets and is the limit; `pyzmq asyncio` is pyzmq's own asyncio socket; `pipe` is
-multiprocessing's. `xoscar` (an actor framework) is measured where it can be imported. Rounds of all alternate; medians
-over the rounds are printed.
+`pyzmq` blocks in PAIR sockets and is the limit; `pyzmq reader` is the least that an asyncio process can do with one;
+`pyzmq asyncio` is pyzmq's own asyncio socket; `pipe` is multiprocessing's. `xoscar` (an actor framework) is measured
+where it can be imported. Rounds of all alternate; medians over the rounds are printed.
 """
 
 import argparse
@@ -199,6 +199,51 @@ async def zmq_asyncio_child(address: str, frames: int) -> None:
         await sock.recv()
 
 
+# ---- bare pyzmq read by a callback of the loop: what asyncio itself costs ----
+
+
+class Reader:
+    """The least that reads a socket's edge-triggered descriptor on asyncio: no bounds, no batches, no loss."""
+
+    def __init__(self, sock: "zmq.Socket[bytes]", heard: Callable[[bytes], bytes | None]) -> None:
+        self._sock = sock
+        self._heard = heard
+        self.over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fd, self.drain)
+        self.drain()
+
+    def drain(self) -> None:
+        while not self.over.is_set() and self._sock.events & zmq.POLLIN:
+            answer = self._heard(self._sock.recv(zmq.NOBLOCK))
+            if answer:
+                self._sock.send(answer, zmq.NOBLOCK)
+            elif answer is None:
+                self._loop.remove_reader(self._sock.fd)
+                self.over.set()
+
+
+async def reader_parent(trips: int, frames: int) -> Figures:
+    meter = Meter(trips, frames)
+    with LocalEndpoint() as endpoint, zmq.Context() as context, context.socket(zmq.PAIR) as sock:
+        sock.bind(endpoint.address)
+        with child("reader", endpoint.address, frames) as process:
+            await Reader(sock, meter.heard).over.wait()
+            sock.send(BYE)
+            await asyncio.to_thread(process.wait)
+    return meter.figures
+
+
+async def reader_child(address: str, frames: int) -> None:
+    with zmq.Context() as context, context.socket(zmq.PAIR) as sock:
+        sock.connect(address)
+        sock.send(SMALL)
+        await Reader(sock, lambda frame: None if frame == GO else frame).over.wait()
+        for _ in range(frames):
+            sock.send(encode(STEP))
+        sock.recv()
+
+
 # ---- a multiprocessing pipe ----
 
 
@@ -322,6 +367,7 @@ def contestants(trips: int, frames: int) -> dict[str, Callable[[], Figures]]:
         "baton link": lambda: anyio.run(link_parent, trips, frames),
         "pyzmq": lambda: zmq_parent(trips, frames),
         "pyzmq asyncio": lambda: asyncio.run(zmq_asyncio_parent(trips, frames)),
+        "pyzmq reader": lambda: asyncio.run(reader_parent(trips, frames)),
         "pipe": lambda: pipe_parent(trips, frames),
     }
     try:
@@ -345,11 +391,14 @@ def show(results: dict[str, list[Figures]]) -> None:
         name: {column: statistics.median(run[column] for run in runs) for column in runs[0]}
         for name, runs in results.items()
     }
-    print(f"{'':16}" + "".join(f"{title:>16}" for title in columns.values()) + f"{'trip : pyzmq':>16}")
-    limit = medians["pyzmq"]["trip_us"]
+    limits = ("pyzmq", "pyzmq reader", "pyzmq asyncio")
+    titles = [*columns.values(), *(f": {name}" for name in limits)]
+    print(f"{'':14}" + "".join(f"{title:>16}" for title in titles))
     for name, figures in medians.items():
         cells = "".join(f"{figures[column]:16,.0f}" if column in figures else " " * 16 for column in columns)
-        print(f"{name:16}{cells}" + (f"{figures['trip_us'] / limit:15.2f}x" if "trip_us" in figures else ""))
+        if trip := figures.get("trip_us"):
+            cells += "".join(f"{trip / medians[limit]['trip_us']:15.2f}x" for limit in limits)
+        print(f"{name:14}{cells}")
 
 
 def main() -> None:
@@ -357,7 +406,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trips", type=int, default=2000)
     parser.add_argument("--frames", type=int, default=4000)
-    parser.add_argument("--child", choices=["link", "zmq", "zmq_asyncio", "pipe"], help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=["link", "zmq", "zmq_asyncio", "reader", "pipe"], help=argparse.SUPPRESS)
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     match options.child:
@@ -367,6 +416,8 @@ def main() -> None:
             zmq_child(options.address, options.frames)
         case "zmq_asyncio":
             asyncio.run(zmq_asyncio_child(options.address, options.frames))
+        case "reader":
+            asyncio.run(reader_child(options.address, options.frames))
         case "pipe":
             pipe_child(options.address, options.frames)
         case None:
