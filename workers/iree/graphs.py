@@ -61,9 +61,8 @@ class Plan:
     def module(self, names: Sequence[str]) -> str:
         """MLIR of one module with these graphs."""
         graphs = [self._graph(name) for name in names]
-        needed = {name: struct(*spec) for name, spec in self.weights.items()}
-        if all(graph.pure for graph in graphs):
-            needed = {}
+        used = {} if all(graph.pure for graph in graphs) else self.weights
+        needed = {name: struct(*spec) for name, spec in used.items()}
         if isinstance(self.ops, PlainOps):
             return module(graphs, needed, {})
         for graph in graphs:  # tracing tells which kernels there are

@@ -1,8 +1,8 @@
-"""The two kernels that are written in MLIR by hand: a matrix product and attention on packed tiles.
+"""The kernels that are written in MLIR by hand: products and attention on packed tiles, and rotary positions.
 
 JAX calls them as custom calls of the same name; `lower` puts these bodies in their place. Sums along the inner
 dimension run inside `mmt4d`'s microkernels, in order, so a result does not depend on how many rows or positions
-are computed beside it: a masked position adds exactly zero.
+are computed beside it: a masked position adds exactly zero. A sum that the compiler may order is made nowhere.
 """
 
 from dataclasses import dataclass
@@ -38,6 +38,40 @@ def linear(name: str, rows: int, outputs: int, inputs: int, tiles: Tiles, elemen
     %sums = linalg.mmt4d ins(%left, %w : {left}, {w}) outs(%sums_zero : {sums}) -> {sums}
     %out_empty = tensor.empty() : {out}
     %out = linalg.unpack %sums {tile} [{m}, {n}] into %out_empty : {sums} -> {out}
+    return %out : {out}
+  }}"""
+
+
+def rope(name: str, rows: int, heads: int, first: int, count: int, half: int) -> str:
+    """Rotate `count` heads from `first` on of x [rows, heads, 2, half] by cos and sin [rows, half], all float32.
+
+    (a, b) -> (a cos - b sin, b cos + a sin), each as one product and one fused multiply-add: left to the compiler,
+    which of the products is fused depends on what stands around.
+    """
+    x, part = tensor((rows, heads, 2, half), "f32"), tensor((rows, count, half), "f32")
+    angle, out = tensor((rows, half), "f32"), tensor((rows, count, 2, half), "f32")
+    maps = ["(r, h, j)", "(r, h, j)", "(r, j)", "(r, j)", "(r, h, p, j)"]
+    return f"""
+  func.func private @{name}(%x: {x}, %cos: {angle}, %sin: {angle}) -> {out} {{
+    %a = tensor.extract_slice %x[0, {first}, 0, 0] [{rows}, {count}, 1, {half}] [1, 1, 1, 1] : {x} to {part}
+    %b = tensor.extract_slice %x[0, {first}, 1, 0] [{rows}, {count}, 1, {half}] [1, 1, 1, 1] : {x} to {part}
+    %empty = tensor.empty() : {out}
+    %zero = arith.constant 0 : index
+    %out = linalg.generic {{
+      indexing_maps = [{", ".join(f"affine_map<(r, h, p, j) -> {m}>" for m in maps)}],
+      iterator_types = ["parallel", "parallel", "parallel", "parallel"]}}
+      ins(%a, %b, %cos, %sin : {part}, {part}, {angle}, {angle}) outs(%empty : {out}) {{
+      ^bb0(%u: f32, %v: f32, %c: f32, %s: f32, %unused: f32):
+        %p = linalg.index 2 : index
+        %is_first = arith.cmpi eq, %p, %zero : index
+        %vs = arith.mulf %v, %s : f32
+        %minus = arith.negf %vs : f32
+        %us = arith.mulf %u, %s : f32
+        %x0 = math.fma %u, %c, %minus : f32
+        %x1 = math.fma %v, %c, %us : f32
+        %rotated = arith.select %is_first, %x0, %x1 : f32
+        linalg.yield %rotated : f32
+      }} -> {out}
     return %out : {out}
   }}"""
 
@@ -99,7 +133,8 @@ def attention(name: str, a: Attention) -> str:
     tile = "outer_dims_perm = [0, 1, 2] inner_dims_pos = [1, 2] inner_tiles ="
     narrow = "%w = arith.addf %exp, %zero : f32" if e == "f32" else f"%w = arith.truncf %exp : f32 to {e}"
     return f"""
-  func.func private @{name}(%rows: {rows}, %kv: {kv}, %visible: {visible}, %first: tensor<i32>, %count: tensor<i32>) -> {out} {{
+  func.func private @{name}(
+      %rows: {rows}, %kv: {kv}, %visible: {visible}, %first: tensor<i32>, %count: tensor<i32>) -> {out} {{
     %zero = arith.constant 0.0 : f32
     %pad = arith.constant 0.0 : {e}
     %low = arith.constant -1.0e30 : f32

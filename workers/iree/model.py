@@ -88,16 +88,9 @@ def rope_frequencies(config: ModelConfig) -> NDArray[np.float32]:
     return ((1 - blend) * slow + blend * frequencies).astype(np.float32)
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 (https://arxiv.org/abs/1910.07467)."""
-    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + np.float32(eps)) * weight
-
-
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """RoPE on x [..., heads, head_dim] with cos and sin [..., 1, head_dim / 2]; halves, not neighbours, are pairs."""
-    half = x.shape[-1] // 2
-    a, b = x[..., :half], x[..., half:]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+def rms_norm(ops: Ops, x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) * weight: float32 [rows, width] (https://arxiv.org/abs/1910.07467)."""
+    return x * lax.rsqrt(ops.mean_square(x) + np.float32(eps)) * weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,30 +110,42 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """All layers: returns the normed hidden rows, float32 [batch * tokens, hidden], and the cache with the new rows."""
     batch, tokens = inputs.tokens.shape
-    cos, sin = inputs.cos[:, :, None, :], inputs.sin[:, :, None, :]
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    scale = np.float32(config.head_dim**-0.5)
+    rows, depth = batch * tokens, config.head_dim
+    cos, sin = inputs.cos.reshape(rows, depth // 2), inputs.sin.reshape(rows, depth // 2)
+    heads = config.heads + 2 * config.kv_heads
     x = w["embedding"][inputs.tokens.reshape(-1)].astype(jnp.float32)
     for layer in range(config.layers):
         name = f"{layer}."
-        h = rms_norm(x, w[name + "norm_attention"], config.rms_eps)
-        qkv = ops.linear(h, w[name + "qkv"], queries + 2 * keys)
+        h = rms_norm(ops, x, w[name + "norm_attention"], config.rms_eps)
+        qkv = ops.linear(h, w[name + "qkv"], heads * depth)
         if config.qkv_bias:
             qkv = qkv + w[name + "qkv_bias"]
-        q = qkv[:, :queries].reshape(batch, tokens, config.heads, config.head_dim)
-        k = qkv[:, queries : queries + keys].reshape(batch, tokens, config.kv_heads, config.head_dim)
-        v = qkv[:, queries + keys :].reshape(batch, tokens, config.kv_heads, config.head_dim)
+        qkv = qkv.reshape(rows, heads, depth)
+        v = qkv[:, config.heads + config.kv_heads :]
         if config.qk_norm:
-            q = rms_norm(q, w[name + "q_norm"], config.rms_eps)
-            k = rms_norm(k, w[name + "k_norm"], config.rms_eps)
-        kv = ops.write(kv, cache, layer, rotate(k, cos, sin), v, inputs.place)
-        mixed = ops.attend(rotate(q, cos, sin) * scale, kv, cache, layer, inputs.place)
-        attended = ops.linear(mixed.reshape(batch * tokens, queries), w[name + "o"], config.hidden_size)
+            qkv = _norm_heads(config, ops, qkv, w[name + "q_norm"], w[name + "k_norm"])
+        q = ops.rotate(qkv, cos, sin, 0, config.heads) * np.float32(depth**-0.5)
+        k = ops.rotate(qkv, cos, sin, config.heads, config.kv_heads)
+        lead = (batch, tokens)
+        kv = ops.write(kv, cache, layer, k.reshape(*lead, *k.shape[1:]), v.reshape(*lead, *v.shape[1:]), inputs.place)
+        mixed = ops.attend(q.reshape(*lead, *q.shape[1:]), kv, cache, layer, inputs.place)
+        attended = ops.linear(mixed.reshape(rows, config.heads * depth), w[name + "o"], config.hidden_size)
         if config.o_bias:
             attended = attended + w[name + "o_bias"]
         x = x + attended
-        h = rms_norm(x, w[name + "norm_mlp"], config.rms_eps)
+        h = rms_norm(ops, x, w[name + "norm_mlp"], config.rms_eps)
         both = ops.linear(h, w[name + "gate_up"], 2 * config.ffn)
         gate, up = both[:, : config.ffn], both[:, config.ffn :]
         x = x + ops.linear(gate * jax.nn.sigmoid(gate) * up, w[name + "down"], config.hidden_size)
-    return rms_norm(x, w["norm"], config.rms_eps), kv
+    return rms_norm(ops, x, w["norm"], config.rms_eps), kv
+
+
+def _norm_heads(config: ModelConfig, ops: Ops, qkv: jax.Array, q_norm: jax.Array, k_norm: jax.Array) -> jax.Array:
+    """Qwen3: norm each query and key head of [rows, heads, head_dim] by itself; the values are dropped."""
+    rows, count, depth = qkv.shape[0], config.heads + config.kv_heads, config.head_dim
+    weight = jnp.concatenate(
+        [jnp.broadcast_to(q_norm, (config.heads, depth)), jnp.broadcast_to(k_norm, (config.kv_heads, depth))]
+    )
+    flat = qkv[:, :count].reshape(rows * count, depth)
+    normed = flat * lax.rsqrt(ops.mean_square(flat) + np.float32(config.rms_eps))
+    return normed.reshape(rows, count, depth) * weight

@@ -62,8 +62,9 @@ class Place:
 class Ops(Protocol):
     """What the model needs from a device. Methods are traced by JAX except the three about stored weights."""
 
-    dtype: str
-    """Of weights, matrix operands and cache."""
+    @property
+    def dtype(self) -> str:
+        """Of weights, matrix operands and cache."""
 
     def stored_shape(self, outputs: int, inputs: int) -> Shape: ...
 
@@ -71,6 +72,15 @@ class Ops(Protocol):
 
     def linear(self, x: jax.Array, weight: jax.Array, outputs: int) -> jax.Array:
         """x float32 [rows, inputs] times a stored weight -> float32 [rows, outputs]."""
+
+    def mean_square(self, x: jax.Array) -> jax.Array:
+        """float32 [rows, width] -> [rows, 1]."""
+
+    def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array, first: int, count: int) -> jax.Array:
+        """RoPE on `count` heads from `first` on: x float32 [rows, heads, head_dim] -> [rows, count, head_dim].
+
+        cos and sin are float32 [rows, head_dim / 2]. The pairs are a head's halves, not neighbours.
+        """
 
     def write(self, kv: jax.Array, cache: Cache, layer: int, k: jax.Array, v: jax.Array, place: Place) -> jax.Array:
         """Put k and v [batch, tokens, heads, head_dim] into their rows; returns the cache."""
@@ -85,6 +95,8 @@ class TiledOps:
 
     dtype: str
     tiles: Tiles
+    sum_tiles: Tiles
+    """For float32 operands, whatever `dtype` is."""
     bodies: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -103,9 +115,27 @@ class TiledOps:
         stored = weight.shape[0] * weight.shape[2]
         name = f"baton_linear_{rows}_{stored}_{inputs}"
         self.bodies[name] = kernels.linear(name, rows, stored, inputs, self.tiles, self.element)
-        result = jax.ShapeDtypeStruct((rows, stored), jnp.float32)
-        out: jax.Array = jax.ffi.ffi_call(name, result)(x.astype(self.dtype), weight)
-        return out[:, :outputs]
+        out = self._call(name, (rows, stored), x.astype(self.dtype), weight)
+        return out if stored == outputs else out[:, :outputs]
+
+    def mean_square(self, x: jax.Array) -> jax.Array:
+        rows, width = x.shape
+        n = self.sum_tiles.n
+        name = f"baton_sums_{rows}_{width}"
+        self.bodies[name] = kernels.linear(name, rows, n, width, self.sum_tiles, "f32")
+        ones = jnp.ones((1, width // self.sum_tiles.k, n, self.sum_tiles.k), jnp.float32)
+        return self._call(name, (rows, n), x * x, ones)[:, :1] / np.float32(width)
+
+    def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array, first: int, count: int) -> jax.Array:
+        rows, heads, depth = x.shape
+        name = f"baton_rope_{rows}_{heads}_{depth}_{first}_{count}"
+        self.bodies[name] = kernels.rope(name, rows, heads, first, count, depth // 2)
+        out = self._call(name, (rows, count, 2, depth // 2), x.reshape(rows, heads, 2, depth // 2), cos, sin)
+        return out.reshape(rows, count, depth)
+
+    def _call(self, name: str, shape: Shape, *operands: jax.Array) -> jax.Array:
+        out: jax.Array = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(shape, jnp.float32))(*operands)
+        return out
 
     def write(self, kv: jax.Array, cache: Cache, layer: int, k: jax.Array, v: jax.Array, place: Place) -> jax.Array:
         batch, tokens = place.rows.shape
@@ -153,8 +183,7 @@ class TiledOps:
         visible = jnp.repeat(place.rows, group, axis=1)
         visible = jnp.pad(visible, ((0, 0), (0, padding)))
         visible = jnp.repeat(visible, cache.heads, axis=0).reshape(-1, a.blocks, a.tile)
-        result = jax.ShapeDtypeStruct((batch * cache.heads, a.rows, depth), jnp.float32)
-        out: jax.Array = jax.ffi.ffi_call(name, result)(q, kv, visible, place.first, place.count)
+        out = self._call(name, (batch * cache.heads, a.rows, depth), q, kv, visible, place.first, place.count)
         out = out.reshape(batch, cache.heads, tokens, group, depth)
         return out.transpose(0, 2, 1, 3, 4).reshape(batch, tokens, query_heads, depth)
 
@@ -173,6 +202,15 @@ class PlainOps:
 
     def linear(self, x: jax.Array, weight: jax.Array, outputs: int) -> jax.Array:
         return jnp.einsum("mk,nk->mn", x.astype(self.dtype), weight, preferred_element_type=jnp.float32)
+
+    def mean_square(self, x: jax.Array) -> jax.Array:
+        return jnp.mean(x * x, -1, keepdims=True)
+
+    def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array, first: int, count: int) -> jax.Array:
+        half = x.shape[-1] // 2
+        cos, sin = cos[:, None, :], sin[:, None, :]
+        a, b = x[:, first : first + count, :half], x[:, first : first + count, half:]
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
     def write(self, kv: jax.Array, cache: Cache, layer: int, k: jax.Array, v: jax.Array, place: Place) -> jax.Array:
         batch = place.rows.shape[0]

@@ -276,5 +276,5 @@ def choose_ops(config: ModelConfig, dtype: Dtype, device: Device) -> TiledOps | 
     tiles = tiles_for(cpu.machine, cpu.features, kind)
     widths = (config.hidden_size, config.ffn, config.heads * config.head_dim)
     if device.local and config.head_dim % tiles.n == 0 and all(width % tiles.k == 0 for width in widths):
-        return TiledOps(kind, tiles)
+        return TiledOps(kind, tiles, tiles_for(cpu.machine, cpu.features, "float32"))
     return PlainOps(kind)
