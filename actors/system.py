@@ -137,6 +137,8 @@ class Cell(Generic[M]):
                         raise ActorFailed(f"actor {self.name!r}: {decision.reason}") from failure
                     return
                 reason = "stopped while it waited for its restart"
+                if self._stopping.is_set():
+                    return
                 with anyio.move_on_after(decision.delay_s):
                     await self._stopping.wait()
                     return

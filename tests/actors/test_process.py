@@ -17,6 +17,13 @@ pytestmark = pytest.mark.anyio
 IGNORES_TERM = "trap '' TERM; echo up >&2; while :; do sleep 100; done"
 
 
+@pytest.fixture(params=["descriptor", "thread"], autouse=True)
+def _exit_watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything holds as well where the system has no descriptor of a process."""
+    if request.param == "thread":
+        monkeypatch.setattr("actors.process._open_pidfd", lambda pid: -1)
+
+
 class Lines:
     """The lines of a child."""
 

@@ -331,6 +331,16 @@ async def test_a_stop_while_it_waits_for_its_restart() -> None:
         assert (await ref.wait_stopped()).reason == "stopped while it waited for its restart"
 
 
+async def test_a_failure_after_a_stop_is_not_followed_by_a_start() -> None:
+    diary: list[str] = []
+    async with ActorSystem() as system:
+        ref = system.spawn("c", lambda: Counter(diary), policy=AT_ONCE)
+        ref.tell(Fail("x"))
+        ref.stop()
+        await ref.wait_stopped()
+    assert diary == ["started", "stopped: x"]
+
+
 async def test_a_stopped_hook_that_hangs_or_fails_is_bounded() -> None:
     class Hanging(Counter):
         async def stopped(self, failure: Exception | None) -> None:
