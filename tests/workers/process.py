@@ -1,14 +1,15 @@
-"""A real worker process and the gateway's end of its link, for tests."""
+"""A worker, in a process or not, and the gateway's end of its link, for tests."""
 
 import asyncio
 import contextlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+import structlog
 
 from actors.endpoint import LocalEndpoint
 from actors.link import Link
@@ -16,12 +17,19 @@ from protocol.codec import decode_event, encode
 from protocol.commands import Command, Submit, Welcome
 from protocol.events import Beat, Bye, Event, Failed, Finished, Gauges, Hello, Ready, Step
 from protocol.request import Input, Limits, Sampling, TextInput
+from workers.backends import Progress
+from workers.loading import Loaded, load
+from workers.service import WorkerService
 from workers.spec import ScriptedSpec, WorkerSpec
 
 E = TypeVar("E", bound=Event)
+Load = Callable[[WorkerSpec, Progress], Loaded]
 
 PATIENCE_S = 30.0
 """Far more than anything takes, on a busy machine too."""
+
+
+SLOW: dict[str, Any] = {"tokens_per_second": 50.0}
 
 
 class GoneEarly(Exception):
@@ -32,9 +40,11 @@ class Peer:
     """Plays the gateway to one worker process: keeps every frame it says, and waits for the one that is looked for."""
 
     process: asyncio.subprocess.Process
+    """Only of a worker that has a process of its own."""
 
     def __init__(self) -> None:
         self.exited = False
+        self.ending: asyncio.Future[int] | None = None
         self.frames: list[Event] = []
         self.messages: list[list[Event]] = []
         self.lost: str | None = None
@@ -101,15 +111,18 @@ class Peer:
 
     async def exit_code(self) -> int:
         async with asyncio.timeout(PATIENCE_S):
-            return await self.process.wait()
+            assert self.ending is not None
+            return await asyncio.shield(self.ending)
 
-    async def watch(self, process: asyncio.subprocess.Process) -> None:
-        """Stop waiting when the process is gone and has been heard to the end."""
-        await process.wait()
-        if self._link is not None and not self._link.closed:
-            self._link.drain_now()
-        self.exited = True
-        self._news.set()
+    async def watch(self, ending: Awaitable[int]) -> int:
+        """Stop waiting when the worker is gone and has been heard to the end. Its exit code."""
+        try:
+            return await ending
+        finally:
+            if self._link is not None and not self._link.closed:
+                self._link.drain_now()
+            self.exited = True
+            self._news.set()
 
     def close_stdin(self) -> None:
         assert self.process.stdin is not None
@@ -129,6 +142,9 @@ class Peer:
         pieces = [d.text for step in self.steps() for d in step.deltas if d.stream == stream]
         tails = [frame.text for frame in self.frames if isinstance(frame, Finished) and frame.stream == stream]
         return "".join(pieces + tails)
+
+
+Story = Callable[[Peer], Coroutine[Any, Any, None]]
 
 
 def scripted(**fields: Any) -> WorkerSpec:
@@ -152,13 +168,13 @@ def command(endpoint: str, spec: WorkerSpec | str, incarnation: int = 1) -> list
 
 @contextlib.asynccontextmanager
 async def worker(spec: WorkerSpec) -> AsyncIterator[Peer]:
-    """Start one; at the end nothing is left of it. What it logged is in the error when the test waits in vain."""
+    """Start a process; at the end nothing is left of it. A test that waits in vain is told what it logged."""
     with LocalEndpoint() as endpoint, tempfile.TemporaryFile() as log:
         peer = Peer()
         peer.attach(Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost))
         arguments = command(endpoint.address, spec)
         peer.process = await asyncio.create_subprocess_exec(*arguments, stdin=subprocess.PIPE, stderr=log)
-        watch = asyncio.create_task(peer.watch(peer.process))
+        peer.ending = asyncio.create_task(peer.watch(peer.process.wait()))
         try:
             yield peer
         except (TimeoutError, GoneEarly) as error:
@@ -168,4 +184,46 @@ async def worker(spec: WorkerSpec) -> AsyncIterator[Peer]:
             peer.detach()
             if peer.process.returncode is None:
                 peer.process.kill()
-            await watch
+            await peer.ending
+
+
+@contextlib.asynccontextmanager
+async def service(spec: WorkerSpec, load: Load = load) -> AsyncIterator[Peer]:
+    """The same worker in this process: its loop is the test's, its engine a thread."""
+    with LocalEndpoint() as endpoint:
+        peer = Peer()
+        peer.attach(Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost))
+
+        async def run() -> int:
+            return (await WorkerService(spec, endpoint.address, 1, load=load).run()).exit_code
+
+        peer.ending = asyncio.create_task(peer.watch(run()))
+        try:
+            yield peer
+        finally:
+            peer.detach()
+            await peer.ending
+
+
+def play(story: Story, *, process: bool = False, **spec: Any) -> None:
+    """Run a story with a worker of its own: a real process, or one in this process, which starts faster."""
+
+    async def run() -> None:
+        async with (worker if process else service)(scripted(**spec)) as peer:
+            await story(peer)
+
+    with structlog.testing.capture_logs():
+        asyncio.run(run())
+
+
+def story(process: bool = False, **spec: Any) -> Callable[[Story], Callable[[], None]]:
+    """Make a test of a story; see `play`."""
+
+    def wrap(told: Story) -> Callable[[], None]:
+        def test() -> None:
+            play(told, process=process, **spec)
+
+        test.__doc__ = told.__doc__
+        return test
+
+    return wrap

@@ -1,13 +1,8 @@
-"""A worker process from the outside: real processes, a real link, a scripted model."""
+"""The worker's side of the protocol, over a real link and a real engine thread, with a scripted model."""
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
@@ -20,37 +15,12 @@ from protocol.commands import Cancel, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Beat, Failed, Finished, Gauges, Hello, Loading, Ready, Step
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process import PATIENCE_S, Peer, command, scripted, submit, worker
-from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
+from tests.workers.process import SLOW, Peer, play, scripted, service, story, submit
 from workers.backends import Progress
 from workers.loading import Loaded, load
 from workers.service import EXIT_CODES, WorkerService
 from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
-
-SLOW = {"tokens_per_second": 50.0}
-Story = Callable[[Peer], Awaitable[None]]
-
-
-def play(story: Story, **spec: Any) -> None:
-    """Run a story with a worker of its own."""
-
-    async def run() -> None:
-        async with worker(scripted(**spec)) as peer:
-            await story(peer)
-
-    asyncio.run(run())
-
-
-def story(**spec: Any) -> Callable[[Callable[[Peer], Coroutine[Any, Any, None]]], Callable[[], None]]:
-    def wrap(told: Callable[[Peer], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-        def test() -> None:
-            play(told, **spec)
-
-        test.__doc__ = told.__doc__
-        return test
-
-    return wrap
 
 
 @story(name="w7", max_batch_size=4, context=64)
@@ -60,7 +30,7 @@ async def test_the_order_of_a_life(peer: Peer) -> None:
         protocol=PROTOCOL_VERSION,
         worker="w7",
         incarnation=1,
-        pid=peer.process.pid,
+        pid=os.getpid(),
         model="scripted",
         backend="scripted",
         device="none",
@@ -166,14 +136,14 @@ async def test_a_deadline_ends_a_request(peer: Peer) -> None:
     await peer.until(lambda: peer.gauges().slots_active == 0)
 
 
-@story(tokens_per_second=0.2)
+@story(process=True, tokens_per_second=0.2)
 async def test_a_beat_comes_when_nothing_else_does(peer: Peer) -> None:
     """Also while the engine is inside a step: the beat is the loop's, its gauges are the engine's."""
     await peer.ready()
     idle = await peer.expect(Beat)
     assert idle.gauges == Gauges()
     peer.send(submit(1, max_tokens=9))
-    await peer.until(lambda: sum(isinstance(frame, Beat) and frame.gauges.steps > 0 for frame in peer.frames) >= 2)
+    await peer.until(lambda: any(isinstance(frame, Beat) and frame.gauges.steps > 0 for frame in peer.frames))
 
 
 class TestLeaving:
@@ -214,62 +184,17 @@ class TestLeaving:
 
         play(told, **SLOW)
 
-    @pytest.mark.parametrize("how", ["stop", "sigterm"])
-    def test_stop_fails_what_is_live(self, how: str) -> None:
+    def test_stop_fails_what_is_live(self) -> None:
         async def told(peer: Peer) -> None:
             await peer.ready()
             peer.send(submit(1), submit(2))
             await peer.until(lambda: peer.tokens(1))
-            if how == "stop":
-                peer.send(Stop())
-            else:
-                peer.process.send_signal(signal.SIGINT)  # the terminal's Ctrl-C is the gateway's business
-                peer.process.send_signal(signal.SIGTERM)
+            peer.send(Stop())
             assert [getattr(await peer.terminal(stream), "code", None) for stream in (1, 2)] == [ErrorCode.DRAINING] * 2
             assert (await peer.bye()).reason is ByeReason.STOPPED
             assert await peer.exit_code() == 0
 
         play(told, **SLOW)
-
-    def test_ctrl_c_is_not_for_workers(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.process.send_signal(signal.SIGINT)
-            peer.send(submit(1, max_tokens=2))
-            assert isinstance(await peer.terminal(1), Finished)
-
-        play(told)
-
-    def test_the_end_of_stdin_is_the_end(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.send(submit(1))
-            await peer.until(lambda: peer.tokens(1))
-            peer.close_stdin()
-            failed = await peer.terminal(1)
-            assert isinstance(failed, Failed)
-            assert failed.code is ErrorCode.LOST
-            assert (await peer.bye()).reason is ByeReason.ORPHANED
-            assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
-
-        play(told, **SLOW)
-
-    @pytest.mark.parametrize("how", ["stdin", "stop"])
-    def test_an_engine_inside_the_device_holds_nobody_up(self, how: str) -> None:
-        """A step of half an hour: the worker says good-bye and goes without it."""
-
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.send(submit(1))
-            await peer.until(lambda: peer.tokens(1))
-            if how == "stop":
-                peer.send(Stop())
-            else:
-                peer.close_stdin()
-            reason = (await peer.bye()).reason
-            assert await peer.exit_code() == EXIT_CODES[reason]
-
-        play(told, tokens_per_second=1 / 1800)
 
     def test_a_lost_link_is_the_end(self) -> None:
         async def told(peer: Peer) -> None:
@@ -379,17 +304,6 @@ class TestFaults:
 
         play(told, load_seconds=1.0)
 
-    def test_a_killed_worker_is_just_gone(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.send(submit(1))
-            await peer.until(lambda: peer.tokens(1))
-            peer.process.kill()
-            await peer.until(lambda: peer.lost)
-            assert await peer.exit_code() == -signal.SIGKILL
-
-        play(told, **SLOW)
-
 
 class Broken(ByteTokenizer):
     """A tokenizer with a defect: it cannot encode "!", and cannot decode what follows "?"."""
@@ -415,11 +329,7 @@ class TestDefects:
             return Loaded(loaded.engine, Broken(), loaded.context)
 
         async def run() -> None:
-            with LocalEndpoint() as endpoint:
-                peer = Peer()
-                peer.attach(Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost))
-                service = WorkerService(scripted(), endpoint.address, 1, load=broken_load)
-                running = asyncio.create_task(service.run())
+            async with service(scripted(), broken_load) as peer:
                 await peer.ready()
                 peer.send(submit(1, prompt))
                 failed = await peer.terminal(1)
@@ -429,11 +339,9 @@ class TestDefects:
                     peer.send(Stop())
                 else:
                     assert failed.code is ErrorCode.LOST
-                left = await running
-                assert (await peer.bye()).reason is left.reason
-                assert left.reason is (ByeReason.STOPPED if prompt == "!" else ByeReason.INTERNAL)
-                assert left.exit_code == EXIT_CODES[left.reason]
-                peer.detach()
+                reason = (await peer.bye()).reason
+                assert reason is (ByeReason.STOPPED if prompt == "!" else ByeReason.INTERNAL)
+                assert await peer.exit_code() == EXIT_CODES[reason]
 
         with structlog.testing.capture_logs() as logs:
             asyncio.run(run())
@@ -444,91 +352,9 @@ class TestDefects:
             with LocalEndpoint() as endpoint:
                 peer = Peer()
                 peer.attach(Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost))
-                service = WorkerService(scripted(), endpoint.address, 1)
-                left = await service.run(lambda: service.leave(ByeReason.STOPPED, "at once"))
+                hasty = WorkerService(scripted(), endpoint.address, 1)
+                left = await hasty.run(lambda: hasty.leave(ByeReason.STOPPED, "at once"))
                 assert (left.reason, left.stuck, peer.frames) == (ByeReason.STOPPED, False, [])
                 peer.detach()
 
         asyncio.run(run())
-
-
-class TestCommandLine:
-    @pytest.mark.parametrize(
-        ("spec", "names"),
-        [
-            ("{", "truncated"),
-            ("{}", "name"),
-            ('{"name": "w", "model_name": "m", "model_path": "", "max_batch_size": 0}', "max_batch_size"),
-            ('{"name": "w", "model_name": "m", "model_path": "", "colour": 1}', "colour"),
-            ('{"name": "w", "model_name": "m", "model_path": "", "backend": "cuda"}', "backend"),
-            ('{"name": "\\ud800', "spec"),
-        ],
-    )
-    def test_a_wrong_spec_names_its_field(self, spec: str, names: str) -> None:
-        with pytest.raises(SpecRefused, match=names):
-            decode_spec(spec)
-
-    def test_a_whole_spec(self) -> None:
-        assert decode_spec('{"name": "w", "model_name": "m", "model_path": "p"}') == WorkerSpec("w", "m", "p")
-
-    @pytest.mark.parametrize(
-        ("endpoint", "spec"),
-        [("ipc:///nowhere", "{}"), ("http://x", scripted()), ("ipc:///nowhere", scripted(log_level="loud"))],
-        ids=["spec", "endpoint", "log-level"],
-    )
-    def test_bad_arguments_exit_with_two(self, endpoint: str, spec: WorkerSpec | str) -> None:
-        ended = subprocess.run(command(endpoint, spec), stdin=subprocess.PIPE, capture_output=True, timeout=60)
-        assert ended.returncode == EXIT_USAGE, ended.stderr
-
-    def test_nobody_at_the_address(self) -> None:
-        with LocalEndpoint() as endpoint:
-            ended = subprocess.run(
-                command(endpoint.address, scripted()), stdin=subprocess.PIPE, capture_output=True, timeout=60
-            )
-        assert ended.returncode == EXIT_CODES[ByeReason.ORPHANED], ended.stderr
-
-    def test_a_scripted_worker_imports_nothing_heavy(self) -> None:
-        """Its start is measured in tenths of a second, and gateway tests start many."""
-        code = (
-            "import sys, workers.__main__, workers.backends, workers.scripted\n"
-            "print(*{name.partition('.')[0] for name in sys.modules})"
-        )
-        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
-        heavy = {"jax", "iree", "mlx", "mlx_lm", "transformers", "tokenizers", "torch", "jinja2", "starlette"}
-        assert heavy.isdisjoint(ended.stdout.decode().split())
-
-
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches the exit of a process that is not its child")
-def test_a_killed_gateway_leaves_no_worker() -> None:
-    """The parent is killed and says nothing to anybody; the worker goes by itself."""
-    parent = (
-        "import subprocess, sys\n"
-        "child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
-        "print(child.pid, flush=True)\n"
-        "child.wait()"
-    )
-
-    async def told() -> None:
-        with LocalEndpoint() as endpoint:
-            hello, gone = asyncio.Event(), asyncio.Event()
-            link = Link.bind(endpoint.address, lambda _: hello.set(), on_lost=lambda _: gone.set())
-            arguments = [sys.executable, "-c", parent, *command(endpoint.address, scripted())]
-            process = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.PIPE)
-            assert process.stdout is not None
-            worker = os.pidfd_open(int(await process.stdout.readline()))
-            loop = asyncio.get_running_loop()
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    await hello.wait()
-                    process.kill()
-                    await process.wait()
-                    exited = asyncio.Event()
-                    loop.add_reader(worker, exited.set)
-                    await exited.wait()
-                    await gone.wait()
-            finally:
-                loop.remove_reader(worker)
-                os.close(worker)
-                link.close(0.0)
-
-    asyncio.run(told())
