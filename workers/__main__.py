@@ -16,11 +16,15 @@ from actors.endpoint import EndpointError
 from actors.logs import configure_logging
 from actors.orphan import die_with_parent
 from protocol.errors import ByeReason
+from workers.ending import EXIT_CODES, Left
 from workers.orphan import GatewayWatch
-from workers.service import EXIT_CODES, Left, WorkerService
+from workers.service import WorkerService
 from workers.spec import WorkerSpec
 
 EXIT_USAGE = 2
+SWITCH_S = 0.0005
+"""How long the engine thread, back from the device, may wait for a busy event loop. The default of 5 ms is as long as
+a decode step; the switches cost nothing that can be measured (bench/worker.py)."""
 
 
 class SpecRefused(Exception):
@@ -58,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SpecRefused, ValueError) as error:
         log.error("spec_refused", problem=str(error))
         return EXIT_USAGE
+    sys.setswitchinterval(SWITCH_S)
     service = WorkerService(spec, arguments.endpoint, arguments.incarnation)
     try:
         left = anyio.run(_serve, service)

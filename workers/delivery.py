@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.bounds import MAX_REASON
+from protocol.bounds import MAX_REASON, MAX_TOKENS
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Gauges, Step, Usage
@@ -76,9 +76,13 @@ class _Refused(Exception):
 class Delivery:
     """Detokenizer, stop strings, usage and deadline of each live sequence."""
 
-    def __init__(self, vocabulary: Vocabulary | None, *, max_live: int, clock: Callable[[], float]) -> None:
-        """`max_live` bounds the table; what is over it is refused with OVERLOADED. `clock` gives seconds."""
+    def __init__(
+        self, vocabulary: Vocabulary | None, *, max_live: int, clock: Callable[[], float], context: int = MAX_TOKENS
+    ) -> None:
+        """`max_live` bounds the table; what is over it is refused with OVERLOADED. `clock` gives seconds. Text that
+        cannot fit into `context` tokens is refused before it is tokenized."""
         self._vocabulary = vocabulary
+        self._context = context
         self._max_live = max_live
         self._clock = clock
         self._live: dict[int, _Live] = {}
@@ -161,14 +165,20 @@ class Delivery:
 
     def _prompt(self, source: Input) -> tuple[int, ...]:
         if isinstance(source, TextInput):
-            return tuple(self._require_text("prompt").encode(source.text, special=True))
+            return self._encode(self._require_text("prompt"), source.text, "prompt", special=True)
         if isinstance(source, ChatInput):
             vocabulary = self._require_text("messages")
             if vocabulary.chat is None:
                 raise _Refused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
             # The template spells the special tokens out itself.
-            return tuple(vocabulary.encode(_render(vocabulary.chat, source), special=False))
+            return self._encode(vocabulary, _render(vocabulary.chat, source), "messages", special=False)
         return source.tokens
+
+    def _encode(self, vocabulary: Vocabulary, text: str, field: str, *, special: bool) -> tuple[int, ...]:
+        if len(text) > self._context * vocabulary.longest_token:  # megabytes would hold every other stream up
+            problem = f"{field} of {len(text)} characters cannot fit into a context of {self._context} tokens"
+            raise _Refused(ErrorCode.CONTEXT, problem, field)
+        return tuple(vocabulary.encode(text, special=special))
 
     def _text(self, submit: Submit, prompt: tuple[int, ...]) -> TextStream | None:
         if self._vocabulary is None:

@@ -5,8 +5,7 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -21,6 +20,7 @@ from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import Beat, Bye, Capabilities, Event, Failed, Gauges, Hello, Loading, Ready
 from workers.backends import Progress
 from workers.delivery import Delivery
+from workers.ending import Left
 from workers.engine_thread import EngineThread, Order, TakeOut
 from workers.loading import Described, Loaded, describe, load
 from workers.outbox import Outbox
@@ -32,29 +32,6 @@ FLUSH_S = 1.0
 """For the last frames to leave."""
 JOIN_S = 2.0
 """For the engine thread to come back from the device."""
-
-EXIT_CODES: Mapping[ByeReason, int] = {
-    ByeReason.STOPPED: 0,
-    ByeReason.INTERNAL: 1,
-    ByeReason.LOAD_FAILED: 3,
-    ByeReason.STEPS_FAILED: 4,
-    ByeReason.REFUSED: 5,
-    ByeReason.ORPHANED: 6,
-    ByeReason.PROTOCOL: 7,
-}
-"""2 is left to the command line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """How the worker ended. `stuck`: the engine thread is still inside the device and will not come back."""
-
-    reason: ByeReason
-    stuck: bool
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_CODES[self.reason]
 
 
 class WorkerService:
@@ -137,7 +114,7 @@ class WorkerService:
         # A stopped sequence keeps its place until the engine let go of it: hence twice the slots.
         most = 2 * self._spec.max_batch_size + self._spec.max_queue
         vocabulary = loaded.vocabulary
-        self._delivery = Delivery(vocabulary, max_live=most, clock=self._loop.time)
+        self._delivery = Delivery(vocabulary, max_live=most, clock=self._loop.time, context=loaded.context)
         capabilities = Capabilities(
             chat=vocabulary is not None and vocabulary.chat is not None, text=vocabulary is not None
         )

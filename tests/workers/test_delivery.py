@@ -326,6 +326,15 @@ class TestBounds:
         table.deliver(step((1, 97), ends=[end(1)]))
         assert table.admit(submit(4)).request is not None
 
+    @pytest.mark.parametrize("source", [TextInput("x" * 101), ChatInput((Message("user", "x" * 101),))])
+    def test_text_that_cannot_fit_is_not_tokenized(self, source: Input) -> None:
+        table = Delivery(ByteTokenizer(), max_live=9, clock=lambda: 0.0, context=100)
+        answer = table.admit(submit(source=source)).answer
+        assert isinstance(answer, Failed)
+        assert answer.code is ErrorCode.CONTEXT
+        assert answer.field in ("prompt", "messages")
+        assert table.admit(submit(2, "x" * 100)).request is not None
+
     def test_deadlines(self) -> None:
         now = [10.0]
         table = delivery(clock=lambda: now[0])

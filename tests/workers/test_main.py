@@ -15,7 +15,7 @@ from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Bye, Failed, Finished, Hello
 from tests.workers.process import PATIENCE_S, SLOW, Peer, command, scripted, story, submit
 from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
-from workers.service import EXIT_CODES
+from workers.ending import EXIT_CODES
 from workers.spec import WorkerSpec
 
 

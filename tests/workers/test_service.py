@@ -17,8 +17,9 @@ from protocol.events import Beat, Failed, Finished, Gauges, Hello, Loading, Read
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process import SLOW, Peer, play, scripted, service, story, submit
 from workers.backends import Progress
+from workers.ending import EXIT_CODES
 from workers.loading import Loaded, load
-from workers.service import EXIT_CODES, WorkerService
+from workers.service import WorkerService
 from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
 

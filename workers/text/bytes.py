@@ -24,6 +24,7 @@ class ByteTokenizer:
     """Ids 0..255 are bytes and 256 ends an answer."""
 
     vocab_size = 257
+    longest_token = 1
     eos_ids = frozenset({EOS_ID})
 
     def __init__(self) -> None:

@@ -36,7 +36,9 @@ class Tokenizer:
         self._library = library
         self._pieces = pieces
         self.eos_ids = eos_ids
-        self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        self.vocab_size = len(vocabulary)
+        self.longest_token = max(map(len, vocabulary), default=1)
         self.chat_template = (chat_templates or {}).get("default")
         self.chat = ChatTemplate(chat_templates, special_tokens or {}) if chat_templates else None
 

@@ -26,6 +26,10 @@ class Vocabulary(Protocol):
         """How many tokens there are."""
 
     @property
+    def longest_token(self) -> int:
+        """Characters of text that one token stands for at most."""
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
 

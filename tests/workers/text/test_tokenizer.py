@@ -28,6 +28,7 @@ def test_a_whole_checkpoint(tmp_path: Path) -> None:
     assert EOS_ID in tokens
     assert ours.decode(tokens) == "user\nhi\nassistant\n"
     assert max(tokens) < ours.vocab_size <= 512
+    assert ours.longest_token == len("<|endoftext|>")
 
 
 def test_only_the_tokenizer_is_needed(tmp_path: Path) -> None:
