@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
@@ -27,8 +28,7 @@ class RunnerCapabilities:
     """Chunk lengths in rising order. A prompt is cut by `workers.scheduler.cut`, from its own length alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True, gc=False):
     """A run of prompt tokens of one slot: rows `start .. start + len(tokens)` of its cache, written in place.
 
     `position` is the RoPE position of the first token; it equals `start` unless something was left out before it.
@@ -40,8 +40,7 @@ class Chunk:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(Struct, frozen=True, gc=False):
     """How to draw one token: the noise is keyed by (sampling.seed, position), `position` being the index in the
     whole sequence (prompt and answer) of the token that is drawn."""
 
@@ -49,8 +48,7 @@ class Draw:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True, gc=False):
     """One decode row: `token` goes to cache row `start` of `slot` with RoPE position `position`, then one is drawn."""
 
     slot: int
