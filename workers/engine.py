@@ -151,9 +151,9 @@ class BatchEngine:
             for live in decoding:
                 self._fail(live, "decode", error)
             return
+        self._scheduler.decoded(decoding)
         now = self._clock()
         for live, token in zip(decoding, tokens, strict=True):
-            self._scheduler.decoded(live)
             self._accept(live, token, now)
 
     def _accept(self, live: Live, token: int, now: float) -> None:

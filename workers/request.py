@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from protocol.bounds import MAX_SEED, MAX_TEMPERATURE, MAX_TOP_K
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason, Sampling
@@ -25,8 +27,7 @@ class Request:
     """Tokens that an earlier run generated already: they are not emitted again, and the answer goes on after them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(Struct, frozen=True, gc=False):
     """One generated token. An end-of-sequence token is emitted as well, before its `End`."""
 
     stream: int

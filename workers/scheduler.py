@@ -147,7 +147,7 @@ class Scheduler:
         while self._waiting:
             stream = next(iter(self._waiting))
             live = self._waiting[stream]
-            reason = _reason(live, live.pending[-1]) if live.request.resume else None
+            reason = _resumed_end(live)
             if reason is None:
                 slot = self.slots.take(stream)
                 if slot is None:
@@ -195,16 +195,19 @@ class Scheduler:
         """The sequences that decode in this step; `row` makes the runner's row of each."""
         return list(self._decoding.values())
 
-    def decoded(self, live: Live) -> None:
-        """The row of `live` is written."""
-        live.written += 1
-        self.slots.wrote(live.slot, 1)
+    def decoded(self, decoding: list[Live]) -> None:
+        """The rows of these sequences are written."""
+        for live in decoding:
+            live.written += 1
+        self.slots.wrote_one([live.slot for live in decoding])
 
     def accept(self, live: Live, token: int) -> FinishReason | None:
         """Append a drawn token; the reason when the sequence ends with it (end-of-sequence before length)."""
         live.last = token
         live.length += 1
-        return _reason(live, token)
+        if token in live.request.eos:
+            return "stop"
+        return "length" if live.length >= live.limit else None
 
     def remove(self, stream: int) -> Live | None:
         """Take a sequence out at any moment; its slot is released, and free once the runner has reset it.
@@ -225,7 +228,10 @@ def row(live: Live) -> Row:
     return Row(live.slot, live.last, live.written, live.written, Draw(live.request.sampling, live.length))
 
 
-def _reason(live: Live, token: int) -> FinishReason | None:
-    if token in live.request.eos:
+def _resumed_end(live: Live) -> FinishReason | None:
+    """Why what a sequence resumes had ended already; None when it had not, or when it resumes nothing."""
+    if not live.request.resume:
+        return None
+    if live.request.resume[-1] in live.request.eos:
         return "stop"
     return "length" if live.length >= live.limit else None

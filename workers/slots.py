@@ -1,6 +1,7 @@
 """The slot table: which slot holds which sequence, and up to which cache row. Pure bookkeeping, no device."""
 
 import heapq
+from collections.abc import Sequence
 
 
 class SlotTable:
@@ -62,6 +63,12 @@ class SlotTable:
         """`rows` more cache rows of a held slot are written."""
         self._rows[slot] += rows
         self._kv_tokens += rows
+
+    def wrote_one(self, slots: Sequence[int]) -> None:
+        """One more cache row of each of these held slots is written."""
+        for slot in slots:
+            self._rows[slot] += 1
+        self._kv_tokens += len(slots)
 
     def release(self, slot: int) -> None:
         """The sequence of `slot` is over; it is free once it is `clean`. Raises `ValueError` if nobody held it."""

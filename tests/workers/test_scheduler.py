@@ -238,7 +238,7 @@ def test_a_row_is_the_last_token_in_the_row_after_those_written() -> None:
         assert (after.slot, after.token) == (0, 42)
         assert (after.start, after.position, after.draw.position) == (index, index, index + 1)
         assert after.draw.sampling.seed == 4
-        one.decoded(work.live)
+        one.decoded([work.live])
         one.accept(work.live, 42)
     assert one.slots.rows(0) == 9
 
