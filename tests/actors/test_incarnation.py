@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.incarnation import Incarnation, PeerMisbehaved, PeerRefused
 from actors.worker import Deadlines, WorkerState
@@ -178,3 +180,28 @@ def test_ready_does_not_undo_a_drain() -> None:
 def test_deadlines_are_above_zero(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         replace(LIMITS, **{field: 0.0})
+
+
+EVENTS = st.sampled_from([HELLO, READY, IDLE, BUSY, STEP, FINISHED, FAILED, LOADING, BYE])
+
+
+@given(story=st.lists(st.tuples(EVENTS, st.floats(0, 30)), max_size=40))
+def test_any_story_keeps_the_order_and_the_deadlines(story: list[tuple[Event, float]]) -> None:
+    seen, now = live(), 0.0
+    order = list(WorkerState)
+    for event, pause in story:
+        now += pause
+        before = seen.state
+        late = seen.overdue(now)
+        assert late is None or seen.overdue(now + 1.0) is not None
+        try:
+            seen.receive(event, now)
+        except PeerMisbehaved:
+            assert seen.state is before
+            assert seen.overdue(now) == late
+            continue
+        assert order.index(seen.state) >= order.index(before)
+        assert (seen.state is WorkerState.STARTING) == (seen.hello is None)
+        assert (seen.state is WorkerState.READY) == (seen.ready is not None)
+        assert seen.last_progress <= now
+        assert seen.overdue(now) is None or (seen.busy and now - seen.last_progress >= LIMITS.hang) or not seen.ready

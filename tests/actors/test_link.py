@@ -283,6 +283,37 @@ async def test_the_peer_s_leaving_is_told_once_after_its_last_message(endpoint: 
             gone.link.send_nowait([b"x"])
 
 
+async def test_a_peer_that_leaves_inside_a_message_ends_the_link(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(endpoint) as (here, _):
+        sent: list[bytes] = []
+
+        def send(frame: bytes, flags: int) -> None:
+            if sent:
+                raise zmq.Again
+            sent.append(frame)
+
+        monkeypatch.setattr(here.link, "_socket", FakeSend(here.link._socket, send))
+        with pytest.raises(LinkClosed):
+            here.link.send_nowait([b"one", b"two"])
+        assert sent == [b"one"]
+        assert len(here.lost) == 1
+        with pytest.raises(LinkClosed):
+            here.link.send_nowait([b"three"])
+
+
+class FakeSend:
+    """A socket with another `send`."""
+
+    def __init__(self, real: "zmq.Socket[bytes]", send: Callable[[bytes, int], None]) -> None:
+        self._real = real
+        self.send = send
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
 async def test_nobody_at_the_address_is_a_loss(endpoint: str) -> None:
     there = End()
     there.link = Link.connect(endpoint, there.heard, on_lost=there.gone)

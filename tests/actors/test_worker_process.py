@@ -1,5 +1,6 @@
 """Supervision of real child processes: each way to misbehave, and what the listener hears of it."""
 
+import asyncio
 import os
 import re
 import shutil
@@ -76,6 +77,18 @@ async def test_a_cancel_lets_a_willing_worker_leave_by_itself() -> None:
     assert heard.lost == [(1, "stopped")]
     assert WorkerState.BACKOFF not in heard.states
     assert [line["status"] for line in logs if line["event"] == "worker_exited"] == [0]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
+async def test_a_cancel_at_any_moment_leaves_nothing(turns: int) -> None:
+    descriptors = len(os.listdir("/dev/fd"))
+    worker, heard = make("good", deadlines=replace(PATIENT, term=0.2))
+    async with running(worker, heard):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    assert worker.status.state is WorkerState.STOPPED
+    assert worker.status.pid is None
+    assert len(os.listdir("/dev/fd")) == descriptors
 
 
 FAULTS = {
