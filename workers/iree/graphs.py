@@ -137,9 +137,10 @@ class Plan:
     def _forget(self, name: str) -> Graph:
         """Zero a slot of the cache."""
 
-        def forget(kv: jax.Array, slot: jax.Array, _: Parameters) -> tuple[jax.Array, ...]:
-            layers, two, _, *rest = self.cache.shape
-            zeros = jnp.zeros((layers, two, 1, *rest), kv.dtype)
+        def forget(kv: jax.Array, slot: jax.Array, weights: Parameters) -> tuple[jax.Array, ...]:
+            shape = list(self.cache.shape)
+            shape[2] = 1
+            zeros = jnp.zeros(shape, kv.dtype)
             zero = jnp.zeros((), jnp.int32)
             return (jax.lax.dynamic_update_slice(kv, zeros, (zero, zero, slot, zero, zero)),)
 

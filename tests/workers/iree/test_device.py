@@ -1,0 +1,77 @@
+"""Devices: which there are, what they are compiled for, and sentences for those that are missing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workers.iree import device as device_module
+from workers.iree.affinity import usable_cores
+from workers.iree.device import Cpu, Device, DeviceError, available_drivers
+
+
+def test_unknown_driver_is_a_sentence() -> None:
+    with pytest.raises(DeviceError, match=r"device: 'abacus://0' needs IREE's driver 'abacus'.*it has .*local-task"):
+        Device("abacus://0", 0)
+
+
+def test_hardware_that_is_not_there_is_a_sentence() -> None:
+    missing = [driver for driver in ("hip", "cuda") if driver in available_drivers()]
+    if not missing:
+        pytest.skip("the runtime has no driver for hardware that could be missing")
+    try:
+        Device(f"{missing[0]}://9", 0)
+    except DeviceError as error:
+        assert f"'{missing[0]}://9' cannot be opened on this machine" in str(error)  # noqa: PT017
+    else:
+        pytest.skip("the hardware is there")
+
+
+def test_empty_is_the_cpu() -> None:
+    device = Device("", 1)
+    assert (device.uri, device.local) == ("local-task", True)
+    assert "--iree-llvmcpu-target-cpu=host" in device.compile_flags()
+    assert device.compile_target() == Cpu.of_host().digest
+
+
+def test_gpu_flags_have_no_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device("local-task", 1)
+    monkeypatch.setattr(device, "driver", "cuda")
+    monkeypatch.setattr(device_module, "_probe_architecture", lambda driver: "sm_90")
+    flags = device.compile_flags()
+    assert "--iree-hal-target-device=cuda" in flags
+    assert "--iree-cuda-target=sm_90" in flags
+    assert not any("llvmcpu" in flag for flag in flags)
+
+
+def test_driver_without_a_compiler_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device("local-task", 1)
+    monkeypatch.setattr(device, "driver", "level-zero")
+    with pytest.raises(DeviceError, match="no compiler backend for driver 'level-zero'"):
+        device.compile_flags()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])
+def test_up_and_down(dtype: type) -> None:
+    device = Device("local-sync", 1)
+    array = np.arange(12, dtype=dtype).reshape(3, 4)
+    np.testing.assert_array_equal(device.download(device.upload(array)), array)
+
+
+def test_resident_memory_is_zero_and_writable() -> None:
+    resident = Device("local-sync", 1).zeros((2, 3), "bfloat16")
+    assert resident.nbytes == 12
+    assert resident.window is not None
+    assert resident.window.dtype == np.uint16
+    assert not resident.window.any()
+
+
+@pytest.mark.parametrize(
+    ("text", "most"), [("max 100000", None), ("100000 100000", 1), ("50000 100000", 1), ("junk", None), ("1 0", None)]
+)
+def test_cores_by_quota(tmp_path: Path, text: str, most: int | None) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(text)
+    free = usable_cores(tmp_path / "none")
+    assert free >= 1
+    assert usable_cores(file) == (free if most is None else most)

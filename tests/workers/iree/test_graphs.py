@@ -1,0 +1,78 @@
+"""Which graphs there are, and what their modules say; nothing is compiled."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
+from workers.checkpoint import ModelConfig
+from workers.iree.archive import as_arrays
+from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
+from workers.iree.model import rope_frequencies
+from workers.iree.ops import Cache, PlainOps, TiledOps
+from workers.iree.tiles import Tiles
+
+
+def make_plan(path: Path, ops: TiledOps | PlainOps) -> Plan:
+    config = ModelConfig.from_dir(path)
+    cache = Cache.of(config, 4, 64, 16)
+    return Plan(config, ops, cache, as_arrays(config, ops), (1, 2, 4), (32, 64))
+
+
+@pytest.fixture
+def tiled(tmp_path: Path) -> Plan:
+    return make_plan(make_checkpoint(tmp_path), TiledOps("bfloat16", Tiles(16, 2, 16), Tiles(16, 1, 16)))
+
+
+@pytest.mark.parametrize(
+    ("slots", "buckets"), [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (9, (1, 2, 4, 8, 9))]
+)
+def test_decode_buckets(slots: int, buckets: tuple[int, ...]) -> None:
+    assert decode_buckets(slots) == buckets
+
+
+@pytest.mark.parametrize(
+    ("context", "chunks"), [(16, (16,)), (32, (32,)), (100, (32, 100)), (512, (32, 128, 512)), (4096, (32, 128, 512))]
+)
+def test_prefill_chunks(context: int, chunks: tuple[int, ...]) -> None:
+    assert prefill_chunks(context) == chunks
+
+
+def test_a_cache_has_a_row_that_nobody_attends_to(tiled: Plan) -> None:
+    assert tiled.cache.capacity == 64 + 16
+    assert tiled.cache.spare_row == 79
+    assert tiled.cache.shape == (2, 2, 4, 2, 80 * 16)
+
+
+def test_modules_by_themselves_on_a_cpu_and_together_elsewhere(tiled: Plan, tmp_path: Path) -> None:
+    assert [group[0] for group in tiled.groups()] == ["decode_1", "decode_2", "decode_4", "prefill_32", "prefill_64"]
+    (together,) = make_plan(tmp_path, PlainOps("float16")).groups()
+    assert {"decode_4", "prefill_64", "draw_1", "filter_4", "score", "forget"} <= set(together)
+
+
+def test_module_text_depends_on_the_model_alone(tiled: Plan) -> None:
+    """No source path or line number: the cache of compiled graphs would miss after an edit elsewhere."""
+    text = tiled.module(["decode_2", "draw_2"])
+    assert text == tiled.module(["decode_2", "draw_2"])
+    assert "loc(" not in text
+    assert ".py" not in text
+    assert "custom_call" not in text
+    assert text.count("iree.abi.output = 2 : index") == 1
+    assert "func.func public @decode_2(" in text
+    assert "func.func public @draw_2(" in text
+
+
+def test_plain_modules_have_no_kernels(tmp_path: Path) -> None:
+    text = make_plan(make_checkpoint(tmp_path), PlainOps("float16")).module(["decode_4", "forget"])
+    assert "mmt4d" not in text
+    assert "iree.abi.output = 0 : index" in text
+
+
+def test_llama3_frequencies(tmp_path: Path) -> None:
+    """Short wavelengths stay, long ones are divided by the factor, those between lie between."""
+    plain = rope_frequencies(ModelConfig.from_dir(make_checkpoint(tmp_path / "plain")))
+    scaled = rope_frequencies(ModelConfig.from_dir(make_checkpoint(tmp_path / "s", rope_scaling=LLAMA3_SCALING)))
+    ratio = scaled / plain
+    assert ratio[0] == 1.0
+    assert ratio[-1] == pytest.approx(1 / 8)
+    assert all(1 / 8 - 1e-6 <= r <= 1 for r in ratio)

@@ -1,0 +1,191 @@
+"""The IREE runner's own promises: the cache stays where it is, slots do not see each other, bad rows are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.request import Sampling
+from tests.checkpoints import make_checkpoint
+from tests.workers.iree.conftest import CONTEXT, Load
+from workers.checkpoint import CheckpointError, open_weights
+from workers.iree.runner import IreeRunner, NotFiniteError
+from workers.runner import Chunk, Draw, Row
+
+PROMPT = tuple(range(10, 50))
+SEEDED = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)
+
+
+def generate(runner: IreeRunner, slot: int, prompt: tuple[int, ...], count: int, sampling: Any = None) -> list[int]:
+    sampling = sampling or Sampling()
+    first = runner.prefill(Chunk(slot, prompt, 0, 0), Draw(sampling, len(prompt)))
+    assert first is not None
+    tokens = [first]
+    for at in range(len(prompt), len(prompt) + count - 1):
+        tokens += runner.decode([Row(slot, tokens[-1], at, at, Draw(sampling, at + 1))])
+    return tokens
+
+
+def test_capabilities_and_memory(runner: IreeRunner) -> None:
+    capabilities = runner.capabilities
+    assert (capabilities.backend, capabilities.device, capabilities.dtype) == ("iree", "local-task", "float32")
+    assert (capabilities.slots, capabilities.context, capabilities.vocab_size) == (8, CONTEXT, 512)
+    assert capabilities.prefill_chunks == (32, 96)
+    memory = runner.memory()
+    # 2 layers of keys and values, 2 heads of 16 lanes, 8 slots, and a tile of 16 rows to spare
+    assert memory["kv"] == 2 * 2 * 8 * 2 * (CONTEXT + 16) * 16 * 4
+    assert memory["weights"] > 100_000
+
+
+def test_steps_update_the_cache_in_place(runner: IreeRunner) -> None:
+    """A copy of the cache would be allocated: what the steps allocate is far below its size."""
+    generate(runner, 3, PROMPT, 2)
+    statistics = runner._device._device.allocator.statistics
+    before = statistics["device_bytes_allocated"]
+    generate(runner, 3, PROMPT, 30)
+    used = runner._device._device.allocator.statistics["device_bytes_allocated"] - before
+    assert used < 30 * runner.memory()["kv"]
+    window = runner._kv.window
+    assert window is not None
+    assert np.count_nonzero(window[:, :, 3]) >= 2 * 2 * 2 * 16 * (len(PROMPT) + 29) * 0.99
+    assert not window[:, :, (0, 1, 2, 4, 5, 6, 7)].any() or _only_spare_rows(runner, {3})
+
+
+def _only_spare_rows(runner: IreeRunner, used: set[int]) -> bool:
+    """Slots that take no part are written to in their last tile of rows only, which nobody attends to."""
+    window = runner._kv.window
+    assert window is not None
+    keys = window[:, 0].reshape(2, 8, 2, -1, 16 * 16)
+    values = window[:, 1].reshape(2, 8, 2, -1, 16 * 16)
+    others = [slot for slot in range(8) if slot not in used]
+    return not keys[:, others, :, :-1].any() and not values[:, others, :, :-1].any()
+
+
+def test_inactive_slots_are_not_written(runner: IreeRunner) -> None:
+    expected = generate(runner, 7, PROMPT, 20)
+    for slot in range(8):
+        runner.reset(slot)
+    generate(runner, 2, PROMPT[:5], 2)
+    saved = runner._kv.window[:, :, 2].copy()  # type: ignore[index]
+    assert generate(runner, 7, PROMPT, 20) == expected
+    # Slot 2 sat in the bucket of 8 all the while.
+    keys, now = saved.reshape(2, 2, 2, -1, 256), runner._kv.window[:, :, 2].reshape(2, 2, 2, -1, 256)  # type: ignore[index]
+    np.testing.assert_array_equal(keys[:, 0, :, :-1], now[:, 0, :, :-1])
+
+
+def test_reset_leaves_nothing_behind(runner: IreeRunner) -> None:
+    window = runner._kv.window
+    assert window is not None
+    generate(runner, 4, PROMPT, 30)
+    assert window[:, :, 4].any()
+    runner.reset(4)
+    assert not window[:, :, 4].any()
+
+
+def test_a_poisoned_slot_fails_and_is_clean_after_reset(runner: IreeRunner) -> None:
+    window = runner._kv.window
+    assert window is not None
+    expected = generate(runner, 1, PROMPT, 5)
+    window[:, :, 1] = np.float32(np.nan).view(np.uint32)
+    with pytest.raises(NotFiniteError):
+        runner.decode([Row(1, 9, len(PROMPT), len(PROMPT), Draw(Sampling(), 41))])
+    assert generate(runner, 0, PROMPT, 5) == expected  # a neighbour is not touched
+    runner._written[1] = CONTEXT
+    runner.reset(1)
+    assert generate(runner, 1, PROMPT, 5) == expected
+
+
+def test_greedy_and_seeded_rows_mix_in_one_step(runner: IreeRunner) -> None:
+    greedy, seeded = generate(runner, 0, PROMPT, 6), generate(runner, 1, PROMPT, 6, SEEDED)
+    assert greedy != seeded
+    runner.reset(0)
+    runner.reset(1)
+    runner.prefill(Chunk(0, PROMPT, 0, 0), None)
+    runner.prefill(Chunk(1, PROMPT, 0, 0), None)
+    for at in range(5):
+        position = len(PROMPT) + at
+        draws = Draw(Sampling(), position + 1), Draw(SEEDED, position + 1)
+        rows = [Row(slot, tokens[at], position, position, draws[slot]) for slot, tokens in enumerate((greedy, seeded))]
+        assert runner.decode(rows[::-1]) == [seeded[at + 1], greedy[at + 1]]
+
+
+def test_logits_agree_with_greedy_tokens(runner: IreeRunner) -> None:
+    tokens = generate(runner, 0, PROMPT, 8)
+    logits = runner.logits(Chunk(1, PROMPT + tuple(tokens), 0, 0))
+    assert logits.shape == (len(PROMPT) + 8, 512)
+    assert logits[len(PROMPT) - 1 : -1].argmax(-1).tolist() == tokens
+
+
+def test_a_rope_position_is_not_a_cache_row(runner: IreeRunner) -> None:
+    """Attention sees differences of positions: a prompt moved as a whole, even past the context, scores alike."""
+    plain = runner.logits(Chunk(0, PROMPT, 0, 0))
+    moved = runner.logits(Chunk(1, PROMPT, 0, CONTEXT + 100))
+    np.testing.assert_allclose(moved, plain, atol=2e-4)
+    assert not np.array_equal(moved, plain)
+
+
+def test_the_last_row_of_the_context(runner: IreeRunner) -> None:
+    prompt = tuple(3 + i % 500 for i in range(CONTEXT - 1))
+    tokens = generate(runner, 6, prompt, 2)
+    whole = runner.logits(Chunk(2, (*prompt, tokens[0]), 0, 0))
+    assert whole[-2:].argmax(-1).tolist() == tokens
+
+
+@pytest.mark.parametrize(
+    ("chunk", "words"),
+    [
+        (Chunk(8, (1,), 0, 0), "slot: 8"),
+        (Chunk(-1, (1,), 0, 0), "slot: -1"),
+        (Chunk(0, (), 0, 0), "tokens: none"),
+        (Chunk(0, (512,), 0, 0), "outside of a vocabulary of 512"),
+        (Chunk(0, (-1,), 0, 0), "outside of a vocabulary of 512"),
+        (Chunk(0, (1,), 1, 1), "start: 1 leaves a gap after 0 rows"),
+        (Chunk(0, (1,) * (CONTEXT + 1), 0, 0), f"start: a slot has {CONTEXT} rows"),
+        (Chunk(0, (1,), 0, -1), "position: -1"),
+    ],
+)
+def test_bad_chunks_are_refused(runner: IreeRunner, chunk: Chunk, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        runner.prefill(chunk, None)
+    with pytest.raises(ValueError, match=words):
+        runner.logits(chunk)
+
+
+def test_bad_rows_are_refused(runner: IreeRunner) -> None:
+    draw = Draw(Sampling(), 1)
+    with pytest.raises(ValueError, match="one row a slot"):
+        runner.decode([Row(0, 1, 0, 0, draw), Row(0, 1, 0, 0, draw)])
+    with pytest.raises(ValueError, match="slot: 9"):
+        runner.reset(9)
+    assert runner.decode([]) == []
+
+
+@pytest.mark.slow
+def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, runner: IreeRunner) -> None:
+    """Heads that no tile fits fall back to plain StableHLO, which is what other devices run."""
+    path = make_checkpoint(tmp_path, "qwen3", head_dim=24)
+    plain = load(path, slots=2, context=48)
+    try:
+        expected = plain.logits(Chunk(1, PROMPT, 0, 0))
+        tokens = generate(plain, 0, PROMPT[:33], 5, SEEDED)
+        plain.reset(0)
+        assert generate(plain, 0, PROMPT[:33], 5, SEEDED) == tokens
+        plain.reset(0)
+        plain.prefill(Chunk(0, PROMPT[:20], 0, 0), None)
+        for at in range(20, 40):
+            (token,) = plain.decode([Row(0, PROMPT[at], at, at, Draw(Sampling(), at + 1))])
+            assert token == expected[at].argmax()
+    finally:
+        plain.close()
+
+
+def test_a_broken_checkpoint_is_named(load: Load, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    tensors = dict(open_weights(path))
+    del tensors["model.norm.weight"]
+    from tests.checkpoints import write_safetensors
+
+    write_safetensors(path / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=r"model.norm.weight: the tensor is missing"):
+        load(path)
