@@ -61,8 +61,12 @@ class BatchEngine:
 
     @property
     def idle(self) -> bool:
-        """No sequence is queued or live: a step would do nothing."""
-        return self._scheduler.idle
+        """A step would do nothing: no sequence is queued or live, and no slot waits for its reset.
+
+        A slot that cannot be reset keeps the engine from idling, so that failing steps are counted until its owner
+        gives up.
+        """
+        return self._scheduler.idle and not self._scheduler.slots.soiled
 
     def gauges(self) -> Gauges:
         slots = self._scheduler.slots
@@ -93,7 +97,7 @@ class BatchEngine:
 
     def step(self) -> StepResult:
         """Run one step. Never raises for a failure of the runner; a step of an idle engine does nothing."""
-        if self._scheduler.idle:
+        if self.idle:
             return StepResult((), (), (), False)
         for slot in self._scheduler.slots.soiled:
             self._reset(slot)

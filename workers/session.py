@@ -13,9 +13,10 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Step
 from protocol.request import ChatInput, FinishReason, Input, Limits, Sampling, TextInput, TokensInput
+from workers.backends import Progress
 from workers.delivery import Delivery, Outcome
 from workers.engine import BatchEngine
-from workers.loading import Loaded, Progress, load
+from workers.loading import Loaded, load
 from workers.request import GREEDY, Request, RequestRefused
 from workers.spec import WorkerSpec
 from workers.text.vocabulary import Vocabulary
@@ -85,6 +86,7 @@ class Session:
         self._stream = 0
         # Tokens that a step brought beyond the one asked for, for `decode_step`.
         self._ready: list[int] = []
+        self._running = False
 
     @classmethod
     def open(cls, spec: WorkerSpec, progress: Progress = lambda phase, done, total: None) -> Self:
@@ -119,13 +121,14 @@ class Session:
         """Compute a prompt and return the first token after it. Raises `SessionError`."""
         stream = self._begin()
         self._submit(Request(stream, tuple(prompt), sampling, None, eos))
+        self._running = True
         while not self._ready:
             self._step()
         return self._ready.pop(0)
 
     def decode_step(self) -> int | None:
         """The next token of the sequence that `prefill` began; None once it has ended. Raises `SessionError`."""
-        while not self._ready and not self._engine.idle:
+        while not self._ready and self._running:
             self._step()
         return self._ready.pop(0) if self._ready else None
 
@@ -190,6 +193,7 @@ class Session:
         """Cancel the last request and number the next one."""
         self._engine.cancel(self._stream)
         self._ready.clear()
+        self._running = False
         self._stream = next(self._streams)
         return self._stream
 
@@ -202,6 +206,7 @@ class Session:
     def _step(self) -> None:
         result = self._engine.step()
         self._ready += [item.token for item in result.tokens]
+        self._running = not (result.ends or result.failures)
         for failure in result.failures:
             raise SessionError(failure.code, failure.text, failure.field)
 

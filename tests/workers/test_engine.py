@@ -310,6 +310,25 @@ def test_a_slot_that_cannot_be_reset_is_given_to_nobody_until_it_can() -> None:
     assert bench.runner.violations == []
 
 
+def test_an_engine_with_nothing_but_a_slot_to_reset_goes_on_until_it_is_or_its_owner_gives_up() -> None:
+    bench = make(runner=Stuck(3, slots=1), max_queue=0)
+    bench.submit(0, 3, max_tokens=1)
+    bench.step()
+    with pytest.raises(RequestRefused) as refused:
+        bench.submit(1, 3)
+    assert refused.value.code is ErrorCode.OVERLOADED
+    assert [(bench.engine.idle, bench.step()) for _ in range(4)] == [
+        (False, True),
+        (False, True),
+        (False, False),
+        (True, False),
+    ]
+    assert bench.engine.failures_in_a_row == 0
+    bench.submit(1, 3, max_tokens=1)
+    bench.run()
+    assert bench.ends[1].reason == "length"
+
+
 def test_a_cancel_survives_a_failing_reset() -> None:
     bench = make(runner=Stuck(1, slots=1))
     bench.submit(0, 3)

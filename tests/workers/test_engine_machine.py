@@ -184,7 +184,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert gauges.slots_active + gauges.queue_depth == len(self.live)
         assert gauges.slots_active <= self.slots
         assert gauges.sequences_completed == self.completed
-        assert self.engine.idle == (not self.live)
+        assert self.engine.idle == (not self.live and not self.soiled)
         if not self.live:
             assert gauges.kv_tokens == 0
 
@@ -219,13 +219,13 @@ class EngineMachine(RuleBasedStateMachine):
     def _step(self) -> None:
         self.runner.chunks, self.runner.rows = [], []
         before = self.engine.gauges()
-        busy = bool(self.live)
+        busy, soiled = not self.engine.idle, self.soiled
         with capture_logs():
             result = self.engine.step()
         self._check_budget(before.slots_active)
         self._take(result)
         moved = self.runner.chunks or self.runner.rows or result.ends or result.failed
-        assert moved or not busy, "a step without progress"
+        assert moved or soiled or not busy, "a step without progress"
         after = self.engine.gauges()
         assert after.steps == before.steps + busy
         assert after.steps_failed == before.steps_failed + result.failed
