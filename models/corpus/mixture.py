@@ -53,7 +53,9 @@ def _plain(rng: Random) -> Plain:
     return Plain(maker(rng))
 
 
-SHARES: tuple[tuple[Callable[[Random], Document], float], ...] = (
+Mixture = tuple[tuple[Callable[[Random], Document], float], ...]
+
+SHARES: Mixture = (
     (_conversation, 60.0),
     (_plain, 20.0),
     (json_objects.document, 13.0),
@@ -62,15 +64,41 @@ SHARES: tuple[tuple[Callable[[Random], Document], float], ...] = (
 """Makers of documents and their shares, counted in documents; tool documents are several times longer than others."""
 
 
-def documents(seed: int) -> Iterator[Document]:
+def _recitation(rng: Random) -> Chat:
+    return chat(None, [dialogues.recitation(rng) for _ in range(rng.randint(1, 2))])
+
+
+def _remembered(rng: Random) -> Chat:
+    told, asked = dialogues.memory(rng)
+    return chat(systems.draw(rng)[0] if rng.random() < 0.3 else None, [told, asked])
+
+
+def _sums(rng: Random) -> Chat:
+    return chat(None, [arithmetic.question(rng) for _ in range(rng.randint(2, 6))])
+
+
+PRACTICE_SHARES: Mixture = (
+    (_conversation, 40.0),
+    (_plain, 8.0),
+    (json_objects.document, 20.0),
+    (tools.document, 2.0),
+    (tools.practice, 14.0),
+    (_recitation, 14.0),
+    (_remembered, 6.0),
+    (_sums, 10.0),
+)
+"""The second part of the training: more of what must be looked up in the prompt, which is learnt last."""
+
+
+def documents(seed: int, mixture: Mixture = SHARES) -> Iterator[Document]:
     """An endless stream of training documents, the same for the same seed on every machine."""
     rng = Random(seed)
-    makers, shares = zip(*SHARES, strict=True)
+    makers, shares = zip(*mixture, strict=True)
     while True:
         maker: Callable[[Random], Document] = rng.choices(makers, shares)[0]
         yield maker(rng)
 
 
-def take(seed: int, count: int) -> list[Document]:
+def take(seed: int, count: int, mixture: Mixture = SHARES) -> list[Document]:
     """The first `count` training documents of a seed."""
-    return list(islice(documents(seed), count))
+    return list(islice(documents(seed, mixture), count))
