@@ -1,0 +1,58 @@
+"""The same over HTTP/2, which the server also speaks on a plain socket."""
+
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from protocol.events import Usage
+from tests.gateway.serving import COMPLETION, events, serving
+
+pytestmark = pytest.mark.anyio
+
+
+def client(port: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", http1=False, http2=True, trust_env=False, timeout=30)
+
+
+async def test_streams_share_a_connection() -> None:
+    async with serving() as served, client(served.port) as http:
+        got: dict[str, list[Any]] = {}
+
+        async def stream(prompt: str) -> None:
+            body = COMPLETION | {"stream": True, "prompt": prompt}
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                assert response.http_version == "HTTP/2"
+                got[prompt] = await events(response)
+
+        async with anyio.create_task_group() as group:
+            for prompt in ("a", "b"):
+                group.start_soon(stream, prompt)
+            submits = await served.worker.wait_submits(2)
+            for submit in submits:
+                served.worker.token(submit.stream, submit.input.text, 1)  # type: ignore[union-attr]
+            for submit in submits:
+                served.worker.finish(submit.stream, "!", usage=Usage(1, 1))
+        for prompt, found in got.items():
+            assert found.pop() == "[DONE]"
+            assert "".join(chunk["choices"][0]["text"] for chunk in found) == f"{prompt}!"
+        assert served.worker.cancels == []
+
+
+async def test_a_connection_that_closes_frees_all_its_slots() -> None:
+    async with serving() as served:
+        async with client(served.port) as http, anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(lambda: http.post("/v1/completions", json=COMPLETION))
+            submits = await served.worker.wait_submits(2)
+            group.cancel_scope.cancel()
+        assert sorted(await served.worker.wait_cancels(2)) == [submit.stream for submit in submits]
+        assert served.live == 0
+
+
+async def test_a_body_over_the_bound_is_refused() -> None:
+    async with serving(max_body_bytes=1000) as served, client(served.port) as http:
+        response = await http.post("/v1/completions", content=b" " * 1500, headers={"content-type": "application/json"})
+        assert (response.status_code, response.http_version) == (413, "HTTP/2")
+        assert (await http.get("/health/live")).status_code == 200
