@@ -21,6 +21,9 @@ from workers.text.stream import TextStream
 from workers.text.vocabulary import Chat, Vocabulary
 
 
+_SPARE_DEADLINES = 64
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What one turn of the engine thread brought. `step` is None when the engine had nothing to run."""
@@ -152,6 +155,9 @@ class Delivery:
 
     def next_deadline(self) -> float | None:
         """The clock's time of the next deadline of a live sequence."""
+        if len(self._deadlines) > 2 * len(self._live) + _SPARE_DEADLINES:  # those of ended sequences must not pile up
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
+            heapq.heapify(self._deadlines)
         while self._deadlines and self._deadlines[0][1] not in self._live:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None

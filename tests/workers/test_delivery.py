@@ -352,6 +352,15 @@ class TestBounds:
         assert table.next_deadline() is None
         assert table.live == 1
 
+    def test_deadlines_of_ended_requests_do_not_pile_up(self) -> None:
+        table = delivery()
+        table.admit(submit(0, deadline_ms=1000))
+        for stream in range(1, 1000):
+            table.admit(submit(stream, deadline_ms=600_000))
+            table.deliver(step((stream, 97), ends=[end(stream)]))
+            assert table.next_deadline() == 1.0
+            assert len(table._deadlines) < 80
+
     def test_a_deadline_after_the_stop_changes_nothing(self) -> None:
         now = [0.0]
         table = delivery(clock=lambda: now[0])
