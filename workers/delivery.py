@@ -20,7 +20,6 @@ from workers.text.budget import TemplateError
 from workers.text.stream import TextStream
 from workers.text.vocabulary import Chat, Vocabulary
 
-
 _SPARE_DEADLINES = 64
 
 
