@@ -12,6 +12,7 @@ from cli.main import app
 from cli.settings import Settings, flag, load
 from gateway.requests import RequestDecoder
 from gateway.settings import GatewaySettings
+from workers.runner import Runner
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.md")])
@@ -119,3 +120,16 @@ def test_the_bodies_of_the_curl_examples_are_ones_that_the_gateway_takes() -> No
     assert bodies
     for body in bodies:
         assert decoder.chat(body.encode()).model == "baton-tiny"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_file_of_the_house_that_is_named_exists(page: Path) -> None:
+    for name in re.findall(r"\b((?:protocol|actors|gateway|workers|cli|models|tests)/[\w/]+\.py)\b", page.read_text()):
+        assert (ROOT / name).is_file(), name
+
+
+def test_the_guide_to_runners_lists_the_whole_contract() -> None:
+    guide = (ROOT / "docs" / "adding-a-runner.md").read_text()
+    listed = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", guide, flags=re.MULTILINE)
+    contract = [name for name in vars(Runner) if not name.startswith("_")]
+    assert listed == contract
