@@ -12,6 +12,8 @@ line:
   p99_ms        99th percentile of the time between the arrivals of one stream
   tokens_chunk  tokens per chunk: above 1 the gateway coalesces, being behind
 
+Flat out, one stream is bound by the scripted worker's own step, and many coalesce: a chunk then carries many tokens.
+
 `ratio` is tok_s against the limit's; `cpu_ratio` the limit's CPU per token against the gateway's, which is what counts
 when a core is the bound. `--open` then opens that many streams at once on one gateway and counts what went wrong.
 Needs Linux, for the CPU clock of another process.
