@@ -11,7 +11,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 
 class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """The scripted runner's behaviour: tokens that follow from the prompt alone, at a set rate, and faults on demand."""
+    """How the scripted runner behaves: its tokens follow from the prompt, at a set rate, with faults on demand."""
 
     tokens_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
     """Decode steps a second; 0 is as fast as it can."""
