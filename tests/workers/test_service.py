@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -11,7 +13,7 @@ from actors.endpoint import LocalEndpoint
 from actors.link import Link
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
-from protocol.commands import Cancel, Drain, Stop, Welcome
+from protocol.commands import Cancel, Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Beat, Failed, Finished, Gauges, Hello, Loading, Ready, Step
 from protocol.request import ChatInput, Message, TokensInput
@@ -145,6 +147,44 @@ async def test_a_beat_comes_when_nothing_else_does(peer: Peer) -> None:
     assert idle.gauges == Gauges()
     peer.send(submit(1, max_tokens=9))
     await peer.until(lambda: any(isinstance(frame, Beat) and frame.gauges.steps > 0 for frame in peer.frames))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_sent_every_stream_ends_once(seed: int) -> None:
+    """Random messages of submits and cancels, some with stop strings, deadlines and faults, then a drain."""
+
+    async def told(peer: Peer) -> None:
+        await peer.ready()
+        chance, submitted = random.Random(seed), 0
+        for _ in range(60):
+            message: list[Command] = []
+            for _ in range(chance.randint(1, 4)):
+                if submitted and chance.random() < 0.3:
+                    message.append(Cancel(chance.randrange(submitted)))
+                    continue
+                limits: dict[str, Any] = {"max_tokens": chance.randint(1, 60)}
+                if chance.random() < 0.4:
+                    limits["stop"] = tuple(chance.sample(["a", "th", "e ", "zzz", "qu"], 2))
+                if chance.random() < 0.2:
+                    limits["deadline_ms"] = chance.randint(1, 20)
+                message.append(submit(submitted, "p" * chance.randint(0, 70), **limits))
+                submitted += 1
+            peer.send(*message)
+            for _ in range(chance.randint(0, 5)):  # let the worker go on for some turns of the loop, or for none
+                await asyncio.sleep(0)
+        peer.send(Drain(60_000))
+        await peer.bye()
+        terminals = [frame.stream for frame in peer.frames if isinstance(frame, Finished | Failed)]
+        assert sorted(terminals) == list(range(submitted))
+        ended: set[int] = set()
+        for frame in peer.frames:
+            if isinstance(frame, Step):
+                assert ended.isdisjoint(delta.stream for delta in frame.deltas)
+            elif isinstance(frame, Finished | Failed):
+                ended.add(frame.stream)
+        assert peer.gauges().slots_active == peer.gauges().queue_depth == 0
+
+    play(told, max_batch_size=3, context=128, max_queue=40, fail_steps=tuple(range(7, 2000, 61)))
 
 
 class TestLeaving:
