@@ -78,14 +78,14 @@ def _sums(rng: Random) -> Chat:
 
 
 PRACTICE_SHARES: Mixture = (
-    (_conversation, 40.0),
-    (_plain, 8.0),
+    (_conversation, 30.0),
+    (_plain, 5.0),
     (json_objects.document, 20.0),
-    (tools.document, 2.0),
-    (tools.practice, 14.0),
-    (_recitation, 14.0),
-    (_remembered, 6.0),
-    (_sums, 10.0),
+    (tools.document, 1.0),
+    (tools.practice, 12.0),
+    (_recitation, 24.0),
+    (_remembered, 10.0),
+    (_sums, 8.0),
 )
 """The second part of the training: more of what must be looked up in the prompt, which is learnt last."""
 
