@@ -106,6 +106,7 @@ class Device:
             raise DeviceError(f"device: {self.uri!r} cannot be opened on this machine: {reason}") from error
         self.instance = rt.VmInstance()
         self._hal = rt.create_hal_module(self.instance, self._device)
+        self._compiled: list[rt.VmModule] = []
 
     @property
     def local(self) -> bool:
@@ -126,12 +127,23 @@ class Device:
     def load(self, module: Path, parameters: rt.ParameterIndex | None, scope: str) -> "Module":
         """Load a compiled module, with its parameters from an index."""
         compiled = rt.VmModule.mmap(self.instance, str(module))
+        self._compiled.append(compiled)
         modules = [self._hal]
         if parameters is not None:
             provider = parameters.create_provider(scope=scope)
             modules.append(rt.create_io_parameters_module(self.instance, provider))
         context = rt.VmContext(self.instance, modules=[*modules, compiled])
         return Module(context, compiled)
+
+    def close(self) -> None:
+        """Free the device; the owner has let go of its modules and buffers.
+
+        The compiled files go last. Whoever drops the last reference to one calls into Python; a device's thread that
+        did so, late in clearing up after a call, would wait for the lock that this thread holds while it waits for
+        the device's threads to end.
+        """
+        del self._hal, self._device
+        self._compiled.clear()
 
     def upload(self, array: NDArray[Any]) -> rt.HalBufferView:
         """Copy an array to the device."""

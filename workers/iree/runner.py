@@ -158,6 +158,7 @@ class IreeRunner:
     def close(self) -> None:
         self._modules.clear()
         del self._kv, self._weights
+        self._device.close()
 
     def _clear(self, window: NDArray[Any], slot: int, rows: int) -> None:
         """Zero the first rows of a slot and its spare row. They are masked, but a NaN there would pass any mask."""
