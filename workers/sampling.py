@@ -214,12 +214,12 @@ def _sum(xp: Any, values: Array, axis: int) -> Array:
 def _nearest(xp: Any, distance: Array, top_k: Array, length: int) -> Array:
     """The k-th smallest distance, as bits [B, 1, 1]: non-negative floats are ordered as their bits are."""
     bits = distance.view(xp.uint32)
-    wanted = xp.where(top_k > 0, top_k, length).astype(xp.uint32)
-    wanted = xp.minimum(wanted, xp.array(length, dtype=xp.uint32))
+    # Counts go in float32, exact up to 2**24 tokens: compilers sum it faster than uint32.
+    wanted = xp.minimum(xp.where(top_k > 0, top_k, length), length).astype(xp.float32)
 
     def enough(limit: Array) -> Array:
-        near = (bits <= limit[:, None, None]).astype(xp.uint32)
-        return _sum(xp, _sum(xp, near, 2), 1) >= wanted
+        near = (bits <= limit[:, None, None]).astype(xp.float32)
+        return xp.sum(xp.sum(near, axis=2), axis=1) >= wanted
 
     return _bisect(xp, enough, top_k.shape[0], _LIMIT_BITS)
 

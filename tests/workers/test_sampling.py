@@ -187,8 +187,7 @@ def on_mlx(logits: Floats, p: Parameters) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("other", [on_jax, on_mlx])
-@pytest.mark.parametrize("vocab", [1, 5000])
+@pytest.mark.parametrize(("other", "vocab"), [(on_jax, 5000), (on_mlx, 5000), (on_mlx, 1)])
 def test_every_backend_draws_the_same_tokens(other: Callable[[Floats, Parameters], list[int]], vocab: int) -> None:
     logits, p = random_logits(300, vocab), random_parameters(300)
     assert on_numpy(logits, p) == other(logits, p)
@@ -199,9 +198,9 @@ RUNS = pytest.mark.parametrize("run", [on_numpy, on_jax, on_mlx])
 
 @RUNS
 def test_a_row_does_not_see_its_batch(run: Callable[[Floats, Parameters], list[int]]) -> None:
-    logits, p = random_logits(8, 1000), random_parameters(8, seed=8)
+    logits, p = random_logits(20, 1000), random_parameters(20, seed=8)
     whole = run(logits, p)
-    order = np.array([5, 2, 7, 0, 1, 3, 6, 4])
+    order = np.random.default_rng(1).permutation(20)
     assert run(logits[order], pick(p, order)) == [whole[row] for row in order]
     for row in (0, 3, 6):
         one = np.array([row])
