@@ -234,3 +234,25 @@ async def test_a_full_gateway_says_when_to_come_back() -> None:
         assert response.status_code == 429
         assert response.headers["retry-after"] == "7"
         assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+async def ended(stream: anyio.abc.SocketStream) -> None:
+    """Until the server closes the connection."""
+    try:
+        while True:
+            await stream.receive()
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/nowhere"])
+async def test_a_body_that_nobody_wants_holds_nothing_up(path: str) -> None:
+    """Hypercorn waits for room in its queue of unread body even to end an exchange: the answer must come before."""
+    async with serving() as served:
+        stream = await anyio.connect_tcp("127.0.0.1", served.port)
+        async with stream:
+            head = f"GET {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n".encode()
+            await stream.send(head + b" " * 2_000_000)
+            with anyio.fail_after(20):
+                await ended(stream)
+        assert (await served.client.get("/health/live")).status_code == 200
