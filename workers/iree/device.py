@@ -17,8 +17,9 @@ DEFAULT_DEVICE = "local-task"
 LOCAL_DRIVERS = ("local-task", "local-sync")
 """Drivers that compute on this CPU, in this process's memory."""
 
-COMMON_FLAGS = ("--iree-input-type=stablehlo", "--iree-opt-level=O3")
+COMMON_FLAGS = ("--iree-input-type=stablehlo",)
 CPU_FLAGS = (
+    "--iree-opt-level=O3",
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-llvmcpu-target-cpu=host",
@@ -29,12 +30,16 @@ CPU_FLAGS = (
     # The default of 32 KiB fails some prefill graphs.
     "--iree-llvmcpu-stack-allocation-limit=262144",
 )
+# Fused reductions with several results, as in sampling, cannot be distributed by the CUDA backend.
+GPU_FLAGS = ("--iree-opt-level=O2", "--iree-dispatch-creation-enable-aggressive-fusion=false")
 GPU_TARGETS: Mapping[str, tuple[str, ...]] = {
     "cuda": ("--iree-hal-target-device=cuda",),
     "hip": ("--iree-hal-target-device=hip",),
     "vulkan": ("--iree-hal-target-device=vulkan",),
     "metal": ("--iree-hal-target-device=metal",),
 }
+CUDA_TARGETS = (60, 70, 75, 80, 86, 89)
+"""Compute capabilities that iree-compile 3.13 knows; it has no description of Hopper and refuses sm_90."""
 _ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
     "float32": rt.HalElementType.FLOAT_32,
     "float16": rt.HalElementType.FLOAT_16,
@@ -118,7 +123,7 @@ class Device:
             return (*COMMON_FLAGS, *CPU_FLAGS)
         if self.driver not in GPU_TARGETS:
             raise DeviceError(f"device: there is no compiler backend for driver {self.driver!r}")
-        return (*COMMON_FLAGS, *GPU_TARGETS[self.driver], *gpu_architecture(self.driver))
+        return (*COMMON_FLAGS, *GPU_FLAGS, *GPU_TARGETS[self.driver], *gpu_architecture(self.driver))
 
     def compile_target(self) -> str:
         """What of the target the flags do not say."""
@@ -145,33 +150,36 @@ class Device:
         del self._hal, self._device
         self._compiled.clear()
 
-    def upload(self, array: NDArray[Any]) -> rt.HalBufferView:
-        """Copy an array to the device."""
+    def upload(self, array: NDArray[Any], element: str = "") -> rt.HalBufferView:
+        """Copy an array to the device, as elements of another type of the same size if one is named."""
         return self._device.allocator.allocate_buffer_copy(
-            memory_type=int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.DEVICE_VISIBLE),
-            allowed_usage=int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING),
+            memory_type=int(rt.MemoryType.DEVICE_LOCAL),
+            allowed_usage=int(rt.BufferUsage.DEFAULT),
             device=self._device,
             buffer=np.ascontiguousarray(array),
-            element_type=int(_ELEMENT_TYPES[array.dtype.name]),
+            element_type=int(_ELEMENT_TYPES[element or array.dtype.name]),
         )
 
     def zeros(self, shape: Sequence[int], dtype: str) -> "Resident":
-        """A buffer that stays on the device, all zero."""
-        size = int(np.prod(shape, dtype=np.int64)) * (4 if dtype in ("float32", "int32", "uint32") else 2)
-        visible = rt.MemoryType.HOST_VISIBLE if self.local else rt.MemoryType.DEVICE_VISIBLE
-        usage = rt.BufferUsage.DEFAULT | (rt.BufferUsage.MAPPING if self.local else rt.BufferUsage.TRANSFER)
+        """A buffer that stays on the device, all zero. Raises `DeviceError` when there is no room."""
+        bits = np.dtype(np.uint32 if dtype in ("float32", "int32", "uint32") else np.uint16)
+        size = int(np.prod(shape, dtype=np.int64)) * bits.itemsize
         try:
-            buffer = self._device.allocator.allocate_buffer(
-                memory_type=int(rt.MemoryType.DEVICE_LOCAL | visible), allowed_usage=int(usage), allocation_size=size
-            )
-        except RuntimeError as error:
+            if self.local:
+                return self._resident(shape, dtype, bits, size)
+            return Resident(self.upload(np.zeros(shape, bits), dtype), size, None)
+        except (RuntimeError, MemoryError) as error:
             raise DeviceError(f"device: {self.uri!r} has no room for {size} bytes of KV cache") from error
+
+    def _resident(self, shape: Sequence[int], dtype: str, bits: np.dtype[Any], size: int) -> "Resident":
+        buffer = self._device.allocator.allocate_buffer(
+            memory_type=int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE),
+            allowed_usage=int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING),
+            allocation_size=size,
+        )
         view = rt.HalBufferView(buffer, list(shape), int(_ELEMENT_TYPES[dtype]))
-        window: NDArray[Any] | None = None
-        if self.local:
-            bits = np.dtype(np.uint32 if size // int(np.prod(shape, dtype=np.int64)) == 4 else np.uint16)
-            window = view.map().asarray(list(shape), bits)
-            window[...] = 0
+        window: NDArray[Any] = view.map().asarray(list(shape), bits)
+        window[...] = 0
         return Resident(view, size, window)
 
     def download(self, view: rt.HalBufferView) -> NDArray[Any]:
@@ -237,4 +245,10 @@ def _probe_architecture(driver: str) -> str:
         return ""
     if cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device):
         return ""
-    return f"sm_{major.value}{minor.value}"
+    return cuda_target(10 * major.value + minor.value)
+
+
+def cuda_target(capability: int) -> str:
+    """The newest target that the compiler knows and the GPU runs: its code is PTX, which newer GPUs take as well."""
+    known = [target for target in CUDA_TARGETS if target <= capability]
+    return f"sm_{known[-1]}" if known else ""

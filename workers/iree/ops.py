@@ -30,12 +30,18 @@ class Cache:
     heads: int
     head_dim: int
     capacity: int
-    """Rows of a slot. The last one is never attended to: rows that nobody may see are written there."""
+    """Rows of a slot. The last tile of them is never attended to: rows that nobody may see are written there."""
+    tile: int
 
     @classmethod
     def of(cls, config: ModelConfig, slots: int, context: int, tile: int) -> "Cache":
         rows = -(-context // tile) * tile
-        return cls(config.layers, slots, config.kv_heads, config.head_dim, rows + tile)
+        return cls(config.layers, slots, config.kv_heads, config.head_dim, rows + tile, tile)
+
+    @property
+    def attended(self) -> int:
+        """Rows of a slot that may be attended to."""
+        return self.capacity - self.tile
 
     @property
     def spare_row(self) -> int:
@@ -220,9 +226,9 @@ class PlainOps:
         for part, new in enumerate((k, v)):
             base = (2 * layer + part) * cache.slots * cache.heads
             at = (base + head[:, None, :]) * cache.capacity + place.rows[:, :, None]
-            flat = flat.at[at.reshape(-1)].set(
-                new.astype(self.dtype).reshape(-1, cache.head_dim), mode="promise_in_bounds", unique_indices=True
-            )
+            # Behind a barrier: the CUDA backend cannot distribute a scatter that its indices are fused into.
+            at, rows = lax.optimization_barrier((at.reshape(-1), new.astype(self.dtype).reshape(-1, cache.head_dim)))
+            flat = flat.at[at].set(rows, mode="promise_in_bounds", unique_indices=True)
         return flat.reshape(kv.shape)
 
     def attend(self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, place: Place) -> jax.Array:
@@ -230,11 +236,10 @@ class PlainOps:
         group = query_heads // cache.heads
         mine = lax.dynamic_slice(
             kv[layer], (0, place.first, 0, 0), (2, batch, cache.heads, cache.capacity * depth)
-        ).reshape(2, batch, cache.heads, cache.capacity, depth)
+        ).reshape(2, batch, cache.heads, cache.capacity, depth)[:, :, :, : cache.attended]
         q = q.astype(self.dtype).reshape(batch, tokens, cache.heads, group, depth)
         score = jnp.einsum("bthgd,bhcd->bthgc", q, mine[0], preferred_element_type=jnp.float32)
-        seen = jnp.arange(cache.capacity, dtype=jnp.int32) <= place.rows[:, :, None, None, None]
-        # The spare row may be seen by padding rows only: whatever they compute is thrown away.
+        seen = jnp.arange(cache.attended, dtype=jnp.int32) <= place.rows[:, :, None, None, None]
         score = jnp.where(seen, score, NEGATIVE)
         weight = jnp.exp(score - jnp.max(score, -1, keepdims=True))
         mass = jnp.sum(weight, -1)

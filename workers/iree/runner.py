@@ -47,7 +47,7 @@ class IreeRunner:
         self._modules: dict[str, Module] = {}
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
         self._written = [0] * plan.cache.slots
-        self._tile = plan.ops.tiles.n if isinstance(plan.ops, TiledOps) else PLAIN_TILE
+        self._tile = plan.cache.tile
         self._angles = Angles(rope_frequencies(plan.config), context)
         self.capabilities = RunnerCapabilities(
             backend="iree",

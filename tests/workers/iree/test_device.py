@@ -7,7 +7,7 @@ import pytest
 
 from workers.iree import device as device_module
 from workers.iree.affinity import usable_cores
-from workers.iree.device import Cpu, Device, DeviceError, available_drivers
+from workers.iree.device import Cpu, Device, DeviceError, available_drivers, cuda_target
 
 
 def test_unknown_driver_is_a_sentence() -> None:
@@ -42,6 +42,13 @@ def test_gpu_flags_have_no_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--iree-hal-target-device=cuda" in flags
     assert "--iree-cuda-target=sm_90" in flags
     assert not any("llvmcpu" in flag for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"), [(90, "sm_89"), (89, "sm_89"), (87, "sm_86"), (60, "sm_60"), (50, "")]
+)
+def test_a_gpu_newer_than_the_compiler_gets_the_newest_that_it_knows(capability: int, target: str) -> None:
+    assert cuda_target(capability) == target
 
 
 def test_driver_without_a_compiler_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,90 @@
+"""Does the IREE runner work on a GPU, and how fast: the reference gate, then a small benchmark. One command:
+
+    python bench/gpu_check.py [--device cuda] [--shapes 110m 0.5b]
+
+The gate runs small models of four families in float32 and bfloat16 (greedy and seeded requests through 8 slots, against
+the same requests alone). Every stage says PASS or FAIL and why; the exit status is 1 when one failed.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.checkpoints import make_checkpoint
+from tests.gate import run_gate
+from workers.checkpoint import ModelConfig
+from workers.iree.device import Device, available_drivers
+from workers.iree.runner import IreeRunner
+
+GATES = (
+    ("llama", "float32"),
+    ("llama", "bfloat16"),
+    ("qwen2", "float32"),
+    ("qwen3", "bfloat16"),
+    ("mistral", "float16"),
+)
+
+
+def stage(name: str, run: Callable[[], str]) -> bool:
+    """Run one stage, say how it went; whatever it raises is what the reader came to see."""
+    start = time.perf_counter()
+    try:
+        result = run()
+    except Exception as error:  # noqa: BLE001 - the message is the result
+        traceback.print_exc(limit=-4)
+        print(f"FAIL {name}: {type(error).__name__}: {str(error)[:1000]}", flush=True)
+        return False
+    print(f"PASS {name} ({time.perf_counter() - start:.1f} s): {result}", flush=True)
+    return True
+
+
+def gate(device: str, family: str, dtype: str, folder: Path) -> str:
+    path = make_checkpoint(folder / f"{family}-{dtype}", family)  # type: ignore[arg-type]
+
+    def load() -> IreeRunner:
+        return IreeRunner.load(
+            path,
+            ModelConfig.from_dir(path),
+            device=device,
+            dtype=dtype,  # type: ignore[arg-type]
+            slots=8,
+            context=256,
+            cache_dir=folder / "cache",
+            threads=0,
+            progress=lambda phase, done, total: None,
+        )
+
+    report = run_gate(load, resume=Device(device, 0).local)
+    return f"{report.requests} requests, {report.tokens} tokens, {report.steps} steps"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shapes", nargs="*", default=["110m"], help="shapes of bench/engine.py; none skips it")
+    args = parser.parse_args()
+    print("drivers:", ", ".join(available_drivers()))
+    good = stage("open", lambda: " ".join(Device(args.device, 0).compile_flags()))
+    if good:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for family, dtype in GATES:
+                good &= stage(
+                    f"gate {family} {dtype}",
+                    lambda family=family, dtype=dtype: gate(args.device, family, dtype, folder),  # type: ignore[misc]
+                )
+        if args.shapes:
+            bench = [sys.executable, str(Path(__file__).with_name("engine.py")), "--device", args.device]
+            good &= subprocess.run([*bench, "--models", *args.shapes], check=False).returncode == 0
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()
