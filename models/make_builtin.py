@@ -35,7 +35,7 @@ PLAN = Plan(steps=1200, batch=6, length=384, peak_rate=4e-3, seed=0)
 PRACTICE = Plan(steps=300, batch=6, length=384, peak_rate=3e-3, seed=3, warmup=20)
 DRAFT_SHAPE = Shape(layers=2, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocabulary=VOCABULARY)
 DRAFT_PLAN = Plan(steps=500, batch=6, length=384, peak_rate=4e-3, seed=1)
-DRAFT_PRACTICE = Plan(steps=200, batch=6, length=384, peak_rate=3e-3, seed=3, warmup=20)
+DRAFT_PRACTICE = Plan(steps=100, batch=6, length=384, peak_rate=3e-3, seed=3, warmup=20)
 
 
 def make_tokenizer() -> Tokenizer:
