@@ -36,6 +36,7 @@ class Generate:
             plan = self._decode(await exchange.body())
             call = self._router.open(plan, exchange.request_id)
         except ApiError as error:
+            _log.info("request_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
             return
         except ClientGone:
@@ -50,8 +51,12 @@ class Generate:
                 group.cancel_scope.cancel()
         finally:
             # Nothing may be awaited here: the task may be under cancellation.
+            outcome = (
+                "client_gone" if not call.ended else "answered" if call.failure is None else call.failure.code.value
+            )
             call.cancel_nowait()
             exchange.close()
+            _log.info("request_ended", request=call.request, worker=call.worker, model=call.model, outcome=outcome)
 
     async def _answer(self, exchange: Exchange, plan: Plan, call: Call, scope: anyio.CancelScope) -> None:
         answer_id = f"{'chatcmpl' if plan.chat else 'cmpl'}-{exchange.token}"

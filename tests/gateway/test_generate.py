@@ -5,11 +5,12 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+import structlog
 
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Step, Usage
 from protocol.request import ChatInput, Message, TextInput, TokensInput
-from tests.gateway.serving import CHAT, COMPLETION, Served, events, serving
+from tests.gateway.serving import CHAT, COMPLETION, Served, events, open_raw, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -234,6 +235,29 @@ async def test_late_frames_of_an_ended_stream_are_nothing() -> None:
         served.worker.fail(submit.stream, ErrorCode.STEP)
         served.worker.token(submit.stream, "three", 3)
     assert got[0].json()["choices"][0]["text"] == "one"
+
+
+async def test_every_end_of_a_request_is_one_log_line() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with serving() as served, anyio.create_task_group() as group:
+            for body in (COMPLETION, COMPLETION, COMPLETION | {"n": 0}):
+                group.start_soon(post, served, "/v1/completions", body, [])
+            first, second = await served.worker.wait_submits(2)
+            served.worker.finish(first.stream)
+            served.worker.fail(second.stream, ErrorCode.STEP)
+            leaver = await open_raw(served.port, "/v1/completions", COMPLETION)
+            await served.worker.wait_submits(3)
+            await leaver.aclose()
+            await served.worker.wait_cancels(1)
+    ends = [log for log in logs if log["event"] in ("request_ended", "request_refused")]
+    assert sorted(log.get("outcome") or log["code"] for log in ends) == [
+        "answered",
+        "client_gone",
+        "invalid_request",
+        "step_failed",
+    ]
+    assert len({log["request"] for log in ends}) == 4
+    assert all(log["worker"] == "w0" for log in ends if log["event"] == "request_ended")
 
 
 async def test_no_seed_is_a_seed_of_its_own_each_time() -> None:
