@@ -45,18 +45,19 @@ class Plan:
 
     def groups(self) -> list[list[str]]:
         """The graphs that serving needs, those of one module together."""
-        decode = [[f"decode_{bucket}", *self._draws(bucket)] for bucket in self.buckets]
+        decode = [[f"decode_{bucket}"] for bucket in self.buckets]
         prefill = [[f"prefill_{chunk}"] for chunk in self.chunks]
-        if 1 not in self.buckets:
-            prefill[0] += self._draws(1)
+        draws = [[f"draw_{rows}", f"filter_{rows}"] for rows in self.draw_sizes]
         if isinstance(self.ops, PlainOps):
             # One module, so that the device holds the weights once.
-            return [[name for group in decode + prefill for name in group] + ["score", "forget"]]
-        return decode + prefill
+            return [[name for group in decode + prefill + draws for name in group] + ["score", "forget"]]
+        return decode + prefill + draws
 
-    @staticmethod
-    def _draws(rows: int) -> list[str]:
-        return [f"draw_{rows}", f"filter_{rows}"]
+    @property
+    def draw_sizes(self) -> tuple[int, ...]:
+        """Rows that are drawn at once: one, or all. Those of a bucket between are drawn one by one, because the
+        graphs that draw take as long to compile as the model's."""
+        return tuple(sorted({1, self.cache.slots}))
 
     def module(self, names: Sequence[str]) -> str:
         """MLIR of one module with these graphs."""

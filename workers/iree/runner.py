@@ -103,7 +103,7 @@ class IreeRunner:
             start, position = chunk.start + at, chunk.position + at
             arguments = self._chunk_inputs(chunk.slot, part, start, position, size)
             result = self._call(f"prefill_{size}", *arguments, len(part) - 1)
-        return None if draw is None else self._draw(result, [draw], 1)[0]
+        return None if draw is None else self._draw(result, [draw])[0]
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
         if not rows:
@@ -124,7 +124,7 @@ class IreeRunner:
         draws: list[Draw | None] = [None] * batch
         for row in rows:
             draws[row.slot] = row.draw
-        drawn = self._draw(result, draws, batch)
+        drawn = self._draw(result, draws)
         return [drawn[row.slot] for row in rows]
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
@@ -211,18 +211,31 @@ class IreeRunner:
         cos, sin = self._angles.at(positions)
         return [*map(self._device.upload, (tokens, cos, sin, places)), self._kv.view]
 
-    def _draw(self, result: list[rt.HalBufferView], draws: Sequence[Draw | None], rows: int) -> list[int]:
+    def _draw(self, result: list[rt.HalBufferView], draws: Sequence[Draw | None]) -> list[int]:
         """Tokens of the rows that draw (others are meaningless). Raises `NotFiniteError`."""
         active = [draw for draw in draws if draw is not None]
-        tokens = result[0]
         if needs_sampling(active):
-            wanted = parameters([draw or active[0] for draw in draws])
-            kind = "filter" if needs_filters(active) else "draw"
-            tokens = self._call(f"{kind}_{rows}", result[1], *map(self._device.upload, wanted))[0]
-        drawn: list[int] = self._device.download(tokens).tolist()
+            drawn = self._sample(result[1], draws, active[0])
+        else:
+            drawn = self._device.download(result[0]).tolist()
         if any(token < 0 for token, draw in zip(drawn, draws, strict=True) if draw is not None):
             raise NotFiniteError("the model's logits are not finite")
         return drawn
+
+    def _sample(self, logits: rt.HalBufferView, draws: Sequence[Draw | None], filler: Draw) -> list[int]:
+        """Tokens of the rows that draw; where all rows are drawn at once, the others are given the filler."""
+        if len(draws) in self._plan.draw_sizes:
+            filled = [draw or filler for draw in draws]
+            kind = "filter" if needs_filters(filled) else "draw"
+            wanted = map(self._device.upload, parameters(filled))
+            tokens = self._call(f"{kind}_{len(draws)}", logits, *wanted)[0]
+            return list(self._device.download(tokens).tolist())
+        each = self._device.download(logits)
+        out = [0] * len(draws)
+        for row, draw in enumerate(draws):
+            if draw is not None:
+                (out[row],) = self._sample(self._device.upload(each[row : row + 1]), [draw], draw)
+        return out
 
     def _call(self, name: str, *arguments: rt.HalBufferView | int) -> list[rt.HalBufferView]:
         if name not in self._modules:  # not one of those that serving needs

@@ -45,7 +45,8 @@ def test_a_cache_has_a_row_that_nobody_attends_to(tiled: Plan) -> None:
 
 
 def test_modules_by_themselves_on_a_cpu_and_together_elsewhere(tiled: Plan, tmp_path: Path) -> None:
-    assert [group[0] for group in tiled.groups()] == ["decode_1", "decode_2", "decode_4", "prefill_32", "prefill_64"]
+    steps = [["decode_1"], ["decode_2"], ["decode_4"], ["prefill_32"], ["prefill_64"]]
+    assert tiled.groups() == [*steps, ["draw_1", "filter_1"], ["draw_4", "filter_4"]]
     (together,) = make_plan(tmp_path, PlainOps("float16")).groups()
     assert {"decode_4", "prefill_64", "draw_1", "filter_4", "score", "forget"} <= set(together)
 
