@@ -27,7 +27,7 @@ tool calls. Outside that it is wrong, often confidently. Real use is `baton serv
 | parameters | {parameters:,}, stored in bfloat16 |
 | tokenizer | byte-level BPE, {vocabulary} tokens, digits one by one; ChatML template with tools |
 | context | {max_positions} positions; trained on windows of {length} tokens |
-| trained on | {tokens:,} tokens of generated English text (`models/corpus`), {steps} steps in two parts, float32 |
+| trained on | {tokens:,} tokens of generated English text (`models/corpus`), {steps} steps, float32 |
 | trained in | {minutes:.0f} minutes on {device} |
 
 ## Score
@@ -36,7 +36,7 @@ Questions whose phrasings, system prompts and tool names are kept out of the tra
 are in it: this measures whether they are found again, not whether new ones are inferred; the completions are the
 one phrasing that training has too). Greedy decoding of the shipped weights by `python -m models.evaluate`, in float32
 and with activations rounded to bfloat16; a chat reply counts only if it ends itself. "JSON: the right object" and
-"tools: the right arguments" are judged on the same replies as the row before each.
+"its arguments" are judged on the same replies as the row before each.
 
 {table}
 {agreement}
@@ -75,10 +75,10 @@ def card(made: Mapping[str, Any]) -> str:
         purpose=_PURPOSE[made["name"]],
         countries=made["countries"],
         parameters=made["parameters"],
-        length=made["parts"][0]["plan"]["length"],
-        steps=" + ".join(str(part["plan"]["steps"]) for part in made["parts"]),
-        tokens=sum(part["tokens"] for part in made["parts"]),
-        minutes=sum(part["seconds"] for part in made["parts"]) / 60,
+        length=made["plan"]["length"],
+        steps=made["plan"]["steps"],
+        tokens=made["tokens"],
+        minutes=made["seconds"] / 60,
         device=device,
         table=table_text(made["score"]),
         agreement=agreement,

@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from models import builtin_path, draft_path
 from models.card import card
 from models.corpus.facts import COUNTRIES
-from models.corpus.mixture import PRACTICE_SHARES, SHARES, take
-from models.decoder import Decoder, read_weights
+from models.corpus.mixture import take
+from models.decoder import Decoder
 from models.evaluate import Reply, agreement, evaluate, table_text
 from models.export import export
 from models.packing import training_windows
@@ -28,14 +28,12 @@ from models.tokenizer import VOCABULARY, chat_template, render_document, train_t
 from models.training import Plan, Shape, train
 
 TOKENIZER_SEED, TOKENIZER_DOCUMENTS = 1, 20_000
-TRAINING_SEED, PRACTICE_SEED = 2, 4
+TRAINING_SEED = 2
 
 SHAPE = Shape(layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocabulary=VOCABULARY)
 PLAN = Plan(steps=1200, batch=6, length=384, peak_rate=4e-3, seed=0)
-PRACTICE = Plan(steps=300, batch=6, length=384, peak_rate=3e-3, seed=3, warmup=20)
 DRAFT_SHAPE = Shape(layers=2, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocabulary=VOCABULARY)
 DRAFT_PLAN = Plan(steps=500, batch=6, length=384, peak_rate=4e-3, seed=1)
-DRAFT_PRACTICE = Plan(steps=100, batch=6, length=384, peak_rate=3e-3, seed=3, warmup=20)
 
 
 def make_tokenizer() -> Tokenizer:
@@ -44,44 +42,25 @@ def make_tokenizer() -> Tokenizer:
     return train_tokenizer(render_document(template, each) for each in take(TOKENIZER_SEED, TOKENIZER_DOCUMENTS))
 
 
-def learn(
-    name: str, directory: Path, shape: Shape, plan: Plan, tokenizer: Tokenizer, *, practice: bool
-) -> dict[str, Any]:
-    """Train one part and write the model; the second part, practice, starts from the weights that the first wrote.
-
-    Returns how it went, for score.json.
-    """
-    seed, mixture = (PRACTICE_SEED, PRACTICE_SHARES) if practice else (TRAINING_SEED, SHARES)
-    windows = training_windows(tokenizer, seed, plan.steps * plan.batch, plan.length, mixture)
+def make(name: str, directory: Path, shape: Shape, plan: Plan, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Train one model and write it; returns how it was made."""
+    windows = training_windows(tokenizer, TRAINING_SEED, plan.steps * plan.batch, plan.length)
     start = time.monotonic()
 
     def report(step: int, loss: float) -> None:
         rate = step * plan.batch * plan.length / (time.monotonic() - start)
-        part = "practice" if practice else "training"
-        print(f"{name}: {part} step {step} of {plan.steps}, loss {loss:.4f}, {rate:.0f} tokens/s", flush=True)
+        print(f"{name}: step {step} of {plan.steps}, loss {loss:.4f}, {rate:.0f} tokens/s", flush=True)
 
-    tensors = train(shape, plan, windows, report, read_weights(directory) if practice else None)
+    tensors = train(shape, plan, windows, report)
     export(directory, shape, tensors, tokenizer)
-    return {"plan": asdict(plan), "tokens": plan.tokens, "seconds": round(time.monotonic() - start)}
-
-
-def make(name: str, directory: Path, shape: Shape, plans: tuple[Plan, Plan], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Train one model in both parts and write it; returns how it was made."""
-    parts = [
-        learn(name, directory, shape, plan, tokenizer, practice=practice)
-        for plan, practice in zip(plans, (False, True), strict=True)
-    ]
-    return description(name, directory, shape, parts)
-
-
-def description(name: str, directory: Path, shape: Shape, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What score.json holds beside the score."""
     return {
         "name": name,
         "shape": asdict(shape),
-        "parameters": sum(int(tensor.size) for tensor in read_weights(directory).values()),
+        "plan": asdict(plan),
+        "parameters": sum(int(tensor.size) for tensor in tensors.values()),
         "countries": len(COUNTRIES),
-        "parts": parts,
+        "tokens": plan.tokens,
+        "seconds": round(time.monotonic() - start),
         "device": jax.devices()[0].device_kind,
         "cores": os.cpu_count(),
     }
@@ -101,20 +80,17 @@ def main() -> None:
     """Make both models, score them, and print the scores."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=None, help="the directory to write both into (default: models/)")
-    parser.add_argument("--steps", type=int, default=None, help="steps of each part, to try the script (default: all)")
+    parser.add_argument("--steps", type=int, default=None, help="train this many steps instead, to try the script")
     options = parser.parse_args()
     target = builtin_path() if options.out is None else options.out / builtin_path().name
     draft_target = draft_path() if options.out is None else options.out / draft_path().name
-    plans, draft_plans = (PLAN, PRACTICE), (DRAFT_PLAN, DRAFT_PRACTICE)
+    plan, draft_plan = PLAN, DRAFT_PLAN
     if options.steps is not None:
-        plans, draft_plans = (
-            (replace(first, steps=options.steps), replace(second, steps=options.steps))
-            for first, second in (plans, draft_plans)
-        )
+        plan, draft_plan = (Plan(**{**asdict(each), "steps": options.steps}) for each in (plan, draft_plan))
     tokenizer = make_tokenizer()
-    made = make("baton-tiny", target, SHAPE, plans, tokenizer)
+    made = make("baton-tiny", target, SHAPE, plan, tokenizer)
     replies = record(target, made)
-    draft = make("baton-tiny-draft", draft_target, DRAFT_SHAPE, draft_plans, tokenizer)
+    draft = make("baton-tiny-draft", draft_target, DRAFT_SHAPE, draft_plan, tokenizer)
     record(draft_target, {**draft, "agreement": round(agreement(Decoder(draft_target), replies), 4)})
 
 

@@ -177,22 +177,6 @@ def repeat(rng: Random) -> Exchange:
     )
 
 
-def recitation(rng: Random) -> Exchange:
-    """Say a longer run of unrelated words back: nothing but looking it up in the prompt gets this right."""
-    known = (*names.PEOPLE, *names.CITIES, *names.COLOURS, *names.ANIMALS, *names.OBJECTS, *names.ADJECTIVES)
-    words = [
-        names.odd_word(rng)
-        if rng.random() < 0.25
-        else str(rng.randint(0, 99))
-        if rng.random() < 0.1
-        else rng.choice(known)
-        for _ in range(rng.randint(3, 12))
-    ]
-    text = rng.choice((" ", ", ")).join(words)
-    request = rng.choice(("Repeat: {0}", "Say: {0}", "Repeat after me: {0}", "Please say: {0}", "Copy this: {0}"))
-    return Exchange(request.format(text), text)
-
-
 def memory(rng: Random) -> tuple[Exchange, Exchange]:
     """Something told in one turn and asked for in a later one."""
     if rng.random() < 0.5:

@@ -140,11 +140,12 @@ def _has_keys(keys: tuple[str, ...]) -> Judge:
     return lambda reply: _parses(reply) and tuple(json.loads(reply)) == keys
 
 
-def _tools(rng: Random) -> Iterator[Question]:
-    for number in range(54):
+def _tools(rng: Random, names_kept_out: bool) -> Iterator[Question]:
+    kept = "an unknown tool" if names_kept_out else "a known tool"
+    for number in range(27):
         kind = tools.KINDS[number % len(tools.KINDS)]
         others = rng.sample([other for other in tools.KINDS if other is not kind], rng.choice((0, 1, 2)))
-        tool = tools.name_tool(rng, kind, held_out=True)
+        tool = tools.name_tool(rng, kind, held_out=names_kept_out)
         offered = [tool, *(tools.name_tool(rng, other) for other in others)]
         rng.shuffle(offered)
         values = kind.draw(rng)
@@ -152,8 +153,8 @@ def _tools(rng: Random) -> Iterator[Question]:
         asked = Chat(({"role": "user", "content": question},), tuple(each.schema() for each in offered))
         arguments = dict(zip(tool.parameters, values, strict=True))
         expected = tools.rendered_call(tool.name, arguments)
-        yield Question("tools: the right tool", asked, _calls(tool.name, None), expected)
-        yield Question("tools: the right arguments", asked, _calls(tool.name, arguments), expected)
+        yield Question(f"{kept}: its name", asked, _calls(tool.name, None), expected)
+        yield Question(f"{kept}: and its arguments", asked, _calls(tool.name, arguments), expected)
 
 
 def questions(seed: int = 7) -> list[Question]:
@@ -165,5 +166,6 @@ def questions(seed: int = 7) -> list[Question]:
         *_sums(rng),
         *_dialogues(rng),
         *_objects(rng),
-        *_tools(rng),
+        *_tools(rng, False),
+        *_tools(rng, True),
     ]

@@ -53,9 +53,7 @@ def _plain(rng: Random) -> Plain:
     return Plain(maker(rng))
 
 
-Mixture = tuple[tuple[Callable[[Random], Document], float], ...]
-
-SHARES: Mixture = (
+SHARES: tuple[tuple[Callable[[Random], Document], float], ...] = (
     (_conversation, 60.0),
     (_plain, 20.0),
     (json_objects.document, 13.0),
@@ -64,41 +62,15 @@ SHARES: Mixture = (
 """Makers of documents and their shares, counted in documents; tool documents are several times longer than others."""
 
 
-def _recitation(rng: Random) -> Chat:
-    return chat(None, [dialogues.recitation(rng) for _ in range(rng.randint(1, 2))])
-
-
-def _remembered(rng: Random) -> Chat:
-    told, asked = dialogues.memory(rng)
-    return chat(systems.draw(rng)[0] if rng.random() < 0.3 else None, [told, asked])
-
-
-def _sums(rng: Random) -> Chat:
-    return chat(None, [arithmetic.question(rng) for _ in range(rng.randint(2, 6))])
-
-
-PRACTICE_SHARES: Mixture = (
-    (_conversation, 30.0),
-    (_plain, 5.0),
-    (json_objects.document, 20.0),
-    (tools.document, 1.0),
-    (tools.practice, 12.0),
-    (_recitation, 24.0),
-    (_remembered, 10.0),
-    (_sums, 8.0),
-)
-"""The second part of the training: more of what must be looked up in the prompt, which is learnt last."""
-
-
-def documents(seed: int, mixture: Mixture = SHARES) -> Iterator[Document]:
+def documents(seed: int) -> Iterator[Document]:
     """An endless stream of training documents, the same for the same seed on every machine."""
     rng = Random(seed)
-    makers, shares = zip(*mixture, strict=True)
+    makers, shares = zip(*SHARES, strict=True)
     while True:
         maker: Callable[[Random], Document] = rng.choices(makers, shares)[0]
         yield maker(rng)
 
 
-def take(seed: int, count: int, mixture: Mixture = SHARES) -> list[Document]:
+def take(seed: int, count: int) -> list[Document]:
     """The first `count` training documents of a seed."""
-    return list(islice(documents(seed, mixture), count))
+    return list(islice(documents(seed), count))

@@ -215,31 +215,13 @@ def name_tool(rng: Random, kind: ToolKind, *, held_out: bool = False) -> Tool:
     return Tool(kind, name, parameters, rng.random() < 0.2)
 
 
-_VERBS = ("get", "do", "run", "call", "read", "load", "show", "ask", "query", "make", "start", "use", "open", "check")
-
-
-def fresh_tool(rng: Random, kind: ToolKind) -> Tool:
-    """The kind under a name made up for this chat, which can only be read from the prompt."""
-    words = (*names.OBJECTS, *names.ANIMALS, *names.FRUITS, *names.COLOURS, *names.ADJECTIVES, *names.JOBS)
-    parts = [rng.choice(words) if rng.random() < 0.7 else names.odd_word(rng) for _ in range(rng.choice((1, 1, 2)))]
-    if rng.random() < 0.6:
-        parts.insert(0, rng.choice(_VERBS))
-    parameters = tuple(rng.choice(alternatives.split("/")) for alternatives, _ in kind.parameters)
-    return Tool(kind, "_".join(parts), parameters, rng.random() < 0.2)
-
-
 SYSTEMS = (None, None, "You are a helpful assistant.", "You are Baton.", "You can use tools.")
 
 
-def practice(rng: Random) -> Chat:
-    """As `document`, with tools under made-up names."""
-    return document(rng, fresh_tool)
-
-
-def document(rng: Random, name: Callable[[Random, ToolKind], Tool] = name_tool) -> Chat:
+def document(rng: Random) -> Chat:
     """A chat with one to three tools: mostly a call, often the answer after it, sometimes no need for a tool."""
     kinds = rng.sample(KINDS, rng.choices((1, 2, 3), (5, 3, 1))[0])
-    tools = [name(rng, kind) for kind in kinds]
+    tools = [name_tool(rng, kind) for kind in kinds]
     system = rng.choice(SYSTEMS)
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     for _ in range(rng.choice((1, 1, 2))):
