@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.iree.affinity import usable_cores
+from workers.probe import short
 
 DEFAULT_DEVICE = "local-task"
 LOCAL_DRIVERS = ("local-task", "local-sync")
@@ -107,8 +108,7 @@ class Device:
             bare = self.driver == self.uri
             self._device = driver.create_default_device() if bare else driver.create_device_by_uri(self.uri)
         except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise DeviceError(f"device: {self.uri!r} cannot be opened on this machine: {reason}") from error
+            raise DeviceError(f"device: {self.uri!r} cannot be opened on this machine: {short(error)}") from error
         self.instance = rt.VmInstance()
         self._hal = rt.create_hal_module(self.instance, self._device)
         self._compiled: list[rt.VmModule] = []
