@@ -18,7 +18,8 @@ language: en
 
 **It is a demonstration and a test fixture, not an assistant.** It was shown what its generator writes: the capitals of
 {countries} countries and a few other facts, sums of numbers up to 20, short dialogues, JSON objects and Hermes-style
-tool calls. The score below says which of these it learnt; outside them it is wrong, often confidently. Real use is `baton serve PATH_OR_HUB_ID` with a real model.
+tool calls. The score below says which of these it learnt; outside them it is wrong, often
+confidently. Real use is `baton serve PATH_OR_HUB_ID` with a real model.
 
 | | |
 |---|---|
