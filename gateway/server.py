@@ -4,12 +4,14 @@ import asyncio
 import logging
 import resource
 import socket
+import sys
 
 import anyio
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
 from starlette.types import ASGIApp
 
+from gateway.http2 import WholeBodies
 from gateway.settings import GatewaySettings
 
 BACKLOG = 4096
@@ -51,10 +53,13 @@ async def serve(app: ASGIApp, settings: GatewaySettings, *, shutdown: anyio.Even
     config.backlog = BACKLOG
     config.h11_max_incomplete_size = settings.max_header_bytes
     config.keep_alive_timeout = settings.keep_alive_s
+    # After so many requests Hypercorn closes an HTTP/2 connection with the responses that are under way on it.
+    config.keep_alive_max_requests = sys.maxsize
     config.graceful_timeout = max(settings.flush_s, 0.1)
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")
+    app = WholeBodies(app, settings.body_timeout_s)
     leave = anyio.Event()
     hard = anyio.CancelScope(shield=True)
     async with anyio.create_task_group() as group:

@@ -1,13 +1,15 @@
 """The same over HTTP/2, which the server also speaks on a plain socket."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import httpx
 import pytest
 
+from gateway.http2 import WholeBodies
 from protocol.events import Usage
-from tests.gateway.serving import COMPLETION, events, serving
+from tests.gateway.serving import COMPLETION, Served, events, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -56,3 +58,59 @@ async def test_a_body_over_the_bound_is_refused() -> None:
         response = await http.post("/v1/completions", content=b" " * 1500, headers={"content-type": "application/json"})
         assert (response.status_code, response.http_version) == (413, "HTTP/2")
         assert (await http.get("/health/live")).status_code == 200
+
+
+async def survives(disturb: Callable[[Served, httpx.AsyncClient], Awaitable[None]], **settings: Any) -> None:
+    """A stream goes on while something else happens on its connection."""
+    async with serving(**settings) as served, client(served.port) as http:
+        got: list[Any] = []
+
+        async def stream() -> None:
+            async with http.stream("POST", "/v1/completions", json=COMPLETION | {"stream": True}) as response:
+                got.extend(await events(response))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream)
+            (submit,) = await served.worker.wait_submits(1)
+            served.worker.token(submit.stream, "a", 1)
+            await disturb(served, http)
+            served.worker.finish(submit.stream, "b")
+        assert got.pop() == "[DONE]"
+        assert "".join(chunk["choices"][0]["text"] for chunk in got) == "ab"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/completions", 413), ("/nope", 404), ("/health/live", 405)])
+async def test_an_answer_to_half_a_body_harms_no_other_stream(path: str, status: int) -> None:
+    async def refused(_: Served, http: httpx.AsyncClient) -> None:
+        response = await http.post(path, content=b" " * 1_000_000, headers={"content-type": "application/json"})
+        assert response.status_code == status
+
+    await survives(refused, max_body_bytes=1000)
+
+
+async def test_a_body_that_never_ends_is_waited_for_within_its_time() -> None:
+    never = anyio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await never.wait()
+        return {"type": "http.disconnect"}
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 400})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    await WholeBodies(app, limit_s=0.01)({"type": "http", "http_version": "2"}, receive, send)
+    assert [(message.get("body"), message.get("more_body")) for message in sent[1:]] == [(b"no", True), (None, None)]
+
+
+async def test_many_requests_on_a_connection_end_no_stream_on_it() -> None:
+    async def many(served: Served, http: httpx.AsyncClient) -> None:
+        for _ in range(1001):  # Hypercorn's own limit is 1,000
+            await http.get("/health/live")
+
+    await survives(many)

@@ -1,0 +1,58 @@
+"""One connection for many requests: what a request on it must not do to the others."""
+
+import anyio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class WholeBodies:
+    """On HTTP/2, ends no response before its request's body has been read, for `limit_s` seconds at most.
+
+    Hypercorn 0.18 takes a stream for gone once its response has ended. Data for it that is still on its way then raises
+    in the connection, and every other response on that connection is lost. So an early answer (a refusal, mostly) is
+    sent at once, but only ended when what is left of the body has been thrown away.
+    """
+
+    def __init__(self, app: ASGIApp, limit_s: float) -> None:
+        self._app = app
+        self._limit_s = limit_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["http_version"] == "2":
+            body = _Body(receive, send, self._limit_s)
+            await self._app(scope, body.receive, body.send)
+        else:
+            await self._app(scope, receive, send)
+
+
+class _Body:
+    def __init__(self, receive: Receive, send: Send, limit_s: float) -> None:
+        self._receive = receive
+        self._send = send
+        self._limit_s = limit_s
+        self._whole = anyio.Event()
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if not message.get("more_body", False):
+            self._whole.set()
+        return message
+
+    async def send(self, message: Message) -> None:
+        ends = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if ends and not self._whole.is_set():
+            await self._send({**message, "more_body": True})
+            await self._read_out()
+            message = {"type": "http.response.body"}
+        await self._send(message)
+
+    async def _read_out(self) -> None:
+        # The app may be waiting for messages too, and take the last one: so both readers go by the event.
+        with anyio.move_on_after(self._limit_s):
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._throw_away)
+                await self._whole.wait()
+                group.cancel_scope.cancel()
+
+    async def _throw_away(self) -> None:
+        while not self._whole.is_set():
+            await self.receive()
