@@ -1,0 +1,139 @@
+"""Tokens a second through HTTP beside the engine alone: the same model, prompts and lengths, in turn, in one run.
+
+    python bench/serving.py [--model 110m] [--streams 8] [--rounds 3] [--max-tokens 64]
+
+The server is `baton serve` with one worker process on the IREE engine, loaded by `bench/load.py` over SSE with usage.
+The engine alone is `BatchEngine` in this process, which keeps as many sequences in flight and makes no text. While
+one is measured the other has nothing to do and blocks. Figures are medians over the rounds.
+"""
+
+import argparse
+import asyncio
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.engine import SHAPES, make_model
+from bench.load import run_level
+from protocol.request import Sampling
+from tests.checkpoints import make_tokenizer
+from workers.checkpoint import ModelConfig
+from workers.engine import BatchEngine, Request
+from workers.iree.runner import IreeRunner
+
+CONTEXT = 1024
+PROMPT = tuple(3 + i % 300 for i in range(64))
+START_TIMEOUT_S = 600
+
+
+def alone(runner: IreeRunner, streams: int, requests: int, max_tokens: int) -> float:
+    """Tokens a second of wall time: `requests` sequences, at most `streams` at once."""
+    engine = BatchEngine(runner, max_queue=streams, step_tokens=512)
+    left = iter(range(requests))
+    began = time.perf_counter()
+    tokens = 0
+
+    def submit() -> None:
+        if (stream := next(left, None)) is not None:
+            engine.submit(Request(stream, PROMPT, Sampling(), max_tokens, frozenset()))
+
+    for _ in range(streams):
+        submit()
+    while not engine.idle:
+        result = engine.step()
+        if result.failures:
+            raise RuntimeError(result.failures[0].text)
+        tokens += len(result.tokens)
+        for _ in result.ends:
+            submit()
+    return tokens / (time.perf_counter() - began)
+
+
+def served(url: str, streams: int, requests: int, max_tokens: int) -> float:
+    """Tokens a second of wall time over HTTP. Raises RuntimeError when a request failed."""
+    arguments = argparse.Namespace(
+        url=url, path="/v1/completions", model="bench", label="", key="", same_prefix=0, requests=requests,
+        prompt_words=1, max_tokens=max_tokens, temperature=0.0,
+        extra={"prompt": list(PROMPT), "ignore_eos": True},
+    )  # fmt: skip
+    figures = asyncio.run(run_level(arguments, streams, random.Random(1)))
+    if figures["bad"]:
+        raise RuntimeError(figures["why"])
+    return float(figures["out_tok_s"])
+
+
+@contextmanager
+def server(path: Path, cache: Path, streams: int, dtype: str) -> Iterator[str]:
+    """`baton serve` on a free port until the block ends."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = {"--backend": "iree", "--name": "bench", "--port": port, "--max-batch-size": streams, "--dtype": dtype}
+    options |= {"--context": CONTEXT, "--cache-dir": cache}
+    command = [sys.executable, "-m", "cli", "serve", str(path)]
+    command += [str(word) for option in options.items() for word in option]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            _wait_until_ready(url, process)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health/ready", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise RuntimeError("the server did not become ready")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(SHAPES), default="110m")
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) / "cache"
+        path = make_model(Path(folder), args.model)
+        make_tokenizer(path, SHAPES[args.model]["vocab_size"])
+        with server(path, cache, args.streams, args.dtype) as url:
+            runner = IreeRunner.load(
+                path, ModelConfig.from_dir(path), device="", dtype=args.dtype, slots=args.streams, context=CONTEXT,
+                cache_dir=cache, threads=0, progress=lambda phase, done, total: None,
+            )  # fmt: skip
+            work = (args.streams, args.requests, args.max_tokens)
+            engine, http = [], []
+            for turn in range(args.rounds):
+                engine.append(alone(runner, *work))
+                http.append(served(url, *work))
+                print(f"round {turn + 1}: engine {engine[-1]:.1f}, HTTP {http[-1]:.1f} tok/s", flush=True)
+            runner.close()
+    ratio = statistics.median(b / a for a, b in zip(engine, http, strict=True))
+    print(
+        f"{args.model} {args.dtype}, {args.streams} streams: engine alone {statistics.median(engine):.1f} tok/s, "
+        f"through HTTP {statistics.median(http):.1f} tok/s, ratio {ratio:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
