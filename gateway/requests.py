@@ -193,10 +193,11 @@ class RequestDecoder:
             ignore_eos=bool(body.ignore_eos),
             deadline_ms=int(self._settings.request_timeout_s * 1000),
         )
-        seed = secrets.randbits(63) if body.seed is None else body.seed
+        # A seed gives a prompt the same choices whatever stands beside it; without one, equal prompts should differ.
+        first = secrets.randbits(63) if body.seed is None else body.seed
+        seeds = (first + (index if body.seed is None else index % n) for index in range(len(inputs) * n))
         choices = tuple(
-            Choice(inputs[index // n], _sampling(body, (seed + index) & MAX_SEED), limits)
-            for index in range(len(inputs) * n)
+            Choice(inputs[index // n], _sampling(body, seed & MAX_SEED), limits) for index, seed in enumerate(seeds)
         )
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return Plan(chat, body.model, choices, n, bool(body.stream), usage, bool(body.return_token_ids))

@@ -196,6 +196,17 @@ def test_values_at_the_edge_of_their_bounds_are_taken() -> None:
     assert len(plan.choices) == 64
 
 
+def test_with_a_seed_a_prompt_is_drawn_as_if_it_were_alone() -> None:
+    together, alone = completion(prompt=["a", "b"], n=2, seed=7), completion(prompt="b", n=2, seed=7)
+    assert together.choices[2:] == alone.choices
+    assert [choice.sampling.seed for choice in alone.choices] == [7, 8]
+
+
+def test_without_a_seed_no_two_choices_share_one() -> None:
+    plan = completion(prompt=["a", "a"], n=2)
+    assert len({choice.sampling.seed for choice in plan.choices}) == 4
+
+
 def test_the_defaults_are_those_of_the_api() -> None:
     plan = completion()
     limits = Limits(COMPLETION_MAX_TOKENS, deadline_ms=3_600_000)
