@@ -46,7 +46,7 @@ async def run_daemon(
     policy: Policy | None = None,
     deadlines: Deadlines | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then end cleanly; a second signal skips the grace.
+    """Serve until SIGINT, SIGTERM or SIGHUP, then end cleanly; a second signal skips the grace.
 
     `on_listening` is told the address once connections are taken, `on_status` of every change of a worker. Raises
     `BindError` before anything starts, and `WorkersGaveUp` after everything has ended.
@@ -110,7 +110,10 @@ class _Daemon:
         self._router.worker_lost(worker, incarnation, reason)
 
     async def watch_signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        wanted = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+            wanted.append(signal.SIGHUP)
+        with anyio.open_signal_receiver(*wanted) as signals:
             async for number in signals:
                 _log.info("signal", name=signal.Signals(number).name)
                 if self.leave.is_set():

@@ -90,11 +90,22 @@ async def daemon(*launches: WorkerLaunch, **settings: Any) -> AsyncIterator[tupl
     watched.assert_nothing_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 async def test_an_idle_gateway_ends_at_once(number: int) -> None:
     async with daemon(launch("a"), launch("b")) as (watched, _):
         os.kill(os.getpid(), number)
         await watched.ended.wait()
+
+
+async def test_a_terminal_that_closes_does_not_end_a_gateway_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with daemon(launch("w0")) as (_, client):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert (await client.get("/health/ready")).status_code == 200
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_live_streams_finish_within_the_grace_and_nothing_is_admitted() -> None:
