@@ -231,7 +231,10 @@ def _likely(xp: Any, steps: Array, weights: Array, top_p: Array) -> Array:
     def enough(limit: Array) -> Array:
         return _mass(xp, weights * (steps <= limit[:, None, None]).astype(xp.uint32)) >= wanted
 
-    return _bisect(xp, enough, top_p.shape[0], _FAR)
+    likely = _bisect(xp, enough, top_p.shape[0], _FAR)
+    # The mass is rounded: a tail below its last place would be dropped from the rows that keep all.
+    keeps_all = (top_p >= 1.0)[:, None, None]
+    return xp.where(keeps_all, xp.array(_FAR, dtype=xp.uint32), likely)
 
 
 def _bisect(xp: Any, enough: Any, rows: int, highest: int) -> Array:

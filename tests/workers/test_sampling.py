@@ -212,6 +212,15 @@ def test_without_filters_the_tokens_are_the_same() -> None:
     assert (sample(np, logits, *p, filters=False) == sample(np, logits, *p)).all()
 
 
+@pytest.mark.parametrize("xp", [np, mx])
+def test_a_top_p_of_one_keeps_what_the_masss_last_place_does_not_hold(xp: Any) -> None:
+    logits = np.array([[0.0, -16.63]], np.float32)  # 2**24 and 1: their sum is no float32
+    p = tuple(map(xp.array, rows(1, temperature=1.0)[:4]))
+    for filters in (False, True):
+        weights = np.asarray(kept(xp, xp.array(logits), *p, filters=filters))
+        assert weights[0, 0, :2].tolist() == [1 << 24, 1]
+
+
 def test_greedy_is_the_smallest_id_among_the_highest_on_every_backend() -> None:
     logits = random_logits(20, 1000)
     logits[3, [40, 700, 999]] = 50.0
