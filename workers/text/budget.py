@@ -11,6 +11,8 @@ MAX_BITS = 4096
 _WIDTHS = re.compile(r"%(?:\([^)]*\))?[-#0 +]*([0-9]*)(?:\.([0-9]*))?|\{[^{}]*?:[^{}0-9]*([0-9]*)(?:\.([0-9]*))?")
 """Width and precision of the fields of a format string, of either kind."""
 _WIDTH_FROM_ARGUMENT = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*:[^{}]*\{")
+_PER_PART = {"expandtabs": 0, "indent": 64, "wordwrap": 4096, "translate": 1}
+"""Methods and filters that may insert an argument at each character: arguments up to this length are always let in."""
 
 
 class TemplateError(Exception):
@@ -23,14 +25,15 @@ class Budget:
     def __init__(self, clock: Callable[[], float], limit_s: float, max_chars: int) -> None:
         self._clock = clock
         self._limit_s = limit_s
-        self._max_chars = max_chars
+        self.max_chars = max_chars
+        """Of one string, and of the prompt."""
         self._ends = 0.0
         self._chars = 0
 
     def restart(self) -> None:
         self._ends = self._clock() + self._limit_s
         # A character may pass through several macros and set blocks before it reaches the prompt.
-        self._chars = 8 * self._max_chars
+        self._chars = 8 * self.max_chars
 
     def check_time(self) -> None:
         if self._clock() > self._ends:
@@ -44,10 +47,27 @@ class Budget:
         """A result that a template may go on with."""
         self.check_time()
         if isinstance(value, str):
-            self.check_size(len(value), self._max_chars)
+            self.check_size(len(value), self.max_chars)
         elif isinstance(value, list | tuple | dict | set):
             self.check_size(len(value), MAX_ITEMS)
         return value
+
+    def check_whole(self, value: Any) -> None:
+        """Bound what a value becomes as text, a part counted as often as it is in it: lists can hold one another."""
+        size, rest = 0, [value]
+        while rest:
+            item = rest.pop()
+            if isinstance(item, str):
+                size += len(item)
+            elif isinstance(item, Mapping):
+                self.check_time()
+                size += len(item)
+                rest += [*item.keys(), *item.values()]
+            elif isinstance(item, list | tuple | set):
+                self.check_time()
+                size += len(item)
+                rest += item
+            self.check_size(size, self.max_chars)
 
     def check_operands(self, operator: str, left: Any, right: Any) -> None:
         """Bounds that must hold before an operation, because it may not come back from it."""
@@ -74,16 +94,23 @@ class Budget:
                 self.check_size(int(run[:18]), MAX_ITEMS)
         elif name == "replace" and len(arguments) > 1 and all(isinstance(each, str) for each in arguments[:2]):
             old, new = arguments[:2]
-            self.check_size(len(value) + value.count(old) * len(new), self._max_chars)
-        elif name == "join" and len(arguments) == 1 and hasattr(arguments[0], "__len__"):
-            self.check_size(len(value) * len(arguments[0]), self._max_chars)
+            self.check_size(len(value) + value.count(old) * len(new), self.max_chars)
+        elif name == "join" and len(arguments) == 1 and isinstance(arguments[0], list | tuple | set | Mapping):
+            self.check_size(len(value) * len(arguments[0]), self.max_chars)
+            self.check_whole(arguments[0])
+        elif name in _PER_PART and arguments:
+            parts = value.count("\t") if name == "expandtabs" else len(value)
+            each = max(map(_length, arguments))
+            self.check_size(len(value) + parts * each if each > _PER_PART[name] else 0, self.max_chars)
 
     def print(self, value: Any) -> Any:
         """Called by jinja for every value that a template prints, in macros and set blocks too."""
         self.check_value(value)
+        if not isinstance(value, str):
+            self.check_whole(value)
         self._chars -= len(value) if isinstance(value, str) else 0
         if self._chars < 0:
-            raise TemplateError(f"the chat template prints more than {8 * self._max_chars} characters")
+            raise TemplateError(f"the chat template prints more than {8 * self.max_chars} characters")
         return value
 
     def turns(self, iterable: Iterable[Any]) -> Iterator[Any]:
@@ -91,3 +118,10 @@ class Budget:
         for item in iterable:
             self.check_time()
             yield item
+
+
+def _length(argument: Any) -> int:
+    """The longest text that an argument of a string method stands for."""
+    if isinstance(argument, Mapping):
+        return max((_length(each) for each in argument.values()), default=0)
+    return len(argument) if isinstance(argument, str) else abs(argument) if isinstance(argument, int) else 0

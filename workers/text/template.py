@@ -28,13 +28,19 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 
 from protocol.bounds import MAX_REASON, MAX_TEXT
-from workers.text.budget import Budget, TemplateError
+from workers.text.budget import MAX_ITEMS, Budget, TemplateError
 from workers.text.vocabulary import Messages, Tools
 
 __all__ = ["ChatTemplate", "TemplateError"]
 
 DEFAULT_LIMIT_S = 2.0
 MAX_TEMPLATE_CHARS = 1 << 20
+MAX_JSON_SPACE = 256
+"""Of an indent or a separator in JSON."""
+_COUNTED = frozenset({"slice", "batch"})
+"""Filters that make as many elements as a number says."""
+_WHOLE = frozenset({"string", "pprint", "escape", "e", "forceescape", "safe"})
+"""Filters that write out whatever they are given."""
 
 
 class _Generation(ext.Extension):
@@ -64,7 +70,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         self.globals.pop("lipsum")  # prints any number of words in one call
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
-        self.filters["tojson"] = _tojson
+        self.filters["tojson"] = self._tojson
         self.filters["join"] = self._join_filter()
         self.filters = {name: _checked(name, function, budget) for name, function in self.filters.items()}
         self.tests = {name: _checked(name, function, budget) for name, function in self.tests.items()}
@@ -94,10 +100,36 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         @functools.wraps(filters.do_join)
         def join(context: Any, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
             items = list(value)
+            if attribute is not None:
+                items = list(map(filters.make_attrgetter(self, attribute), items))
             self._budget.check_string_method("join", str(d), (items,), {})
-            return str(filters.do_join(context, items, d, attribute))
+            return str(filters.do_join(context, items, d))
 
         return join
+
+    def _tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Plain JSON, as transformers has it; jinja's own filter escapes HTML."""
+        for space in (indent or 0, *(separators or ())):
+            self._budget.check_size(abs(space) if isinstance(space, int) else len(space), MAX_JSON_SPACE)
+        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        if indent is None:
+            self._budget.check_whole(value)
+            return encoder.encode(value)
+        # An indent stands before every element and grows with the depth: its sum is known only on the way.
+        parts, size = [], 0
+        for part in encoder.iterencode(value):
+            size += len(part)
+            self._budget.check_time()
+            self._budget.check_size(size, self._budget.max_chars)
+            parts.append(part)
+        return "".join(parts)
 
     def _join(self, parts: list[Any]) -> str:
         """The `~` operator."""
@@ -129,6 +161,13 @@ def _checked(name: str, function: Any, budget: Budget) -> Callable[..., Any]:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         budget.check_time()
+        if name in _COUNTED:
+            for argument in (*args[1:], *kwargs.values()):
+                budget.check_size(abs(argument) if isinstance(argument, int) else 0, MAX_ITEMS)
+        elif name in _WHOLE:
+            budget.check_whole(args)
+        if name == "sum" and any(isinstance(argument, list | tuple) for argument in (*args[2:], *kwargs.values())):
+            raise TemplateError("the chat template adds lists up")  # one by one: the square of their length
         index = next((index for index, argument in enumerate(args) if isinstance(argument, str)), len(args))
         if index < len(args):  # before the value come jinja's own context arguments
             budget.check_string_method(name, args[index], args[index + 1 :], kwargs)
@@ -143,17 +182,6 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON, as transformers has it; jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class ChatTemplate:

@@ -85,6 +85,9 @@ RUNAWAYS = {
     "captured": "{% set x %}{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}{% endfor %}{% endset %}",
     "macros": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "filters": "{{ ([range(99999)] * 99999) | map('list') | map('length') | sum }}",
+    "nested": "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
+    "nested-json": "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}"
+    "{{ n.s | tojson }}",
     "tests": "{% set r = range(99999) | list %}{{ ([r] * 99999) | select('eq', 1) | list }}",
 }
 
@@ -136,6 +139,21 @@ BOMBS = {
     "join": "{% set s = 'a' * 99999 %}{{ (range(99999) | list) | join(s) }}",
     "join-lazy": "{% set s = 'a' * 99999 %}{{ range(99999) | map('string') | join(s) }}",
     "str-join": "{% set s = 'a' * 99999 %}{{ s.join(['b'] * 99999) }}",
+    "join-items": "{% set s = 'a' * 99999 %}{{ ([s] * 99999) | join }}",
+    "join-attribute": "{% set m = {'s': 'a' * 99999} %}{{ ([m] * 99999) | join(attribute='s') }}",
+    "str-join-items": "{% set s = 'a' * 99999 %}{{ ''.join([s] * 99999) }}",
+    "slice": "{{ [1] | slice(10**9) | list }}",
+    "batch": "{{ [1] | batch(10**8, 'x') | list }}",
+    "expandtabs": "{{ ('\\t' * 99999).expandtabs(99999) }}",
+    "indent-filter": "{{ ('\\n' * 99999) | indent('x' * 99999, blank=true) }}",
+    "wordwrap": "{{ ('a' * 99999) | wordwrap(1, wrapstring='x' * 99999) }}",
+    "translate": "{{ ('a' * 99999).translate({97: 'x' * 99999}) }}",
+    "json-indent": "{{ [1] | tojson(indent=10**9) }}",
+    "json-separator": "{{ range(9999) | list | tojson(separators=('x' * 99999, ':')) }}",
+    "json-depth": "{% set n = namespace(s=range(9999) | list) %}"
+    "{% for i in range(200) %}{% set n.s = [n.s] %}{% endfor %}{{ n.s | tojson(indent=9) }}",
+    "printed-list": "{% set s = 'a' * 99999 %}{{ [s] * 99999 }}",
+    "string-filter": "{% set s = 'a' * 99999 %}{{ ([s] * 99999) | string | length }}",
     "printed": "{% set x %}{% for i in range(9999) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}",
     "long": "{% for i in range(99) %}{{ 'a' * 99999 }}{% endfor %}",
 }
@@ -161,6 +179,7 @@ REFUSED = {
     "include": ("{% include 'secrets' %}", "failed"),
     "lipsum": ("{{ lipsum(99) }}", "UndefinedError"),
     "recursion": ("{% macro f(n) %}{{ f(n+1) }}{% endmacro %}{{ f(1) }}", "recurses"),
+    "sum-of-lists": ("{{ ([[1] * 99999] * 99999) | sum(start=[]) }}", "adds lists up"),
     "bad-type": ("{{ 1 + 'a' }}", "TypeError"),
 }
 
