@@ -156,6 +156,9 @@ class IncarnationActor(Actor[None]):
             self._log.info("worker_hello", pid=event.pid, model=event.model, backend=event.backend, device=event.device)
             if not self._ask(Welcome(incarnation=self.seen.number)):
                 self._fail(WorkerFailed("it could not be welcomed"))
+            if self._endpoint is not None:
+                # A link is made once: nobody else need find its socket, and a gateway that is killed leaves no file.
+                self._endpoint.remove()
         elif isinstance(event, Ready):
             self._log.info("worker_ready", load_ms=event.load_ms)
         elif isinstance(event, Bye):

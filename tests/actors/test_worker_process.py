@@ -68,6 +68,17 @@ async def test_a_worker_serves_and_stops_when_asked() -> None:
     assert worker.status.pid is None
 
 
+async def test_a_socket_file_lives_only_until_the_worker_has_come(tmp_path: Path) -> None:
+    worker, heard = make("good")
+    async with running(worker, heard):
+        await heard.until(lambda: bool(heard.states))
+        assert len(os.listdir(tmp_path)) == 1
+        await heard.until_state(WorkerState.READY)
+        assert os.listdir(tmp_path) == []
+        worker.send_nowait([submit()])
+        await heard.until(lambda: len(heard.events) == 2)
+
+
 async def test_a_cancel_lets_a_willing_worker_leave_by_itself() -> None:
     worker, heard = make("good")
     with structlog.testing.capture_logs() as logs:
