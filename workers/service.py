@@ -13,7 +13,7 @@ import anyio.to_thread
 import structlog
 
 from actors.link import Link, LinkClosed
-from protocol.bounds import MAX_NAME, MAX_REASON, PROTOCOL_VERSION
+from protocol.bounds import MAX_NAME, PROTOCOL_VERSION, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
@@ -93,9 +93,9 @@ class WorkerService:
         code = ErrorCode.DRAINING if reason is ByeReason.STOPPED else ErrorCode.LOST
         frames: list[Event] = []
         if self._delivery is not None:
-            frames.extend(self._delivery.fail_all(code, f"the worker left: {text}"[:MAX_REASON]))
+            frames.extend(self._delivery.fail_all(code, clip(f"the worker left: {text}")))
         if self._greeted:
-            self._outbox.send_nowait([*frames, Bye(reason, text[:MAX_REASON])])
+            self._outbox.send_nowait([*frames, Bye(reason, clip(text))])
         self._engine.stop()
         self._left.set()
 
@@ -106,7 +106,7 @@ class WorkerService:
 
     def engine_progress(self, phase: str, done: int, total: int) -> None:
         if self._reason is None:
-            self._outbox.send_nowait([Loading(phase[:MAX_NAME], done, total)])
+            self._outbox.send_nowait([Loading(clip(phase, MAX_NAME), done, total)])
 
     def engine_loaded(self, loaded: Loaded) -> None:
         if self._reason is not None:
@@ -210,14 +210,14 @@ class WorkerService:
         orders: list[Order] = []
         answers: list[Event] = []
         for frame in frames:
-            if self._reason is not None:
-                return  # `leave` has ended what this message began
             try:
                 self._take(decode_command(frame), orders, answers)
             except ProtocolError as error:
                 # A frame that is lost may have been a request that somebody waits for: only leaving tells him.
                 self._log.error("frame_refused", bytes=len(frame), problem=str(error))
                 self.leave(ByeReason.PROTOCOL, f"the gateway sent a frame that is none: {error}")
+            if self._reason is not None:
+                return  # `leave` has ended what this message began, and nothing follows its `Bye`
         if orders:
             self._engine.post(orders)
         self._outbox.send_nowait(answers)

@@ -15,7 +15,7 @@ from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
 from protocol.commands import Cancel, Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Beat, Failed, Finished, Gauges, Hello, Loading, Ready, Step
+from protocol.events import Beat, Bye, Failed, Finished, Gauges, Hello, Loading, Ready, Step
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process import SLOW, Peer, play, scripted, service, story, submit
 from workers.backends import Progress
@@ -52,6 +52,15 @@ async def test_the_order_of_a_life(peer: Peer) -> None:
     assert bytes(peer.tokens(1)).decode() == peer.text(1)
     order = [type(frame).__name__ for frame in peer.frames if not isinstance(frame, Beat | Loading | Step)]
     assert order == ["Hello", "Ready", "Finished", "Bye"]
+
+
+@story()
+async def test_nothing_follows_bye(peer: Peer) -> None:
+    await peer.ready()
+    peer.send(submit(1, ""), submit(2, ChatInput((Message("user", "x"),), tools_json="[]x")), Stop())
+    await peer.bye()
+    assert await peer.exit_code() == 0
+    assert isinstance(peer.frames[-1], Bye)
 
 
 @story(max_batch_size=8)
@@ -362,6 +371,21 @@ class Broken(ByteTokenizer):
 
 class TestDefects:
     """The service in this process, with text code that fails."""
+
+    def test_a_load_that_fails_in_words_that_utf8_cannot_carry(self) -> None:
+        def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
+            progress("weights of \udcff", 0, 1)
+            raise ValueError("no tensor \udcff")
+
+        async def run() -> None:
+            async with service(scripted(), broken_load) as peer:
+                await peer.expect(Hello)
+                peer.send(Welcome(1))
+                bye = await peer.bye()
+                assert (bye.reason, bye.text) == (ByeReason.LOAD_FAILED, "no tensor ?")
+
+        with structlog.testing.capture_logs():
+            asyncio.run(run())
 
     @pytest.mark.parametrize("prompt", ["!", "?"])
     def test_a_defect_is_told_and_not_silence(self, prompt: str) -> None:
