@@ -99,7 +99,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             loaded = self._load(self._report)
-        except Exception as error:  # noqa: BLE001  whatever a backend raises means that there is no model
+        except BaseException as error:  # noqa: BLE001  whatever a backend raises (a panic of Rust code is no Exception)
             self._log.error("load_failed", exc_info=error)
             self._down(ByeReason.LOAD_FAILED, _sentence(error))
             return
@@ -109,7 +109,7 @@ class EngineThread:
                 self._serve(loaded.engine)
             finally:
                 loaded.engine.close()
-        except Exception as error:  # noqa: BLE001  a defect must reach the gateway as a reason, not as silence
+        except BaseException as error:  # noqa: BLE001  a defect must reach the gateway as a reason, not as silence
             self._log.error("engine_failed", exc_info=error)
             self._down(ByeReason.INTERNAL, _sentence(error))
 

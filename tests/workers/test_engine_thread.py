@@ -230,6 +230,23 @@ def test_a_failed_load_is_a_reason() -> None:
     loop.thread.start()
     loop.until(lambda: loop.events)
     assert loop.events == [(ByeReason.LOAD_FAILED, "no such model")]
+
+
+def test_a_panic_of_native_code_is_told() -> None:
+    class Panic(BaseException):
+        """As pyo3's, which is no `Exception`."""
+
+    loop = Loop()
+
+    def panics(progress: object) -> Loaded:
+        raise Panic("index out of bounds")
+
+    loop.thread = EngineThread(panics, loop, loop.callbacks.put)
+    with structlog.testing.capture_logs():
+        loop.thread.start()
+        loop.until(lambda: loop.events)
+        assert loop.thread.join(PATIENCE_S)
+    assert loop.events == [(ByeReason.LOAD_FAILED, "index out of bounds")]
     assert loop.thread.join(PATIENCE_S)
 
 
