@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.bounds import MAX_REASON, MAX_TOKENS
+from protocol.bounds import MAX_TOKENS, clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Gauges, Step, Usage
@@ -58,6 +58,8 @@ class _Live:
     eos: frozenset[int]
     text: TextStream | None
     """None when the model has no tokenizer."""
+    source: str
+    """What the client calls its prompt."""
     prompt_tokens: int
     completion_tokens: int
     stopped: bool = False
@@ -110,7 +112,8 @@ class Delivery:
         except _Refused as refusal:
             return _refused(stream, refusal.code, str(refusal), refusal.field)
         eos = self._vocabulary.eos_ids if self._vocabulary and not submit.limits.ignore_eos else frozenset()
-        live = _Live(eos, text, len(prompt), len(submit.resume))
+        source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
+        live = _Live(eos, text, source, len(prompt), len(submit.resume))
         for token in submit.resume:
             # The client has this text already; what was held back of it comes with the next token.
             if text is not None and token not in eos:
@@ -236,11 +239,12 @@ class Delivery:
             return ()
         if live.stopped:  # the answer was complete before the step that failed
             return (Finished(failure.stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)),)
-        return (Failed(failure.stream, failure.code, failure.text[:MAX_REASON], failure.field),)
+        field = live.source if failure.field == "prompt" else failure.field
+        return (Failed(failure.stream, failure.code, clip(failure.text), field),)
 
 
 def _refused(stream: int, code: ErrorCode, text: str, field: str) -> Admitted:
-    return Admitted(None, Failed(stream, code, text[:MAX_REASON], field))
+    return Admitted(None, Failed(stream, code, clip(text), field))
 
 
 def _render(chat: Chat, source: ChatInput) -> str:

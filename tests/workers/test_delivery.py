@@ -402,6 +402,21 @@ def test_what_the_engine_does_not_take_is_a_failed_frame() -> None:
     assert worker.delivery.live == 0
 
 
+def test_a_chat_that_the_engine_does_not_take_is_not_called_a_prompt() -> None:
+    worker = Worker(context=64)
+    worker.submit(submit(1, ChatInput((Message("user", "x" * 40),))))
+    worker.run()
+    assert [frame.field for frame in worker.frames if isinstance(frame, Failed)] == ["messages"]
+
+
+def test_a_failure_in_words_that_utf8_cannot_carry() -> None:
+    table = delivery()
+    assert table.admit(submit(1)).request
+    (_, failed) = table.deliver(step(failures=[Failure(1, ErrorCode.STEP, "no file \udcff")])).frames
+    assert isinstance(failed, Failed)
+    assert failed.text == "no file ?"
+
+
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(["submit", "cancel", "step", "stop"]), st.integers(0, 7)), min_size=1, max_size=40
 )
