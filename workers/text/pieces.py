@@ -61,7 +61,9 @@ class Pieces:
             return self._compute(token, first=True)
         known = self._known.get(token)
         if known is None:
-            known = self._known[token] = self._compute(token, first=False)
+            known = self._compute(token, first=False)
+            if known:  # ids that are in no vocabulary come from clients, in any number
+                self._known[token] = known
         return known
 
     def _compute(self, token: int, *, first: bool) -> bytes:

@@ -163,3 +163,9 @@ def test_bytes_as_tokens() -> None:
     assert ours.decode([0xC3, 0xA9, 256, 999]) == "é"
     assert ours.chat.render([USER]) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert ours.chat.render([USER], add_generation_prompt=False).endswith("hi<|im_end|>\n")
+
+
+def test_ids_of_no_vocabulary_leave_nothing_behind(tmp_path: Path) -> None:
+    ours = Tokenizer.from_dir(write(tmp_path, byte_level()))
+    assert ours.decode(range(1 << 20, (1 << 20) + 1000)) == ""
+    assert len(ours._pieces._known) == 0
