@@ -140,7 +140,7 @@ class Session:
         Raises `SessionError` where a worker would send `Failed`.
         """
         stream = self._begin()
-        delivery = Delivery(self._vocabulary, max_live=1, clock=self._clock)
+        delivery = Delivery(self._vocabulary, max_live=1, clock=self._clock, context=self._engine.capabilities.context)
         submit = Submit(stream, f"session-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
         admitted = delivery.admit(submit)
         if admitted.answer is not None:
@@ -211,8 +211,10 @@ class Session:
             raise SessionError(failure.code, failure.text, failure.field)
 
     def _deliver(self, delivery: Delivery) -> list[Event]:
-        """One engine step, and the end of the stream when its stop string was found in it."""
+        """One engine step, and the end of the stream when its stop string was found in it or its deadline passed."""
         engine = self._engine
+        if expired := delivery.expire():
+            return [*expired]
         delivered = delivery.deliver(Outcome(engine.step(), (), (), engine.gauges()))
         ends = tuple(end for stream in delivered.finish if (end := engine.finish(stream)) is not None)
         return delivered.frames + delivery.deliver(Outcome(None, ends, (), engine.gauges())).frames

@@ -48,6 +48,21 @@ def test_the_capabilities(session: Session) -> None:
     assert (without.text, without.chat) == (False, False)
 
 
+def test_a_deadline_and_a_text_that_cannot_fit_are_refused_as_by_a_worker() -> None:
+    now = [0.0]
+    engine = BatchEngine(ScriptedRunner(context=64), max_queue=1, step_tokens=64)
+    session = Session(engine, ByteTokenizer(), clock=lambda: now[0])
+    stream = session.stream("a", limits=Limits(deadline_ms=1000))
+    assert isinstance(next(stream), Delta)
+    now[0] = 1.0
+    with pytest.raises(SessionError) as late:
+        list(stream)
+    assert (late.value.code, late.value.field) == (ErrorCode.DEADLINE, "deadline_ms")
+    assert engine.idle
+    with pytest.raises(SessionError, match="of 65 characters cannot fit"):
+        session.generate("a" * 65)
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), SEEDED])
 def test_every_way_in_gives_the_same_tokens(session: Session, sampling: Sampling) -> None:
     prompt = tuple(b"Once upon a time")
