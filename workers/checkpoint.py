@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,25 @@ Architecture = {
     "Qwen3ForCausalLM": "qwen3",
     "MistralForCausalLM": "mistral",
 }
+NEUTRAL: Mapping[str, float | list[int]] = {
+    "attention_multiplier": 1,
+    "attn_logit_softcapping": 0,
+    "clip_qkv": 0,
+    "embedding_multiplier": 1,
+    "final_logit_softcapping": 0,
+    "logit_scale": 1,
+    "logits_scaling": 1,
+    "no_rope_layers": [],
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "partial_rotary_factor": 1,
+    "residual_multiplier": 1,
+    "rope_interleaved": 0,
+    "rotary_pct": 1,
+    "scale_emb": 1,
+    "use_mrope": 0,
+}
+"""Fields that change the model's mathematics, and the value (besides null and false) at which they do not."""
 _DIGEST_EDGE = 1 << 20
 
 
@@ -163,7 +183,7 @@ def _family(fields: _Fields) -> Family:
 
 def _parse(fields: _Fields) -> ModelConfig:
     family = _family(fields)
-    _refuse_unsupported(fields)
+    _refuse_unsupported(fields, family)
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -172,6 +192,7 @@ def _parse(fields: _Fields) -> ModelConfig:
     if head_dim % 2:
         raise fields.error("head_dim", f"{head_dim} is odd; rotary positions need pairs")
     layers = fields.integer("num_hidden_layers")
+    _check_layer_types(fields)
     attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias", False)
     theta, scaling = _rope(fields)
     return ModelConfig(
@@ -197,14 +218,27 @@ def _parse(fields: _Fields) -> ModelConfig:
     )
 
 
-def _refuse_unsupported(fields: _Fields) -> None:
-    activation = fields.values.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise fields.error("hidden_act", f"{activation!r} is not supported, only 'silu'")
+def _refuse_unsupported(fields: _Fields, family: Family) -> None:
+    for name in ("hidden_act", "hidden_activation"):
+        activation = fields.values.get(name)
+        if activation not in (None, "silu", "swish"):
+            raise fields.error(name, f"{activation!r} is not supported, only 'silu'")
     if fields.flag("mlp_bias", False):
         raise fields.error("mlp_bias", "biases in the MLP are not supported")
-    if fields.values.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise fields.error("partial_rotary_factor", "is not supported, only 1")
+    if family in ("qwen2", "mistral") and fields.flag("attention_bias", family == "qwen2") != (family == "qwen2"):
+        raise fields.error("attention_bias", f"is not supported for {family}, whose biases are fixed")
+    for name, neutral in NEUTRAL.items():
+        value = fields.values.get(name)
+        if value is not None and value is not False and value != neutral:
+            raise fields.error(name, f"{value!r} is not supported, only {neutral!r}")
+
+
+def _check_layer_types(fields: _Fields) -> None:
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        return
+    if not isinstance(kinds, list) or not all(kind in ("full_attention", "sliding_attention") for kind in kinds):
+        raise fields.error("layer_types", "holds something else than 'full_attention' and 'sliding_attention'")
 
 
 def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
@@ -213,12 +247,17 @@ def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     if plan is None:
         theta, plan = fields.number("rope_theta", 10000.0), fields.section("rope_scaling")
     else:
+        if fields.values.get("rope_scaling") not in (None, plan.values):
+            raise fields.error("rope_scaling", "says something else than rope_parameters")
+        layered = next((name for name, value in plan.values.items() if isinstance(value, dict)), None)
+        if layered is not None:
+            raise plan.error(layered, "positions that differ between layers are not supported")
         theta = plan.number("rope_theta", fields.number("rope_theta", 10000.0))
     if plan is None:
         return theta, None
     if plan.values.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise plan.error("partial_rotary_factor", "is not supported, only 1")
-    kind = plan.values.get("rope_type", plan.values.get("type", "default"))
+    kind = plan.values.get("rope_type") or plan.values.get("type") or "default"
     if kind == "default":
         return theta, None
     if kind == "linear":
@@ -241,6 +280,8 @@ def _sliding_window(fields: _Fields, family: Family, layers: int) -> int | None:
     # Qwen: the window holds for the layers from max_window_layers on, and only when it is switched on.
     if not fields.flag("use_sliding_window", False):
         return None
+    if "sliding_attention" in (fields.values.get("layer_types") or ()):
+        return window  # transformers 5 lists the layers, and goes by that
     first = fields.values.get("max_window_layers", 0)
     return None if isinstance(first, int) and first >= layers else window
 
