@@ -122,7 +122,7 @@ async def test_choices_interleave_with_their_index_and_seed(streaming: bool) -> 
         submits = await served.worker.wait_submits(4)
         assert len(served.worker.sent) == 1, "the fan-out is one message"
         assert [submit.input for submit in submits] == [TextInput(text) for text in "aabb"]
-        assert [submit.sampling.seed for submit in submits] == [10, 11, 12, 13]
+        assert [submit.sampling.seed for submit in submits] == [10, 11, 10, 11]
         served.worker.say(Step(tuple(Delta(submit.stream, (i,), f"<{i}") for i, submit in enumerate(submits))))
         for i in (2, 0, 3, 1):
             served.worker.finish(submits[i].stream, ">", usage=Usage(5, 7))
