@@ -55,6 +55,8 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "use_mrope": 0,
 }
 """Fields that change the model's mathematics, and the value (besides null and false) at which they do not."""
+OTHER_FORMATS = ["consolidated*", "*/*"]
+"""Files of a hub model that hold its weights again, for other programs."""
 _DIGEST_EDGE = 1 << 20
 
 
@@ -338,7 +340,7 @@ def resolve_model(path_or_hub_id: str) -> Path:
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
     try:
-        return Path(snapshot_download(path_or_hub_id, allow_patterns=patterns))
+        return Path(snapshot_download(path_or_hub_id, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
     except Exception as error:  # the hub client lets its transport's own errors through
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(

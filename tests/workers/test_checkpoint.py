@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from workers.checkpoint import (
@@ -413,12 +414,17 @@ def test_hub_failure_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hub_model_resolves_to_its_snapshot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    there = ["config.json", "model-1.safetensors", "tokenizer.json", "chat_template.jinja"]
+    there += ["consolidated.safetensors", "original/params.json", "onnx/model.onnx", "pytorch_model.bin"]
     asked: list[str] = []
+    wanted: set[str] = set()
 
-    def download(name: str, **_: object) -> str:
+    def download(name: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         asked.append(name)
+        wanted.update(filter_repo_objects(there, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert resolve_model("some/model") == tmp_path
     assert asked == ["some/model"]
+    assert wanted == set(there[:4])
