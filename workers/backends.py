@@ -63,10 +63,12 @@ def load_runner(spec: WorkerSpec, progress: Progress) -> Runner:
     backend = choose_backend(spec)
     if backend == "scripted":
         return _load_scripted(spec, progress)
-    from workers.checkpoint import ModelConfig
+    from workers.checkpoint import ModelConfig, open_weights
+    from workers.tensors import check_tensors
 
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)
+    check_tensors(open_weights(path), config, path)
     return _loader(backend)(
         path,
         config,

@@ -1,0 +1,47 @@
+"""Every tensor of a checkpoint is read, or the checkpoint is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from workers.checkpoint import CheckpointError, Family, ModelConfig, open_weights
+from workers.tensors import check_tensors
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"tied": False, "sharded": True}),
+        ("qwen2", {}),
+        ("qwen3", {"quantized_bits": 4}),
+        ("mistral", {}),
+    ],
+)
+def test_what_the_families_have(tmp_path: Path, family: Family, options: dict[str, Any]) -> None:
+    path = make_checkpoint(tmp_path, family, **options)
+    names = [*open_weights(path), "model.layers.1.self_attn.rotary_emb.inv_freq", "lm_head.weight"]
+    check_tensors(names, ModelConfig.from_dir(path), path)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "model.layers.0.self_attn.q_norm.weight"),
+        ("llama", "model.layers.0.self_attn.q_proj.bias"),
+        ("qwen2", "model.layers.0.self_attn.o_proj.bias"),
+        ("llama", "model.layers.1.mlp.up_proj.bias"),
+        ("llama", "model.layers.2.input_layernorm.weight"),
+        ("mistral", "model.layers.0.block_sparse_moe.gate.weight"),
+        ("llama", "model.layers.0.self_attn.q_proj.lora_A.weight"),
+        ("qwen3", "model.layers.01.input_layernorm.weight"),
+        ("llama", "lm_head.bias"),
+    ],
+)
+def test_what_would_be_left_out_is_refused(tmp_path: Path, family: Family, name: str) -> None:
+    path = make_checkpoint(tmp_path, family)
+    with pytest.raises(CheckpointError, match="not part of") as refused:
+        check_tensors([*open_weights(path), name], ModelConfig.from_dir(path), path)
+    assert refused.value.field == name
