@@ -1,6 +1,6 @@
 """The `openai` client, as people use it, against the real server."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.gateway.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
 
-Script = Callable[[Served], Awaitable[None]]
+Script = Callable[[Served], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
