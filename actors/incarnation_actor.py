@@ -4,6 +4,7 @@ Frames are judged and handed on inside the link's callback, synchronously, so th
 at once; what takes time (waiting for an exit, killing) is in the actor's tasks.
 """
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ LAST_WORDS_S = 1.0
 
 REFUSAL_LINGER_S = 0.1
 """How long a refusal may take to leave; the event loop waits for it, in the rare case that there is one."""
+
+KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY"})
+"""Variables that no worker needs: it runs native code on what a checkpoint and a client gave it."""
 
 
 class WorkerFailed(Exception):
@@ -89,7 +93,8 @@ class IncarnationActor(Actor[None]):
         self._endpoint = LocalEndpoint()
         self._link = Link.bind(self._endpoint.address, self._heard, on_lost=lambda _: self._link_lost.set())
         argv = self._worker.command(self._endpoint.address, seen.number)
-        self._child = ChildProcess.spawn(argv, lambda line: forward(line, seen.worker, seen.number))
+        env = {name: value for name, value in os.environ.items() if name not in KEPT_FROM_WORKERS}
+        self._child = ChildProcess.spawn(argv, lambda line: forward(line, seen.worker, seen.number), env)
         self._log.info("worker_started", pid=self._child.pid)
         self._worker.changed()
         self.context.start_soon(self._watch_exit, self._child, self._link)

@@ -68,6 +68,18 @@ async def test_a_worker_serves_and_stops_when_asked() -> None:
     assert worker.status.pid is None
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="another process's environment is read from /proc")
+async def test_a_worker_does_not_get_the_servers_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_API_KEY", "secret")
+    monkeypatch.setenv("BATON_TEST_OTHER", "handed-on")
+    worker, heard = make("good")
+    async with running(worker, heard):
+        status = await heard.until_state(WorkerState.READY)
+        environment = Path(f"/proc/{status.pid}/environ").read_bytes()
+    assert b"BATON_TEST_OTHER=handed-on" in environment
+    assert b"BATON_API_KEY" not in environment
+
+
 async def test_a_socket_file_lives_only_until_the_worker_has_come(tmp_path: Path) -> None:
     worker, heard = make("good")
     async with running(worker, heard):
