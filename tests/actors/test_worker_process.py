@@ -75,7 +75,7 @@ async def test_a_worker_does_not_get_the_servers_key(monkeypatch: pytest.MonkeyP
     worker, heard = make("good")
     async with running(worker, heard):
         status = await heard.until_state(WorkerState.READY)
-        environment = Path(f"/proc/{status.pid}/environ").read_bytes()
+        environment = await anyio.Path(f"/proc/{status.pid}/environ").read_bytes()
     assert b"BATON_TEST_OTHER=handed-on" in environment
     assert b"BATON_API_KEY" not in environment
 
