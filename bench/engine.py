@@ -29,9 +29,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from protocol.request import Sampling
+from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig
 from workers.engine import BatchEngine, Request
-from workers.iree.affinity import usable_cores
 from workers.iree.model import parameters
 from workers.iree.runner import IreeRunner
 

@@ -16,7 +16,8 @@ from rich.table import Table
 from cli.model import ChosenModel, worker_spec
 from cli.settings import Settings
 from models import builtin_path
-from workers.backends import PACKAGES, cache_dir, missing_packages, usable_cores
+from workers.affinity import usable_cores
+from workers.backends import PACKAGES, cache_dir, missing_packages
 from workers.probe import Probe, short
 
 PROBE_SECONDS = 120.0

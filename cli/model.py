@@ -7,7 +7,8 @@ from cli.options import CommandFailed
 from cli.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
-from workers.backends import BackendMissing, usable_cores
+from workers.affinity import usable_cores
+from workers.backends import BackendMissing
 from workers.checkpoint import CheckpointError, resolve_model
 from workers.loading import describe
 from workers.spec import WorkerSpec

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from workers.affinity import usable_cores
 from workers.runner import Runner
 from workers.scripted import ScriptedRunner
 from workers.spec import WorkerSpec
@@ -101,13 +102,6 @@ def cache_dir(spec: WorkerSpec) -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification has relative paths ignored.
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "baton"
-
-
-def usable_cores() -> int:
-    """Cores that this process may use, where the system tells; else all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:

@@ -11,7 +11,7 @@ import iree.runtime as rt
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.iree.affinity import usable_cores
+from workers.affinity import usable_cores
 from workers.probe import short
 
 DEFAULT_DEVICE = "local-task"

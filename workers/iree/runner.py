@@ -9,8 +9,8 @@ import iree.runtime as rt
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig
-from workers.iree.affinity import usable_cores
 from workers.iree.archive import as_arrays, open_archive
 from workers.iree.compiler import Compiler
 from workers.iree.device import Cpu, Device, Module

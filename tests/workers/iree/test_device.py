@@ -1,12 +1,9 @@
 """Devices: which there are, what they are compiled for, and sentences for those that are missing."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from workers.iree import device as device_module
-from workers.iree.affinity import usable_cores
 from workers.iree.device import Cpu, Device, DeviceError, available_drivers, cuda_target
 
 
@@ -71,14 +68,3 @@ def test_resident_memory_is_zero_and_writable() -> None:
     assert resident.window is not None
     assert resident.window.dtype == np.uint16
     assert not resident.window.any()
-
-
-@pytest.mark.parametrize(
-    ("text", "most"), [("max 100000", None), ("100000 100000", 1), ("50000 100000", 1), ("junk", None), ("1 0", None)]
-)
-def test_cores_by_quota(tmp_path: Path, text: str, most: int | None) -> None:
-    file = tmp_path / "cpu.max"
-    file.write_text(text)
-    free = usable_cores(tmp_path / "none")
-    assert free >= 1
-    assert usable_cores(file) == (free if most is None else most)
