@@ -1,6 +1,7 @@
-"""The model's weights as the device wants them: packed once into one IREE parameter archive that is kept on disk.
+"""The model's weights as the device wants them: packed once into one file that is kept on disk.
 
-The archive is mapped, not read: graphs and processes share its pages, and no second copy of the weights is made.
+The file is mapped, not read: graphs and processes share its pages, and no second copy of the weights is made. It is
+written tensor by tensor, in the safetensors format, with gaps so that each tensor can be used where it is mapped.
 """
 
 import fcntl
@@ -8,9 +9,10 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import iree.runtime as rt
 import ml_dtypes
@@ -21,11 +23,44 @@ from workers.checkpoint import ModelConfig, Weights, config_digest, open_weights
 from workers.iree.model import Parameter, parameters
 from workers.iree.ops import Ops, Shape
 
-FORMAT = 1
+FORMAT = 2
 """Raise it when the contents of an archive change for the same key."""
+ALIGNMENT = 64
+"""Bytes; IREE computes in place on host memory only where it is aligned so."""
 
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 Progress = Callable[[str, int, int], None]
+
+
+class ArchiveError(Exception):
+    """The packed weights cannot be kept on disk; the text says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each tensor lies in the file."""
+
+    header: bytes
+    """The file's beginning: a length and the JSON that names the tensors."""
+    offsets: tuple[int, ...]
+    """Of each tensor, from the start of the file."""
+    size: int
+    """Of the file."""
+
+    @classmethod
+    def of(cls, wanted: Sequence[Parameter], ops: Ops) -> "Layout":
+        table, starts, end = {}, [], 0
+        for parameter in wanted:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            size = int(np.prod(stored_shape(parameter, ops))) * np.dtype(_NUMPY[parameter.dtype]).itemsize
+            end = start + size
+            starts.append(start)
+            # As bytes: the graphs say what they are.
+            table[parameter.name] = {"dtype": "U8", "shape": [size], "data_offsets": [start, end]}
+        text = json.dumps(table).encode()
+        text += b" " * (-(8 + len(text)) % ALIGNMENT)
+        header = len(text).to_bytes(8, "little") + text
+        return cls(header, tuple(len(header) + start for start in starts), len(header) + end)
 
 
 def stored_shape(parameter: Parameter, ops: Ops) -> Shape:
@@ -39,18 +74,26 @@ def open_archive(
 ) -> tuple[rt.ParameterIndex, int]:
     """The parameters of the checkpoint at `path`, and their bytes; made on first use, then found in `cache_dir`.
 
-    Raises `CheckpointError` for tensors that are missing or have another shape than config.json says.
+    Raises `CheckpointError` for tensors that are missing or have another shape than config.json says, `ArchiveError`
+    when there is no room or no permission.
     """
     folder = cache_dir / "weights"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{_digest(path, ops)}.irpa"
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _whole(file):
-            _write(file, path, config, ops, progress)
+    file = folder / f"{_digest(path, ops)}.safetensors"
+    wanted = parameters(config, ops.dtype)
+    layout = Layout.of(wanted, ops)
+    if not _whole(file, layout):  # one that is may be on a disk that cannot be written
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with file.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _whole(file, layout):
+                    _write(file, layout, wanted, open_weights(path), ops, progress)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ArchiveError(f"{folder}: cannot keep {layout.size} bytes of packed weights: {reason}") from error
     index = rt.ParameterIndex()
-    index.load(str(file), "irpa")
-    return index, file.stat().st_size
+    index.load(str(file), "safetensors")
+    return index, layout.size
 
 
 def _digest(path: Path, ops: Ops) -> str:
@@ -61,30 +104,41 @@ def _digest(path: Path, ops: Ops) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 
-def _whole(file: Path) -> bool:
-    """The archive was written to its end: its size is recorded after it."""
+def _whole(file: Path, layout: Layout) -> bool:
+    """The file is there at its full length: it came whole under its name, but may have been cut since."""
     try:
-        return file.stat().st_size == int(file.with_suffix(".size").read_text())
-    except (OSError, ValueError):
+        return file.stat().st_size == layout.size
+    except OSError:
         return False
 
 
-def _write(file: Path, path: Path, config: ModelConfig, ops: Ops, progress: Progress) -> None:
-    weights = open_weights(path)
-    wanted = parameters(config, ops.dtype)
-    arrays: dict[str, NDArray[Any]] = {}
-    for done, parameter in enumerate(wanted):
-        progress("pack weights", done, len(wanted))
-        arrays[parameter.name] = _bits(_build(parameter, weights, ops))
+def _write(
+    file: Path, layout: Layout, wanted: Sequence[Parameter], weights: Weights, ops: Ops, progress: Progress
+) -> None:
+    """Write beside the file and rename; the caller holds the lock."""
+    for left in file.parent.glob(f"{file.stem}*.tmp"):  # of a process that died while it wrote
+        left.unlink(missing_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=file.stem, suffix=".tmp", dir=file.parent)
-    os.close(handle)
     try:
-        rt.save_archive_file(arrays, temporary)
-        size = Path(temporary).stat().st_size
+        with os.fdopen(handle, "wb") as out:
+            _pack(out, layout, wanted, weights, ops, progress)
+            # A file that is renamed before its pages are on the disk is full of zeros after a power failure.
+            out.flush()
+            os.fsync(out.fileno())
         os.replace(temporary, file)
-        file.with_suffix(".size").write_text(str(size))
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def _pack(
+    out: BinaryIO, layout: Layout, wanted: Sequence[Parameter], weights: Weights, ops: Ops, progress: Progress
+) -> None:
+    """One tensor after the other, so that one at a time is in memory."""
+    out.write(layout.header)
+    for done, (parameter, offset) in enumerate(zip(wanted, layout.offsets, strict=True)):
+        progress("pack weights", done, len(wanted))
+        out.seek(offset)
+        out.write(np.ascontiguousarray(_build(parameter, weights, ops)).view(np.uint8).data)
     progress("pack weights", len(wanted), len(wanted))
 
 
@@ -93,11 +147,6 @@ def _build(parameter: Parameter, weights: Weights, ops: Ops) -> NDArray[Any]:
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
     whole = whole.astype(_NUMPY[parameter.dtype], copy=False)
     return ops.store(whole) if parameter.matrix else whole
-
-
-def _bits(array: NDArray[Any]) -> NDArray[Any]:
-    """Two-byte types as integers: Python's buffer protocol has no bfloat16."""
-    return np.ascontiguousarray(array).view(np.uint16 if array.itemsize == 2 else np.uint32)
 
 
 def as_arrays(config: ModelConfig, ops: Ops) -> Mapping[str, tuple[Shape, str]]:

@@ -1,12 +1,17 @@
 """The packed weights on disk: found again, renewed when the checkpoint changes, repaired when damaged."""
 
+import errno
+import os
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
 from workers.checkpoint import ModelConfig
-from workers.iree.archive import open_archive
+from workers.iree import archive
+from workers.iree.archive import ALIGNMENT, ArchiveError, open_archive
 from workers.iree.ops import PlainOps, TiledOps
 from workers.iree.tiles import Tiles
 
@@ -59,7 +64,7 @@ def test_renewed_with_the_checkpoint(packing: Packing) -> None:
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_repaired(packing: Packing, damage: str) -> None:
     assert packing.made()
-    (file,) = (packing.cache_dir / "weights").glob("*.irpa")
+    (file,) = (packing.cache_dir / "weights").glob("*.safetensors")
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-64])
     else:
@@ -67,3 +72,64 @@ def test_repaired(packing: Packing, damage: str) -> None:
     assert packing.made()
     assert not packing.made()
     assert not list((packing.cache_dir / "weights").glob("*.tmp"))
+
+
+def open_plain(path: Path, cache_dir: Path) -> None:
+    config = ModelConfig.from_dir(path)
+    open_archive(path, config, PlainOps("float32"), cache_dir, lambda phase, done, total: None)
+
+
+def test_every_tensor_is_aligned(tmp_path: Path) -> None:
+    """Biases of 3 kv heads of 2 lanes leave gaps behind them."""
+    path = make_checkpoint(tmp_path / "model", "qwen2", heads=3, kv_heads=3, head_dim=2, hidden=6)
+    ops = PlainOps("float32")
+    index, _ = open_archive(path, ModelConfig.from_dir(path), ops, tmp_path, lambda phase, done, total: None)
+    for name, entry in index.items():
+        assert np.asarray(entry.file_view).ctypes.data % ALIGNMENT == 0, name
+
+
+def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", layers=24)
+    tracemalloc.start()
+    try:
+        open_plain(path, tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    (file,) = (tmp_path / "weights").glob("*.safetensors")
+    assert peak < file.stat().st_size / 2
+
+
+def test_leftovers_of_a_dead_process_are_removed(packing: Packing) -> None:
+    assert packing.made()
+    (file,) = (packing.cache_dir / "weights").glob("*.safetensors")
+    left = file.with_name(f"{file.stem}abcdef.tmp")
+    left.write_bytes(b"half")
+    file.unlink()
+    assert packing.made()
+    assert not left.exists()
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(archive, "_pack", fail)
+    with pytest.raises(ArchiveError, match=r"cannot keep .* packed weights: No space left"):
+        open_plain(make_checkpoint(tmp_path / "model"), tmp_path)
+    assert [file.suffix for file in (tmp_path / "weights").iterdir()] == [".lock"]
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_checkpoint(tmp_path / "model")
+    open_plain(path, tmp_path)
+    (lock,) = (tmp_path / "weights").glob("*.lock")
+    lock.unlink()
+    lock.mkdir()  # whoever opens it for writing fails, root included
+    open_plain(path, tmp_path)
+    make_checkpoint(path, seed=1)
+    monkeypatch.setattr(archive, "_digest", lambda path, ops: lock.stem)
+    (file,) = (tmp_path / "weights").glob("*.safetensors")
+    file.unlink()
+    with pytest.raises(ArchiveError, match="cannot keep"):
+        open_plain(path, tmp_path)
