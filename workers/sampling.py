@@ -20,7 +20,7 @@ Probabilities are integers: `WEIGHT_ONE` times the ratio to the most likely toke
 an absolute one of half a unit), so that tokens less likely than 2**-25 times the most likely one are never drawn.
 
 There is no sort, scatter, float64, or argmax over the vocabulary: compilers make slow code of them. Thresholds are
-found by bisection on integers, and maxima and sums go by blocks.
+found bit by bit on integers, and maxima and sums go by blocks.
 """
 
 import math
@@ -45,8 +45,7 @@ _OCTAVE = 1 << 16
 _FAR = 26 * _OCTAVE
 """Steps at which a weight is 0."""
 _LIMIT = 1e20
-"""Distances are clipped here; bisection on their bits goes up to `_LIMIT_BITS`."""
-_LIMIT_BITS = int(np.float32(_LIMIT).view(np.uint32))
+"""Distances are clipped here."""
 _POLYNOMIAL = (726735, 62782, 55864, 28735)
 """2**-f = 1 - c1 f + c2 f^2 - c3 f^3 + c4 f^4 on [0, 1], as integers scaled by 2**20, 2**18, 2**20 and 2**22."""
 _LOW = 0xFFFF
@@ -212,16 +211,25 @@ def _sum(xp: Any, values: Array, axis: int) -> Array:
 
 
 def _nearest(xp: Any, distance: Array, top_k: Array, length: int) -> Array:
-    """The k-th smallest distance, as bits [B, 1, 1]: non-negative floats are ordered as their bits are."""
+    """The k-th smallest distance, as bits [B, 1, 1]: non-negative floats are ordered as their bits are.
+
+    Found two bits at a time. The counts of the three candidates go through the blocks in one float32, eight bits each:
+    a block's sum is below 2**24 and so exact, and compilers sum float32 fastest.
+    """
     bits = distance.view(xp.uint32)
-    # Counts go in float32, exact up to 2**24 tokens: compilers sum it faster than uint32.
     wanted = xp.minimum(xp.where(top_k > 0, top_k, length), length).astype(xp.float32)
-
-    def enough(limit: Array) -> Array:
-        near = (bits <= limit[:, None, None]).astype(xp.float32)
-        return xp.sum(xp.sum(near, axis=2), axis=1) >= wanted
-
-    return _bisect(xp, enough, top_k.shape[0], _LIMIT_BITS)
+    none = xp.array(0, dtype=xp.float32)
+    ones = [xp.array(1 << place, dtype=xp.float32) for place in (0, 8, 16)]
+    found = xp.zeros(top_k.shape, dtype=xp.uint32)
+    for shift in range(30, -1, -2):
+        limits = [found + xp.array((digit << shift) - 1, dtype=xp.uint32) for digit in (1, 2, 3)]
+        near = [xp.where(bits <= limit[:, None, None], one, none) for limit, one in zip(limits, ones, strict=True)]
+        counts = xp.sum(near[0] + near[1] + near[2], axis=2).astype(xp.uint32)
+        for place in (0, 8, 16):
+            # The digit is the number of candidates that are too near. Rows have fewer than 2**24 tokens: exact.
+            count = xp.sum(((counts >> place) & 0xFF).astype(xp.float32), axis=1)
+            found = found + ((count < wanted).astype(xp.uint32) << shift)
+    return found[:, None, None]
 
 
 def _likely(xp: Any, steps: Array, weights: Array, top_p: Array) -> Array:
