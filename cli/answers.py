@@ -31,15 +31,18 @@ class Summary:
     reason: str
     first_s: float
     total_s: float
+    by_token: bool = True
+    """False when text came in parcels of any number of tokens: the first is no measure of the others then."""
 
     def line(self) -> str:
         """Counts and speed for `--stats`."""
+        counts = f"{self.prompt_tokens} prompt tokens, {self.completion_tokens} generated ({self.reason})"
+        if not self.by_token:
+            overall = self.completion_tokens / self.total_s if self.total_s > 0 else 0.0
+            return f"{counts}; first text after {self.first_s * 1000:.0f} ms, {overall:.1f} tokens/s in all"
         after_first = self.total_s - self.first_s
         rate = (self.completion_tokens - 1) / after_first if self.completion_tokens > 1 and after_first > 0 else 0.0
-        return (
-            f"{self.prompt_tokens} prompt tokens, {self.completion_tokens} generated ({self.reason}); "
-            f"first token after {self.first_s * 1000:.0f} ms, then {rate:.1f} tokens/s"
-        )
+        return f"{counts}; first token after {self.first_s * 1000:.0f} ms, then {rate:.1f} tokens/s"
 
 
 Pieces = Generator[str | Summary, None, None]
@@ -103,7 +106,7 @@ class RemoteAnswers:
             raise CommandFailed(f"the server went away: {error}") from error
         total = time.monotonic() - began
         counts = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-        yield Summary(*counts, reason, first or total, total)
+        yield Summary(*counts, reason, first or total, total, by_token=False)
 
     def close(self) -> None:
         self._client.close()

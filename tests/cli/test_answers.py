@@ -109,3 +109,9 @@ def test_the_summary_line_counts_the_speed_after_the_first_token() -> None:
     line = Summary(5, 11, "stop", first_s=0.5, total_s=1.5).line()
     assert line == "5 prompt tokens, 11 generated (stop); first token after 500 ms, then 10.0 tokens/s"
     assert "0.0 tokens/s" in Summary(5, 1, "length", 0.5, 0.5).line()
+
+
+def test_the_summary_of_text_in_parcels_claims_no_speed_after_the_first() -> None:
+    line = Summary(5, 11, "stop", first_s=0.5, total_s=0.55, by_token=False).line()
+    assert line == "5 prompt tokens, 11 generated (stop); first text after 500 ms, 20.0 tokens/s in all"
+    assert "0.0 tokens/s in all" in Summary(5, 0, "stop", 0.0, 0.0, by_token=False).line()
