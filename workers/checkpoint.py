@@ -333,6 +333,9 @@ def resolve_model(path_or_hub_id: str) -> Path:
     local = Path(path_or_hub_id).expanduser()
     if path_or_hub_id and local.is_dir():
         return local
+    if path_or_hub_id and local.is_file():
+        reason = "is a file; a model is a directory in Hugging Face layout, with config.json and safetensors"
+        raise CheckpointError(path_or_hub_id, "", reason)
     parts = path_or_hub_id.split("/")
     if len(parts) != 2 or not all(parts) or path_or_hub_id.startswith((".", "~")):
         raise CheckpointError(path_or_hub_id, "", "there is no such directory, and it is not a hub id like ORG/NAME")

@@ -404,6 +404,15 @@ def test_what_is_neither_directory_nor_hub_id(name: str) -> None:
         resolve_model(name)
 
 
+def test_a_file_is_not_sought_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "model.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(CheckpointError, match=r"models/model\.gguf: is a file; a model is a directory"):
+        resolve_model("models/model.gguf")
+
+
 def test_hub_failure_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: object, **__: object) -> str:
         raise ConnectionError("Network is unreachable\nand more")
