@@ -62,8 +62,9 @@ async def _api_error(_: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    code = HTTPStatus(error.status_code).name.lower()
-    response = _respond(ApiError(error.status_code, f"{request.method} {request.scope['path'][:200]}: {code}", code))
+    status = HTTPStatus(error.status_code)
+    sentence = f"{request.method} {request.scope['path'][:200]}: {status.phrase.lower()}"
+    response = _respond(ApiError(status, sentence, status.name.lower()))
     response.headers.update(error.headers or {})
     return response
 

@@ -229,9 +229,12 @@ def _named(message: str) -> ApiError:
     if name is not None:
         path = f"{path}.{name.group(1)}" if path else name.group(1)
     text = _AT.sub("", message)
-    code = "unknown_parameter" if message.startswith("Object contains unknown") else "invalid_request"
-    where = f"`{path[:100]}`: " if path else ""
-    return invalid(path[:100] or None, where + text[:300], code)
+    where = f"`{path[:100]}`"
+    if message.startswith("Object contains unknown"):
+        return invalid(path[:100], f"{where} is not a parameter that Baton knows", "unknown_parameter")
+    if message.startswith("Object missing required"):
+        return invalid(path[:100], f"{where} is required", "invalid_request")
+    return invalid(path[:100] or None, f"{where}: {text[:300]}" if path else text[:300], "invalid_request")
 
 
 def _prompts(prompt: Any) -> list[Input]:

@@ -70,7 +70,9 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
     async with serving() as served:
         response = await served.client.request(method, path)
     assert response.status_code == status
-    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "_" not in error["message"]
 
 
 async def test_health_follows_progress_and_not_existence() -> None:

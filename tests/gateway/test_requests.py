@@ -145,6 +145,14 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
     assert refusal(chat, messages=messages).param == param
 
 
+def test_unknown_and_missing_fields_are_told_in_a_sentence() -> None:
+    assert refusal(completion, foo=1).message == "`foo` is not a parameter that Baton knows"
+    assert refusal(chat, messages=message(other=1)).message == "`messages[0].other` is not a parameter that Baton knows"
+    with pytest.raises(ApiError) as caught:
+        DECODER.completion(b'{"prompt": "hi"}')
+    assert (caught.value.message, caught.value.param) == ("`model` is required", "model")
+
+
 def _options(body: type[Any]) -> list[str]:
     return [name for name in body.__struct_fields__ if name in OPTIONS]
 
