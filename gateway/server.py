@@ -1,6 +1,7 @@
 """The HTTP server under the app. The only import of Hypercorn."""
 
 import asyncio
+import errno
 import logging
 import resource
 import socket
@@ -39,7 +40,10 @@ def listen(settings: GatewaySettings) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise BindError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
+        reason = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            reason = f"{reason}; choose another port, or 0 for any that is free"
+        raise BindError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from error
     listener.setblocking(False)
     return listener
 

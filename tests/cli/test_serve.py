@@ -121,6 +121,7 @@ def test_a_port_in_use_is_a_sentence() -> None:
             _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert "cannot listen on 127.0.0.1" in errors
+    assert "choose another port" in errors
     assert "Traceback" not in errors
 
 
