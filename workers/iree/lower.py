@@ -10,6 +10,9 @@ from jax import export
 
 from workers.iree.kernels import ELEMENT, tensor
 
+# JAX only traces here. Left to itself it looks for accelerators, says that it found no TPU, and reserves most of a GPU.
+jax.config.update("jax_platforms", "cpu")
+
 SCOPE = "model"
 """The parameter archive's name in the module."""
 PARAMETER = "parameter."

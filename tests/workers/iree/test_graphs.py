@@ -1,5 +1,8 @@
 """Which graphs there are, and what their modules say; nothing is compiled."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,16 @@ from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
 from workers.iree.model import rope_frequencies
 from workers.iree.ops import Cache, PlainOps, TiledOps
 from workers.iree.tiles import Tiles
+
+
+def test_jax_looks_for_no_accelerator() -> None:
+    program = (
+        "import logging; logging.basicConfig(level='INFO'); import jax, workers.iree.lower;"
+        "print({device.platform for device in jax.devices()})"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), "tpu" in done.stderr) == ("{'cpu'}", False)
 
 
 def make_plan(path: Path, ops: TiledOps | PlainOps) -> Plan:
