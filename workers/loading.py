@@ -62,6 +62,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     Raises whatever the backend raises: the worker cannot serve then.
     """
     vocabulary = _load_vocabulary(spec, progress)
+    progress("start backend", 0, 1)  # imports that take seconds, before the backend can report for itself
     runner = load_runner(spec, progress)
     if spec.backend != "scripted":  # whose calls are counted by its spec
         progress("warm-up", 0, 1)

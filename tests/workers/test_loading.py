@@ -20,7 +20,7 @@ def test_a_scripted_worker_needs_no_files() -> None:
     assert isinstance(loaded.vocabulary, ByteTokenizer)
     assert loaded.context == 64
     assert loaded.engine.gauges().steps == 0
-    assert phases
+    assert phases[0] == ("start backend", 0, 1)
 
 
 @pytest.fixture(scope="module")
