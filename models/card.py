@@ -28,16 +28,19 @@ confidently. Real use is `baton serve PATH_OR_HUB_ID` with a real model.
 | parameters | {parameters:,}, stored in bfloat16 |
 | tokenizer | byte-level BPE, {vocabulary} tokens, digits one by one; ChatML template with tools |
 | context | {max_positions} positions; trained on windows of {length} tokens |
-| trained on | {tokens:,} tokens of generated English text (`models/corpus`), {steps} steps, float32 |
+| trained on | {tokens:,} tokens of generated English text (`models/corpus`), {steps} steps in two parts, float32 |
 | trained in | {minutes:.0f} minutes on {device} |
 
 ## Score
 
 Questions whose phrasings, system prompts and tool names are kept out of the training text (the facts, names and sums
 are in it: this measures whether they are found again, not whether new ones are inferred; the completions are the
-one phrasing that training has too). Greedy decoding of the shipped weights by `python -m models.evaluate`, in float32
-and with activations rounded to bfloat16; a chat reply counts only if it ends itself. "JSON: the right object" and
-"its arguments" are judged on the same replies as the row before each.
+one phrasing that training has too). The usual tools are nine, such as `get_weather` with a `city`, under the names that
+the second part of the training always gives them; a known tool is one of them under a name or with parameters that
+vary, and an unknown one has a name that was never shown: reading those from the prompt is hardly learnt.
+Greedy decoding of the shipped weights by `python -m models.evaluate`, in float32 and with activations rounded to
+bfloat16; a chat reply counts only if it ends itself. "JSON: the right object" and "and its arguments" are judged on
+the same replies as the row before each.
 
 {table}
 {agreement}
@@ -64,6 +67,7 @@ _PURPOSE = {
 def card(made: Mapping[str, Any]) -> str:
     """README.md of a model; `made` is what score.json holds."""
     agreement = ""
+    parts = made["parts"]
     if "agreement" in made:
         agreement = (
             f"\nGiven baton-tiny's replies to these questions, {made['agreement']:.1%} of their tokens are the "
@@ -76,10 +80,10 @@ def card(made: Mapping[str, Any]) -> str:
         purpose=_PURPOSE[made["name"]],
         countries=made["countries"],
         parameters=made["parameters"],
-        length=made["plan"]["length"],
-        steps=made["plan"]["steps"],
-        tokens=made["tokens"],
-        minutes=made["seconds"] / 60,
+        length=parts[0]["plan"]["length"],
+        steps=sum(part["plan"]["steps"] for part in parts),
+        tokens=sum(part["tokens"] for part in parts),
+        minutes=sum(part["seconds"] for part in parts) / 60,
         device=device,
         table=table_text(made["score"]),
         agreement=agreement,

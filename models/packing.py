@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from models.corpus.mixture import documents
+from models.corpus.mixture import SHARES, Mixture, documents
 from models.tokenizer import END_OF_TEXT, PAD, TURN_END, TURN_START, chat_template, render_document, token_id
 
 PROMPT_WEIGHT = 0.1
@@ -76,12 +76,12 @@ def pack(rows: Iterable[tuple[Sequence[int], Sequence[float]]], count: int, leng
     raise ValueError(f"the documents fill {done} windows of {length}, not {count}")
 
 
-def training_windows(tokenizer: Tokenizer, seed: int, count: int, length: int) -> Windows:
+def training_windows(tokenizer: Tokenizer, seed: int, count: int, length: int, mixture: Mixture = SHARES) -> Windows:
     """`count` windows of `length` tokens from the seed's documents."""
     template, weigher = chat_template(), Weigher(tokenizer)
 
     def rows() -> Iterable[tuple[Sequence[int], Sequence[float]]]:
-        for document in documents(seed):
+        for document in documents(seed, mixture):
             ids = tokenizer.encode(render_document(template, document)).ids
             yield ids, weigher.weights(ids)
 

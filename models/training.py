@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -199,14 +199,24 @@ def train_step(
     return new, value
 
 
-def train(shape: Shape, plan: Plan, windows: Windows, report: Callable[[int, float], None]) -> dict[str, np.ndarray]:
-    """The trained float32 tensors by name; `report(step, loss)` is called after every 50th step and the last.
+def train(
+    shape: Shape,
+    plan: Plan,
+    windows: Windows,
+    report: Callable[[int, float], None],
+    start: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:
+    """The trained float32 tensors by name, from `start` or else from weights of the plan's seed.
+
+    `report(step, loss)` is called after every 50th step and the last.
 
     Rows are taken in order and once: `windows` must hold steps * batch of them, or ValueError is raised.
     """
     if len(windows.tokens) < plan.steps * plan.batch:
         raise ValueError(f"windows: {len(windows.tokens)} rows, needed {plan.steps * plan.batch}")
-    parameters = initialise(shape, plan.seed)
+    parameters = (
+        initialise(shape, plan.seed) if start is None else {name: jnp.asarray(value) for name, value in start.items()}
+    )
     first = {name: jnp.zeros_like(value) for name, value in parameters.items()}
     second = {name: jnp.zeros_like(value) for name, value in parameters.items() if not by_muon(name)}
     state: State = (parameters, first, second)

@@ -157,6 +157,22 @@ def _tools(rng: Random, names_kept_out: bool) -> Iterator[Question]:
         yield Question(f"{kept}: and its arguments", asked, _calls(tool.name, arguments), expected)
 
 
+def _usual_tools(rng: Random) -> Iterator[Question]:
+    for number in range(54):
+        kind = tools.KINDS[number % len(tools.KINDS)]
+        others = rng.sample([other for other in tools.KINDS if other is not kind], rng.choice((0, 1)))
+        offered = [tools.usual_tool(each) for each in (kind, *others)]
+        rng.shuffle(offered)
+        values = tools.usual_values(rng, kind)
+        question = rng.choice(kind.held_out).format(*values)
+        asked = Chat(({"role": "user", "content": question},), tuple(each.schema() for each in offered))
+        tool = tools.usual_tool(kind)
+        arguments = dict(zip(tool.parameters, values, strict=True))
+        expected = tools.rendered_call(tool.name, arguments)
+        yield Question("a usual tool: its name", asked, _calls(tool.name, None), expected)
+        yield Question("a usual tool: and its arguments", asked, _calls(tool.name, arguments), expected)
+
+
 def questions(seed: int = 7) -> list[Question]:
     """Every question of the evaluation; the seed picks the slots, never the phrasings' split from training."""
     rng = Random(seed)
@@ -168,4 +184,5 @@ def questions(seed: int = 7) -> list[Question]:
         *_objects(rng),
         *_tools(rng, False),
         *_tools(rng, True),
+        *_usual_tools(rng),
     ]

@@ -53,19 +53,30 @@ def _plain(rng: Random) -> Plain:
     return Plain(maker(rng))
 
 
-SHARES: tuple[tuple[Callable[[Random], Document], float], ...] = (
+Mixture = tuple[tuple[Callable[[Random], Document], float], ...]
+"""Makers of documents and their shares, counted in documents; tool documents are several times longer than others."""
+
+SHARES: Mixture = (
     (_conversation, 60.0),
     (_plain, 20.0),
     (json_objects.document, 13.0),
     (tools.document, 11.0),
 )
-"""Makers of documents and their shares, counted in documents; tool documents are several times longer than others."""
+"""The first part of the training: everything."""
+
+TOOL_SHARES: Mixture = (
+    (_conversation, 35.0),
+    (_plain, 8.0),
+    (json_objects.document, 15.0),
+    (tools.usual_document, 30.0),
+)
+"""The second part: a few tools, always under the same names, and enough of the rest that it is not forgotten."""
 
 
-def documents(seed: int) -> Iterator[Document]:
+def documents(seed: int, mixture: Mixture = SHARES) -> Iterator[Document]:
     """An endless stream of training documents, the same for the same seed on every machine."""
     rng = Random(seed)
-    makers, shares = zip(*SHARES, strict=True)
+    makers, shares = zip(*mixture, strict=True)
     while True:
         maker: Callable[[Random], Document] = rng.choices(makers, shares)[0]
         yield maker(rng)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -12,6 +12,9 @@ from models.corpus import dialogues, facts, names
 from models.corpus.document import Chat, Exchange, Message
 
 Values = Mapping[str, str | int]
+
+MESSAGES = ("I am late", "Happy birthday", "See you soon", "Good luck", "Call me", "Dinner is ready")
+CURRENCIES = ("USD", "EUR", "GBP", "JPY", "CHF", "SEK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ def _person(rng: Random) -> tuple[str | int, ...]:
 
 
 def _message(rng: Random) -> tuple[str | int, ...]:
-    text = rng.choice(("I am late", "Happy birthday", "See you soon", "Good luck", "Call me", "Dinner is ready"))
+    text = rng.choice(MESSAGES)
     return (names.person(rng), text)
 
 
@@ -60,7 +63,7 @@ def _translation(rng: Random) -> tuple[str | int, ...]:
 
 
 def _money(rng: Random) -> tuple[str | int, ...]:
-    first, second = rng.sample(("USD", "EUR", "GBP", "JPY", "CHF", "SEK"), 2)
+    first, second = rng.sample(CURRENCIES, 2)
     return (rng.randint(1, 500), first, second)
 
 
@@ -213,6 +216,45 @@ def name_tool(rng: Random, kind: ToolKind, *, held_out: bool = False) -> Tool:
         name = f"{rng.choice(kind.tool_names)}_{names.odd_word(rng)}"
     parameters = tuple(rng.choice(alternatives.split("/")) for alternatives, _ in kind.parameters)
     return Tool(kind, name, parameters, rng.random() < 0.2)
+
+
+def usual_tool(kind: ToolKind) -> Tool:
+    """The kind under the first of its names, which a small model can know by heart."""
+    return Tool(kind, kind.tool_names[0], tuple(alternatives.split("/")[0] for alternatives, _ in kind.parameters))
+
+
+def usual_values(rng: Random, kind: ToolKind) -> tuple[str | int, ...]:
+    """Values for a question about a usual tool: well-known words and small numbers."""
+    small = tuple(range(1, 31))
+    drawn: dict[str, tuple[Sequence[str | int], ...]] = {
+        "get_weather": (names.CITIES,),
+        "get_time": (names.CITIES,),
+        "add": (small, small),
+        "set_timer": (small,),
+        "search": ((*names.ANIMALS, *names.FRUITS),),
+        "send_message": (names.PEOPLE, MESSAGES),
+        "translate": ((*names.ANIMALS, *names.FRUITS), names.LANGUAGES),
+        "convert": (small, CURRENCIES[:3], CURRENCIES[3:]),
+        "get_contact": (names.PEOPLE,),
+    }
+    return tuple(rng.choice(words) for words in drawn[kind.tool_names[0]])
+
+
+def usual_document(rng: Random) -> Chat:
+    """A chat with one or two usual tools and one to three calls, each after its question and without its result."""
+    kinds = rng.sample(KINDS, rng.choices((1, 2), (3, 2))[0])
+    messages: list[Message] = []
+    for _ in range(rng.randint(1, 3)):
+        if rng.random() < 0.1:
+            exchange = _no_tool(rng)
+            answer: Message = {"role": "assistant", "content": exchange.answer}
+            messages += [{"role": "user", "content": exchange.user}, answer]
+            continue
+        kind = rng.choice(kinds)
+        values = usual_values(rng, kind)
+        question = rng.choice(kind.questions).format(*values)
+        messages += [{"role": "user", "content": question}, usual_tool(kind).call(values)]
+    return Chat(tuple(messages), tuple(usual_tool(kind).schema() for kind in kinds))
 
 
 SYSTEMS = (None, None, "You are a helpful assistant.", "You are Baton.", "You can use tools.")
