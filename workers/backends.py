@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.affinity import usable_cores
+from workers.refused import LoadRefused
 from workers.runner import Runner
 from workers.scripted import ScriptedRunner
 from workers.spec import WorkerSpec
@@ -23,7 +24,7 @@ LOAD_TICKS = 20
 """Progress reports of a scripted load."""
 
 
-class BackendMissing(Exception):
+class BackendMissing(LoadRefused):
     """Raised when a backend's packages are not installed; the text says what to install."""
 
 

@@ -13,6 +13,7 @@ from workers.backends import Progress
 from workers.delivery import Outcome
 from workers.engine import BatchEngine
 from workers.loading import Loaded
+from workers.refused import LoadRefused
 from workers.request import End, Failure, Request, RequestRefused
 
 MAX_FAILED_STEPS = 10
@@ -100,8 +101,9 @@ class EngineThread:
         try:
             loaded = self._load(self._report)
         except BaseException as error:  # noqa: BLE001  whatever a backend raises (a panic of Rust code is no Exception)
-            self._log.error("load_failed", exc_info=error)
-            self._down(ByeReason.LOAD_FAILED, _sentence(error))
+            text = _sentence(error)
+            self._log.error("load_failed", text=text, exc_info=None if isinstance(error, LoadRefused) else error)
+            self._down(ByeReason.LOAD_FAILED, text)
             return
         try:
             self._hand(lambda: self._listener.engine_loaded(loaded))

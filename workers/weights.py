@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from workers.refused import LoadRefused
+
 MAX_JSON_BYTES = 64 << 20
 """A shard index of a very large model is a few MiB; anything above this is not a model's description."""
 
@@ -26,7 +28,7 @@ DTYPES = {
 """safetensors' names of the types that are read."""
 
 
-class CheckpointError(Exception):
+class CheckpointError(LoadRefused):
     """A checkpoint cannot be used: the file, the field or tensor, and why. Raised before anything is computed."""
 
     def __init__(self, file: Path | str, field: str, problem: str) -> None:

@@ -13,6 +13,7 @@ from workers.delivery import Outcome
 from workers.engine import BatchEngine
 from workers.engine_thread import MAX_FAILED_STEPS, MAX_UNDELIVERED, EngineThread, TakeOut
 from workers.loading import Loaded
+from workers.refused import LoadRefused
 from workers.request import Request
 from workers.runner import Chunk, Draw, Row
 from workers.scripted import ScriptedRunner
@@ -220,16 +221,19 @@ def test_nine_failed_steps_do_not() -> None:
     loop.end()
 
 
-def test_a_failed_load_is_a_reason() -> None:
+@pytest.mark.parametrize(("error", "traced"), [(OSError, True), (LoadRefused, False)])
+def test_a_failed_load_is_a_reason(error: type[Exception], traced: bool) -> None:
     loop = Loop()
 
     def fail(_: object) -> Loaded:
-        raise OSError("no such model")
+        raise error("no such model")
 
-    loop.thread = EngineThread(fail, loop, loop.callbacks.put)
-    loop.thread.start()
-    loop.until(lambda: loop.events)
+    with structlog.testing.capture_logs() as logs:
+        loop.thread = EngineThread(fail, loop, loop.callbacks.put)
+        loop.thread.start()
+        loop.until(lambda: loop.events)
     assert loop.events == [(ByeReason.LOAD_FAILED, "no such model")]
+    assert [bool(entry["exc_info"]) for entry in logs if entry["event"] == "load_failed"] == [traced]
 
 
 def test_a_panic_of_native_code_is_told() -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workers.affinity import usable_cores
 from workers.probe import short
+from workers.refused import LoadRefused
 
 DEFAULT_DEVICE = "local-task"
 LOCAL_DRIVERS = ("local-task", "local-sync")
@@ -50,7 +51,7 @@ _ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
 }
 
 
-class DeviceError(Exception):
+class DeviceError(LoadRefused):
     """A device cannot be used; the text says which, why, and what there is instead."""
 
 
