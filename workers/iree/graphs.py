@@ -49,8 +49,8 @@ class Plan:
         prefill = [[f"prefill_{chunk}"] for chunk in self.chunks]
         draws = [[f"draw_{rows}", f"filter_{rows}"] for rows in self.draw_sizes]
         if isinstance(self.ops, PlainOps):
-            # One module, so that the device holds the weights once.
-            return [[name for group in decode + prefill + draws for name in group] + ["score", "forget"]]
+            # Those with weights are one module, so that the device holds them once.
+            return [[name for group in decode + prefill for name in group] + ["score", "forget"], *draws]
         return decode + prefill + draws
 
     @property

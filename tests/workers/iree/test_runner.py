@@ -165,7 +165,7 @@ def test_bad_rows_are_refused(runner: IreeRunner) -> None:
 def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, runner: IreeRunner) -> None:
     """Heads that no tile fits fall back to plain StableHLO, which is what other devices run."""
     path = make_checkpoint(tmp_path, "qwen3", head_dim=24)
-    plain = load(path, slots=2, context=48)
+    plain = load(path, context=48)  # as many slots as the others have: the drawing graphs are the same
     try:
         expected = plain.logits(Chunk(1, PROMPT, 0, 0))
         tokens = generate(plain, 0, PROMPT[:33], 5, SEEDED)
