@@ -81,8 +81,6 @@ class Attention:
     """The sizes of one attention call over the cache kv [layers, 2, slots, heads, capacity * head_dim].
 
     A slot's keys are packed [capacity / n, head_dim / k, n, k], its values [head_dim / n, capacity / k, n, k].
-    The layer's place comes from behind a barrier: as a constant it would make every layer a program of its own to
-    compile.
     """
 
     layer: int
@@ -141,10 +139,8 @@ def attention(name: str, a: Attention) -> str:
     %pad = arith.constant 0.0 : {e}
     %low = arith.constant -1.0e30 : f32
     %heads = arith.constant {a.heads} : index
-    %keys_constant = arith.constant {2 * a.layer * a.slots * a.heads} : index
-    %values_constant = arith.constant {(2 * a.layer + 1) * a.slots * a.heads} : index
-    %keys_base = util.optimization_barrier %keys_constant : index
-    %values_base = util.optimization_barrier %values_constant : index
+    %keys_base = arith.constant {2 * a.layer * a.slots * a.heads} : index
+    %values_base = arith.constant {(2 * a.layer + 1) * a.slots * a.heads} : index
     %lanes = arith.constant {n} : index
     %steps = arith.constant {n // k} : index
     %count_i32 = tensor.extract %count[] : tensor<i32>

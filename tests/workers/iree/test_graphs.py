@@ -9,10 +9,8 @@ import pytest
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from workers.checkpoint import ModelConfig
-from workers.iree import kernels
 from workers.iree.archive import as_arrays
 from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
-from workers.iree.kernels import Attention
 from workers.iree.model import rope_frequencies
 from workers.iree.ops import Cache, PlainOps, TiledOps
 from workers.iree.tiles import Tiles
@@ -93,17 +91,3 @@ def test_llama3_frequencies(tmp_path: Path) -> None:
     assert ratio[0] == 1.0
     assert ratio[-1] == pytest.approx(1 / 8)
     assert all(1 / 8 - 1e-6 <= r <= 1 for r in ratio)
-
-
-def test_layers_share_their_attention() -> None:
-    """A layer's place in the cache is data to the compiler: each layer would be compiled by itself otherwise."""
-    first, second = (
-        kernels.attention("f", Attention(layer, 2, 4, 2, 80, 16, 4, 2, Tiles(16, 1, 16), "f32")) for layer in (0, 1)
-    )
-    changed = [line for line in second.splitlines() if line not in first.splitlines()]
-    assert len(changed) == 2
-    for line in changed:
-        name = line.split()[0]
-        uses = [use for use in second.splitlines() if name in use and use != line]
-        assert len(uses) == 1
-        assert "util.optimization_barrier" in uses[0]
