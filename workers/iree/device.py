@@ -27,6 +27,8 @@ CPU_FLAGS = (
     "--iree-llvmcpu-target-cpu=host",
     # The graphs hold packed operands and their products already: packing again would only cost.
     "--iree-opt-data-tiling=false",
+    # Constants are computed when a module is loaded; the compiler would compile and run that first, a second a graph.
+    "--iree-opt-const-eval=false",
     "--iree-llvmcpu-enable-ukernels=all",
     "--iree-opt-generalize-matmul=false",
     # The default of 32 KiB fails some prefill graphs.
