@@ -1,0 +1,118 @@
+"""The whole of Baton with the model it ships: `baton serve`, HTTP, a real backend, and what clients are promised."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from models import builtin_path
+from protocol.request import Limits, Sampling
+from tests.cli.test_serve import read_until, serving, url_of
+from workers.session import Session
+from workers.spec import WorkerSpec
+
+PROMPTS = (
+    "The capital of France is",
+    "2 + 3 =",
+    "Once there was a",
+    "A cat is an animal. " * 9,
+    "The capital of Japan is Tokyo. " * 20 + "The capital of Italy is",
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """One running server and the session that says what it must answer."""
+
+    backend: str
+    url: str
+    session: Session
+
+
+@pytest.fixture(scope="module", params=["iree", "mlx"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    backend = request.param
+    pytest.importorskip({"iree": "iree.runtime", "mlx": "mlx.core"}[backend])
+    words = ["-m", "cli", "serve", "--port", "0", "--backend", backend, "--log-level", "warning"]
+    spec = WorkerSpec("w", "m", str(builtin_path()), backend=backend)
+    # The session compiles what both use, before the server's deadline runs.
+    with Session.open(spec) as session, serving(words) as process:
+        yield Served(backend, url_of(read_until(process, "Stop it")), session)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def bodies() -> list[dict[str, Any]]:
+    """32 requests, four times what the slots hold, greedy and seeded, of five prompts and seven lengths."""
+    return [
+        {
+            "model": "baton-tiny",
+            "prompt": PROMPTS[number % len(PROMPTS)],
+            "max_tokens": 3 + 5 * (number % 7),
+            "temperature": 0.0 if number % 2 else 0.9,
+            "top_p": 0.9 if number % 3 == 0 else 1.0,
+            "seed": number,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        for number in range(32)
+    ]
+
+
+async def ask_all(url: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async with httpx.AsyncClient(base_url=url, timeout=100) as client:
+
+        async def ask(body: dict[str, Any]) -> dict[str, Any]:
+            response = await client.post("/v1/completions", json=body)
+            choice: dict[str, Any] = response.raise_for_status().json()["choices"][0]
+            return choice
+
+        return await asyncio.gather(*(ask(body) for body in asked))
+
+
+def test_a_crowd_gets_what_each_would_get_alone(served: Served) -> None:
+    asked = bodies()
+    answers = asyncio.run(ask_all(served.url, asked))
+    for body, choice in zip(asked, answers, strict=True):
+        sampling = Sampling(temperature=body["temperature"], top_p=body["top_p"], seed=body["seed"])
+        alone = served.session.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
+        assert tuple(choice["token_ids"]) == alone.tokens, body
+        assert choice["text"] == alone.text
+        assert choice["finish_reason"] == "length"
+
+
+def test_the_server_answers_what_generate_answers(served: Served) -> None:
+    prompt = "The capital of France is"
+    words = ["generate", "-p", prompt, "-n", "8", "--no-chat-template", "--backend", served.backend]
+    printed = subprocess.run(
+        [sys.executable, "-P", "-m", "cli", *words], capture_output=True, text=True, check=True, timeout=100
+    ).stdout
+    body = {"model": "baton-tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
+    assert printed == answer["choices"][0]["text"] + "\n"
+    assert printed.startswith(" Paris")
+
+
+def test_a_killed_worker_comes_back_and_its_stream_ends_typed(served: Served) -> None:
+    body = {"model": "baton-tiny", "prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    events: list[str] = []
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                if not events:
+                    [worker] = httpx.get(f"{served.url}/admin/workers").json()["workers"]
+                    os.kill(worker["pid"], signal.SIGKILL)
+                events.append(line)
+    assert events[-1] == "data: [DONE]"
+    assert "worker_lost" in events[-2]
+    while httpx.get(f"{served.url}/health/ready", timeout=10).status_code != 200:
+        assert httpx.get(f"{served.url}/health/live", timeout=10).status_code == 200
+    body |= {"stream": False, "max_tokens": 4}
+    assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200
