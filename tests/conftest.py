@@ -1,0 +1,19 @@
+"""What every test starts from."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """Logging is set up for a whole process; what one test does to it must not silence the next."""
+    configuration = structlog.get_config()
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    structlog.configure(**configuration)
+    root.setLevel(level)
+    root.handlers[:] = handlers
