@@ -80,7 +80,7 @@ def server(path: Path, cache: Path, streams: int, dtype: str) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     options = {"--backend": "iree", "--name": "bench", "--port": port, "--max-batch-size": streams, "--dtype": dtype}
-    options |= {"--context": CONTEXT, "--cache-dir": cache}
+    options |= {"--context": CONTEXT, "--cache-dir": cache, "--log-level": "warning"}
     command = [sys.executable, "-m", "cli", "serve", str(path)]
     command += [str(word) for option in options.items() for word in option]
     url = f"http://127.0.0.1:{port}"
