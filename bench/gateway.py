@@ -37,6 +37,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from actors.logs import configure_logging
 from gateway.daemon import WorkerLaunch, run_daemon
 from gateway.server import listen, raise_file_limit, serve
 from gateway.settings import GatewaySettings
@@ -52,6 +53,8 @@ FLAT_OUT_TOKENS = 1500
 
 async def run_gateway(streams: int, rate: float) -> None:
     """The real thing, over one scripted worker."""
+    # Whoever measures reads the port from this process's output and nothing after it: a log would fill the pipe.
+    configure_logging("gateway", "error")
     spec = WorkerSpec(
         name="w0",
         model_name="scripted",
