@@ -1,6 +1,6 @@
 """What a device must offer to the scheduler. Everything that a client can see is decided above this line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +56,33 @@ class Row(Struct, frozen=True, gc=False):
     start: int
     position: int
     draw: Draw
+
+
+class NotFiniteError(Exception):
+    """Raised by a runner when the model's logits are not numbers: its weights are damaged or overflow in this dtype."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's logits are not finite")
+
+
+def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int], chunks: Sequence[Chunk]) -> None:
+    """Raise `ValueError` for chunks of one step that would read or write outside of what they own.
+
+    `written` gives the cache rows of a slot that are filled; a decode row is a chunk of one token.
+    """
+    if len({chunk.slot for chunk in chunks}) != len(chunks):
+        raise ValueError("slot: a step takes one row a slot")
+    for chunk in chunks:
+        if not 0 <= chunk.slot < capabilities.slots:
+            raise ValueError(f"slot: {chunk.slot} is not one of {capabilities.slots}")
+        if not chunk.tokens or min(chunk.tokens) < 0 or max(chunk.tokens) >= capabilities.vocab_size:
+            raise ValueError(f"tokens: none, or outside of a vocabulary of {capabilities.vocab_size}")
+        if not 0 <= chunk.start <= written(chunk.slot):
+            raise ValueError(f"start: {chunk.start} leaves a gap after {written(chunk.slot)} rows")
+        if chunk.start + len(chunk.tokens) > capabilities.context:
+            raise ValueError(f"start: a slot has {capabilities.context} rows")
+        if chunk.position < 0:
+            raise ValueError(f"position: {chunk.position} is negative")
 
 
 class Runner(Protocol):

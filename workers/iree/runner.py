@@ -19,17 +19,13 @@ from workers.iree.lower import SCOPE
 from workers.iree.model import rope_frequencies
 from workers.iree.ops import Cache, PlainOps, TiledOps
 from workers.iree.tiles import tiles_for
-from workers.runner import Chunk, Draw, Row, RunnerCapabilities
+from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks
 from workers.sampling import needs_filters, needs_sampling, parameters
 from workers.spec import Dtype
 
 Progress = Callable[[str, int, int], None]
 PLAIN_TILE = 16
 """Rows to which the plain cache's capacity is rounded."""
-
-
-class NotFiniteError(Exception):
-    """The model's logits are not numbers: the weights are damaged or overflow in this dtype."""
 
 
 class IreeRunner:
@@ -94,7 +90,7 @@ class IreeRunner:
         return runner
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
-        self._check(chunk.slot, chunk.tokens, chunk.start, chunk.position)
+        check_chunks(self.capabilities, self._written.__getitem__, [chunk])
         result: list[rt.HalBufferView] = []
         longest = self._plan.chunks[-1]
         for at in range(0, len(chunk.tokens), longest):
@@ -108,10 +104,8 @@ class IreeRunner:
     def decode(self, rows: Sequence[Row]) -> list[int]:
         if not rows:
             return []
-        if len({row.slot for row in rows}) != len(rows):
-            raise ValueError("slot: a step takes one row a slot")
-        for row in rows:
-            self._check(row.slot, (row.token,), row.start, row.position)
+        chunks = [Chunk(row.slot, (row.token,), row.start, row.position) for row in rows]
+        check_chunks(self.capabilities, self._written.__getitem__, chunks)
         batch = next(size for size in self._plan.buckets if size > max(row.slot for row in rows))
         tokens = np.zeros((batch, 1), np.int32)
         places = np.full((batch, 1), self._cache.spare_row, np.int32)
@@ -128,7 +122,7 @@ class IreeRunner:
         return [drawn[row.slot] for row in rows]
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
-        self._check(chunk.slot, chunk.tokens, chunk.start, chunk.position)
+        check_chunks(self.capabilities, self._written.__getitem__, [chunk])
         size, parts = self._plan.score_chunk, []
         for at in range(0, len(chunk.tokens), size):
             part = chunk.tokens[at : at + size]
@@ -137,7 +131,7 @@ class IreeRunner:
             parts.append(logits[: len(part)])
         whole = np.concatenate(parts)
         if not np.isfinite(whole.max(axis=-1)).all():
-            raise NotFiniteError("the model's logits are not finite")
+            raise NotFiniteError
         return whole
 
     def reset(self, slot: int) -> None:
@@ -176,20 +170,6 @@ class IreeRunner:
             keys[:, :, tiles] = 0
             values[:, :, :, tiles] = 0
 
-    def _check(self, slot: int, tokens: Sequence[int], start: int, position: int) -> None:
-        """Raise ValueError for rows that would read or write outside of what they own."""
-        if not 0 <= slot < self._cache.slots:
-            raise ValueError(f"slot: {slot} is not one of {self._cache.slots}")
-        vocabulary = self.capabilities.vocab_size
-        if not tokens or min(tokens) < 0 or max(tokens) >= vocabulary:
-            raise ValueError(f"tokens: none, or outside of a vocabulary of {vocabulary}")
-        if not 0 <= start <= self._written[slot]:
-            raise ValueError(f"start: {start} leaves a gap after {self._written[slot]} rows")
-        if start + len(tokens) > self.capabilities.context:
-            raise ValueError(f"start: a slot has {self.capabilities.context} rows")
-        if position < 0:
-            raise ValueError(f"position: {position} is negative")
-
     def _tiles(self, row: int) -> int:
         """Tiles of rows that hold every row up to this one."""
         return row // self._tile + 1
@@ -219,7 +199,7 @@ class IreeRunner:
         else:
             drawn = self._device.download(result[0]).tolist()
         if any(token < 0 for token, draw in zip(drawn, draws, strict=True) if draw is not None):
-            raise NotFiniteError("the model's logits are not finite")
+            raise NotFiniteError
         return drawn
 
     def _sample(self, logits: rt.HalBufferView, draws: Sequence[Draw | None], filler: Draw) -> list[int]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from workers.checkpoint import ModelConfig
 from workers.mlx.architecture import load_architecture
 from workers.mlx.kv import LayerCache, SlotKV, Span
-from workers.runner import Chunk, Draw, Row, RunnerCapabilities
+from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks
 from workers.sampling import greedy, needs_filters, needs_sampling, parameters, sample
 from workers.spec import Dtype
 
@@ -23,10 +23,6 @@ PREFILL_CHUNKS = (32, 128, 512)
 TENSORS_PER_STEP = 16
 STEPS_PER_CLEAR = 256
 """Steps between two returns of MLX's buffer cache to the system; lengths change, so old sizes stay in it unused."""
-
-
-class NotFiniteError(Exception):
-    """The model's logits are not numbers: the weights are damaged or overflow in this dtype."""
 
 
 class MlxRunner:
@@ -101,7 +97,7 @@ class MlxRunner:
         with self._owned():
             logits = np.array(self._head(self._forward([chunk])))
         if not np.isfinite(logits.max(axis=-1)).all():
-            raise NotFiniteError("the model's logits are not finite")
+            raise NotFiniteError
         return logits
 
     def reset(self, slot: int) -> None:
@@ -131,7 +127,7 @@ class MlxRunner:
 
     def _forward(self, chunks: Sequence[Chunk]) -> mx.array:
         """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated."""
-        self._check(chunks)
+        check_chunks(self.capabilities, lambda slot: self._slots[slot].length, chunks)
         tokens = [token for chunk in chunks for token in chunk.tokens]
         positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
         spans = [Span(self._slots[chunk.slot], chunk.start, len(chunk.tokens)) for chunk in chunks]
@@ -144,22 +140,6 @@ class MlxRunner:
         if self._steps % STEPS_PER_CLEAR == 0:
             mx.clear_cache()
         return hidden[:, 0]
-
-    def _check(self, chunks: Sequence[Chunk]) -> None:
-        """Raise ValueError for rows that would read or write outside of what they own."""
-        if len({chunk.slot for chunk in chunks}) != len(chunks):
-            raise ValueError("slot: a step takes one row a slot")
-        for chunk in chunks:
-            if not 0 <= chunk.slot < len(self._slots):
-                raise ValueError(f"slot: {chunk.slot} is not one of {len(self._slots)}")
-            if not chunk.tokens or not all(0 <= token < self.capabilities.vocab_size for token in chunk.tokens):
-                raise ValueError(f"tokens: none, or outside of a vocabulary of {self.capabilities.vocab_size}")
-            if not 0 <= chunk.start <= self._slots[chunk.slot].length:
-                raise ValueError(f"start: {chunk.start} leaves a gap after {self._slots[chunk.slot].length} rows")
-            if chunk.start + len(chunk.tokens) > self.capabilities.context:
-                raise ValueError(f"start: a slot has {self.capabilities.context} rows")
-            if chunk.position < 0:
-                raise ValueError(f"position: {chunk.position} is negative")
 
     def _head(self, hidden: mx.array) -> mx.array:
         """[rows, hidden] -> float32 logits [rows, vocab_size]."""
@@ -177,7 +157,7 @@ def _draw(logits: mx.array, draws: Sequence[Draw]) -> list[int]:
         drawn = greedy(mx, logits)
     tokens: list[int] = np.array(drawn).tolist()
     if min(tokens) < 0:
-        raise NotFiniteError("the model's logits are not finite")
+        raise NotFiniteError
     return tokens
 
 

@@ -10,8 +10,8 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.workers.iree.conftest import CONTEXT, Load
 from workers.checkpoint import CheckpointError, open_weights
-from workers.iree.runner import IreeRunner, NotFiniteError
-from workers.runner import Chunk, Draw, Row
+from workers.iree.runner import IreeRunner
+from workers.runner import Chunk, Draw, NotFiniteError, Row
 
 PROMPT = tuple(range(10, 50))
 SEEDED = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)

@@ -15,8 +15,7 @@ from tests.gate import alone, run_gate
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine import BatchEngine, Request
-from workers.mlx.runner import NotFiniteError
-from workers.runner import Chunk, Draw, Row, Runner
+from workers.runner import Chunk, Draw, NotFiniteError, Row, Runner
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
