@@ -48,10 +48,15 @@ def log_level(settings: Settings, terminal: bool) -> str:
 
 
 def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
-    """What the gateway starts: `settings.workers` like workers, w0, w1, ..."""
-    names = [f"w{number}" for number in range(settings.workers)]
+    """What the gateway starts: `settings.workers` like workers, w0, w1, ..., and after them those that stand by, which
+    compute nothing and so have no share in the cores."""
+    specs = [
+        worker_spec(settings, model, f"w{number}", settings.workers)
+        for number in range(settings.workers + settings.standby)
+    ]
     return [
-        WorkerLaunch(name, model.name, worker_command(worker_spec(settings, model, name, len(names)))) for name in names
+        WorkerLaunch(spec.name, model.name, worker_command(spec), standby=number >= settings.workers)
+        for number, spec in enumerate(specs)
     ]
 
 

@@ -58,6 +58,9 @@ class Settings(BaseSettings):
     host: str = _field(_GATEWAY.host, SERVER, "Address to listen on.", min_length=1)
     port: int = _field(_GATEWAY.port, SERVER, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
     workers: int = _field(1, SERVER, "Worker processes, each with the whole model.", ge=1, le=64)
+    standby: int = _field(
+        0, SERVER, "More workers, loaded and kept ready to take the place of one that is lost.", ge=0, le=64
+    )
     api_key: str = _field(_GATEWAY.api_key, SERVER, "When set, clients must send it as a bearer token.")
     log_level: Literal["debug", "info", "warning", "error"] = _field(
         "info", SERVER, "What is logged: debug, info, warning or error. On a terminal it is warning unless set."

@@ -16,6 +16,7 @@ from gateway.app import create_app
 from gateway.router import Router
 from gateway.server import listen, serve
 from gateway.settings import GatewaySettings
+from gateway.workers import Role
 from protocol.events import Event
 
 _log = structlog.get_logger("gateway.daemon")
@@ -35,6 +36,8 @@ class WorkerLaunch:
     name: str
     model: str
     command: Callable[[str, int], Sequence[str]]
+    standby: bool = False
+    """Loaded and kept ready, to take the place of one that is lost."""
 
 
 async def run_daemon(
@@ -92,7 +95,7 @@ class _Daemon:
     def add_workers(self, workers: Sequence[WorkerLaunch], policy: Policy | None, deadlines: Deadlines | None) -> None:
         for launch in workers:
             process = WorkerProcess(launch.name, launch.command, self, policy=policy, deadlines=deadlines)
-            self._router.add(process, launch.name, launch.model)
+            self._router.add(process, launch.name, launch.model, Role.STANDBY if launch.standby else Role.ACTIVE)
             self._processes.append(process)
         self._running = len(self._processes)
 

@@ -39,6 +39,9 @@ class WorkerSample:
     live: int
     ready: bool
     restarts: int
+    standby: bool
+    promotions: int
+    circuit_open: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +105,16 @@ class _WorkerCollector(Collector):
             for sample in samples:
                 metric.add_sample(name + suffix, _labels(sample), sample.counts(field))
             yield metric
-        restarts = Metric("baton_worker_restarts", "Restarts of the worker process", "counter")
-        for sample in samples:
-            restarts.add_sample("baton_worker_restarts_total", _labels(sample), sample.restarts)
-        yield restarts
+        yield _counter("baton_worker_restarts", "Restarts after a failure", samples, lambda s: s.restarts)
+        yield _counter(
+            "baton_worker_promotions", "Times that a standby was made active", samples, lambda s: s.promotions
+        )
         yield _gauge("baton_slots_available", "Free slots of ready workers", samples, lambda s: s.slots_available)
         yield _gauge("baton_queue_depth", "Sequences that wait for a slot", samples, lambda s: s.queue_depth)
         yield _gauge("baton_live_sequences", "Sequences that the gateway has open", samples, lambda s: s.live)
         yield _gauge("baton_worker_ready", "1 when the worker takes requests", samples, lambda s: int(s.ready))
+        yield _gauge("baton_worker_standby", "1 while the worker stands by", samples, lambda s: int(s.standby))
+        yield _gauge("baton_worker_circuit_open", "1 while its requests fail", samples, lambda s: int(s.circuit_open))
         for name, field, text in _HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=LABELS)
             for labels, observed in self._observed.items():
@@ -121,6 +126,13 @@ class _WorkerCollector(Collector):
 
 def _labels(sample: WorkerSample) -> dict[str, str]:
     return {"model": sample.model, "backend": sample.backend, "worker": sample.worker}
+
+
+def _counter(name: str, text: str, samples: list[WorkerSample], value: Callable[[WorkerSample], int]) -> Metric:
+    metric = Metric(name, text, "counter")
+    for sample in samples:
+        metric.add_sample(f"{name}_total", _labels(sample), value(sample))
+    return metric
 
 
 def _gauge(name: str, text: str, samples: list[WorkerSample], value: Callable[[WorkerSample], int]) -> Metric:

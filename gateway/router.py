@@ -10,9 +10,10 @@ from actors.worker import Worker, WorkerStatus, WorkerUnavailable
 from gateway.errors import ApiError, from_code
 from gateway.metrics import Metrics, WorkerSample
 from gateway.requests import Plan
+from gateway.roster import Roster
 from gateway.settings import GatewaySettings
 from gateway.streams import Call, Failure, Stream
-from gateway.workers import Seat
+from gateway.workers import Role, Seat
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Step
@@ -32,19 +33,17 @@ class Router:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._seats: dict[str, Seat] = {}
         self._numbers = itertools.count(1)
         self._draining = False
         self._clock = asyncio.get_running_loop().time
+        self.roster = Roster(self._clock)
         self._idle = asyncio.Event()
         self._idle.set()
         self.metrics = Metrics(self.samples)
 
-    def add(self, worker: Worker, name: str, model: str) -> None:
-        """Let a worker serve a model. Its name is the one in its events."""
-        if name in self._seats:
-            raise ValueError(f"there is a worker {name!r} already")
-        self._seats[name] = Seat(worker, name, model, self.metrics)
+    def add(self, worker: Worker, name: str, model: str, role: Role = Role.ACTIVE) -> None:
+        """Let a worker serve a model. Its name is the one in its events. Raises `ValueError` for a name twice."""
+        self.roster.add(Seat(worker, name, model, self.metrics, role))
 
     # What clients ask for.
 
@@ -53,13 +52,12 @@ class Router:
         model = plan.model
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
-        seats = [seat for seat in self._seats.values() if seat.model == model]
-        if not seats:
+        if not self.roster.of(model):
             names = ", ".join(repr(name) for name in self.models()) or "none"
             raise ApiError(404, f"there is no model {model!r}; available: {names}", "model_not_found", param="model")
-        ready = sorted((seat for seat in seats if seat.ready), key=lambda seat: len(seat.live))
+        ready = self.roster.candidates(model)
         if not ready:
-            raise self._error(ErrorCode.UNAVAILABLE, f"no worker of model {model!r} is ready")
+            raise self._error(ErrorCode.UNAVAILABLE, self.roster.excuse(model))
         bound = self._settings.max_streams_per_worker - len(plan.choices)
         for seat in ready:
             if len(seat.live) <= bound:
@@ -98,9 +96,9 @@ class Router:
 
     def _release(self, call: Call) -> None:
         """The client lets go: what still lives of its call is cancelled at the worker."""
-        seat = self._seats.get(call.worker)
-        if seat is None:
+        if not call.worker:
             return
+        seat = self.roster[call.worker]
         timer = seat.calls.pop(call, None)
         if timer is not None:
             timer.cancel()
@@ -122,9 +120,10 @@ class Router:
 
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
         """A step, an end or a failure."""
-        seat = self._seats[worker]
+        seat = self.roster[worker]
         if incarnation != seat.incarnation:
             return
+        self.roster.heard(seat, event)
         if isinstance(event, Step):
             seat.counters.saw(incarnation, event.gauges)
             now = self._clock()
@@ -137,21 +136,23 @@ class Router:
 
     def worker_changed(self, status: WorkerStatus) -> None:
         """A worker started, got on with loading, became ready, or is no longer."""
-        seat = self._seats[status.name]
+        seat = self.roster[status.name]
         if status.incarnation != seat.incarnation:
             self._lose(seat, f"worker {seat.name} was replaced")
             seat.incarnation = status.incarnation
         seat.refresh(status)
+        self.roster.promote(seat.model)
 
     def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
         """An incarnation is gone, and what it held ends typed."""
-        seat = self._seats[worker]
+        seat = self.roster[worker]
         if incarnation == seat.incarnation:
             self._lose(seat, f"worker {worker} was lost: {reason}")
 
     def _lose(self, seat: Seat, text: str) -> None:
         # The seam for replay: each stream here has its Submit and the ids that its client got.
         seat.forget_cancels()
+        self.roster.promote(seat.model)
         for stream in list(seat.live.values()):
             self._fail(seat, stream, Failure(ErrorCode.LOST, text))
 
@@ -197,7 +198,7 @@ class Router:
 
     def _forget(self, seat: Seat, stream: Stream) -> None:
         del seat.live[stream.submit.stream]
-        if not any(other.live for other in self._seats.values()):
+        if not any(other.live for other in self.roster):
             self._idle.set()
 
     # The end of the gateway.
@@ -212,7 +213,7 @@ class Router:
 
     def fail_all(self, text: str) -> None:
         """End what still lives, typed."""
-        for seat in self._seats.values():
+        for seat in self.roster:
             for stream in list(seat.live.values()):
                 self._fail(seat, stream, Failure(ErrorCode.DRAINING, text))
 
@@ -224,15 +225,15 @@ class Router:
 
     def models(self) -> list[str]:
         """Names of the models, in the order in which they were added."""
-        return list(dict.fromkeys(seat.model for seat in self._seats.values()))
+        return self.roster.models()
 
     def seats(self) -> Iterator[Seat]:
         """The workers and what they hold; to look at, not to change."""
-        return iter(self._seats.values())
+        return iter(self.roster)
 
     def samples(self) -> list[WorkerSample]:
         """The workers, for a scrape."""
-        return [seat.sample() for seat in self._seats.values()]
+        return [seat.sample() for seat in self.roster]
 
     def _error(self, code: ErrorCode, text: str) -> ApiError:
         return from_code(code, text, retry_after_s=self._settings.retry_after_s)

@@ -3,8 +3,10 @@
 import asyncio
 from asyncio import TimerHandle
 from collections.abc import Iterable
+from enum import StrEnum
 
 from actors.worker import Worker, WorkerState, WorkerStatus, WorkerUnavailable
+from gateway.breaker import Breaker, Circuit
 from gateway.counters import Counters
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.streams import Call, Stream
@@ -14,13 +16,25 @@ from protocol.commands import Cancel
 CANCEL_RETRY_S = 0.02
 
 
+class Role(StrEnum):
+    """Whether a worker is given requests, or is kept ready to be."""
+
+    ACTIVE = "active"
+    STANDBY = "standby"
+
+
 class Seat:
     """Owned by the router. `live` has the sequences by their number, `calls` the deadline of each call."""
 
-    def __init__(self, worker: Worker, name: str, model: str, metrics: Metrics) -> None:
+    def __init__(self, worker: Worker, name: str, model: str, metrics: Metrics, role: Role = Role.ACTIVE) -> None:
         self.worker = worker
         self.name = name
         self.model = model
+        self.role = role
+        """Changed by the roster alone."""
+        self.promotions = 0
+        """How often it was made active."""
+        self.breaker = Breaker()
         self.incarnation = worker.status.incarnation
         self.counters = Counters()
         self.live: dict[int, Stream] = {}
@@ -47,6 +61,14 @@ class Seat:
         """The worker takes requests."""
         status = self.worker.status
         return status.state is WorkerState.READY and status.incarnation == self.incarnation
+
+    def fit(self, now: float) -> bool:
+        """The worker can serve: it takes requests, and they do not keep failing. `now` is the loop's time."""
+        return self.ready and self.breaker.state(now) is not Circuit.OPEN
+
+    def admits(self, now: float) -> bool:
+        """The worker may be given a request now."""
+        return self.role is Role.ACTIVE and self.ready and self.breaker.allows(now, len(self.live))
 
     def progressing(self, now: float, timeout_s: float) -> bool:
         """The worker takes requests and lately showed that it gets on with them. `now` is the loop's time."""
@@ -84,7 +106,8 @@ class Seat:
         status = self.worker.status
         self.refresh(status)
         ready, hello = self.ready, status.hello
-        free = hello.slots - status.gauges.slots_active if ready and hello is not None else 0
+        active = self.role is Role.ACTIVE
+        free = hello.slots - status.gauges.slots_active if ready and active and hello is not None else 0
         return WorkerSample(
             model=self.model,
             backend=self._backend,
@@ -95,4 +118,7 @@ class Seat:
             live=len(self.live),
             ready=ready,
             restarts=status.restarts,
+            standby=not active,
+            promotions=self.promotions,
+            circuit_open=self.breaker.state(asyncio.get_running_loop().time()) is not Circuit.CLOSED,
         )

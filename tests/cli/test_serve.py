@@ -154,6 +154,19 @@ def test_a_worker_is_told_all_that_was_set() -> None:
     assert spec.threads >= 1
 
 
+def test_those_that_stand_by_come_last_and_have_no_share_in_the_cores() -> None:
+    launches = worker_launches(Settings(backend="scripted", workers=2, standby=2), ChosenModel("m", Path("/m")))
+    assert [(launch.name, launch.standby) for launch in launches] == [
+        ("w0", False),
+        ("w1", False),
+        ("w2", True),
+        ("w3", True),
+    ]
+    specs = [msgspec.json.decode(launch.command("ipc:///x", 1)[-1], type=WorkerSpec) for launch in launches]
+    assert len({spec.threads for spec in specs}) == 1
+    assert specs[0].threads == worker_spec(Settings(), ChosenModel("m", Path("/m")), "w0", 2).threads
+
+
 def test_one_worker_chooses_its_threads_itself() -> None:
     assert worker_spec(Settings(), ChosenModel("m", Path("/m"))).threads == 0
     assert worker_spec(Settings(threads=5), ChosenModel("m", Path("/m")), "w0", 4).threads == 5

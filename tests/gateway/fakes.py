@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from actors.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.router import Router
+from gateway.workers import Role
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
 from protocol.events import Capabilities, Delta, Event, Failed, Finished, Gauges, Hello, Ready, Step, Usage
@@ -40,9 +41,9 @@ class FakeWorker:
         self.arrived = asyncio.Event()
         self._router: Router | None = None
 
-    def join(self, router: Router) -> "FakeWorker":
+    def join(self, router: Router, role: Role = Role.ACTIVE) -> "FakeWorker":
         self._router = router
-        router.add(self, self.name, self.model)
+        router.add(self, self.name, self.model, role)
         return self
 
     def send_nowait(self, commands: Sequence[Command]) -> None:

@@ -1,0 +1,102 @@
+"""Which workers of a model take requests now, and which stand by. Owned by the router; everything is synchronous."""
+
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from actors.worker import WorkerState
+from gateway.breaker import Circuit
+from gateway.workers import Role, Seat
+from protocol.errors import ErrorCode
+from protocol.events import Event, Failed, Finished
+
+_WORKERS_FAULT = frozenset({ErrorCode.STEP, ErrorCode.INTERNAL})
+_OUT_OF_SERVICE = frozenset({WorkerState.GIVEN_UP, WorkerState.STOPPED})
+
+_log = structlog.get_logger("gateway.roster")
+
+
+class Roster:
+    """The seats by their worker's name, and their roles.
+
+    A model has as many active seats as it was given, always; which seats they are follows from one rule: an active
+    worker that cannot serve and a standby that can change places. So a restarted worker becomes the next standby.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seats: dict[str, Seat] = {}
+
+    def __getitem__(self, worker: str) -> Seat:
+        return self._seats[worker]
+
+    def __iter__(self) -> Iterator[Seat]:
+        return iter(self._seats.values())
+
+    def add(self, seat: Seat) -> None:
+        """Raises `ValueError` for a second worker of one name."""
+        if seat.name in self._seats:
+            raise ValueError(f"there is a worker {seat.name!r} already")
+        self._seats[seat.name] = seat
+
+    def models(self) -> list[str]:
+        """Names of the models, in the order in which they were added."""
+        return list(dict.fromkeys(seat.model for seat in self))
+
+    def of(self, model: str) -> list[Seat]:
+        """All seats of a model, whatever their role and state."""
+        return [seat for seat in self if seat.model == model]
+
+    def candidates(self, model: str) -> list[Seat]:
+        """Who may be given a request of this model now, the least loaded first."""
+        self.promote(model)
+        now = self._clock()
+        return sorted((seat for seat in self.of(model) if seat.admits(now)), key=lambda seat: len(seat.live))
+
+    def promote(self, model: str) -> None:
+        """Let each active worker that cannot serve change places with a standby that can, if there is one."""
+        now = self._clock()
+        seats = self.of(model)
+        fit = [seat for seat in seats if seat.role is Role.STANDBY and seat.fit(now)]
+        for seat in seats:
+            if fit and seat.role is Role.ACTIVE and not seat.fit(now):
+                self.swap(seat, fit.pop(0))
+
+    def swap(self, active: Seat, standby: Seat) -> None:
+        """The standby takes the requests from now on. What lives on the other one is not touched."""
+        active.role, standby.role = Role.STANDBY, Role.ACTIVE
+        standby.promotions += 1
+        _log.info("standby_promoted", worker=standby.name, instead_of=active.name, model=active.model)
+
+    def heard(self, seat: Seat, event: Event) -> None:
+        """Note a sequence's end, for the worker's circuit."""
+        if isinstance(event, Finished):
+            seat.breaker.succeeded()
+        elif isinstance(event, Failed) and event.code in _WORKERS_FAULT:
+            now = self._clock()
+            before = seat.breaker.state(now)
+            # All rows of a failed step fail: one failure of the worker.
+            step = (seat.incarnation, seat.status.gauges.steps_failed) if event.code is ErrorCode.STEP else None
+            seat.breaker.failed(now, step)
+            if before is not Circuit.OPEN and seat.breaker.state(now) is Circuit.OPEN:
+                _log.warning("circuit_opened", worker=seat.name, model=seat.model, reason=event.text)
+                self.promote(seat.model)
+
+    def hopeless(self, model: str) -> str | None:
+        """Why no worker of this model will come back by itself, in words; None while one may."""
+        seats = self.of(model)
+        if not all(seat.status.state in _OUT_OF_SERVICE for seat in seats):
+            return None
+        return "; ".join(f"worker {seat.name} is {_state(seat)}: {seat.status.reason}" for seat in seats)
+
+    def excuse(self, model: str) -> str:
+        """What to tell a client when `candidates` has none."""
+        if self.hopeless(model) is not None:
+            return f"the workers of model {model!r} are out of service"
+        if any(seat.ready for seat in self.of(model)):
+            return f"the requests of model {model!r} keep failing; its workers get a pause"
+        return f"no worker of model {model!r} is ready"
+
+
+def _state(seat: Seat) -> str:
+    return seat.status.state.value.replace("_", " ")

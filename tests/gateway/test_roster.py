@@ -1,0 +1,162 @@
+"""Roles: which workers take requests, who takes the place of one that cannot, and what clients hear if none does."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.worker import WorkerState
+from gateway.breaker import FIRST_COOLDOWN_S, TRIP_AFTER
+from gateway.errors import ApiError
+from gateway.requests import Plan, RequestDecoder
+from gateway.router import Router
+from gateway.settings import GatewaySettings
+from gateway.workers import Role
+from protocol.errors import ErrorCode
+from protocol.events import Gauges, Step
+from tests.gateway.fakes import FakeWorker
+
+pytestmark = pytest.mark.anyio
+
+
+def plan(**fields: Any) -> Plan:
+    body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 8} | fields
+    return RequestDecoder(GatewaySettings()).completion(json.dumps(body).encode())
+
+
+def pair(*standbys: str) -> tuple[Router, FakeWorker, list[FakeWorker]]:
+    router = Router(GatewaySettings())
+    active = FakeWorker("a").join(router)
+    return router, active, [FakeWorker(name).join(router, Role.STANDBY) for name in standbys]
+
+
+def roles(router: Router) -> dict[str, str]:
+    return {seat.name: seat.role.value for seat in router.seats()}
+
+
+def fail(router: Router, worker: FakeWorker, times: int) -> None:
+    """So many requests to this worker fail, each in a step of its own."""
+    for step in range(1, times + 1):
+        call = router.open(plan(), "r")
+        assert call.worker == worker.name
+        worker.change(gauges=Gauges(steps_failed=worker.status.gauges.steps_failed + 1))
+        worker.fail(call.streams[0].submit.stream, ErrorCode.STEP, f"step {step}")
+
+
+async def test_a_standby_gets_no_requests() -> None:
+    router, active, (standby,) = pair("s")
+    assert [router.open(plan(), "r").worker for _ in range(3)] == ["a", "a", "a"]
+    assert standby.sent == []
+    active.full = True
+    with pytest.raises(ApiError) as caught:
+        router.open(plan(), "r")
+    assert caught.value.status == 429, "a full worker is not a lost one"
+
+
+async def test_a_lost_worker_changes_places_with_a_standby_before_its_streams_are_ended() -> None:
+    router, active, (standby,) = pair("s")
+    call = router.open(plan(), "r")
+    seen: list[list[str]] = []
+    call.streams[0]._on_change = lambda stream: seen.append([seat.name for seat in router.roster.candidates("tiny")])
+    active.die()
+    assert seen == [["s"]], "who ends a stream, or sends it again, finds the standby in its place"
+    assert roles(router) == {"a": "standby", "s": "active"}
+    assert router.open(plan(), "r").worker == "s"
+    active.come_back()
+    assert roles(router) == {"a": "standby", "s": "active"}
+    assert router.open(plan(), "r").worker == "s"
+    assert [seat.promotions for seat in router.seats()] == [0, 1]
+    standby.die()
+    assert router.open(plan(), "r").worker == "a"
+
+
+@pytest.mark.parametrize("state", sorted(set(WorkerState) - {WorkerState.READY}))
+async def test_only_a_ready_standby_is_promoted(state: WorkerState) -> None:
+    router, active, (first, second) = pair("s", "t")
+    first.change(state=state)
+    active.change(state=WorkerState.DRAINING)
+    assert roles(router) == {"a": "standby", "s": "standby", "t": "active"}
+    second.die()
+    assert roles(router)["t"] == "active", "there is nobody better"
+    first.change(state=WorkerState.READY)
+    assert roles(router) == {"a": "standby", "s": "active", "t": "standby"}
+
+
+async def test_a_standby_serves_its_own_model_only() -> None:
+    router, active, _ = pair()
+    FakeWorker("s", model="other").join(router, Role.STANDBY)
+    active.die()
+    assert roles(router) == {"a": "active", "s": "standby"}
+
+
+async def test_a_worker_whose_requests_keep_failing_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    router, active, _ = pair()
+    now = [1000.0]
+    monkeypatch.setattr(router.roster, "_clock", lambda: now[0])
+    fail(router, active, TRIP_AFTER)
+    with pytest.raises(ApiError, match="keep failing") as caught:
+        router.open(plan(), "r")
+    assert (caught.value.status, caught.value.code) == (503, "unavailable")
+    now[0] += FIRST_COOLDOWN_S
+    probe = router.open(plan(), "r")
+    with pytest.raises(ApiError, match="keep failing"):
+        router.open(plan(), "r")
+    active.finish(probe.streams[0].submit.stream)
+    assert [router.open(plan(), "r").worker for _ in range(2)] == ["a", "a"]
+
+
+async def test_a_standby_takes_over_from_a_worker_whose_requests_keep_failing() -> None:
+    router, active, _ = pair("s")
+    fail(router, active, TRIP_AFTER)
+    assert roles(router) == {"a": "standby", "s": "active"}
+    assert router.open(plan(), "r").worker == "s"
+
+
+async def test_one_bad_step_of_many_rows_and_bad_requests_open_nothing() -> None:
+    router, active, _ = pair()
+    call = router.open(plan(n=64), "r")
+    active.say(Step((), Gauges(steps_failed=1)))
+    for stream in call.streams:
+        active.fail(stream.submit.stream, ErrorCode.STEP)
+    for code in set(ErrorCode) - {ErrorCode.STEP, ErrorCode.INTERNAL}:
+        for _ in range(TRIP_AFTER):
+            active.fail(router.open(plan(), "r").streams[0].submit.stream, code)
+    assert router.open(plan(), "r").worker == "a"
+
+
+async def test_a_model_whose_workers_are_out_of_service_is_refused_at_once_and_by_name() -> None:
+    router, active, (standby,) = pair("s")
+    FakeWorker("b", model="other").join(router)
+    assert router.roster.hopeless("tiny") is None
+    active.change(state=WorkerState.GIVEN_UP, reason="failed 5 times")
+    standby.change(state=WorkerState.BACKOFF)
+    assert router.roster.hopeless("tiny") is None, "one may come back"
+    standby.change(state=WorkerState.STOPPED, reason="stopped")
+    assert router.roster.hopeless("tiny") == "worker a is given up: failed 5 times; worker s is stopped: stopped"
+    with pytest.raises(ApiError, match="'tiny' are out of service") as caught:
+        router.open(plan(), "r")
+    assert (caught.value.status, caught.value.code) == (503, "unavailable")
+    assert router.open(plan(model="other"), "r").worker == "b"
+
+
+STATES = st.sampled_from([WorkerState.READY, WorkerState.BACKOFF, WorkerState.LOADING, WorkerState.GIVEN_UP])
+
+
+@settings(max_examples=50)
+@given(active=st.integers(1, 3), standby=st.integers(0, 3), story=st.lists(st.tuples(st.integers(0, 5), STATES)))
+async def test_any_story_keeps_the_number_of_active_workers_and_uses_every_fit_one(
+    active: int, standby: int, story: list[tuple[int, WorkerState]]
+) -> None:
+    router = Router(GatewaySettings())
+    names = [f"w{number}" for number in range(active + standby)]
+    workers = [
+        FakeWorker(name).join(router, Role.ACTIVE if number < active else Role.STANDBY)
+        for number, name in enumerate(names)
+    ]
+    for index, state in story:
+        workers[index % len(workers)].change(state=state)
+        ready = sum(worker.status.state is WorkerState.READY for worker in workers)
+        assert list(roles(router).values()).count("active") == active
+        assert len(router.roster.candidates("tiny")) == min(active, ready)
