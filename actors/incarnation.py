@@ -45,6 +45,13 @@ class Incarnation:
         """Work is in flight, by the worker's own gauges or by what was sent to it and has not ended."""
         return self.gauges.slots_active > 0 or self.gauges.queue_depth > 0 or bool(self._in_flight)
 
+    @property
+    def hang_s(self) -> float:
+        """Seconds without a finished step, with work in flight, that are a hang: from the longest step so far, and from
+        the longest that the worker expects."""
+        expected = 0 if self.ready is None else self.ready.step_ms
+        return self._deadlines.step(max(expected, self.gauges.slowest_step_ms) / 1000)
+
     def receive(self, event: Event, now: float) -> None:
         """Take one frame. Raises `PeerMisbehaved`; nothing changed then."""
         if self.bye is not None:
@@ -100,7 +107,7 @@ class Incarnation:
         if self.ready is None:
             return silent or _late("no loading progress", self.last_progress, limits.loading, now)
         if self.busy:
-            return silent or _late("no step finished with work in flight", self.last_progress, limits.hang, now)
+            return silent or _late("no step finished with work in flight", self.last_progress, self.hang_s, now)
         return silent
 
     def must_be_gone(self, now: float) -> bool:

@@ -19,7 +19,7 @@ from actors.process import ChildProcess
 from actors.worker import WorkerState, WorkerUnavailable
 from protocol.codec import decode_event, encode
 from protocol.commands import Cancel, Command, Stop, Welcome
-from protocol.errors import ProtocolError
+from protocol.errors import ByeReason, ProtocolError
 from protocol.events import Bye, Failed, Finished, Hello, Loading, Ready, Step
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class WorkerFailed(Exception):
 
 
 class WorkerRefused(Unrecoverable):
-    """The program speaks another protocol version; another start of it would be refused just so."""
+    """Another start would end just so: the program speaks another protocol version, or can never load its model."""
 
 
 class IncarnationActor(Actor[None]):
@@ -165,13 +165,14 @@ class IncarnationActor(Actor[None]):
                 # A link is made once: nobody else need find its socket, and a gateway that is killed leaves no file.
                 self._endpoint.remove()
         elif isinstance(event, Ready):
-            self._log.info("worker_ready", load_ms=event.load_ms)
+            self._log.info("worker_ready", load_ms=event.load_ms, device=event.device, hang_s=self.seen.hang_s)
         elif isinstance(event, Bye):
             self._leaves = True
             self._log.info("worker_bye", reason=event.reason, text=event.text)
             if self.seen.leave_by is None:
-                text = f": {event.text}" if event.text else ""
-                self._fail(WorkerFailed(f"it left ({event.reason}){text}"))
+                text = f"it left ({event.reason})" + (f": {event.text}" if event.text else "")
+                never = event.reason is ByeReason.LOAD_REFUSED
+                self._fail(WorkerRefused(text) if never else WorkerFailed(text))
             else:
                 self.context.stop()
 

@@ -45,6 +45,8 @@ class WorkerStatus:
     `gauges.steps` advanced of a worker with work in flight."""
     reason: str
     """Why it is not serving, when it is not."""
+    hang_s: float = 0.0
+    """Seconds without a finished step, with work in flight, after which this incarnation counts as hung."""
 
 
 class WorkerUnavailable(Exception):
@@ -84,15 +86,25 @@ class Deadlines:
     """Between two signs of progress while it loads."""
     beat: float = 30.0
     """Between two frames of any kind after `Hello`."""
-    hang: float = 60.0
-    """Without an advance of `gauges.steps` while work is in flight."""
+    hang: float = 10.0
+    """Without an advance of `gauges.steps` while work is in flight, at least: see `hang_factor`."""
+    hang_factor: float = 8.0
+    """As many times the longest step that the worker has shown, or has said to be possible, if that is longer."""
+    hang_most: float = 900.0
+    """No worker is given longer than this for a step, whatever it says; at least `hang`."""
     stop: float = 5.0
     """From `Stop` or `Bye` (or the end of a drain's grace) to its exit."""
     term: float = 2.0
     """From SIGTERM to SIGKILL."""
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` that names the field which is not above 0."""
-        for name in ("hello", "loading", "beat", "hang", "stop", "term"):
+        """Raises `ValueError` that names the field which is not above 0, or contradicts another one."""
+        for name in self.__dataclass_fields__:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
+        if self.hang_most < self.hang:
+            raise ValueError(f"hang_most: {self.hang_most} is below hang, {self.hang}")
+
+    def step(self, longest_s: float) -> float:
+        """Seconds that a worker may go without finishing a step, when its longest legitimate one takes `longest_s`."""
+        return min(max(self.hang, self.hang_factor * longest_s), self.hang_most)

@@ -74,6 +74,7 @@ class WorkerProcess:
             loading=seen.loading if seen else None,
             last_progress=seen.last_progress if seen else 0.0,
             reason=self._reason,
+            hang_s=seen.hang_s if seen else 0.0,
         )
 
     def send_nowait(self, commands: Sequence[Command]) -> None:

@@ -97,6 +97,13 @@ class Settings(BaseSettings):
         ge=0.01,
         le=86400,
     )
+    hang_timeout_s: float = _field(
+        _GATEWAY.hang_timeout_s,
+        LIMITS,
+        "Seconds without a finished step after which a busy worker is replaced; more if its steps are slow.",
+        ge=0.01,
+        le=900,
+    )
     shutdown_grace_s: float = _field(
         _GATEWAY.shutdown_grace_s, LIMITS, "Seconds that live requests get to finish at shutdown.", ge=0, le=86400
     )

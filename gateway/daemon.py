@@ -94,7 +94,8 @@ class _Daemon:
 
     def add_workers(self, workers: Sequence[WorkerLaunch], policy: Policy | None, deadlines: Deadlines | None) -> None:
         for launch in workers:
-            process = WorkerProcess(launch.name, launch.command, self, policy=policy, deadlines=deadlines)
+            limits = deadlines or Deadlines(hang=self._settings.hang_timeout_s)
+            process = WorkerProcess(launch.name, launch.command, self, policy=policy, deadlines=limits)
             self._router.add(process, launch.name, launch.model, Role.STANDBY if launch.standby else Role.ACTIVE)
             self._processes.append(process)
         self._running = len(self._processes)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from actors.worker import Deadlines
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS
 
 
@@ -37,6 +38,8 @@ class GatewaySettings:
     """A client that takes nothing for this long is dropped."""
     progress_timeout_s: float = 30.0
     """A worker that showed no progress for this long does not count as ready."""
+    hang_timeout_s: float = 10.0
+    """A worker that holds work and finished no step for this long is ended, unless its steps take that long."""
     keep_alive_s: float = 75.0
     shutdown_grace_s: float = 30.0
     """Time that live streams get to finish at a shutdown."""
@@ -56,6 +59,7 @@ class GatewaySettings:
             "request_timeout_s": (0.01, MAX_MILLISECONDS / 1000),
             "client_stall_s": (0.01, 86400),
             "progress_timeout_s": (0.01, 86400),
+            "hang_timeout_s": (0.01, Deadlines().hang_most),
             "keep_alive_s": (0.01, 86400),
             "shutdown_grace_s": (0, 86400),
             "flush_s": (0, 3600),

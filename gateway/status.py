@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from actors.worker import WorkerState, WorkerStatus
 from gateway.errors import ApiError
 from gateway.metrics import CONTENT_TYPE
 from gateway.router import Router
@@ -64,7 +65,11 @@ class Status:
         return _json({"status": "live"})
 
     async def ready(self, _: Request) -> Response:
-        """`GET /health/ready`: 200 when some worker is ready and showed progress lately, and admission is open."""
+        """`GET /health/ready`: 200 when some worker is ready and showed progress lately, and admission is open.
+
+        `given_up` names the workers that are not started again.
+        """
+        given_up = [seat.name for seat in self._router.seats() if seat.status.state is WorkerState.GIVEN_UP]
         now = asyncio.get_running_loop().time()
         progressing = {
             name: any(
@@ -75,10 +80,10 @@ class Status:
             for name in self._router.models()
         }
         if any(progressing.values()) and not self._router.draining:
-            return _json({"status": "ready", "models": progressing})
+            return _json({"status": "ready", "models": progressing, "given_up": given_up})
         status = "draining" if self._router.draining else "not ready"
         retry = {"retry-after": str(self._settings.retry_after_s)}
-        return _json({"status": status, "models": progressing}, 503, retry)
+        return _json({"status": status, "models": progressing, "given_up": given_up}, 503, retry)
 
     async def workers(self, _: Request) -> Response:
         """`GET /admin/workers`."""
@@ -94,6 +99,13 @@ class Status:
         return Response(self._page, headers=_PAGE_HEADERS, media_type="text/html; charset=utf-8")
 
 
+def _device(status: WorkerStatus) -> str | None:
+    """The device that was taken; until that is known, the one that was asked for."""
+    if status.ready is not None and status.ready.device:
+        return status.ready.device
+    return None if status.hello is None else status.hello.device
+
+
 def _worker(seat: Seat, now: float) -> dict[str, Any]:
     status = seat.status
     hello, gauges = status.hello, status.gauges
@@ -101,7 +113,7 @@ def _worker(seat: Seat, now: float) -> dict[str, Any]:
         "name": seat.name,
         "model": seat.model,
         "backend": None if hello is None else hello.backend,
-        "device": None if hello is None else hello.device,
+        "device": _device(status),
         "pid": status.pid,
         "incarnation": status.incarnation,
         "state": status.state.value,
@@ -113,6 +125,8 @@ def _worker(seat: Seat, now: float) -> dict[str, Any]:
         "slots_active": gauges.slots_active,
         "queue_depth": gauges.queue_depth,
         "steps": gauges.steps,
+        "slowest_step_s": gauges.slowest_step_ms / 1000,
+        "hang_after_s": status.hang_s,
         # A worker without a process has shown none.
         "last_progress_s": None if status.pid is None else round(max(0.0, now - status.last_progress), 3),
     }

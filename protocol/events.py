@@ -41,6 +41,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Tokens sampled, the first of each sequence included."""
     sequences_started: Count = 0
     sequences_completed: Count = 0
+    slowest_step_ms: Milliseconds = 0
+    """The longest engine step so far."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -73,6 +75,10 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=Tru
 
     capabilities: Capabilities
     load_ms: Milliseconds = 0
+    device: Label = ""
+    """The device that was really taken; `Hello` could only say which was asked for."""
+    step_ms: Milliseconds = 0
+    """What a step with a full budget of prompt tokens may take, from the pace of the warm-up; 0 is not known."""
 
 
 class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

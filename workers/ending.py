@@ -13,6 +13,7 @@ EXIT_CODES: Mapping[ByeReason, int] = {
     ByeReason.REFUSED: 5,
     ByeReason.ORPHANED: 6,
     ByeReason.PROTOCOL: 7,
+    ByeReason.LOAD_REFUSED: 8,
 }
 """2 is left to the command line."""
 

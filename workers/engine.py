@@ -4,6 +4,7 @@ Used by one thread. A request that was taken by `submit` ends exactly once: by a
 the `End` that `cancel` or `finish` returns.
 """
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from protocol.bounds import MAX_REASON
+from protocol.bounds import MAX_MILLISECONDS, MAX_REASON
 from protocol.errors import ErrorCode
 from protocol.events import Gauges
 from protocol.request import FinishReason
@@ -31,7 +32,7 @@ class BatchEngine:
     """Scheduler and runner together.
 
     `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes (see `Scheduler`);
-    `clock` gives seconds and is used for the times in `End` only.
+    `clock` gives seconds and is used for the times in `End` and for the longest step only.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class BatchEngine:
         self._steps = self._steps_failed = self._decode_steps = 0
         self._prefill_tokens = self._decode_tokens = 0
         self._started = self._completed = 0
+        self._slowest = 0.0
         # What the running step has brought so far.
         self._tokens: list[Token] = []
         self._ends: list[End] = []
@@ -81,6 +83,7 @@ class BatchEngine:
             decode_tokens=self._decode_tokens,
             sequences_started=self._started,
             sequences_completed=self._completed,
+            slowest_step_ms=min(math.ceil(self._slowest * 1000), MAX_MILLISECONDS),
         )
 
     def submit(self, request: Request) -> None:
@@ -108,6 +111,7 @@ class BatchEngine:
             self._prefill(work)
         if decoding := self._scheduler.decoding():
             self._decode(decoding)
+        self._slowest = max(self._slowest, self._clock() - now)
         return self._close_step()
 
     def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:

@@ -102,8 +102,9 @@ class EngineThread:
             loaded = self._load(self._report)
         except BaseException as error:  # noqa: BLE001  whatever a backend raises (a panic of Rust code is no Exception)
             text = _sentence(error)
-            self._log.error("load_failed", text=text, exc_info=None if isinstance(error, LoadRefused) else error)
-            self._down(ByeReason.LOAD_FAILED, text)
+            refused = isinstance(error, LoadRefused)
+            self._log.error("load_failed", text=text, exc_info=None if refused else error)
+            self._down(ByeReason.LOAD_REFUSED if refused else ByeReason.LOAD_FAILED, text)
             return
         try:
             self._hand(lambda: self._listener.engine_loaded(loaded))

@@ -1,7 +1,10 @@
 """From a `WorkerSpec` to an engine that has run: what the worker says of itself before, and the load itself."""
 
 import hashlib
+import math
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +35,8 @@ class Loaded:
     engine: BatchEngine
     vocabulary: Vocabulary | None
     context: int
+    step_s: float = 0.0
+    """What a step with a full budget of prompt tokens may take, see `warm_up`; 0 when it was not measured."""
 
 
 def describe(spec: WorkerSpec) -> Described:
@@ -64,20 +69,30 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     vocabulary = _load_vocabulary(spec, progress)
     progress("start backend", 0, 1)  # imports that take seconds, before the backend can report for itself
     runner = load_runner(spec, progress)
+    step_s = 0.0
     if spec.backend != "scripted":  # whose calls are counted by its spec
         progress("warm-up", 0, 1)
-        warm_up(runner)
+        step_s = warm_up(runner, spec.step_tokens)
         progress("warm-up", 1, 1)
     engine = BatchEngine(runner, max_queue=spec.max_queue, step_tokens=spec.step_tokens)
-    return Loaded(engine, vocabulary, runner.capabilities.context)
+    return Loaded(engine, vocabulary, runner.capabilities.context, step_s)
 
 
-def warm_up(runner: Runner) -> None:
-    """One prompt of one token and one decode row, past the engine: no gauge counts it."""
+def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:
+    """One prompt of one token and one decode row, past the engine: no gauge counts it.
+
+    Returns the seconds that a step of `step_tokens` may take: as many of the smallest chunks as they fill, one after
+    the other, and the decode rows. Larger chunks only cost less for each token.
+    """
     sampling = Sampling()
+    began = clock()
     token = runner.prefill(Chunk(0, (0,), 0, 0), Draw(sampling, 1))
+    prefilled = clock()
     runner.decode([Row(0, token or 0, 1, 1, Draw(sampling, 2))])
+    decode_s = clock() - prefilled
     runner.reset(0)
+    chunks = math.ceil(step_tokens / runner.capabilities.prefill_chunks[0])
+    return chunks * (prefilled - began) + decode_s
 
 
 def _load_vocabulary(spec: WorkerSpec, progress: Progress) -> Vocabulary | None:

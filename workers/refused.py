@@ -2,4 +2,7 @@
 
 
 class LoadRefused(Exception):
-    """This model cannot be served here as it was asked for. The text says why; where in the code adds nothing."""
+    """Raised when a model cannot be served here as it was asked for, now or later: its worker is not started again.
+
+    The text says why; where in the code adds nothing.
+    """

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import anyio.to_thread
 import structlog
 
 from actors.link import Link, LinkClosed
-from protocol.bounds import MAX_NAME, PROTOCOL_VERSION, clip
+from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, PROTOCOL_VERSION, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
@@ -119,8 +120,11 @@ class WorkerService:
             chat=vocabulary is not None and vocabulary.chat is not None, text=vocabulary is not None
         )
         load_ms = round((self._loop.time() - self._began) * 1000)
-        self._outbox.send_nowait([Ready(capabilities, load_ms)])
-        self._log.info("worker_ready", load_ms=load_ms, context=loaded.context)
+        device = clip(loaded.engine.capabilities.device, MAX_NAME)
+        step_ms = min(math.ceil(loaded.step_s * 1000), MAX_MILLISECONDS)
+        self._outbox.send_nowait([Ready(capabilities, load_ms, device, step_ms)])
+        # The gateway logs `worker_ready` for all to see.
+        self._log.debug("model_loaded", load_ms=load_ms, context=loaded.context, device=device, step_ms=step_ms)
 
     def engine_turned(self) -> None:
         """Send what the engine brought; not while the link has no room, which in time holds the engine up."""

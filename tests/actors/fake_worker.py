@@ -82,6 +82,9 @@ class FakeWorker:
             case "load_fails":
                 self.say(Bye(reason=ByeReason.LOAD_FAILED, text="no such weights"))
                 self.left.set()
+            case "load_refused":
+                self.say(Bye(reason=ByeReason.LOAD_REFUSED, text="no such device"))
+                self.left.set()
             case "silent":
                 self.say(Ready(capabilities=Capabilities()))
             case "hangs_for_good":  # neither reads its stdin nor turns its loop: only the kernel can end it

@@ -14,7 +14,7 @@ from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Beat, Bye, Capabilities, Event, Failed, Finished, Gauges, Hello, Loading, Ready, Step, Usage
 from tests.actors.processes import submit
 
-LIMITS = Deadlines(hello=10, loading=100, beat=5, hang=20, stop=3, term=1)
+LIMITS = Deadlines(hello=10, loading=100, beat=5, hang=20, hang_factor=4, hang_most=100, stop=3, term=1)
 HELLO = Hello(
     protocol=PROTOCOL_VERSION, worker="w", incarnation=3, pid=1, model="m", backend="b", device="d", slots=1, context=1
 )
@@ -130,6 +130,28 @@ def test_work_without_steps_is_a_hang(gauges: Gauges) -> None:
     assert hang(seen, Beat(gauges=gauges), 0.0, 100) == "20: no step finished with work in flight for 20 s"
 
 
+@pytest.mark.parametrize(
+    ("expected_ms", "slowest_ms", "granted"),
+    [
+        (0, 0, 20),
+        (5000, 0, 20),
+        (5001, 0, 20.004),
+        (0, 10_000, 40),
+        (12_000, 6000, 48),
+        (0, 25_000, 100),
+        (0, 25_001, 100),
+    ],
+)
+def test_a_hang_is_measured_by_the_longest_legitimate_step(expected_ms: int, slowest_ms: int, granted: float) -> None:
+    seen = live(HELLO, Ready(capabilities=Capabilities(), step_ms=expected_ms))
+    seen.receive(Beat(gauges=Gauges(slots_active=1, steps=1, slowest_step_ms=slowest_ms)), 0.0)
+    assert seen.hang_s == granted
+    seen.receive(Beat(gauges=Gauges(slots_active=1, steps=1)), granted - 0.001)
+    seen.receive(Beat(gauges=Gauges(slots_active=1, steps=1, slowest_step_ms=slowest_ms)), granted - 0.001)
+    assert seen.overdue(granted - 0.001) is None
+    assert seen.overdue(granted) == f"no step finished with work in flight for {granted:g} s"
+
+
 def test_a_submit_that_never_shows_in_the_gauges_is_a_hang() -> None:
     seen = live(HELLO, READY)
     hang(seen, IDLE, 0.0, 50)
@@ -176,10 +198,16 @@ def test_ready_does_not_undo_a_drain() -> None:
     assert seen.state is WorkerState.DRAINING
 
 
-@pytest.mark.parametrize("field", ["hello", "loading", "beat", "hang", "stop", "term"])
+@pytest.mark.parametrize("field", Deadlines.__dataclass_fields__)
 def test_deadlines_are_above_zero(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         replace(LIMITS, **{field: 0.0})
+
+
+def test_the_bound_of_a_hang_is_not_below_its_floor() -> None:
+    assert replace(LIMITS, hang_most=20).hang_most == 20
+    with pytest.raises(ValueError, match="hang_most"):
+        replace(LIMITS, hang_most=19.9)
 
 
 EVENTS = st.sampled_from([HELLO, READY, IDLE, BUSY, STEP, FINISHED, FAILED, LOADING, BYE])

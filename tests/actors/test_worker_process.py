@@ -164,6 +164,14 @@ async def test_another_protocol_version_is_refused_for_good() -> None:
     assert [line["refusal"] for line in logs if line["event"] == "refused"] == ["protocol version 2 is not 1"]
 
 
+async def test_a_worker_that_can_never_load_is_given_up_at_once() -> None:
+    worker, heard = make("load_refused", "good")
+    async with running(worker, heard):
+        status = await heard.until_state(WorkerState.GIVEN_UP)
+    assert status.reason == "cannot be healed by a restart: it left (load_refused): no such device"
+    assert status.incarnation == 1
+
+
 async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
     worker, heard = make("good")
     async with running(worker, heard):

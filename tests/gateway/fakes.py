@@ -28,7 +28,7 @@ class FakeWorker:
             incarnation=1,
             restarts=0,
             hello=hello,
-            ready=Ready(Capabilities(chat=True)),
+            ready=Ready(Capabilities(chat=True), device="cpu-0"),
             gauges=Gauges(),
             loading=None,
             last_progress=asyncio.get_running_loop().time(),

@@ -80,7 +80,7 @@ async def test_health_follows_progress_and_not_existence() -> None:
         worker, client = served.worker, served.client
         assert (await client.get("/health/live")).status_code == 200
         ready = await client.get("/health/ready")
-        assert (ready.status_code, ready.json()) == (200, {"status": "ready", "models": {"tiny": True}})
+        assert (ready.status_code, ready.json()) == (200, {"status": "ready", "models": {"tiny": True}, "given_up": []})
         worker.change(last_progress=anyio.current_time() - 6)
         stuck = await client.get("/health/ready")
         assert (stuck.status_code, stuck.json()["status"]) == (503, "not ready")
@@ -89,7 +89,9 @@ async def test_health_follows_progress_and_not_existence() -> None:
         assert (await client.get("/health/ready")).status_code == 200
         for state in set(WorkerState) - {WorkerState.READY}:
             worker.change(state=state)
-            assert (await client.get("/health/ready")).status_code == 503, state
+            broken = await client.get("/health/ready")
+            assert broken.status_code == 503, state
+            assert broken.json()["given_up"] == (["w0"] if state is WorkerState.GIVEN_UP else [])
         worker.change(state=WorkerState.READY)
         served.router.drain_nowait()
         drained = await client.get("/health/ready")
@@ -99,7 +101,7 @@ async def test_health_follows_progress_and_not_existence() -> None:
 
 async def test_workers_are_described() -> None:
     async with serving("a", "b") as served:
-        gauges = Gauges(slots_active=2, queue_depth=3, steps=17)
+        gauges = Gauges(slots_active=2, queue_depth=3, steps=17, slowest_step_ms=250)
         served.worker.change(gauges=gauges, last_progress=anyio.current_time())
         served.workers[1].change(state=WorkerState.STARTING, hello=None, pid=None)
         first, second = (await served.client.get("/admin/workers")).json()["workers"]
@@ -108,7 +110,7 @@ async def test_workers_are_described() -> None:
         "name": "a",
         "model": "tiny",
         "backend": "scripted",
-        "device": "none",
+        "device": "cpu-0",
         "pid": 4242,
         "incarnation": 1,
         "state": "ready",
@@ -120,6 +122,8 @@ async def test_workers_are_described() -> None:
         "slots_active": 2,
         "queue_depth": 3,
         "steps": 17,
+        "slowest_step_s": 0.25,
+        "hang_after_s": 0.0,
     }
     assert (second["state"], second["pid"], second["backend"], second["slots_total"]) == ("starting", None, None, 0)
 

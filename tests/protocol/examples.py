@@ -24,7 +24,7 @@ from protocol.events import (
 from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 
 GOLDEN = Path(__file__).parent / "golden"
-GAUGES = Gauges(3, 2, 640, 1000, 1, 900, 4096, 2700, 12, 9)
+GAUGES = Gauges(3, 2, 640, 1000, 1, 900, 4096, 2700, 12, 9, 31)
 
 COMMANDS: dict[str, Command] = {
     "welcome": Welcome(7),
@@ -54,7 +54,7 @@ COMMANDS: dict[str, Command] = {
 EVENTS: dict[str, Event] = {
     "hello": Hello(1, "w0", 7, 4242, "baton-tiny", "iree", "local-task", 8, 4096, "9f86d081884c7d65"),
     "loading": Loading("compile", 2, 7),
-    "ready": Ready(Capabilities(chat=True, score=True), 2150),
+    "ready": Ready(Capabilities(chat=True, score=True), 2150, "local-task", 96),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_idle": Step(()),
     "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300), (13, 2), "."),

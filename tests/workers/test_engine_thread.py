@@ -221,8 +221,11 @@ def test_nine_failed_steps_do_not() -> None:
     loop.end()
 
 
-@pytest.mark.parametrize(("error", "traced"), [(OSError, True), (LoadRefused, False)])
-def test_a_failed_load_is_a_reason(error: type[Exception], traced: bool) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason", "traced"),
+    [(OSError, ByeReason.LOAD_FAILED, True), (LoadRefused, ByeReason.LOAD_REFUSED, False)],
+)
+def test_a_failed_load_is_a_reason(error: type[Exception], reason: ByeReason, traced: bool) -> None:
     loop = Loop()
 
     def fail(_: object) -> Loaded:
@@ -232,7 +235,7 @@ def test_a_failed_load_is_a_reason(error: type[Exception], traced: bool) -> None
         loop.thread = EngineThread(fail, loop, loop.callbacks.put)
         loop.thread.start()
         loop.until(lambda: loop.events)
-    assert loop.events == [(ByeReason.LOAD_FAILED, "no such model")]
+    assert loop.events == [(reason, "no such model")]
     assert [bool(entry["exc_info"]) for entry in logs if entry["event"] == "load_failed"] == [traced]
 
 

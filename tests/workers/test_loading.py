@@ -62,8 +62,14 @@ def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
         describe_model(tmp_path)
 
 
+@pytest.mark.parametrize(("step_tokens", "chunks"), [(1, 1), (16, 1), (17, 2), (512, 32)])
+def test_the_warm_up_says_what_a_full_step_may_take(step_tokens: int, chunks: int) -> None:
+    times = iter([100.0, 102.0, 102.5])  # 2 s for the smallest chunk, which holds 16 tokens, and 0.5 s for the row
+    assert warm_up(ScriptedRunner(), step_tokens, lambda: next(times)) == 2.0 * chunks + 0.5
+
+
 def test_the_warm_up_leaves_the_runner_as_it_was() -> None:
     warm, cold = ScriptedRunner(), ScriptedRunner()
-    warm_up(warm)
+    warm_up(warm, 512)
     assert (warm._written, warm._history, warm.violations) == (cold._written, cold._history, [])
     assert warm.calls == 2

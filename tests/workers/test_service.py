@@ -337,7 +337,7 @@ class TestFaults:
             assert (hello.context, hello.device) == (0, "unknown")
             peer.send(Welcome(1))
             bye = await peer.bye()
-            assert (bye.reason, "nowhere" in bye.text) == (ByeReason.LOAD_FAILED, True)
+            assert (bye.reason, "nowhere" in bye.text) == (ByeReason.LOAD_REFUSED, True)
 
         play(told, backend="iree", model_path=str(tmp_path / "nowhere"))
 
