@@ -4,6 +4,7 @@ import argparse
 import functools
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     configure_logging("worker", "info")
     log = structlog.get_logger()
+    _leave_no_core()
     try:
         die_with_parent()
     except OSError as error:
@@ -82,6 +84,15 @@ async def _serve(service: WorkerService) -> Left:
         return await service.run(watch.start)
     finally:
         watch.end()
+
+
+def _leave_no_core() -> None:
+    """Writing gigabytes to a core file, or into a pipe, would come before the exit that the gateway waits for.
+
+    1 is not 0: that one has no effect on a pipe (`kernel.core_pattern`), see core(5) and the kernel's fs/coredump.c.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (0 if hard == 0 else 1, hard))
 
 
 def _exit_now(code: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.affinity import usable_cores
+from workers.faults import fail_load
 from workers.refused import LoadRefused
 from workers.runner import Runner
 from workers.scripted import ScriptedRunner
@@ -26,10 +27,6 @@ LOAD_TICKS = 20
 
 class BackendMissing(LoadRefused):
     """Raised when a backend's packages are not installed; the text says what to install."""
-
-
-class ScriptedLoadFailed(Exception):
-    """Raised by a scripted load that was told to fail."""
 
 
 def choose_backend(spec: WorkerSpec) -> str:
@@ -110,13 +107,13 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
     for tick in range(1, LOAD_TICKS + 1 if spec.scripted.load_seconds else 1):
         time.sleep(spec.scripted.load_seconds / LOAD_TICKS)
         progress("load", tick, LOAD_TICKS)
-    if spec.scripted.fail_load:
-        raise ScriptedLoadFailed("the scripted load was told to fail")
+    fail_load(spec.scripted.faults)
     return ScriptedRunner(
         slots=spec.max_batch_size,
         context=spec.context or SCRIPTED_CONTEXT,
         tokens_per_second=spec.scripted.tokens_per_second,
         fail_calls=spec.scripted.fail_steps,
+        faults=spec.scripted.faults,
     )
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.runner import Chunk, Draw, Row, RunnerCapabilities
+from workers.faults import Fault, FaultPlan, ScriptedFault
+from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities
 
 BYTES_VOCAB = 257
 """The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
@@ -24,16 +25,13 @@ class ContractError(Exception):
     """Raised when the caller breaks the contract of `workers.runner.Runner`: a defect above the runner."""
 
 
-class ScriptedFault(Exception):
-    """Raised by the calls that were told to fail."""
-
-
 class ScriptedRunner:
     """Deterministic tokens from the sequence's own history.
 
     `alphabet` is what tokens are drawn from; `tokens_per_second` paces the decode steps (0 is no pacing) with `clock`
     and `sleep` in seconds; `fail_calls` are the numbers, counted from 1, of the prefill, decode and logits calls that
-    raise `ScriptedFault`. After such a failure a slot is unusable until it is reset, as on a real device.
+    raise `ScriptedFault`, and `faults` what else goes wrong in them. After a failure a slot is unusable until it is
+    reset, as on a real device.
     `violations` keeps the text of every `ContractError` that was raised, for the engine contains exceptions.
     """
 
@@ -47,6 +45,7 @@ class ScriptedRunner:
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         fail_calls: Collection[int] = (),
+        faults: Sequence[Fault] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -55,7 +54,7 @@ class ScriptedRunner:
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
-        self._fail_calls = frozenset(fail_calls)
+        self._plan = FaultPlan([*faults, *(Fault("raise", call) for call in sorted(fail_calls))])
         self._clock = clock
         self._sleep = sleep
         self._next_tick = 0.0
@@ -73,7 +72,7 @@ class ScriptedRunner:
         self._check_chunk(chunk)
         if draw is not None and draw.position != chunk.position + len(chunk.tokens):
             raise self._violation(f"draw at position {draw.position} after {chunk}")
-        self._enter([chunk.slot])
+        self._enter([chunk.slot], chunk.tokens)
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position + index)
         return None if draw is None else self._draw(chunk.slot, draw)
@@ -85,7 +84,7 @@ class ScriptedRunner:
             raise self._violation(f"two rows of one slot: {sorted(row.slot for row in rows)}")
         for row in rows:
             self._check_row(row)
-        self._enter([row.slot for row in rows])
+        self._enter([row.slot for row in rows], [row.token for row in rows])
         self._pace()
         drawn = []
         for row in rows:
@@ -95,7 +94,7 @@ class ScriptedRunner:
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         self._check_chunk(chunk)
-        self._enter([chunk.slot])
+        self._enter([chunk.slot], chunk.tokens)
         values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position + index)
@@ -142,12 +141,14 @@ class ScriptedRunner:
         if not all(0 <= token < self._capabilities.vocab_size for token in tokens):
             raise self._violation(f"tokens out of the vocabulary in slot {slot}")
 
-    def _enter(self, slots: Sequence[int]) -> None:
-        """Count the call, and fail it when it was told to."""
+    def _enter(self, slots: Sequence[int], tokens: Collection[int]) -> None:
+        """Count the call, and let go wrong what was told to."""
         self.calls += 1
-        if self.calls in self._fail_calls:
+        try:
+            self._plan.enter(self.calls, tokens)
+        except (ScriptedFault, NotFiniteError):
             self._broken.update(slots)
-            raise ScriptedFault(f"call {self.calls} was told to fail")
+            raise
 
     def _write(self, slot: int, token: int, position: int) -> None:
         self._history[slot] = _mix(self._history[slot] * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1)

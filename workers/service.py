@@ -47,7 +47,7 @@ class WorkerService:
         load: Callable[[WorkerSpec, Progress], Loaded] = load,
         join_s: float = JOIN_S,
     ) -> None:
-        self._spec = spec
+        self._spec = spec.of_incarnation(incarnation)
         self._incarnation = incarnation
         self._endpoint = endpoint
         self._load = load

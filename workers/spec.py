@@ -3,8 +3,10 @@
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from protocol.bounds import MAX_SLOTS, MAX_TOKENS, Name
+from workers.faults import Fault, of_incarnation
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -17,8 +19,9 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Decode steps a second; 0 is as fast as it can."""
     fail_steps: tuple[int, ...] = ()
     """Numbers of the runner calls (counted from 1) that raise."""
+    faults: tuple[Fault, ...] = ()
+    """What else goes wrong, and when."""
     load_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
-    fail_load: bool = False
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,3 +49,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Compute threads; 0 is one a core that this process may use."""
     log_level: str = "info"
     scripted: ScriptedSpec = ScriptedSpec()
+
+    def of_incarnation(self, number: int) -> "WorkerSpec":
+        """What one life of the worker is told: the faults of its own life alone."""
+        faults = of_incarnation(self.scripted.faults, number)
+        return replace(self, scripted=replace(self.scripted, faults=faults))

@@ -1,7 +1,7 @@
 """A gateway over real worker processes with the scripted backend."""
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +11,20 @@ import httpx
 import msgspec
 
 from actors.supervision import RestartPolicy
-from actors.worker import WorkerState, WorkerStatus
+from actors.worker import Deadlines, WorkerState, WorkerStatus
 from actors.worker_process import WorkerProcess
 from gateway.app import create_app
 from gateway.daemon import WorkerLaunch
 from gateway.router import Router
 from gateway.server import listen, serve
 from gateway.settings import GatewaySettings
+from gateway.workers import Role
 from workers.spec import ScriptedSpec, WorkerSpec
 
 
-def launch(name: str, *, model: str = "tiny", slots: int = 4, rate: float = 0.0, **scripted: Any) -> WorkerLaunch:
+def launch(
+    name: str, *, model: str = "tiny", slots: int = 4, rate: float = 0.0, standby: bool = False, **scripted: Any
+) -> WorkerLaunch:
     """A scripted worker; `rate` is its decode steps a second."""
     spec = WorkerSpec(
         name=name,
@@ -38,7 +41,7 @@ def launch(name: str, *, model: str = "tiny", slots: int = 4, rate: float = 0.0,
         worker = [sys.executable, "-m", "workers", "--endpoint", endpoint]
         return [*worker, "--incarnation", str(incarnation), "--spec", text]
 
-    return WorkerLaunch(name, model, command)
+    return WorkerLaunch(name, model, command, standby)
 
 
 @dataclass
@@ -55,23 +58,28 @@ class Real:
         while not true():  # noqa: ASYNC110  it is another process that is waited for
             await anyio.sleep(0.01)
 
-    async def ready(self) -> None:
-        """Until every worker takes requests."""
-        await self.until(lambda: all(process.status.state is WorkerState.READY for process in self.processes))
+    async def ready(self, *names: str) -> None:
+        """Until every worker, or those named, take requests."""
+        wanted = [process for process in self.processes if not names or process.name in names]
+        await self.until(lambda: all(process.status.state is WorkerState.READY for process in wanted))
 
     def status(self, index: int = 0) -> WorkerStatus:
         return self.processes[index].status
 
 
 @asynccontextmanager
-async def real_gateway(*launches: WorkerLaunch, **settings: Any) -> AsyncIterator[Real]:
-    """A gateway on a free port over these workers, all ready. It leaves no process behind."""
+async def real_gateway(
+    *launches: WorkerLaunch, deadlines: Deadlines | None = None, ready: Sequence[str] = (), **settings: Any
+) -> AsyncIterator[Real]:
+    """A gateway on a free port over these workers, all (or those named) ready. It leaves no process behind."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
     router = Router(chosen)
     policy = RestartPolicy(first_delay_s=0.01)
-    processes = [WorkerProcess(each.name, each.command, router, policy=policy) for each in launches]
+    processes = [
+        WorkerProcess(each.name, each.command, router, policy=policy, deadlines=deadlines) for each in launches
+    ]
     for each, process in zip(launches, processes, strict=True):
-        router.add(process, each.name, each.model)
+        router.add(process, each.name, each.model, Role.STANDBY if each.standby else Role.ACTIVE)
     listener = listen(chosen)
     port = listener.getsockname()[1]
     shutdown = anyio.Event()
@@ -82,7 +90,7 @@ async def real_gateway(*launches: WorkerLaunch, **settings: Any) -> AsyncIterato
         group.start_soon(lambda: serve(app, chosen, shutdown=shutdown, listener=listener))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
             served = Real(port, router, processes, client)
-            await served.ready()
+            await served.ready(*ready)
             yield served
         shutdown.set()
         for process in processes:

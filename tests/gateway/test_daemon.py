@@ -22,6 +22,7 @@ from gateway.server import BindError, listen
 from gateway.settings import GatewaySettings
 from tests.gateway.real import launch
 from tests.gateway.serving import COMPLETION, events
+from workers.faults import Fault
 
 pytestmark = pytest.mark.anyio
 
@@ -155,7 +156,9 @@ async def test_a_worker_that_cannot_live_ends_the_gateway_with_its_reason() -> N
     seen: list[WorkerStatus] = []
     policy = RestartPolicy(max_failures=2, first_delay_s=0.0)
     with pytest.raises(WorkersGaveUp, match="worker w0: "):
-        await run_daemon(GatewaySettings(port=0), [launch("w0", fail_load=True)], on_status=seen.append, policy=policy)
+        await run_daemon(
+            GatewaySettings(port=0), [launch("w0", faults=(Fault("fail_load"),))], on_status=seen.append, policy=policy
+        )
     assert seen[-1].state is WorkerState.GIVEN_UP
 
 

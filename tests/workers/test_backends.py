@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from protocol.request import Sampling
-from workers.backends import BackendMissing, ScriptedLoadFailed, cache_dir, choose_backend, load_runner
+from workers.backends import BackendMissing, cache_dir, choose_backend, load_runner
+from workers.faults import Fault, LoadFault, ScriptedFault
+from workers.refused import LoadRefused
 from workers.runner import Chunk, Draw
-from workers.scripted import ScriptedFault, ScriptedRunner
+from workers.scripted import ScriptedRunner
 from workers.spec import Backend, ScriptedSpec, WorkerSpec
 
 Install = Callable[[set[str]], None]
@@ -93,9 +95,18 @@ def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) ->
         runner.prefill(Chunk(0, (1,), 0, 0), Draw(Sampling(), 1))
 
 
-def test_a_scripted_load_can_fail() -> None:
-    with pytest.raises(ScriptedLoadFailed):
-        load_runner(spec("scripted", scripted=ScriptedSpec(fail_load=True)), lambda phase, done, total: None)
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("fail_load", ScriptedFault),
+        ("refuse_load", LoadRefused),
+        ("no_memory", MemoryError),
+        ("disk_full", OSError),
+    ],
+)
+def test_a_scripted_load_can_fail(kind: LoadFault, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        load_runner(spec("scripted", scripted=ScriptedSpec(faults=(Fault(kind),))), lambda phase, done, total: None)
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from protocol.events import Bye, Failed, Finished, Hello
 from tests.workers.process import PATIENCE_S, SLOW, Peer, command, scripted, story, submit
 from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
 from workers.ending import EXIT_CODES
+from workers.faults import Fault
 from workers.spec import WorkerSpec
 
 
@@ -66,7 +67,7 @@ async def test_an_engine_inside_the_device_holds_nobody_up(peer: Peer) -> None:
     assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
 
 
-@story(process=True, fail_load=True)
+@story(process=True, faults=(Fault("fail_load"),))
 async def test_a_failed_load_has_its_exit_code(peer: Peer) -> None:
     peer.send(Welcome((await peer.expect(Hello)).incarnation))
     assert (await peer.bye()).reason is ByeReason.LOAD_FAILED

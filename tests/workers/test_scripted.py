@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
+from workers.faults import ScriptedFault
 from workers.runner import Chunk, Draw, Row
-from workers.scripted import ALPHABET, ContractError, ScriptedFault, ScriptedRunner
+from workers.scripted import ALPHABET, ContractError, ScriptedRunner
 
 GREEDY = Sampling()
 SEEDED = Sampling(temperature=1.0, seed=9)

@@ -20,6 +20,7 @@ from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process import SLOW, Peer, play, scripted, service, story, submit
 from workers.backends import Progress
 from workers.ending import EXIT_CODES
+from workers.faults import Fault
 from workers.loading import Loaded, load
 from workers.service import WorkerService
 from workers.spec import WorkerSpec
@@ -329,7 +330,7 @@ class TestFaults:
             assert bye.text
             assert await peer.exit_code() == EXIT_CODES[ByeReason.LOAD_FAILED]
 
-        play(told, fail_load=True)
+        play(told, faults=(Fault("fail_load"),))
 
     def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:
         async def told(peer: Peer) -> None:

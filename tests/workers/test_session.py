@@ -11,8 +11,9 @@ from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from workers.engine import BatchEngine
+from workers.faults import ScriptedFault
 from workers.request import RequestRefused
-from workers.scripted import ScriptedFault, ScriptedRunner
+from workers.scripted import ScriptedRunner
 from workers.session import Session, SessionError
 from workers.spec import ScriptedSpec, WorkerSpec
 from workers.text.bytes import ByteTokenizer

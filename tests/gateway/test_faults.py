@@ -1,0 +1,88 @@
+"""Whatever happens to a real worker is noticed, named, and healed by the next life or by a standby."""
+
+import os
+import signal
+
+import pytest
+import structlog
+
+from actors.worker import Deadlines, WorkerState
+from tests.gateway.real import Real, launch, real_gateway
+from tests.gateway.serving import COMPLETION
+from tests.gateway.test_metrics import scrape
+from workers.engine_thread import MAX_FAILED_STEPS
+from workers.faults import Fault
+
+pytestmark = pytest.mark.anyio
+
+IMPATIENT = Deadlines(hang=0.5, stop=0.5, term=0.2)
+FOREVER = COMPLETION | {"max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+FAULTS = {
+    "kill": "was killed by SIGKILL",
+    "abort": "was killed by SIGABRT",
+    "hang": "no step finished with work in flight for 0.5 s",
+    "stop": "no step finished with work in flight for 0.5 s",
+}
+
+
+@pytest.mark.parametrize(("kind", "reason"), FAULTS.items(), ids=FAULTS)
+async def test_a_fault_inside_a_step_is_noticed_and_named(kind: str, reason: str) -> None:
+    fault = Fault(kind, call=5, incarnation=1)  # type: ignore[arg-type]
+    with structlog.testing.capture_logs() as logs:
+        async with real_gateway(launch("w0", rate=100, faults=(fault,)), deadlines=IMPATIENT) as real:
+            async with real.client.stream("POST", "/v1/completions", json=FOREVER):
+                await real.until(lambda: real.status().incarnation == 2)
+            await real.ready()
+            assert (await real.client.post("/v1/completions", json=COMPLETION)).status_code == 200
+    (restart,) = [line for line in logs if line["event"] == "worker_restarts"]
+    assert reason in restart["reason"]
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan"])
+async def test_a_worker_whose_every_step_fails_is_replaced(kind: str) -> None:
+    fault = Fault(kind, calls=0, incarnation=1)  # type: ignore[arg-type]
+    with structlog.testing.capture_logs() as logs:
+        async with real_gateway(launch("w0", faults=(fault,))) as real:
+            body = COMPLETION | {"n": MAX_FAILED_STEPS, "seed": 1}
+            await real.client.post("/v1/completions", json=body)
+            while real.status().incarnation == 1:
+                await real.client.post("/v1/completions", json=body)
+            await real.ready()
+    (restart,) = [line for line in logs if line["event"] == "worker_restarts"]
+    assert "steps in a row failed" in restart["reason"]
+
+
+async def test_a_model_whose_worker_can_never_load_is_refused_while_others_serve() -> None:
+    broken = launch("b", model="broken", faults=(Fault("refuse_load"),))
+    async with real_gateway(launch("a"), broken, ready=("a",)) as real:
+        await real.until(lambda: real.status(1).state is WorkerState.GIVEN_UP)
+        assert real.status(1).incarnation == 1, "another start would end just so"
+        refused = await real.client.post("/v1/completions", json=COMPLETION | {"model": "broken"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+        assert "out of service" in refused.json()["error"]["message"]
+        ready = await real.client.get("/health/ready")
+        assert (ready.status_code, ready.json()["given_up"]) == (200, ["b"])
+        assert ready.json()["models"] == {"tiny": True, "broken": False}
+        assert (await real.client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+async def promoted(real: Real) -> None:
+    os.kill(real.status(0).pid or 0, signal.SIGKILL)
+    await real.until(lambda: real.status(0).state is not WorkerState.READY)
+
+
+async def test_a_standby_takes_the_place_of_a_killed_worker_which_then_stands_by() -> None:
+    async with real_gateway(launch("w0", load_seconds=0.5), launch("w1", standby=True)) as real:
+        await promoted(real)
+        assert (await real.client.get("/health/ready")).status_code == 200
+        answer = await real.client.post("/v1/completions", json=COMPLETION)
+        assert answer.status_code == 200, "nobody waits for the restart"
+        await real.ready()
+        first, second = (await real.client.get("/admin/workers")).json()["workers"]
+        assert (first["role"], first["incarnation"], first["restarts"]) == ("standby", 2, 1)
+        assert (second["role"], second["incarnation"]) == ("active", 1)
+        seen = await scrape(real, "w0"), await scrape(real, "w1")  # type: ignore[arg-type]
+        assert [worker["baton_worker_standby"] for worker in seen] == [1, 0]
+        assert [worker["baton_worker_promotions_total"] for worker in seen] == [0, 1]
+        assert [worker["baton_slots_available"] for worker in seen] == [0, 4]

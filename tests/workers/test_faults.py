@@ -1,0 +1,51 @@
+"""The plan of faults: what goes wrong, in which call, in which life."""
+
+import pytest
+
+from workers.faults import Fault, FaultPlan, ScriptedFault, fail_load, of_incarnation
+from workers.runner import NotFiniteError
+from workers.spec import ScriptedSpec, WorkerSpec
+
+
+def hits(fault: Fault, calls: int = 8, tokens: tuple[int, ...] = (1, 2)) -> list[int]:
+    return [call for call in range(1, calls) if fault.hits(call, tokens)]
+
+
+def test_a_fault_happens_in_its_calls_alone() -> None:
+    assert hits(Fault("raise")) == [1]
+    assert hits(Fault("raise", call=3)) == [3]
+    assert hits(Fault("raise", call=3, calls=2)) == [3, 4]
+    assert hits(Fault("raise", call=5, calls=0)) == [5, 6, 7]
+
+
+def test_a_fault_of_a_token_follows_the_token() -> None:
+    bad = Fault("kill", token=66, calls=0)
+    assert hits(bad) == []
+    assert hits(bad, tokens=(65, 66)) == list(range(1, 8))
+
+
+def test_a_fault_of_one_life_is_not_in_the_others() -> None:
+    spec = WorkerSpec("w0", "m", "", scripted=ScriptedSpec(faults=(Fault("kill", incarnation=2), Fault("nan"))))
+    kinds = [[fault.kind for fault in spec.of_incarnation(number).scripted.faults] for number in (1, 2, 3)]
+    assert kinds == [["nan"], ["kill", "nan"], ["nan"]]
+    assert of_incarnation((), 1) == ()
+
+
+def test_what_was_planned_is_done_in_order() -> None:
+    done: list[tuple[str, int]] = []
+    acts = {kind: lambda fault, call: done.append((fault.kind, call)) for kind in ("slow", "hang", "kill", "stop")}
+    plan = FaultPlan([Fault("slow", calls=0), Fault("hang", call=2), Fault("stop", call=2), Fault("no_memory")], acts)
+    for call in (1, 2, 3):
+        plan.enter(call, ())
+    assert done == [("slow", 1), ("slow", 2), ("hang", 2), ("stop", 2), ("slow", 3)]
+
+
+def test_what_raises_is_typed() -> None:
+    with pytest.raises(ScriptedFault, match="call 4 was told to fail"):
+        FaultPlan([Fault("raise", call=4)]).enter(4, ())
+    with pytest.raises(NotFiniteError):
+        FaultPlan([Fault("nan")]).enter(1, ())
+
+
+def test_a_load_fails_only_when_it_was_told_to() -> None:
+    fail_load([Fault("raise"), Fault("kill")])

@@ -1,0 +1,110 @@
+"""What goes wrong on purpose: a scripted worker's plan of faults, for tests of everything that must outlive them."""
+
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from workers.refused import LoadRefused
+from workers.runner import NotFiniteError
+
+CallFault = Literal["raise", "nan", "slow", "hang", "stop", "kill", "abort"]
+LoadFault = Literal["fail_load", "refuse_load", "no_memory", "disk_full"]
+
+
+class ScriptedFault(Exception):
+    """Raised by what was told to fail."""
+
+
+class Fault(Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing that goes wrong, at the load or in some of the runner's prefill, decode and logits calls.
+
+    `raise` raises, `nan` finds logits that are not numbers, `slow` takes `seconds` longer, `hang` never returns (the
+    process lives on, and its loop beats), `stop` suspends the whole process (SIGSTOP), `kill` ends it (SIGKILL),
+    `abort` ends it as native code does that finds itself broken (SIGABRT). `fail_load`, `refuse_load` (for good),
+    `no_memory` and `disk_full` end the load.
+    """
+
+    kind: CallFault | LoadFault
+    call: Annotated[int, Meta(ge=1)] = 1
+    """The first call that it happens in, counted from 1."""
+    calls: Annotated[int, Meta(ge=0)] = 1
+    """In how many calls from there; 0 is all of them."""
+    token: Annotated[int, Meta(ge=0)] | None = None
+    """Only in calls that compute this token: a request that is bad for whoever takes it."""
+    seconds: Annotated[float, Meta(ge=0.0)] = 0.0
+    incarnation: Annotated[int, Meta(ge=0)] = 0
+    """Only in this life of the worker; 0 is in each."""
+
+    def hits(self, call: int, tokens: Collection[int]) -> bool:
+        """It happens in the call of this number, which computes these tokens."""
+        started = self.call <= call and (self.calls == 0 or call < self.call + self.calls)
+        return started and (self.token is None or self.token in tokens)
+
+
+Act = Callable[[Fault, int], None]
+
+
+def of_incarnation(faults: Sequence[Fault], incarnation: int) -> tuple[Fault, ...]:
+    """What goes wrong in one life of a worker."""
+    return tuple(fault for fault in faults if fault.incarnation in (0, incarnation))
+
+
+def fail_load(faults: Sequence[Fault]) -> None:
+    """Raise what the first fault of a load says, if there is one."""
+    for fault in faults:
+        match fault.kind:
+            case "fail_load":
+                raise ScriptedFault("the scripted load was told to fail")
+            case "refuse_load":
+                raise LoadRefused("the scripted load was told to refuse")
+            case "no_memory":
+                raise MemoryError("the scripted load was told to find no memory")
+            case "disk_full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "the graph cache")
+
+
+class FaultPlan:
+    """The faults of the calls, carried out. `acts` says how, for tests; each takes the fault and the call's number."""
+
+    def __init__(self, faults: Sequence[Fault], acts: Mapping[str, Act] | None = None) -> None:
+        self._faults = tuple(faults)
+        self._acts = _ACTS if acts is None else acts
+
+    def enter(self, call: int, tokens: Collection[int]) -> None:
+        """Do what goes wrong in this call, in the order of the plan. Raises `ScriptedFault` or `NotFiniteError`."""
+        for fault in self._faults:
+            if fault.kind in self._acts and fault.hits(call, tokens):
+                self._acts[fault.kind](fault, call)
+
+
+def _raise(_: Fault, call: int) -> None:
+    raise ScriptedFault(f"call {call} was told to fail")
+
+
+def _nan(_: Fault, __: int) -> None:
+    raise NotFiniteError
+
+
+def _hang(_: Fault, __: int) -> None:
+    threading.Event().wait()
+
+
+def _abort(_: Fault, __: int) -> None:
+    os.abort()
+
+
+_ACTS: Mapping[str, Act] = {
+    "raise": _raise,
+    "nan": _nan,
+    "slow": lambda fault, _: time.sleep(fault.seconds),
+    "hang": _hang,
+    "stop": lambda _, __: os.kill(os.getpid(), signal.SIGSTOP),
+    "kill": lambda _, __: os.kill(os.getpid(), signal.SIGKILL),
+    "abort": _abort,
+}
