@@ -1,182 +1,249 @@
-"""Tokens a second of the IREE runner through `BatchEngine`, beside the limit that memory sets.
+"""The IREE engine beside llama.cpp and beside the limit of memory: one command, a table and a plot.
 
-    python bench/engine.py [--models 110m 0.5b] [--device local-task] [--dtype bfloat16] [--steps 48]
+    python bench/engine.py [--quick] [--models 110m 0.5b] [--precisions bf16 int8 int4] [--streams 1 4 8 16 32]
 
-Shapes: 110m is a Llama (12 layers, width 768, 12/4 heads, MLP 2048, vocabulary 32000), 0.5b is Qwen2.5-0.5B (24 layers,
-width 896, 14/2 heads, MLP 4864, vocabulary 151936, biases, tied). Weights are random, made here.
+Each figure is the median of --rounds rounds, in which every subject is measured in turn on the same weights:
 
-  decode   greedy tokens a second at 1, 4 and 8 streams with 100 to 200 rows of context: median over the engine's steps
-  limit    steps a second if the weights that a step reads came at the read bandwidth, times the streams
-  prefill  prompt tokens a second of one prompt of 128 and of 512 tokens: median over prompts
+  decode N   generated tokens a second of N sequences together, 64 to 128 positions of context, greedy
+  engine       `BatchEngine` in this process; llama-batched-bench (llama-bench for one sequence) is its peer
+  HTTP         `baton serve`, one server for all N; llama-server with -np N is its peer; the same random prompts for
+               both, timed from when all N requests have text to when the first of them ends
+  limit        the bytes of weights and KV that our step reads, over the read bandwidth measured in the same rounds
+  prefill N  prompt tokens a second of one prompt; llama-bench is the peer
 
-Read bandwidth is measured in the same run: the fastest of several passes over 512 MiB on as many threads as the runner.
+llama.cpp runs the same weights as GGUF: bf16, Q8_0 for int8, Q4_0 for int4. Before anything is timed its greedy tokens
+are compared with ours; in bf16 the run stops when the first ones are not the same. What the engine refuses is shown so.
+Build llama.cpp with `python bench/peers/llama_cpp.py`, or name its programs with --llama-cpp DIR; --alone does without.
+Models, graphs and GGUF files are kept in Baton's cache folder (7 GB for all), results go to --out.
 """
 
 import argparse
 import json
-import statistics
+import platform
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import ml_dtypes
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from protocol.request import Sampling
+from bench.limits import StepBytes, matrix_bytes, read_bandwidth
+from bench.ours import Client, Engine, Setup, server
+from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
+from bench.plots import plot_engine
+from bench.rounds import RefusedError, Series, interleave, markdown, ratio
+from bench.shapes import SHAPES, default_cache, make_model
+from bench.to_gguf import Kind, convert
 from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig
-from workers.engine import BatchEngine, Request
-from workers.iree.model import parameters
-from workers.iree.runner import IreeRunner
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "110m": {
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": 12,
-        "hidden_size": 768,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "intermediate_size": 2048,
-        "vocab_size": 32000,
-    },
-    "0.5b": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "num_hidden_layers": 24,
-        "hidden_size": 896,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "intermediate_size": 4864,
-        "vocab_size": 151936,
-        "rope_theta": 1e6,
-    },
-}
-SLOTS = 8
 CONTEXT = 1024
-PROMPT = 100
+PROMPT = 64
+PREFILLS = (128, 512)
+NAMES = ("engine", "llama.cpp", "HTTP", "llama-server", "bandwidth")
 
 
-def make_model(folder: Path, name: str) -> Path:
-    """A checkpoint of random bfloat16 weights: one block of noise, repeated, as drawing 500 million takes a minute."""
-    config = SHAPES[name] | {
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 4096,
-        "torch_dtype": "bfloat16",
-    }
-    path = folder / name
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(config))
-    noise = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
-    header: dict[str, Any] = {}
-    offset = 0
-    shapes = dict(source for p in parameters(ModelConfig.from_dir(path), "bfloat16") for source in p.sources)
-    for tensor, shape in shapes.items():
-        size = 2 * int(np.prod(shape))
-        header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 64)
-    with (path / "model.safetensors").open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for tensor, shape in shapes.items():
-            values = np.resize(noise, int(np.prod(shape))) * shape[-1] ** -0.5
-            values = 1.0 + 0.1 * values if "norm" in tensor else values
-            file.write(values.astype(ml_dtypes.bfloat16).tobytes())
-    return path
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How the engine is told, and which GGUF is its like."""
+
+    quantize: str
+    gguf: Kind
 
 
-def read_bandwidth(threads: int) -> float:
-    """Bytes a second that `threads` threads read from memory together."""
-    block = np.ones((512 << 20) // 8, np.int64)
-    parts = np.array_split(block, threads)
-    with ThreadPoolExecutor(threads) as pool:
-
-        def once() -> float:
-            start = time.perf_counter()
-            list(pool.map(np.max, parts))
-            return block.nbytes / (time.perf_counter() - start)
-
-        return max(once() for _ in range(8))
+PRECISIONS = {"bf16": Precision("", "bf16"), "int8": Precision("int8", "q8_0"), "int4": Precision("int4", "q4_0")}
 
 
-def decode(runner: IreeRunner, streams: int, steps: int) -> float:
-    """Median seconds of a step that decodes `streams` rows."""
-    engine = BatchEngine(runner, max_queue=streams, step_tokens=1 << 20)
-    prompt = tuple(range(3, 3 + PROMPT))
-    for stream in range(streams):
-        engine.submit(Request(stream, prompt, Sampling(), steps + 4, frozenset()))
-    engine.step()
-    engine.step()
-    return statistics.median(timed(engine.step) for _ in range(steps))
+@dataclass(slots=True)
+class Line:
+    """One line of the table: what was measured, and each subject's series."""
+
+    model: str
+    precision: str
+    what: str
+    count: int
+    """Streams or prompt tokens."""
+    series: dict[str, Series]
+    step_bytes: float = 0.0
+
+    @property
+    def limit(self) -> Series:
+        """Tokens a second that memory allows; empty for prefill."""
+        bandwidth = self.series.get("bandwidth", Series())
+        return Series([self.count * value / self.step_bytes for value in bandwidth.values] if self.step_bytes else [])
+
+    def cells(self) -> list[str]:
+        """The line as text, with the three ratios that matter."""
+        engine, peer, http, peer_http = (self.series.get(name, Series()) for name in NAMES[:4])
+        limit = self.limit
+        return [
+            f"{self.model} {self.precision} {self.what} {self.count}",
+            *(engine.cell(), peer.cell(), _percent(ratio(engine, peer), "x")),
+            *(http.cell(), peer_http.cell(), _percent(ratio(http, peer_http), "x")),
+            *(limit.cell() if self.step_bytes else "", _percent(ratio(engine, limit), "%")),
+        ]
 
 
-def prefill(runner: IreeRunner, length: int, prompts: int) -> float:
-    """Median seconds from a prompt of `length` tokens to its first token."""
-    engine = BatchEngine(runner, max_queue=1, step_tokens=1 << 20)
-
-    def one(stream: int) -> float:
-        engine.submit(Request(stream, tuple(3 + i % 500 for i in range(length)), Sampling(), 1, frozenset()))
-        return timed(engine.step)
-
-    one(0)
-    return statistics.median(one(stream + 1) for stream in range(prompts))
+HEADER = ("", "engine", "llama.cpp", "ratio", "HTTP", "llama-server", "ratio", "limit", "of limit")
 
 
-def timed(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def _percent(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}x" if unit == "x" else f"{value:.0%}"
 
 
-def measure(name: str, args: argparse.Namespace, folder: Path) -> None:
-    path = make_model(folder, name)
-    config = ModelConfig.from_dir(path)
-    start = time.perf_counter()
-    runner = IreeRunner.load(
-        path,
-        config,
-        device=args.device,
-        dtype=args.dtype,
-        slots=SLOTS,
-        context=CONTEXT,
-        cache_dir=args.cache_dir or folder / "cache",
-        threads=0,
-        progress=lambda phase, done, total: None,
-    )
-    loaded = time.perf_counter() - start
-    size = 4 if args.dtype == "float32" else 2
-    read = size * sum(p.rows * p.sources[0][1][1] for p in parameters(config, args.dtype) if p.matrix)
-    bandwidth = read_bandwidth(usable_cores())
-    print(f"{name} {runner.capabilities.dtype} on {runner.capabilities.device}, ready after {loaded:.0f} s")
-    print(f"  memory     {bandwidth / 1e9:8.1f} GB/s read; a step reads {read / 1e6:.0f} MB of weights")
-    for streams in (1, 4, 8):
-        seconds = decode(runner, streams, args.steps)
-        limit = bandwidth / read * streams
-        rate = streams / seconds
-        print(f"  decode {streams:4d} {rate:10.1f} tok/s  limit {limit:7.1f}  ({rate / limit:4.0%} of it)", flush=True)
-    for length in (128, 512):
-        print(f"  prefill {length:3d} {length / prefill(runner, length, args.prompts):10.1f} tok/s", flush=True)
-    runner.close()
+class Bench:
+    """One model in one precision: ours and, unless it is None, the peer."""
+
+    def __init__(self, args: argparse.Namespace, model: str, precision: str, peer: LlamaCpp | None) -> None:
+        self._args = args
+        self._model, self._precision, self._peer = model, precision, peer
+        self._path = make_model(args.cache_dir, model)
+        self._config = ModelConfig.from_dir(self._path)
+        self._gguf = self._path.with_name(f"{self._path.name}-{PRECISIONS[precision].gguf}.gguf")
+
+    def run(self) -> Iterator[Line]:
+        """Measure everything; a line as soon as it is there."""
+        if self._peer is not None and not self._gguf.exists():
+            convert(self._path, self._gguf, PRECISIONS[self._precision].gguf)
+        slots = max(self._args.streams)
+        with ExitStack() as stack:
+            try:
+                engine, slots, why = self._load(slots)
+            except RefusedError as error:
+                yield from self._peer_alone(str(error))
+                return
+            stack.callback(engine.close)
+            url = stack.enter_context(server(self._setup(slots)))
+            if self._peer is not None:
+                self._compare(engine)
+            for streams in self._args.streams:
+                yield self._decode(engine, Client(url, {}), streams, why if streams > slots else "")
+            for length in PREFILLS:
+                yield self._prefill(engine, length)
+
+    def _setup(self, slots: int) -> Setup:
+        args, quantize = self._args, PRECISIONS[self._precision].quantize
+        return Setup(self._path, args.cache_dir / "graphs", slots, CONTEXT, "bfloat16", quantize, args.device)
+
+    def _load(self, slots: int) -> tuple[Engine, int, str]:
+        """The engine with as many slots as it takes, their number, and why not more. Raises `RefusedError`."""
+        why = ""
+        for count in sorted({slots, *self._args.streams}, reverse=True):
+            try:
+                return Engine.load(self._setup(count)), count, why
+            except RefusedError as error:
+                why = str(error)
+        raise RefusedError(why)
+
+    def _compare(self, engine: Engine) -> None:
+        """Print how many greedy tokens are the same in both. Raises `PeerError` when the models cannot be the same."""
+        assert self._peer is not None
+        prompts, equal, first = [engine.prompt(24) for _ in range(8)], [], 0
+        with self._peer.server(self._gguf, 1, CONTEXT) as url:
+            for prompt in prompts:
+                pairs = list(zip(engine.complete(prompt, 16), complete(url, list(prompt), 16), strict=True))
+                equal.append(next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs)))
+                first += equal[-1] > 0
+        print(f"{self._model} {self._precision}: greedy tokens before the first difference, of 16: {equal}", flush=True)
+        if self._precision == "bf16" and first < len(prompts) - 1:
+            raise PeerError(f"{self._gguf}: llama.cpp's first tokens are others than ours: not the same model")
+
+    def _decode(self, engine: Engine, client: Client, streams: int, refused: str) -> Line:
+        work = (streams, PROMPT, self._args.tokens)
+        peer, server_of_peer = self._peer, ExitStack()
+        subjects: dict[str, Callable[[], float]] = {}
+        if refused:
+            subjects |= dict.fromkeys(("engine", "HTTP"), _refuser(refused))
+        else:
+            subjects |= {"engine": lambda: engine.decode(*work), "HTTP": lambda: client.decode(*work)}
+        with server_of_peer:
+            if peer is not None:
+                url = server_of_peer.enter_context(peer.server(self._gguf, streams, CONTEXT))
+                other = Client(url, GREEDY)
+                subjects["llama.cpp"] = lambda: peer.decode(self._gguf, *work)
+                subjects["llama-server"] = lambda: other.decode(*work)
+            subjects["bandwidth"] = lambda: read_bandwidth(usable_cores())
+            ordered = {name: subjects[name] for name in NAMES if name in subjects}
+            series = interleave(ordered, self._args.rounds)
+        bytes_ = StepBytes.of(self._config, matrix_bytes(self._config, engine.runner), 2)
+        context = PROMPT + self._args.tokens / 2
+        return self._line("decode", streams, series, bytes_.total(streams, context))
+
+    def _prefill(self, engine: Engine, length: int) -> Line:
+        peer = self._peer
+        subjects: dict[str, Callable[[], float]] = {"engine": lambda: engine.prefill(length)}
+        if peer is not None:
+            subjects["llama.cpp"] = lambda: peer.prefill(self._gguf, length)
+        engine.prefill(length)  # the first of a length may load its graph
+        return self._line("prefill", length, interleave(subjects, max(3, self._args.rounds)))
+
+    def _peer_alone(self, reason: str) -> Iterator[Line]:
+        for streams in self._args.streams:
+            subjects = dict.fromkeys(("engine", "HTTP"), _refuser(reason))
+            if self._peer is not None:
+                subjects["llama.cpp"] = partial(self._peer.decode, self._gguf, streams, PROMPT, self._args.tokens)
+            yield self._line("decode", streams, interleave(subjects, self._args.rounds))
+
+    def _line(self, what: str, count: int, series: dict[str, Series], step_bytes: float = 0.0) -> Line:
+        return Line(self._model, self._precision, what, count, series, step_bytes)
+
+
+def _refuser(reason: str) -> Callable[[], float]:
+    def refuse() -> float:
+        raise RefusedError(reason)
+
+    return refuse
+
+
+def write(lines: list[Line], out: Path) -> None:
+    """table.md, figures.json and plot.svg."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "table.md").write_text(markdown(HEADER, [line.cells() for line in lines]) + "\n")
+    machine = {"cpu": platform.processor() or platform.machine(), "cores": usable_cores(), "time": time.strftime("%F")}
+    (out / "figures.json").write_text(json.dumps({"machine": machine, "lines": [asdict(line) for line in lines]}))
+    plot_engine(lines, out / "plot.svg")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"])
+    parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 4, 8, 16, 32])
+    parser.add_argument("--tokens", type=int, default=64, help="generated by each sequence")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="")
+    parser.add_argument("--llama-cpp", type=Path, help="the folder of llama-server and llama-bench")
+    parser.add_argument("--alone", action="store_true", help="without llama.cpp")
+    parser.add_argument("--quick", action="store_true", help="bf16 at 1 and 8 streams, one round, 32 tokens")
+    parser.add_argument("--cache-dir", type=Path, default=default_cache())
+    parser.add_argument("--out", type=Path, default=Path("bench/results/engine"))
+    args = parser.parse_args()
+    if args.quick:
+        args.precisions, args.streams, args.tokens, args.rounds = ["bf16"], [1, 8], 32, 1
+    return args
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--device", default="local-task")
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--prompts", type=int, default=7)
-    parser.add_argument("--cache-dir", type=Path, help="keep compiled graphs and packed weights here")
-    args = parser.parse_args()
-    for name in args.models:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(name, args, Path(folder))
+    args = arguments()
+    lines: list[Line] = []
+    try:
+        peer = None if args.alone else LlamaCpp.find(args.llama_cpp, usable_cores())
+        for model in args.models:
+            for precision in args.precisions:
+                for line in Bench(args, model, precision, peer).run():
+                    lines.append(line)
+                    print(markdown(HEADER, [line.cells()]).splitlines()[-1], flush=True)
+    except PeerError as error:
+        sys.exit(f"{error} (--alone measures without llama.cpp)")
+    finally:
+        if lines:
+            write(lines, args.out)
+    print(f"\n{markdown(HEADER, [line.cells() for line in lines])}\n\nwritten to {args.out}")
 
 
 if __name__ == "__main__":

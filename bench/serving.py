@@ -10,34 +10,26 @@ one is measured the other has nothing to do and blocks. Figures are medians over
 import argparse
 import asyncio
 import random
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.engine import SHAPES, make_model
 from bench.load import run_level
+from bench.ours import Setup, server
+from bench.shapes import SHAPES, default_cache, make_model
 from protocol.request import Sampling
-from tests.checkpoints import make_tokenizer
-from workers.checkpoint import ModelConfig
+from workers.backends import load_runner
 from workers.engine import BatchEngine, Request
-from workers.iree.runner import IreeRunner
+from workers.runner import Runner
 
 CONTEXT = 1024
 PROMPT = tuple(3 + i % 300 for i in range(64))
-START_TIMEOUT_S = 600
 
 
-def alone(runner: IreeRunner, streams: int, requests: int, max_tokens: int) -> float:
+def alone(runner: Runner, streams: int, requests: int, max_tokens: int) -> float:
     """Tokens a second of wall time: `requests` sequences, at most `streams` at once."""
     engine = BatchEngine(runner, max_queue=streams, step_tokens=512)
     left = iter(range(requests))
@@ -73,36 +65,6 @@ def served(url: str, streams: int, requests: int, max_tokens: int) -> float:
     return float(figures["out_tok_s"])
 
 
-@contextmanager
-def server(path: Path, cache: Path, streams: int, dtype: str) -> Iterator[str]:
-    """`baton serve` on a free port until the block ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = {"--backend": "iree", "--name": "bench", "--port": port, "--max-batch-size": streams, "--dtype": dtype}
-    options |= {"--context": CONTEXT, "--cache-dir": cache, "--log-level": "warning"}
-    command = [sys.executable, "-m", "cli", "serve", str(path)]
-    command += [str(word) for option in options.items() for word in option]
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            _wait_until_ready(url, process)
-            yield url
-        finally:
-            process.terminate()
-
-
-def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health/ready", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    raise RuntimeError("the server did not become ready")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SHAPES), default="110m")
@@ -111,23 +73,19 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps the model and its graphs")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder) / "cache"
-        path = make_model(Path(folder), args.model)
-        make_tokenizer(path, SHAPES[args.model]["vocab_size"])
-        with server(path, cache, args.streams, args.dtype) as url:
-            runner = IreeRunner.load(
-                path, ModelConfig.from_dir(path), device="", dtype=args.dtype, slots=args.streams, context=CONTEXT,
-                cache_dir=cache, threads=0, progress=lambda phase, done, total: None,
-            )  # fmt: skip
-            work = (args.streams, args.requests, args.max_tokens)
-            engine, http = [], []
-            for turn in range(args.rounds):
-                engine.append(alone(runner, *work))
-                http.append(served(url, *work))
-                print(f"round {turn + 1}: engine {engine[-1]:.1f}, HTTP {http[-1]:.1f} tok/s", flush=True)
-            runner.close()
+    path = make_model(args.cache_dir, args.model)
+    setup = Setup(path, args.cache_dir / "graphs", args.streams, CONTEXT, args.dtype)
+    with server(setup) as url:
+        runner = load_runner(setup.spec(), lambda phase, done, total: None)
+        work = (args.streams, args.requests, args.max_tokens)
+        engine, http = [], []
+        for turn in range(args.rounds):
+            engine.append(alone(runner, *work))
+            http.append(served(url, *work))
+            print(f"round {turn + 1}: engine {engine[-1]:.1f}, HTTP {http[-1]:.1f} tok/s", flush=True)
+        runner.close()
     ratio = statistics.median(b / a for a, b in zip(engine, http, strict=True))
     print(
         f"{args.model} {args.dtype}, {args.streams} streams: engine alone {statistics.median(engine):.1f} tok/s, "

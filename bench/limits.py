@@ -1,0 +1,54 @@
+"""What a machine allows at best: bytes that a step must read, over the bandwidth at which memory gives them."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.checkpoint import ModelConfig
+from workers.runner import Runner
+
+BLOCK = 512 << 20
+"""Bytes that one pass reads: more than any cache holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBytes:
+    """What one decode step reads, in bytes."""
+
+    weights: int
+    """All matrices, the head included. Of the embedding a step reads a few rows, which are left out."""
+    kv_row: int
+    """Keys and values of one position in all layers."""
+
+    @classmethod
+    def of(cls, config: ModelConfig, weight_bytes: int, kv_itemsize: int) -> "StepBytes":
+        return cls(weight_bytes, 2 * config.layers * config.kv_heads * config.head_dim * kv_itemsize)
+
+    def total(self, rows: int, context: float) -> float:
+        """For `rows` sequences of `context` positions each."""
+        return self.weights + rows * context * self.kv_row
+
+    def seconds(self, rows: int, context: float, bandwidth: float) -> float:
+        """The least time of a step: it can be beaten only by what stays in the CPU's caches between steps."""
+        return self.total(rows, context) / bandwidth
+
+
+def matrix_bytes(config: ModelConfig, runner: Runner, itemsize: int = 2) -> int:
+    """What a step reads of the weights that a runner holds: all but the embedding, of `itemsize` bytes a value."""
+    return runner.memory()["weights"] - config.vocab_size * config.hidden_size * itemsize
+
+
+def read_bandwidth(threads: int, passes: int = 8) -> float:
+    """Bytes a second that `threads` threads read from memory together: the fastest of several passes over 512 MiB."""
+    block = np.ones(BLOCK // 8, np.int64)
+    parts = np.array_split(block, threads)
+    with ThreadPoolExecutor(threads) as pool:
+
+        def once() -> float:
+            start = time.perf_counter()
+            list(pool.map(np.max, parts))
+            return block.nbytes / (time.perf_counter() - start)
+
+        return max(once() for _ in range(passes))

@@ -1,0 +1,187 @@
+"""llama.cpp as the peer of the engine's benchmarks: built from source in one command, and driven from Python.
+
+    python bench/peers/llama_cpp.py [--jobs 2] [--folder DIR]
+
+The source is the one inside the llama-cpp-python package, which pip downloads; wanted are cmake and a C++ compiler.
+The build is for this CPU (GGML_NATIVE) and takes about ten minutes on two cores. It is kept in Baton's cache folder,
+where `bench/engine.py` finds it; `--llama-cpp DIR` there names any other folder with the programs.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.shapes import default_cache
+
+VERSION = "0.3.36"
+"""Of llama-cpp-python; 0.3.36 holds llama.cpp 0.5.0-dev."""
+PROGRAMS = ("llama-server", "llama-bench", "llama-batched-bench")
+CMAKE_OPTIONS = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "GGML_NATIVE": "ON",
+    "BUILD_SHARED_LIBS": "OFF",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_APP": "OFF",
+    "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_USE_PREBUILT_UI": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+}
+START_TIMEOUT_S = 120
+GREEDY = {"temperature": 0.0, "samplers": ["top_k"], "top_k": 1, "cache_prompt": False}
+"""Fields of a request that make llama-server take the most likely token at the least cost, and compute the prompt."""
+
+
+class PeerError(Exception):
+    """llama.cpp is not there, could not be built, or failed; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCpp:
+    """The programs in one folder, run with a fixed number of threads."""
+
+    folder: Path
+    threads: int
+
+    @classmethod
+    def find(cls, folder: Path | None, threads: int) -> "LlamaCpp":
+        """The build in `folder`, or the kept one. Raises `PeerError` when a program is missing."""
+        folder = folder or build_folder() / "bin"
+        missing = [name for name in PROGRAMS if not (folder / name).is_file()]
+        if missing:
+            raise PeerError(f"{folder} has no {' and no '.join(missing)}: run python bench/peers/llama_cpp.py first")
+        return cls(folder, threads)
+
+    def prefill(self, model: Path, tokens: int) -> float:
+        """Prompt tokens a second of one prompt, by llama-bench."""
+        return self._bench(model, "-p", str(tokens), "-n", "0")
+
+    def decode(self, model: Path, streams: int, prompt: int, tokens: int) -> float:
+        """Generated tokens a second of `streams` sequences together, after `prompt` tokens each.
+
+        One sequence is measured by llama-bench, several in a batch by llama-batched-bench.
+        """
+        if streams == 1:
+            return self._bench(model, "-p", "0", "-n", str(tokens), "-d", str(prompt))
+        sizes = {"-c": streams * (prompt + tokens), "-npp": prompt, "-ntg": tokens, "-npl": streams}
+        words = [str(word) for size in sizes.items() for word in size]
+        output = self._run("llama-batched-bench", "-m", str(model), *words, "-pps", "--output-format", "jsonl")
+        found = re.search(r"^\{.*\}$", output, re.MULTILINE)
+        if found is None:
+            raise PeerError(f"llama-batched-bench printed no result: {output[-300:]!r}")
+        return float(json.loads(found[0])["speed_tg"])
+
+    @contextmanager
+    def server(self, model: Path, slots: int, context: int) -> Iterator[str]:
+        """llama-server with `slots` sequences of `context` tokens each; the URL, until the block ends."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        options = ["-m", model, "-np", slots, "-c", slots * context, "-t", self.threads, "--port", port]
+        options += ["--no-ui", "--cache-ram", 0, "--log-disable", "--no-context-shift"]
+        command = [str(self.folder / "llama-server"), *map(str, options)]
+        url = f"http://127.0.0.1:{port}"
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                _wait_until_healthy(url, process)
+                yield url
+            finally:
+                process.terminate()
+
+    def _bench(self, model: Path, *lengths: str) -> float:
+        output = self._run("llama-bench", "-m", str(model), *lengths, "-r", "1", "-o", "json")
+        return float(json.loads(output)[0]["avg_ts"])
+
+    def _run(self, program: str, *arguments: str) -> str:
+        command = [str(self.folder / program), *arguments, "-t", str(self.threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise PeerError(f"{program} ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
+        return done.stdout
+
+
+def complete(url: str, prompt: list[int], tokens: int) -> list[int]:
+    """Greedy tokens after a prompt of token ids, from a llama-server."""
+    body = GREEDY | {"prompt": prompt, "n_predict": tokens, "ignore_eos": True, "return_tokens": True}
+    kind = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode(), kind)
+    with urllib.request.urlopen(request, timeout=600) as response:
+        return [int(token) for token in json.load(response)["tokens"]]
+
+
+def _wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise PeerError(f"llama-server ended with status {process.returncode} while it loaded")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise PeerError(f"llama-server was not ready after {START_TIMEOUT_S} s")
+
+
+def build_folder() -> Path:
+    """Where this version's build is kept."""
+    return default_cache() / f"llama.cpp-{VERSION}"
+
+
+def build(folder: Path, jobs: int) -> None:
+    """Download the source and build the programs into `folder`/bin. Raises `PeerError`."""
+    for program in ("cmake", "c++"):
+        if shutil.which(program) is None:
+            raise PeerError(f"{program} is not installed")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        source = _download(Path(scratch))
+        options = [f"-D{name}={value}" for name, value in CMAKE_OPTIONS.items()]
+        _call("cmake", "-S", str(source), "-B", str(folder), *options)
+        _call("cmake", "--build", str(folder), "-j", str(jobs), "--target", *PROGRAMS)
+
+
+def _download(scratch: Path) -> Path:
+    pip = (sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python")
+    _call(*pip, "-d", str(scratch), f"llama-cpp-python=={VERSION}")
+    (archive,) = scratch.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(scratch, filter="data")
+    (source,) = scratch.glob("*/vendor/llama.cpp")
+    return source
+
+
+def _call(*command: str) -> None:
+    if subprocess.run(command, check=False).returncode:
+        raise PeerError(f"failed: {' '.join(command[:4])} ...")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--folder", type=Path, default=build_folder())
+    args = parser.parse_args()
+    try:
+        build(args.folder, args.jobs)
+    except PeerError as error:
+        sys.exit(f"llama.cpp: {error}")
+    print(f"llama.cpp is in {args.folder / 'bin'}")
+
+
+if __name__ == "__main__":
+    main()
