@@ -1,10 +1,11 @@
 """The plots of the benchmarks. matplotlib draws them; it is in the `bench` extra."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bench.curves import Point
     from bench.engine import Line
 
 STYLES = {"engine": "o-", "llama.cpp": "s--", "HTTP": "o-", "llama-server": "s--"}
@@ -54,3 +55,21 @@ def _label(panel: Any, title: str, x: str, y: str) -> None:
     panel.set_yscale("log")
     panel.grid(alpha=0.3)
     panel.legend(fontsize="x-small")
+
+
+def plot_curves(series: Mapping[str, Sequence["Point"]], file: Path) -> None:
+    """Milliseconds of a step against context and against rows; the share of memory alone is dotted."""
+    drawn, ((left, right),) = figure(1, 2)
+    colours = {left: 0, right: 0}
+    for name, points in series.items():
+        panel = left if len({point.context for point in points}) > 1 else right
+        size = [point.context if panel is left else point.rows for point in points]
+        for label, style, values in (
+            (name, "o-", [1e3 * point.seconds for point in points]),
+            (f"{name}: memory alone", ":", [1e3 * point.modelled for point in points]),
+        ):
+            _draw(panel, list(zip(size, values, strict=True)), style, colours[panel], label)
+        colours[panel] += 1
+    _label(left, "a step against context", "positions of each row", "ms")
+    _label(right, "a step against rows", "rows", "ms")
+    drawn.savefig(file)

@@ -1,0 +1,180 @@
+"""Time of a decode step against context and against rows, beside the bytes that it reads.
+
+    python bench/curves.py [--quick] [--models 110m 0.5b] [--quantize int8] [--rows 1 4] [--contexts 256 512 ... 8192]
+
+Two series: each of --rows at every context, and every number of rows up to 32 at the first context. The model beside
+each figure is time = weights / bandwidth + KV / bandwidth, with the read bandwidth measured between the points; what is
+above it is arithmetic, the dispatches around it, and reads that are not in a row. Marked are points at which the cost
+is not smooth: "cliff" where the time grows by more than the size, "dip" where a larger step takes less.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.limits import StepBytes, matrix_bytes, read_bandwidth
+from bench.ours import Engine, Setup
+from bench.plots import plot_curves
+from bench.rounds import RefusedError, markdown
+from bench.shapes import SHAPES, default_cache, make_model
+from workers.affinity import usable_cores
+from workers.checkpoint import ModelConfig
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
+MARGIN = 16
+"""Rows of a slot beyond the longest context and the steps that are timed."""
+NOISE = 1.15
+"""What is called a cliff or a dip is off by more than this factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured step size."""
+
+    series: str
+    rows: int
+    context: int
+    seconds: float
+    weight_bytes: int
+    kv_bytes: float
+    bandwidth: float
+
+    @property
+    def size(self) -> int:
+        """Positions attended to, of all rows."""
+        return self.rows * self.context
+
+    @property
+    def modelled(self) -> float:
+        """Seconds that memory alone would take."""
+        return (self.weight_bytes + self.kv_bytes) / self.bandwidth
+
+
+def flaws(points: Sequence[Point]) -> list[str]:
+    """For each point of one series, in rising order: "cliff", "dip" or nothing, beside the point before it."""
+    out = [""] * len(points)
+    for at, (low, high) in enumerate(itertools.pairwise(points), start=1):
+        if high.seconds > NOISE * low.seconds * high.size / low.size:
+            out[at] = "cliff"
+        elif NOISE * high.seconds < low.seconds:
+            out[at] = "dip"
+    return out
+
+
+def kv_slope(points: Sequence[Point]) -> float:
+    """Bytes of KV a second: how much KV more per time more, by least squares over a series of contexts.
+
+    Raises `statistics.StatisticsError` for fewer than two points.
+    """
+    line = statistics.linear_regression([p.kv_bytes for p in points], [p.seconds for p in points])
+    return 1.0 / line.slope if line.slope > 0 else float("inf")
+
+
+class Curves:
+    """Measures the points of one model."""
+
+    def __init__(self, engine: Engine, config: ModelConfig, steps: int) -> None:
+        self._engine, self._steps = engine, steps
+        self._bytes = StepBytes.of(config, matrix_bytes(config, engine.runner), 2)
+        # One prompt, its beginnings and copies: where the engine reuses prefixes, filling the cache costs little.
+        self._text = engine.prompt(engine.runner.capabilities.context)
+
+    def point(self, series: str, rows: int, context: int) -> Point:
+        bandwidth = read_bandwidth(usable_cores(), passes=3)
+        start = context - self._steps // 2
+        seconds = statistics.median(self._engine.steps([self._text[:start]] * rows, self._steps))
+        kv = rows * context * self._bytes.kv_row
+        return Point(series, rows, context, seconds, self._bytes.weights, kv, bandwidth)
+
+
+def measure(args: argparse.Namespace, model: str) -> Iterator[Point]:
+    """Every point of a model. Raises `RefusedError`."""
+    path = make_model(args.cache_dir, model)
+    graphs = args.cache_dir / "graphs"
+    config = ModelConfig.from_dir(path)
+    first = args.contexts[0]
+    sizes = {
+        "context": [(rows, context) for rows in args.rows for context in args.contexts],
+        "rows": [(rows, first) for rows in args.all_rows],
+    }
+    for series, points in sizes.items():
+        slots, longest = max(rows for rows, _ in points), max(context for _, context in points)
+        setup = Setup(path, graphs, slots, longest + args.steps + MARGIN, quantize=args.quantize, device=args.device)
+        engine = Engine.load(setup)
+        curves = Curves(engine, config, args.steps)
+        for rows, length in points:
+            name = f"{rows} at once" if series == "context" else f"context {length}"
+            yield curves.point(f"{model} {args.quantize or 'bf16'}, {name}", rows, length)
+        engine.close()
+
+
+HEADER = ("", "rows", "context", "step ms", "weights MB", "KV MB", "memory alone ms", "of that", "")
+
+
+def cells(point: Point, flaw: str) -> list[str]:
+    """A point as a line of the table."""
+    return [
+        point.series,
+        str(point.rows),
+        str(point.context),
+        f"{1e3 * point.seconds:.2f}",
+        f"{point.weight_bytes / 1e6:.1f}",
+        f"{point.kv_bytes / 1e6:.1f}",
+        f"{1e3 * point.modelled:.2f}",
+        f"{point.seconds / point.modelled:.2f}x",
+        flaw,
+    ]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"])
+    parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4], help="of the curves against context")
+    parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS))
+    parser.add_argument("--all-rows", nargs="+", type=int, default=list(ROWS), help="of the curve against rows")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--device", default="")
+    parser.add_argument("--quick", action="store_true", help="110m, one row to context 2048, rows 1 to 8")
+    parser.add_argument("--cache-dir", type=Path, default=default_cache())
+    parser.add_argument("--out", type=Path, default=Path("bench/results/curves"))
+    args = parser.parse_args()
+    if args.quick:
+        args.models, args.rows, args.contexts, args.all_rows = ["110m"], [1], [256, 1024, 2048], [1, 2, 4, 8]
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    points: list[Point] = []
+    try:
+        for model in args.models:
+            for point in measure(args, model):
+                points.append(point)
+                print(" | ".join(cells(point, "")), flush=True)
+    except RefusedError as error:
+        sys.exit(f"refused: {error}")
+    series = {name: [p for p in points if p.series == name] for name in dict.fromkeys(p.series for p in points)}
+    rows = [cells(p, flaw) for of in series.values() for p, flaw in zip(of, flaws(of), strict=True)]
+    table = markdown(HEADER, rows)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "table.md").write_text(table + "\n")
+    (args.out / "figures.json").write_text(json.dumps([asdict(point) for point in points]))
+    plot_curves(series, args.out / "plot.svg")
+    print(f"\n{table}\n")
+    for name, of in series.items():
+        if len({point.context for point in of}) > 1:
+            print(f"{name}: more KV is read at {kv_slope(of) / 1e9:.1f} GB/s, memory gives {of[0].bandwidth / 1e9:.1f}")
+    print(f"written to {args.out}")
+
+
+if __name__ == "__main__":
+    main()
