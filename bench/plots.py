@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bench.curves import Point
     from bench.engine import Line
+    from bench.memory import Sample
 
 STYLES = {"engine": "o-", "llama.cpp": "s--", "HTTP": "o-", "llama-server": "s--"}
 PANELS = (("engine", "llama.cpp"), ("HTTP", "llama-server"))
@@ -72,4 +73,24 @@ def plot_curves(series: Mapping[str, Sequence["Point"]], file: Path) -> None:
         colours[panel] += 1
     _label(left, "a step against context", "positions of each row", "ms")
     _label(right, "a step against rows", "rows", "ms")
+    drawn.savefig(file)
+
+
+def plot_memory(samples: Sequence["Sample"], file: Path) -> None:
+    """Resident memory, device bytes, and what is counted in pieces, against requests."""
+    drawn, axes = figure(1, 3)
+    requests = [sample.requests for sample in samples]
+    panels = (
+        ("resident memory, MB", {"rss": 1e-6}),
+        ("on the device, MB", {"device": 1e-6}),
+        ("slots, descriptors, threads", {"slots": 1.0, "descriptors": 1.0, "threads": 1.0}),
+    )
+    for panel, (title, quantities) in zip(axes[0], panels, strict=True):
+        for name, scale in quantities.items():
+            panel.plot(requests, [scale * getattr(sample, name) for sample in samples], label=name)
+        panel.set_title(title)
+        panel.set_xlabel("requests")
+        panel.set_ylim(bottom=0)
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize="x-small")
     drawn.savefig(file)

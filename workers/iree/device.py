@@ -153,6 +153,13 @@ class Device:
         del self._hal, self._device
         self._compiled.clear()
 
+    @property
+    def allocated(self) -> int:
+        """Bytes of buffers that are alive, results and inputs of calls included; 0 where the runtime does not count."""
+        counts = self._device.allocator.statistics
+        kinds = ("host_bytes", "device_bytes")
+        return sum(int(counts.get(f"{kind}_allocated", 0)) - int(counts.get(f"{kind}_freed", 0)) for kind in kinds)
+
     def upload(self, array: NDArray[Any], element: str = "") -> rt.HalBufferView:
         """Copy an array to the device, as elements of another type of the same size if one is named."""
         return self._device.allocator.allocate_buffer_copy(

@@ -146,8 +146,8 @@ class IreeRunner:
             self._clear(self._kv.window, slot, rows)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the packed weights and of the cache."""
-        return {"weights": self._weight_bytes, "kv": self._kv.nbytes}
+        """Bytes of the packed weights and of the cache; `allocated` is what the device's allocator has handed out."""
+        return {"weights": self._weight_bytes, "kv": self._kv.nbytes, "allocated": self._device.allocated}
 
     def close(self) -> None:
         self._modules.clear()
