@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.limits import StepBytes, matrix_bytes, read_bandwidth
+from bench.limits import read_bandwidth, step_bytes
 from bench.ours import Engine, Setup
 from bench.plots import plot_curves
 from bench.rounds import RefusedError, markdown
@@ -83,7 +83,7 @@ class Curves:
 
     def __init__(self, engine: Engine, config: ModelConfig, steps: int) -> None:
         self._engine, self._steps = engine, steps
-        self._bytes = StepBytes.of(config, matrix_bytes(config, engine.runner), 2)
+        self._bytes = step_bytes(config, engine.runner)
         # One prompt, its beginnings and copies: where the engine reuses prefixes, filling the cache costs little.
         self._text = engine.prompt(engine.runner.capabilities.context)
 

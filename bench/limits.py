@@ -22,10 +22,6 @@ class StepBytes:
     kv_row: int
     """Keys and values of one position in all layers."""
 
-    @classmethod
-    def of(cls, config: ModelConfig, weight_bytes: int, kv_itemsize: int) -> "StepBytes":
-        return cls(weight_bytes, 2 * config.layers * config.kv_heads * config.head_dim * kv_itemsize)
-
     def total(self, rows: int, context: float) -> float:
         """For `rows` sequences of `context` positions each."""
         return self.weights + rows * context * self.kv_row
@@ -35,9 +31,15 @@ class StepBytes:
         return self.total(rows, context) / bandwidth
 
 
-def matrix_bytes(config: ModelConfig, runner: Runner, itemsize: int = 2) -> int:
-    """What a step reads of the weights that a runner holds: all but the embedding, of `itemsize` bytes a value."""
-    return runner.memory()["weights"] - config.vocab_size * config.hidden_size * itemsize
+ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def step_bytes(config: ModelConfig, runner: Runner) -> StepBytes:
+    """What a step reads of what a runner holds: all weights but the embedding, and the KV of the positions attended."""
+    itemsize = ITEMSIZES[runner.capabilities.dtype]
+    embedding = config.vocab_size * config.hidden_size * itemsize
+    kv_row = 2 * config.layers * config.kv_heads * config.head_dim * itemsize
+    return StepBytes(runner.memory()["weights"] - embedding, kv_row)
 
 
 def read_bandwidth(threads: int, passes: int = 8) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from bench.load import Answer, request
+from bench.load import Answer, BadAnswerError, request
 from bench.rounds import RefusedError
 from bench.shapes import TOKENS
 from workers.backends import load_runner
@@ -189,8 +189,11 @@ class Client:
         self._random = random.Random(self.seed)
 
     def decode(self, streams: int, prompt: int, tokens: int) -> float:
-        """Tokens a second while all of `streams` requests decode. Raises what `bench.load.request` does."""
-        return decode_rate(asyncio.run(self._burst(streams, prompt, tokens)))
+        """Tokens a second while all of `streams` requests decode. Raises `RefusedError` where there is no figure."""
+        try:
+            return decode_rate(asyncio.run(self._burst(streams, prompt, tokens)))
+        except (BadAnswerError, OSError, ValueError) as error:
+            raise RefusedError(str(error)) from error
 
     async def _burst(self, streams: int, prompt: int, tokens: int) -> list[Answer]:
         url = urllib.parse.urlsplit(self.url)

@@ -27,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from bench.rounds import RefusedError
 from bench.shapes import default_cache
 
 VERSION = "0.3.36"
@@ -48,7 +49,7 @@ GREEDY = {"temperature": 0.0, "samplers": ["top_k"], "top_k": 1, "cache_prompt":
 """Fields of a request that make llama-server take the most likely token at the least cost, and compute the prompt."""
 
 
-class PeerError(Exception):
+class PeerError(RefusedError):
     """llama.cpp is not there, could not be built, or failed; the text says which."""
 
 
