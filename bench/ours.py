@@ -85,22 +85,27 @@ class Engine:
         return streams * len(steps) / sum(steps)
 
     def steps(self, prompts: Sequence[tuple[int, ...]], count: int) -> list[float]:
-        """Seconds of `count` steps that decode one token for each prompt."""
-        streams = [self._submit(prompt, count + 8) for prompt in prompts]
-        begun: set[int] = set()
-        while len(begun) < len(streams):
-            begun |= {token.stream for token in self._step().tokens}
-        self._step()
-        out = []
-        for _ in range(count):
-            start = time.perf_counter()
-            result = self._step()
-            out.append(time.perf_counter() - start)
-            if len(result.tokens) != len(streams):
-                raise RuntimeError(f"{len(result.tokens)} tokens came from a step of {len(streams)} sequences")
-        for stream in streams:
-            self._engine.cancel(stream)
-        return out
+        """Seconds of `count` steps that decode one token for each prompt. Raises `RefusedError` for too many."""
+        streams: list[int] = []
+        try:
+            for prompt in prompts:
+                streams.append(self._submit(prompt, count + 8))
+            begun: set[int] = set()
+            while len(begun) < len(streams):
+                begun |= {token.stream for token in self._step().tokens}
+            self._step()
+            return [self._timed_step(len(streams)) for _ in range(count)]
+        finally:
+            for stream in streams:
+                self._engine.cancel(stream)
+
+    def _timed_step(self, rows: int) -> float:
+        start = time.perf_counter()
+        result = self._step()
+        took = time.perf_counter() - start
+        if len(result.tokens) != rows:
+            raise RuntimeError(f"{len(result.tokens)} tokens came from a step of {rows} sequences")
+        return took
 
     def prefill(self, length: int) -> float:
         """Prompt tokens a second from a prompt's submission to its first token."""

@@ -45,6 +45,8 @@ CMAKE_OPTIONS = {
     "LLAMA_OPENSSL": "OFF",
 }
 START_TIMEOUT_S = 120
+TRIES = 3
+"""Runs of llama-batched-bench: on a busy machine it may end before the thread that prints has printed."""
 GREEDY = {"temperature": 0.0, "samplers": ["top_k"], "top_k": 1, "cache_prompt": False}
 """Fields of a request that make llama-server take the most likely token at the least cost, and compute the prompt."""
 
@@ -82,11 +84,11 @@ class LlamaCpp:
             return self._bench(model, "-p", "0", "-n", str(tokens), "-d", str(prompt))
         sizes = {"-c": streams * (prompt + tokens), "-npp": prompt, "-ntg": tokens, "-npl": streams}
         words = [str(word) for size in sizes.items() for word in size]
-        output = self._run("llama-batched-bench", "-m", str(model), *words, "-pps", "--output-format", "jsonl")
-        found = re.search(r"^\{.*\}$", output, re.MULTILINE)
-        if found is None:
-            raise PeerError(f"llama-batched-bench printed no result: {output[-300:]!r}")
-        return float(json.loads(found[0])["speed_tg"])
+        for _ in range(TRIES):
+            output = self._run("llama-batched-bench", "-m", str(model), *words, "-pps", "--output-format", "jsonl")
+            if (found := re.search(r"^\{.*\}$", output, re.MULTILINE)) is not None:
+                return float(json.loads(found[0])["speed_tg"])
+        raise PeerError(f"llama-batched-bench printed no result: {output[-300:]!r}")
 
     @contextmanager
     def server(self, model: Path, slots: int, context: int) -> Iterator[str]:

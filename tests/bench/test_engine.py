@@ -1,0 +1,40 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.engine import HEADER, Line, write
+from bench.rounds import Series
+
+
+def line(**series: Series) -> Line:
+    named = {name.replace("_", "."): one for name, one in series.items()}
+    return Line("110m", "bf16", "decode", 4, named, step_bytes=100e6)
+
+
+def test_a_line_says_the_figures_and_their_ratios() -> None:
+    found = line(engine=Series([100.0, 50.0]), llama_cpp=Series([50.0, 50.0]), bandwidth=Series([10e9, 5e9]))
+    assert found.limit.values == [400.0, 200.0]
+    assert found.cells() == [
+        *("110m bf16 decode 4", "75.0", "50.0", "1.50x"),
+        *("not measured", "not measured", ""),
+        *("300.0", "25%"),
+    ]
+    assert len(found.cells()) == len(HEADER)
+
+
+def test_what_the_engine_refuses_is_in_the_table() -> None:
+    found = line(engine=Series(refused="no"), llama_cpp=Series([50.0]), bandwidth=Series([1e9]))
+    assert found.cells()[1:4] == ["refused: no", "50.0", ""]
+
+
+def test_the_results_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lines = [
+        line(engine=Series([100.0]), llama_cpp=Series([50.0]), bandwidth=Series([1e9])),
+        line(engine=Series([], "no")),
+    ]
+    write(lines, tmp_path)
+    assert "refused: no" in (tmp_path / "table.md").read_text()
+    assert json.loads((tmp_path / "figures.json").read_text())["lines"][0]["series"]["engine"]["values"] == [100.0]
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")

@@ -1,0 +1,59 @@
+from collections.abc import Callable
+
+import pytest
+
+from bench.rounds import RefusedError, Series, interleave, markdown, ratio
+
+
+def counter(log: list[str], name: str, values: list[float]) -> Callable[[], float]:
+    def measure() -> float:
+        log.append(name)
+        return values.pop(0)
+
+    return measure
+
+
+def test_subjects_take_turns() -> None:
+    log: list[str] = []
+    found = interleave({"a": counter(log, "a", [1.0, 3.0, 9.0]), "b": counter(log, "b", [2.0, 4.0, 8.0])}, 3)
+    assert log == ["a", "b", "a", "b", "a", "b"]
+    assert found["a"].median == 3.0
+    assert found["b"].cell() == "4.0"
+
+
+def test_a_refusal_is_shown_and_not_asked_for_again() -> None:
+    asked: list[str] = []
+
+    def refuse() -> float:
+        asked.append("a")
+        raise RefusedError("no field `quantize`")
+
+    found = interleave({"a": refuse, "b": lambda: 1.0}, 3)
+    assert found["a"].cell() == "refused: no field `quantize`"
+    assert found["a"].median is None
+    assert asked == ["a"]
+    assert found["b"].values == [1.0, 1.0, 1.0]
+
+
+def test_nothing_measured_is_said() -> None:
+    assert Series().cell() == "not measured"
+
+
+def test_the_ratio_is_that_of_neighbours_in_time() -> None:
+    # The machine was twice as slow in the second round: each pair still says 2.
+    assert ratio(Series([10.0, 5.0, 12.0]), Series([5.0, 2.5, 6.0])) == pytest.approx(2.0)
+    assert ratio(Series([8.0, 5.0]), Series([4.0, 5.0])) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(Series([1.0]), Series()), (Series(), Series([1.0])), (Series([1.0], "no"), Series([1.0]))],
+)
+def test_no_ratio_without_both_figures(ours: Series, theirs: Series) -> None:
+    assert ratio(ours, theirs) is None
+
+
+def test_a_table_is_markdown_with_its_columns_aligned() -> None:
+    assert markdown(["", "tok/s"], [["one", "7.5"], ["thirty", "1,234.0"]]) == (
+        "|        |   tok/s |\n| ------ | ------: |\n| one    |     7.5 |\n| thirty | 1,234.0 |"
+    )
