@@ -23,7 +23,7 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """The worker's own counts. All but the first three only ever grow within one incarnation."""
+    """The worker's own counts. All but the first three and `retained_tokens` only grow within one incarnation."""
 
     slots_active: Slots = 0
     queue_depth: Count = 0
@@ -36,13 +36,19 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     decode_steps: Count = 0
     """Engine steps with at least one decode row."""
     prefill_tokens: Count = 0
-    """Prompt tokens (and resumed tokens) whose KV was computed."""
+    """Prompt tokens (and resumed tokens) whose KV was computed; not those that were taken from another sequence."""
     decode_tokens: Count = 0
     """Tokens sampled, the first of each sequence included."""
     sequences_started: Count = 0
     sequences_completed: Count = 0
     slowest_step_ms: Milliseconds = 0
     """The longest engine step so far."""
+    retained_tokens: Count = 0
+    """Tokens held in the KV cache for sequences that are over, to be reused."""
+    prefix_hits: Count = 0
+    """Sequences that began with another one's KV."""
+    prefix_tokens: Count = 0
+    """Tokens whose KV was taken so."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -105,6 +111,8 @@ class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     queue_ms: Milliseconds = 0
     prefill_ms: Milliseconds = 0
     decode_ms: Milliseconds = 0
+    cached_tokens: Count = 0
+    """Prompt tokens (and resumed tokens) whose KV was taken from another sequence."""
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaults=True, gc=False):

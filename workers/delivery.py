@@ -124,7 +124,8 @@ class Delivery:
         if submit.limits.deadline_ms:
             heapq.heappush(self._deadlines, (self._clock() + submit.limits.deadline_ms / 1000, stream))
         limits = submit.limits
-        return Admitted(Request(stream, prompt, submit.sampling, limits.max_tokens, eos, submit.resume), None)
+        request = Request(stream, prompt, submit.sampling, limits.max_tokens, eos, submit.resume, tenant=submit.tenant)
+        return Admitted(request, None)
 
     def is_live(self, stream: int) -> bool:
         return stream in self._live
@@ -230,7 +231,7 @@ class Delivery:
         tail = live.text.finish() if live.text is not None else ""
         reason: FinishReason = "stop" if live.stopped or (live.text is not None and live.text.stopped) else end.reason
         times = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
-        usage = Usage(live.prompt_tokens, live.completion_tokens, *times)
+        usage = Usage(live.prompt_tokens, live.completion_tokens, *times, cached_tokens=end.cached_tokens)
         return (Finished(end.stream, reason, usage, (), tail),)
 
     def _fail(self, failure: Failure) -> Iterable[Finished | Failed]:

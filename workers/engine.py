@@ -17,6 +17,7 @@ from protocol.bounds import MAX_MILLISECONDS, MAX_REASON
 from protocol.errors import ErrorCode
 from protocol.events import Gauges
 from protocol.request import FinishReason
+from workers.prefix import PrefixPolicy
 from workers.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
 from workers.runner import Runner, RunnerCapabilities
 from workers.scheduler import Live, Prefill, Scheduler, row
@@ -31,17 +32,27 @@ SCORE_STREAM = -1
 class BatchEngine:
     """Scheduler and runner together.
 
-    `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes (see `Scheduler`);
-    `clock` gives seconds and is used for the times in `End` and for the longest step only.
+    `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes, `kv_tokens` the cache
+    rows in use, and `prefixes` what is kept of ended sequences (see `Scheduler`); `clock` gives seconds and is used
+    for the times in `End` and for the longest step only.
     """
 
     def __init__(
-        self, runner: Runner, *, max_queue: int, step_tokens: int, clock: Callable[[], float] = time.monotonic
+        self,
+        runner: Runner,
+        *,
+        max_queue: int,
+        step_tokens: int,
+        kv_tokens: int | None = None,
+        prefixes: PrefixPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._capabilities = runner.capabilities
         self._vocab_size = self._capabilities.vocab_size
-        self._scheduler = Scheduler(self._capabilities, max_queue=max_queue, step_tokens=step_tokens)
+        self._scheduler = Scheduler(
+            self._capabilities, max_queue=max_queue, step_tokens=step_tokens, kv_tokens=kv_tokens, prefixes=prefixes
+        )
         self._clock = clock
         self._log = structlog.get_logger()
         self.failures_in_a_row = 0
@@ -50,6 +61,7 @@ class BatchEngine:
         self._prefill_tokens = self._decode_tokens = 0
         self._started = self._completed = 0
         self._slowest = 0.0
+        self._prefix_hits = self._prefix_tokens = 0
         # What the running step has brought so far.
         self._tokens: list[Token] = []
         self._ends: list[End] = []
@@ -84,6 +96,9 @@ class BatchEngine:
             sequences_started=self._started,
             sequences_completed=self._completed,
             slowest_step_ms=min(math.ceil(self._slowest * 1000), MAX_MILLISECONDS),
+            retained_tokens=slots.retained_tokens,
+            prefix_hits=self._prefix_hits,
+            prefix_tokens=self._prefix_tokens,
         )
 
     def submit(self, request: Request) -> None:
@@ -91,7 +106,7 @@ class BatchEngine:
         self._scheduler.submit(request, self._clock())
 
     def cancel(self, stream: int) -> End | None:
-        """End a sequence now, in whatever phase it is; None when it is unknown. Its slot is free on return."""
+        """End a sequence now, in whatever phase it is; None when it is unknown. Its slot is available on return."""
         return self._take_out(stream, "cancelled")
 
     def finish(self, stream: int) -> End | None:
@@ -102,11 +117,12 @@ class BatchEngine:
         """Run one step. Never raises for a failure of the runner; a step of an idle engine does nothing."""
         if self.idle:
             return StepResult((), (), (), False)
-        for slot in self._scheduler.slots.soiled:
-            self._reset(slot)
+        self._reset_soiled()
         now = self._clock()
-        for live, reason in self._scheduler.admit(now):
-            self._end(live, reason, now)
+        self._admit(now)
+        while (slot := self._scheduler.give_up()) is not None:
+            self._reset(slot)
+            self._admit(now)
         while (work := self._scheduler.next_chunk()) is not None:
             self._prefill(work)
         if decoding := self._scheduler.decoding():
@@ -121,13 +137,17 @@ class BatchEngine:
         runner raises; the slot is reset either way.
         """
         check_score(tokens, self._vocab_size, self._capabilities.context)
-        slot = self._scheduler.slots.take(SCORE_STREAM)
-        if slot is None:
-            raise RequestRefused(ErrorCode.OVERLOADED, "no slot is free to score in")
+        slots = self._scheduler.slots
+        while (slot := slots.take(SCORE_STREAM, len(tokens))) is None:
+            if slots.oldest is None:
+                raise RequestRefused(ErrorCode.OVERLOADED, "no slot is free to score in")
+            retained = slots.oldest
+            slots.give_up(retained)
+            self._reset(retained)
         try:
             return score(self._runner, slot, tokens)
         finally:
-            self._scheduler.slots.release(slot)
+            slots.release(slot)
             self._reset(slot)
 
     def close(self) -> None:
@@ -136,13 +156,17 @@ class BatchEngine:
 
     def _prefill(self, work: Prefill) -> None:
         live = work.live
-        if work.chunk.start == 0:
-            self._started += 1
+        self._started += work.begins
         try:
+            if work.copy is not None:
+                self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
             token = self._runner.prefill(work.chunk, work.draw)
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
             self._fail(live, "prefill", error)
             return
+        if work.begins and live.reused:
+            self._prefix_hits += 1
+            self._prefix_tokens += live.reused
         self._prefill_tokens += len(work.chunk.tokens)
         self._scheduler.prefilled(work)
         if work.draw is not None:
@@ -173,7 +197,11 @@ class BatchEngine:
         reason = self._scheduler.accept(live, token)
         if reason is not None:
             self._scheduler.remove(live.request.stream)
-            self._reset(live.slot)
+            self._reset_soiled()
+            self._end(live, reason, now)
+
+    def _admit(self, now: float) -> None:
+        for live, reason in self._scheduler.admit(now):
             self._end(live, reason, now)
 
     def _end(self, live: Live, reason: FinishReason, now: float) -> None:
@@ -187,7 +215,7 @@ class BatchEngine:
         if live is None:
             return None
         if live.slot >= 0:
-            self._reset(live.slot)
+            self._reset_soiled()
         if reason != "cancelled":
             self._completed += 1
         return _end(live, reason, self._clock())
@@ -196,10 +224,16 @@ class BatchEngine:
         self._failed = True
         stream = live.request.stream
         self._log.error("step_failed", stream=stream, slot=live.slot, call=call, trace=_trace(error))
-        self._scheduler.remove(stream)
-        self._reset(live.slot)
+        self._scheduler.remove(stream, failed=True)
+        # What it read may be what made it fail, and may have been copied before: nothing that is retained is trusted.
+        self._scheduler.forget_retained()
+        self._reset_soiled()
         text = f"{call} failed: {type(error).__name__}: {error}"
         self._failures.append(Failure(stream, ErrorCode.STEP, text[:MAX_REASON]))
+
+    def _reset_soiled(self) -> None:
+        for slot in self._scheduler.slots.soiled:
+            self._reset(slot)
 
     def _reset(self, slot: int) -> None:
         """Reset a released slot. One that cannot be reset is not given to anybody; each step tries it again."""
@@ -236,4 +270,5 @@ def _end(live: Live, reason: FinishReason, now: float) -> End:
         admitted - live.submitted,
         first - admitted,
         now - first,
+        live.reused or 0,
     )

@@ -25,6 +25,8 @@ class Request:
     eos: frozenset[int] = frozenset()
     resume: tuple[int, ...] = ()
     """Tokens that an earlier run generated already: they are not emitted again, and the answer goes on after them."""
+    tenant: str = ""
+    """Whose it is: cache rows are shared between sequences of one tenant only."""
 
 
 class Token(Struct, frozen=True, gc=False):
@@ -49,6 +51,8 @@ class End:
     """From its slot to its first new token."""
     decode_s: float
     """From its first new token to the end."""
+    cached_tokens: int = 0
+    """Prompt (and resumed) tokens whose cache rows were taken from another sequence."""
 
 
 @dataclass(frozen=True, slots=True)

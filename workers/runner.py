@@ -26,6 +26,10 @@ class RunnerCapabilities:
     vocab_size: int
     prefill_chunks: tuple[int, ...]
     """Chunk lengths in rising order. A prompt is cut by `workers.scheduler.cut`, from its own length alone."""
+    exact_rows: bool = False
+    """A row is the same to the bit however it is computed: in any chunk, decode step or batch."""
+    row_bytes: int = 0
+    """Bytes of one cache row: keys and values of one token in all layers. 0 where nothing is held."""
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -85,6 +89,17 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"position: {chunk.position} is negative")
 
 
+def check_copy(
+    capabilities: RunnerCapabilities, written: Callable[[int], int], source: int, target: int, length: int
+) -> None:
+    """Raise `ValueError` for a copy of rows that are not there, or between slots that are not."""
+    for name, slot in (("source", source), ("target", target)):
+        if not 0 <= slot < capabilities.slots:
+            raise ValueError(f"{name}: {slot} is not one of {capabilities.slots}")
+    if not 0 <= length <= written(source):
+        raise ValueError(f"length: {length} rows of a slot with {written(source)}")
+
+
 class Runner(Protocol):
     """A model on a device with `capabilities.slots` KV slots. Used by one thread only, the one that made it.
 
@@ -103,6 +118,10 @@ class Runner(Protocol):
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         """Like `prefill`, and return the logits of every row: float32 [len(chunk.tokens), vocab_size]."""
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Make the first `length` rows of `target` those of `source`, on the device, and forget what else it held as
+        `reset` does. `source` may be `target`: then its rows beyond `length` are forgotten."""
 
     def reset(self, slot: int) -> None:
         """Forget a slot. What it held must not be readable by its next owner."""

@@ -1,7 +1,8 @@
 """A runner without a device: its tokens follow from the sequence alone, and it is strict about the runner's contract.
 
-Each slot keeps a rolling hash of the (token, position) pairs written to its cache, and a drawn token is a function of
-that hash: a scheduler that writes a wrong row, skips one or mixes two slots up gets other tokens.
+Each slot keeps a rolling hash of the (token, position) pairs written to its cache, one for each row, and a drawn token
+is a function of the last: a scheduler that writes or copies a wrong row, skips one or mixes two slots up gets other
+tokens.
 """
 
 import time
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from workers.faults import Fault, FaultPlan, ScriptedFault
-from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities
+from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_copy
 
 BYTES_VOCAB = 257
 """The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
@@ -29,9 +30,9 @@ class ScriptedRunner:
     """Deterministic tokens from the sequence's own history.
 
     `alphabet` is what tokens are drawn from; `tokens_per_second` paces the decode steps (0 is no pacing) with `clock`
-    and `sleep` in seconds; `fail_calls` are the numbers, counted from 1, of the prefill, decode and logits calls that
-    raise `ScriptedFault`, and `faults` what else goes wrong in them. After a failure a slot is unusable until it is
-    reset, as on a real device.
+    and `sleep` in seconds; `exact_rows` is what it says of itself; `fail_calls` are the numbers, counted from 1, of the
+    prefill, decode and logits calls that raise `ScriptedFault`, and `faults` what else goes wrong in them. After a
+    failure a slot is unusable until it is reset, as on a real device.
     `violations` keeps the text of every `ContractError` that was raised, for the engine contains exceptions.
     """
 
@@ -42,6 +43,7 @@ class ScriptedRunner:
         context: int = 4096,
         vocab_size: int = BYTES_VOCAB,
         prefill_chunks: tuple[int, ...] = (16, 64, 256),
+        exact_rows: bool = True,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         fail_calls: Collection[int] = (),
@@ -50,7 +52,7 @@ class ScriptedRunner:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._capabilities = RunnerCapabilities(
-            "scripted", "none", "float32", slots, context, vocab_size, tuple(prefill_chunks)
+            "scripted", "none", "float32", slots, context, vocab_size, tuple(prefill_chunks), exact_rows
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
@@ -58,8 +60,7 @@ class ScriptedRunner:
         self._clock = clock
         self._sleep = sleep
         self._next_tick = 0.0
-        self._written = [0] * slots
-        self._history = [0] * slots
+        self._history: list[list[int]] = [[0] for _ in range(slots)]
         self._broken: set[int] = set()
         self.calls = 0
         self.violations: list[str] = []
@@ -102,11 +103,19 @@ class ScriptedRunner:
             values[index, self._draw(chunk.slot, greedy)] = 4.0
         return values
 
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        try:
+            check_copy(self._capabilities, self._written, source, target, length)
+        except ValueError as error:
+            raise self._violation(str(error)) from error
+        if source in self._broken or (target in self._broken and source != target):
+            raise self._violation(f"a copy from slot {source} to {target} after a failure, without a reset")
+        self._history[target] = self._history[source][: length + 1]
+
     def reset(self, slot: int) -> None:
         if not 0 <= slot < self._capabilities.slots:
             raise self._violation(f"reset of slot {slot}")
-        self._written[slot] = 0
-        self._history[slot] = 0
+        self._history[slot] = [0]
         self._broken.discard(slot)
 
     def memory(self) -> dict[str, int]:
@@ -134,8 +143,8 @@ class ScriptedRunner:
             raise self._violation(f"slot {slot} of {self._capabilities.slots}")
         if slot in self._broken:
             raise self._violation(f"slot {slot} is used after a failure, without a reset")
-        if start != self._written[slot]:
-            raise self._violation(f"slot {slot} has {self._written[slot]} rows, the call writes at {start}")
+        if start != self._written(slot):
+            raise self._violation(f"slot {slot} has {self._written(slot)} rows, the call writes at {start}")
         if start + length > self._capabilities.context:
             raise self._violation(f"rows {start} to {start + length} of a context of {self._capabilities.context}")
         if not all(0 <= token < self._capabilities.vocab_size for token in tokens):
@@ -150,12 +159,15 @@ class ScriptedRunner:
             self._broken.update(slots)
             raise
 
+    def _written(self, slot: int) -> int:
+        return len(self._history[slot]) - 1
+
     def _write(self, slot: int, token: int, position: int) -> None:
-        self._history[slot] = _mix(self._history[slot] * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1)
-        self._written[slot] += 1
+        before = self._history[slot][-1]
+        self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
 
     def _draw(self, slot: int, draw: Draw) -> int:
-        value = self._history[slot]
+        value = self._history[slot][-1]
         if draw.sampling.temperature > 0.0:
             value = _mix(value + draw.sampling.seed * 0xD6E8FEB86659FD93 + draw.position)
         return self._alphabet[value % len(self._alphabet)]

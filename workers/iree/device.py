@@ -1,5 +1,6 @@
 """IREE's devices: which there are, how modules are compiled for them, and how data gets there and back."""
 
+import mmap
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -178,32 +179,42 @@ class Device:
             if self.local:
                 return self._resident(shape, dtype, bits, size)
             return Resident(self.upload(np.zeros(shape, bits), dtype), size, None)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, OSError) as error:
             raise DeviceError(f"device: {self.uri!r} has no room for {size} bytes of KV cache") from error
 
     def _resident(self, shape: Sequence[int], dtype: str, bits: np.dtype[Any], size: int) -> "Resident":
-        buffer = self._device.allocator.allocate_buffer(
+        memory = zero_pages(size)
+        window = np.frombuffer(memory, bits).reshape(tuple(shape))
+        # The buffer keeps the array, and the array the memory, for as long as the device may use it.
+        buffer = self._device.allocator.import_host_allocation(
+            buffer=window,
             memory_type=int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE),
             allowed_usage=int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING),
-            allocation_size=size,
         )
         view = rt.HalBufferView(buffer, list(shape), int(_ELEMENT_TYPES[dtype]))
-        window: NDArray[Any] = view.map().asarray(list(shape), bits)
-        window[...] = 0
-        return Resident(view, size, window)
+        return Resident(view, size, window, memory)
 
     def download(self, view: rt.HalBufferView) -> NDArray[Any]:
         """Copy a result to the host."""
         return np.array(rt.DeviceArray(self._device, view).to_host())
 
 
+def zero_pages(size: int) -> mmap.mmap:
+    """Memory of this process alone that reads as zero, and costs nothing until it is written to.
+
+    Raises `OSError` when there is no address space for it.
+    """
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 @dataclass(slots=True)
 class Resident:
-    """A buffer on the device, and on a local driver a window of its bits that the host may write."""
+    """A buffer on the device; on a local driver also a window of its bits, and the memory that they lie in."""
 
     view: rt.HalBufferView
     nbytes: int
     window: NDArray[Any] | None
+    memory: mmap.mmap | None = None
 
 
 class Module:

@@ -1,4 +1,4 @@
-"""Which graphs a runner has: decode in batch buckets, prefill in chunk lengths, scoring, drawing, and forgetting."""
+"""Which graphs a runner has: decode in batch buckets, prefill in chunk lengths, scoring, drawing, and copying rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Plan:
         draws = [[f"draw_{rows}", f"filter_{rows}"] for rows in self.draw_sizes]
         if isinstance(self.ops, PlainOps):
             # Those with weights are one module, so that the device holds them once.
-            return [[name for group in decode + prefill for name in group] + ["score", "forget"], *draws]
+            return [[name for group in decode + prefill for name in group] + ["score", "copy"], *draws]
         return decode + prefill + draws
 
     @property
@@ -78,8 +78,8 @@ class Plan:
             return self._prefill(name, int(size))
         if kind == "score":
             return self._score(name)
-        if kind == "forget":
-            return self._forget(name)
+        if kind == "copy":
+            return self._copy(name)
         return self._draw(name, int(size), filters=kind == "filter")
 
     def _step_inputs(self, batch: int, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -135,18 +135,24 @@ class Plan:
     def score_chunk(self) -> int:
         return min(SCORE_CHUNK, self.chunks[-1])
 
-    def _forget(self, name: str) -> Graph:
-        """Zero a slot of the cache."""
+    def _copy(self, name: str) -> Graph:
+        """The first `length` rows of slot `source` to slot `target`, whose other rows become zero. For plain rows."""
+        cache = self.cache
 
-        def forget(kv: jax.Array, slot: jax.Array, weights: Parameters) -> tuple[jax.Array, ...]:
-            shape = list(self.cache.shape)
-            shape[2] = 1
-            zeros = jnp.zeros(shape, kv.dtype)
+        def copy(
+            kv: jax.Array, source: jax.Array, target: jax.Array, length: jax.Array, weights: Parameters
+        ) -> tuple[jax.Array, ...]:
             zero = jnp.zeros((), jnp.int32)
-            return (jax.lax.dynamic_update_slice(kv, zeros, (zero, zero, slot, zero, zero)),)
+            taken = jax.lax.dynamic_slice_in_dim(kv, source, 1, axis=2)
+            rows = taken.reshape(cache.layers, 2, 1, cache.heads, cache.capacity, cache.head_dim)
+            # Chosen, not multiplied: what is left out may be a NaN.
+            kept = (jnp.arange(cache.capacity, dtype=jnp.int32) < length)[:, None]
+            rows = jnp.where(kept, rows, jnp.zeros((), kv.dtype)).reshape(taken.shape)
+            return (jax.lax.dynamic_update_slice(kv, rows, (zero, zero, target, zero, zero)),)
 
-        inputs = (struct(self.cache.shape, self.ops.dtype), struct((), "int32"))
-        return Graph(name, forget, inputs, 1, (0, 0), pure=True)
+        scalar = struct((), "int32")
+        inputs = (struct(cache.shape, self.ops.dtype), scalar, scalar, scalar)
+        return Graph(name, copy, inputs, 3, (0, 0), pure=True)
 
     def _draw(self, name: str, rows: int, *, filters: bool) -> Graph:
         """Logits [rows, vocab] and the sampling parameters of `workers.sampling.Parameters` -> tokens [rows]."""

@@ -13,13 +13,14 @@ from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig
 from workers.iree.archive import as_arrays, open_archive
 from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu, Device, Module
+from workers.iree.device import Cpu, Device, Module, Resident
 from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
+from workers.iree.kv import HostKv
 from workers.iree.lower import SCOPE
 from workers.iree.model import rope_frequencies
 from workers.iree.ops import Cache, PlainOps, TiledOps
 from workers.iree.tiles import tiles_for
-from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks
+from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy
 from workers.sampling import needs_filters, needs_sampling, parameters
 from workers.spec import Dtype
 
@@ -42,6 +43,7 @@ class IreeRunner:
         self._weight_bytes = nbytes
         self._modules: dict[str, Module] = {}
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
+        self._host_kv = host_kv(plan, self._kv)
         self._written = [0] * plan.cache.slots
         self._tile = plan.cache.tile
         self._angles = Angles(rope_frequencies(plan.config), context)
@@ -53,6 +55,8 @@ class IreeRunner:
             context=context,
             vocab_size=plan.config.vocab_size,
             prefill_chunks=plan.chunks,
+            exact_rows=isinstance(plan.ops, TiledOps),
+            row_bytes=self._kv.nbytes // (plan.cache.slots * plan.cache.capacity),
         )
 
     @classmethod
@@ -134,16 +138,28 @@ class IreeRunner:
             raise NotFiniteError
         return whole
 
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        check_copy(self.capabilities, self._written.__getitem__, source, target, length)
+        held = self._written[target]
+        self._written[target] = max(length, held)  # should the copy fail half-way, a reset clears all of it
+        if self._host_kv is None:
+            self._call("copy", self._kv.view, source, target, length)
+        else:
+            if source != target:
+                self._host_kv.copy(source, target, length)
+            self._host_kv.clear(target, length, held)
+        self._written[target] = length
+
     def reset(self, slot: int) -> None:
         if not 0 <= slot < self._cache.slots:
             raise ValueError(f"slot: {slot} is not one of {self._cache.slots}")
         rows, self._written[slot] = self._written[slot], 0
         if not rows:
             return
-        if self._kv.window is None:
-            self._call("forget", self._kv.view, slot)
+        if self._host_kv is None:
+            self._call("copy", self._kv.view, slot, slot, 0)
         else:
-            self._clear(self._kv.window, slot, rows)
+            self._host_kv.forget(slot, rows)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the packed weights and of the cache; `allocated` is what the device's allocator has handed out."""
@@ -151,24 +167,8 @@ class IreeRunner:
 
     def close(self) -> None:
         self._modules.clear()
-        del self._kv, self._weights
+        del self._host_kv, self._kv, self._weights
         self._device.close()
-
-    def _clear(self, window: NDArray[Any], slot: int, rows: int) -> None:
-        """Zero the first rows of a slot and its spare row. They are masked, but a NaN there would pass any mask."""
-        cache, n = self._cache, self._tile
-        part = window[:, :, slot]
-        if isinstance(self._plan.ops, PlainOps):
-            plain = part.reshape(*part.shape[:3], cache.capacity, cache.head_dim)
-            plain[:, :, :, :rows] = 0
-            plain[:, :, :, cache.spare_row] = 0
-            return
-        used = -(-rows // n)
-        keys = part[:, 0].reshape(*part.shape[:1], cache.heads, cache.capacity // n, n * cache.head_dim)
-        values = part[:, 1].reshape(*part.shape[:1], cache.heads, cache.head_dim // n, cache.capacity // n, n * n)
-        for tiles in (slice(0, used), slice(-1, None)):
-            keys[:, :, tiles] = 0
-            values[:, :, :, tiles] = 0
 
     def _tiles(self, row: int) -> int:
         """Tiles of rows that hold every row up to this one."""
@@ -238,6 +238,14 @@ class IreeRunner:
                 self._load(group, future.result())
                 done += 1
                 progress("compile graphs", done, len(groups))
+
+
+def host_kv(plan: Plan, kv: Resident) -> HostKv | None:
+    """The cache as the host sees it; None where it is in a device's own memory."""
+    if kv.window is None or kv.memory is None:
+        return None
+    packed = (plan.ops.tiles.n, plan.ops.tiles.k) if isinstance(plan.ops, TiledOps) else None
+    return HostKv(kv.window, kv.memory, plan.cache, packed)
 
 
 class Angles:

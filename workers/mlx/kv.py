@@ -31,6 +31,16 @@ class SlotKV:
     def nbytes(self) -> int:
         return sum(int(array.nbytes) for array in self.arrays)
 
+    def prefix(self, length: int) -> "SlotKV":
+        """A slot with copies of the first `length` rows, evaluated; what lies behind them is zero."""
+        copy = SlotKV(len(self._keys))
+        if length:
+            copy._keys = [_take(held, length) for held in self._keys]
+            copy._values = [_take(held, length) for held in self._values]
+            mx.eval(copy.arrays)
+        copy.length = length
+        return copy
+
     def write(self, layer: int, start: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Put [1, kv_heads, n, head_dim] at rows `start ..` and return the layer's rows up to the last of them."""
         end = start + keys.shape[2]
@@ -49,6 +59,11 @@ def _put(buffer: mx.array | None, start: int, end: int, new: mx.array) -> mx.arr
     # An assignment to a slice is done in place when nothing else holds the buffer.
     buffer[..., start:end, :] = new
     return buffer
+
+
+def _take(buffer: mx.array | None, length: int) -> mx.array | None:
+    """A buffer of its own with the first rows of another, zero behind them."""
+    return None if buffer is None else _put(None, 0, length, buffer[..., :length, :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from workers.checkpoint import ModelConfig
 from workers.mlx.architecture import load_architecture
 from workers.mlx.kv import LayerCache, SlotKV, Span
-from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks
+from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy
 from workers.sampling import greedy, needs_filters, needs_sampling, parameters, sample
 from workers.spec import Dtype
 
@@ -75,6 +75,8 @@ class MlxRunner:
             context=context,
             vocab_size=config.vocab_size,
             prefill_chunks=tuple(sorted({min(chunk, context) for chunk in PREFILL_CHUNKS})),
+            # On a CPU MLX adds one term after the other; kernels of other devices change with the number of rows.
+            exact_rows=name == "cpu",
         )
         return cls(model, capabilities, chosen)
 
@@ -99,6 +101,11 @@ class MlxRunner:
         if not np.isfinite(logits.max(axis=-1)).all():
             raise NotFiniteError
         return logits
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        with self._owned():
+            check_copy(self.capabilities, lambda slot: self._slots[slot].length, source, target, length)
+            self._slots[target] = self._slots[source].prefix(length)
 
     def reset(self, slot: int) -> None:
         with self._owned():

@@ -1,0 +1,93 @@
+"""A cache in the host's own memory, as row tiles that the host may copy and clear.
+
+The memory is mapped and never filled: a page costs nothing until a row is written to it, and is given back when the
+slot that it belongs to is reset. So slots with room for long contexts share what is there.
+"""
+
+import mmap
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.iree.ops import Cache
+
+CAN_DROP = sys.platform == "linux"
+"""Elsewhere pages that are dropped may come back with what they held."""
+DROP_BYTES = 1 << 20
+"""Bytes of a slot's rows from which on its pages are dropped rather than zeroed, which is quicker for a few."""
+
+
+class HostKv:
+    """The rows of every slot, whatever their layout, and the pages that they lie in."""
+
+    def __init__(self, window: NDArray[Any], memory: mmap.mmap, cache: Cache, packed: tuple[int, int] | None) -> None:
+        """`window` has the cache's shape and is a view of `memory`; `packed` has the (n, k) of tiled keys and values,
+        None is plain rows."""
+        self._memory = memory
+        self._window = window
+        self._cache = cache
+        # Views [tiles, rows of a tile, layers, slots, ...]: row r of a slot is [r // rows, r % rows, :, slot].
+        self._parts = [np.moveaxis(part, axes, (0, 1)) for part, axes in _parts(window, cache, packed)]
+        segment = window[0, 0, 0].nbytes
+        self._segments = [
+            ((layer * 2 + part) * cache.slots * segment, segment) for layer in range(cache.layers) for part in range(2)
+        ]
+
+    def clear(self, slot: int, start: int, end: int) -> None:
+        """Zero rows `start .. end` of a slot, and its spare row. They are masked, but a NaN there would pass a mask,
+        and what they hold is another's."""
+        for part in self._parts:
+            size = part.shape[1]
+            whole = -(-start // size)
+            if start % size:
+                part[start // size, start % size :, :, slot] = 0
+            part[whole : -(-end // size), :, :, slot] = 0
+            part[-1, :, :, slot] = 0
+
+    def forget(self, slot: int, rows: int) -> None:
+        """Zero a slot that holds `rows` rows, and give its pages back where that is quicker."""
+        if not CAN_DROP or rows * self._row_bytes < DROP_BYTES:
+            self.clear(slot, 0, rows)
+            return
+        for base, size in self._segments:
+            self._drop(base + slot * size, base + (slot + 1) * size)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Rows `0 .. length` of one slot to another."""
+        for part in self._parts:
+            whole, rest = divmod(length, part.shape[1])
+            part[:whole, :, :, target] = part[:whole, :, :, source]
+            if rest:
+                part[whole, :rest, :, target] = part[whole, :rest, :, source]
+
+    @property
+    def _row_bytes(self) -> int:
+        cache = self._cache
+        return cache.layers * 2 * cache.heads * cache.head_dim * self._window.itemsize
+
+    def _drop(self, start: int, end: int) -> None:
+        """Zero these bytes: whole pages are given back, what is left of others is overwritten."""
+        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if first >= last:
+            self._memory[start:end] = bytes(end - start)
+            return
+        self._memory[start:first] = bytes(first - start)
+        self._memory[last:end] = bytes(end - last)
+        self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _parts(
+    window: NDArray[Any], cache: Cache, packed: tuple[int, int] | None
+) -> Sequence[tuple[NDArray[Any], tuple[int, int]]]:
+    """Keys and values with the axes of their tiles and of the rows in one."""
+    lead = (cache.layers, cache.slots, cache.heads)
+    if packed is None:
+        plain = (*lead, cache.capacity, 1, cache.head_dim)
+        return [(window[:, part].reshape(plain), (3, 4)) for part in range(2)]
+    n, k = packed
+    keys = window[:, 0].reshape(*lead, cache.capacity // n, cache.head_dim // k, n, k)
+    values = window[:, 1].reshape(*lead, cache.head_dim // n, cache.capacity // k, n, k)
+    return [(keys, (3, 5)), (values, (4, 6))]
