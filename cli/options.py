@@ -73,7 +73,9 @@ def _setting_parameter(name: str) -> inspect.Parameter:
         info: Any = typer.Argument(help=field.description, metavar="MODEL", show_default=False)
     else:
         shown = str(field.default) if field.default != "" else False
-        info = typer.Option(flag(name), help=field.description, show_default=shown, rich_help_panel=str(panel))
+        # A switch has a flag for each way.
+        names = f"{flag(name)}/--no-{flag(name)[2:]}" if field.annotation is bool else flag(name)
+        info = typer.Option(names, help=field.description, show_default=shown, rich_help_panel=str(panel))
     kind: Any = field.annotation
     annotation = Annotated[kind | None, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from gateway.settings import GatewaySettings
-from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
+from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
 
 ENV_PREFIX = "BATON_"
 DEFAULT_FILE = Path("baton.toml")
@@ -52,6 +52,17 @@ class Settings(BaseSettings):
     max_batch_size: int = _field(8, ENGINE, "Sequences that run at once in one worker.", ge=1, le=MAX_SLOTS)
     max_queue: int = _field(256, ENGINE, "Sequences that may wait in one worker.", ge=0, le=MAX_QUEUE)
     step_tokens: int = _field(512, ENGINE, "Token budget of one engine step.", ge=1, le=MAX_TOKENS)
+    kv_bytes: int = _field(
+        0,
+        ENGINE,
+        "Bytes of KV cache that a worker's sequences share; 0 is max_batch_size x context.",
+        ge=0,
+        le=MAX_COUNT,
+    )
+    prefix_cache: bool = _field(True, ENGINE, "Keep KV of ended sequences for those that begin alike.")
+    prefix_bytes: int = _field(
+        0, ENGINE, "Bytes of KV kept so at most; 0 is all that live sequences leave.", ge=0, le=MAX_COUNT
+    )
     threads: int = _field(0, ENGINE, "Compute threads of one worker; 0 shares the cores.", ge=0, le=4096)
     cache_dir: str = _field("", ENGINE, "Where compiled graphs are kept; empty is the user's cache folder.")
 

@@ -10,6 +10,8 @@ COUNTED = (
     "decode_tokens",
     "sequences_started",
     "sequences_completed",
+    "prefix_hits",
+    "prefix_tokens",
 )
 """The fields of `Gauges` that only grow within one incarnation."""
 

@@ -21,6 +21,8 @@ _COUNTS = (
     ("baton_batch_prefill_tokens", "prefill_tokens", "counter", "Prompt tokens computed"),
     ("baton_batch_decode_tokens", "decode_tokens", "counter", "Tokens sampled, the first of each sequence included"),
     ("baton_batch_decode_steps", "decode_steps", "counter", "Engine steps with at least one decode row"),
+    ("baton_prefix_cache_hits", "prefix_hits", "counter", "Sequences that began with another one's KV"),
+    ("baton_prefix_cache_tokens", "prefix_tokens", "counter", "Prompt tokens that were not computed for it"),
     ("baton_steps", "steps", "counter", "Engine steps, failed ones included"),
     ("baton_steps_failed", "steps_failed", "counter", "Engine steps that failed"),
 )
@@ -36,6 +38,8 @@ class WorkerSample:
     counts: Callable[[str], int]
     slots_available: int
     queue_depth: int
+    kv_tokens: int
+    retained_tokens: int
     live: int
     ready: bool
     restarts: int
@@ -110,6 +114,8 @@ class _WorkerCollector(Collector):
             "baton_worker_promotions", "Times that a standby was made active", samples, lambda s: s.promotions
         )
         yield _gauge("baton_slots_available", "Free slots of ready workers", samples, lambda s: s.slots_available)
+        yield _gauge("baton_kv_tokens", "KV rows of live sequences", samples, lambda s: s.kv_tokens)
+        yield _gauge("baton_kv_retained_tokens", "KV rows of ended sequences", samples, lambda s: s.retained_tokens)
         yield _gauge("baton_queue_depth", "Sequences that wait for a slot", samples, lambda s: s.queue_depth)
         yield _gauge("baton_live_sequences", "Sequences that the gateway has open", samples, lambda s: s.live)
         yield _gauge("baton_worker_ready", "1 when the worker takes requests", samples, lambda s: int(s.ready))

@@ -1,6 +1,7 @@
 """Answers as server-sent events: what never changes is rendered once a call, and only text is encoded a token."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -66,9 +67,10 @@ class EventWriter:
         ids = b',"token_ids":' + _encode(piece.tokens) if self._token_ids else b""
         return self._between + reason + ids + b"}]" + self._tail
 
-    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
+    def usage(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> bytes:
         """The chunk with the counts of the whole call, and no choices."""
-        return self._head + b',"choices":[],"usage":' + _encode(usage_json(prompt_tokens, completion_tokens)) + b"}\n\n"
+        counts = _encode(usage_json(prompt_tokens, completion_tokens, cached_tokens))
+        return self._head + b',"choices":[],"usage":' + counts + b"}\n\n"
 
 
 def error_event(error: ApiError) -> bytes:
@@ -76,10 +78,11 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error.body() + b"\n\n"
 
 
-def usage_json(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage_json(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     """OpenAI's `usage` object."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }

@@ -184,8 +184,11 @@ class Call:
         """Let go of everything, now. Synchronous, so that a `finally` under cancellation can call it; repeatable."""
         self._release(self)
 
-    def usage(self, per_prompt: int) -> tuple[int, int]:
-        """Prompt tokens (each prompt once, however many choices share it) and generated tokens of the whole call."""
+    def usage(self, per_prompt: int) -> tuple[int, int, int]:
+        """Prompt tokens, generated tokens and cached prompt tokens of the whole call. A prompt counts once, however
+        many choices share it; so it is cached as far as it was for its first choice."""
         done = [stream.usage or Usage(0, 0) for stream in self.streams]
-        prompt = sum(usage.prompt_tokens for usage in done[::per_prompt])
-        return prompt, sum(usage.completion_tokens for usage in done)
+        prompts = done[::per_prompt]
+        # What a sequence resumes may be cached beyond its prompt.
+        cached = sum(min(usage.cached_tokens, usage.prompt_tokens) for usage in prompts)
+        return sum(usage.prompt_tokens for usage in prompts), sum(usage.completion_tokens for usage in done), cached

@@ -115,6 +115,8 @@ class Seat:
             counts=self.counters.total,
             slots_available=max(0, free),
             queue_depth=status.gauges.queue_depth,
+            kv_tokens=status.gauges.kv_tokens,
+            retained_tokens=status.gauges.retained_tokens,
             live=len(self.live),
             ready=ready,
             restarts=status.restarts,

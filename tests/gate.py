@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from protocol.request import Sampling
 from workers.engine import BatchEngine, Request
+from workers.prefix import PrefixPolicy
 from workers.runner import Runner, RunnerCapabilities
 from workers.scheduler import cut
 
@@ -70,7 +71,8 @@ def run_gate(
 
 def alone(runner: Runner, request: Request) -> list[int]:
     """The tokens of one request on an engine of its own: the reference that a batch must reproduce."""
-    engine = BatchEngine(runner, max_queue=1, step_tokens=1 << 20)
+    # The runner is given back as it was: nothing may stay in its slots.
+    engine = BatchEngine(runner, max_queue=1, step_tokens=1 << 20, prefixes=PrefixPolicy(enabled=False))
     engine.submit(request)
     tokens: list[int] = []
     while not engine.idle:

@@ -230,8 +230,8 @@ class Delivery:
             return ()
         tail = live.text.finish() if live.text is not None else ""
         reason: FinishReason = "stop" if live.stopped or (live.text is not None and live.text.stopped) else end.reason
-        times = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
-        usage = Usage(live.prompt_tokens, live.completion_tokens, *times, cached_tokens=end.cached_tokens)
+        queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
+        usage = Usage(live.prompt_tokens, live.completion_tokens, queue, prefill, decode, end.cached_tokens)
         return (Finished(end.stream, reason, usage, (), tail),)
 
     def _fail(self, failure: Failure) -> Iterable[Finished | Failed]:

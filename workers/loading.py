@@ -12,7 +12,9 @@ from protocol.bounds import MAX_NAME
 from protocol.request import Sampling
 from workers.backends import SCRIPTED_CONTEXT, Progress, choose_backend, load_runner
 from workers.engine import BatchEngine
-from workers.runner import Chunk, Draw, Row, Runner
+from workers.prefix import PrefixPolicy
+from workers.refused import LoadRefused
+from workers.runner import Chunk, Draw, Row, Runner, RunnerCapabilities
 from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
 from workers.text.vocabulary import Vocabulary
@@ -74,8 +76,36 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
         progress("warm-up", 0, 1)
         step_s = warm_up(runner, spec.step_tokens)
         progress("warm-up", 1, 1)
-    engine = BatchEngine(runner, max_queue=spec.max_queue, step_tokens=spec.step_tokens)
+    engine = BatchEngine(
+        runner,
+        max_queue=spec.max_queue,
+        step_tokens=spec.step_tokens,
+        kv_tokens=kv_tokens(spec, runner.capabilities),
+        prefixes=prefix_policy(spec, runner.capabilities),
+    )
     return Loaded(engine, vocabulary, runner.capabilities.context, step_s)
+
+
+def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
+    """The cache rows that `kv_bytes` pays for; None for every slot's whole context.
+
+    Raises `LoadRefused` when they are fewer than one context.
+    """
+    if not spec.kv_bytes:
+        return None
+    rows = spec.kv_bytes // max(capabilities.row_bytes, 1)
+    if rows < capabilities.context:
+        raise LoadRefused(
+            f"kv_bytes: {spec.kv_bytes} bytes hold {rows} tokens, fewer than the context of {capabilities.context}, "
+            f"which takes {capabilities.context * capabilities.row_bytes}"
+        )
+    return rows
+
+
+def prefix_policy(spec: WorkerSpec, capabilities: RunnerCapabilities) -> PrefixPolicy:
+    """What is kept of ended sequences."""
+    most = spec.prefix_bytes // max(capabilities.row_bytes, 1) if spec.prefix_bytes else None
+    return PrefixPolicy(spec.prefix_cache, most)
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:

@@ -205,20 +205,17 @@ class Scheduler:
         return ended
 
     def give_up(self) -> int | None:
-        """A retained slot that must go, now soiled: the oldest, while more is retained than may be, or while the
-        first waiting sequence could be admitted for it. None when all is well."""
+        """The oldest retained slot, now soiled, when the first waiting sequence can be admitted for it, or for it and
+        others. None when nobody waits that could be helped so."""
         slots, oldest = self.slots, self.slots.oldest
-        if oldest is None:
+        if oldest is None or not self._waiting:
             return None
-        most = self._prefixes.most
-        needed = False
-        if self._waiting:
-            need = next(iter(self._waiting.values())).limit
-            needed = (not slots.free or slots.room < need) and slots.room + slots.retained_tokens >= need
-        if needed or (most is not None and slots.retained_tokens > most):
-            slots.give_up(oldest)
-            return oldest
-        return None
+        need = next(iter(self._waiting.values())).limit
+        lacks = not slots.free or slots.room < need
+        if not lacks or slots.room + slots.retained_tokens < need:
+            return None
+        slots.give_up(oldest)
+        return oldest
 
     def forget_retained(self) -> None:
         """Retain nothing of what ended so far: all retained slots are soiled."""
@@ -290,10 +287,17 @@ class Scheduler:
             live.written = live.inherited
             self.slots.wrote(live.slot, live.written.rows)
         if not failed and self._prefixes.enabled and live.written.rows >= self._prefixes.least:
-            self.slots.retain(live.slot, live.written)
+            self._retain(live)
         else:
             self.slots.release(live.slot)
         return live
+
+    def _retain(self, live: Live) -> None:
+        """Keep what a sequence leaves, and give up the oldest of what is over the bound."""
+        self.slots.retain(live.slot, live.written)
+        most = self._prefixes.most
+        while most is not None and self.slots.retained_tokens > most and self.slots.oldest is not None:
+            self.slots.give_up(self.slots.oldest)
 
     def _seat(self, live: Live) -> bool:
         """Find a slot for a waiting sequence: a retained one that it can go on in, or a free one."""
@@ -365,7 +369,7 @@ class Scheduler:
         ladder = self._capabilities.prefill_chunks
         rest = live.pending - start
         length = cut(rest, ladder)[0]
-        if length + (length == rest) <= self._left:
+        if length <= self._left:
             return length
         return min(rest, max((chunk for chunk in ladder if chunk <= self._left), default=ladder[0]))
 

@@ -52,7 +52,7 @@ class ScriptedRunner:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._capabilities = RunnerCapabilities(
-            "scripted", "none", "float32", slots, context, vocab_size, tuple(prefill_chunks), exact_rows
+            "scripted", "none", "float32", slots, context, vocab_size, tuple(prefill_chunks), exact_rows, 1
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0

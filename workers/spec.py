@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from protocol.bounds import MAX_SLOTS, MAX_TOKENS, Name
+from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Name
 from workers.faults import Fault, of_incarnation
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
@@ -43,6 +43,12 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 256
     step_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 512
     """Token budget of one engine step: decode rows first, then prompt chunks."""
+    kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
+    """Bytes of KV cache that all sequences share; 0 is every slot's whole context."""
+    prefix_cache: bool = True
+    """Keep what ended sequences left in the KV cache, for those that begin alike."""
+    prefix_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
+    """Bytes kept so at most; 0 is all that live sequences leave."""
     cache_dir: str = ""
     """Where compiled graphs are kept; empty is the user's cache folder."""
     threads: Annotated[int, Meta(ge=0, le=4096)] = 0

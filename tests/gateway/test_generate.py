@@ -49,7 +49,12 @@ async def test_a_completion_is_collected_whole() -> None:
         "choices": [
             {"index": 0, "text": "Hello!", "logprobs": None, "finish_reason": "length", "token_ids": [5, 6, 7]}
         ],
-        "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 3,
+            "total_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
     assert served.live == 0
     assert served.worker.cancels == []
@@ -87,7 +92,12 @@ async def test_a_completion_streams_with_usage_last() -> None:
     assert got[-1] == "[DONE]"
     *chunks, usage = got[:-1]
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+    assert usage["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 1,
+        "total_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert all(chunk["usage"] is None and chunk["object"] == "text_completion" for chunk in chunks)
     choices = [chunk["choices"][0] for chunk in chunks]
     assert "".join(choice["text"] for choice in choices) == "Hello"
@@ -131,7 +141,12 @@ async def test_choices_interleave_with_their_index_and_seed(streaming: bool) -> 
     assert texts == {0: "<0>", 1: "<1>", 2: "<2>", 3: "<3>"}
     if not streaming:
         assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
-        assert got[0].json()["usage"] == {"prompt_tokens": 10, "completion_tokens": 28, "total_tokens": 38}
+        assert got[0].json()["usage"] == {
+            "prompt_tokens": 10,
+            "completion_tokens": 28,
+            "total_tokens": 38,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,12 @@ async def test_three_prompts_give_exactly_the_counts_that_users_know() -> None:
     async with real_gateway(launch("w0", slots=4)) as real:
         answer = (await real.client.post("/v1/completions", json=body)).json()
         assert [len(choice["token_ids"]) for choice in answer["choices"]] == [16, 16, 16]
-        assert answer["usage"] == {"prompt_tokens": 14, "completion_tokens": 48, "total_tokens": 62}
+        assert answer["usage"] == {
+            "prompt_tokens": 14,
+            "completion_tokens": 48,
+            "total_tokens": 62,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
         await drained(real)
         seen = await scrape(real)  # type: ignore[arg-type]
         (worker,) = (await real.client.get("/admin/workers")).json()["workers"]

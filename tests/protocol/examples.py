@@ -24,7 +24,7 @@ from protocol.events import (
 from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 
 GOLDEN = Path(__file__).parent / "golden"
-GAUGES = Gauges(3, 2, 640, 1000, 1, 900, 4096, 2700, 12, 9, 31)
+GAUGES = Gauges(3, 2, 640, 1000, 1, 900, 4096, 2700, 12, 9, 31, 320, 4, 512)
 
 COMMANDS: dict[str, Command] = {
     "welcome": Welcome(7),
@@ -57,7 +57,7 @@ EVENTS: dict[str, Event] = {
     "ready": Ready(Capabilities(chat=True, score=True), 2150, "local-task", 96),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_idle": Step(()),
-    "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300), (13, 2), "."),
+    "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300, 4), (13, 2), "."),
     "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k"),
     "beat": Beat(GAUGES),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),

@@ -90,7 +90,7 @@ def test_an_idle_engine_does_nothing() -> None:
 
 
 def test_times_are_of_queue_prefill_and_decode() -> None:
-    bench = make(slots=1, step_tokens=5)
+    bench = make(slots=1, step_tokens=8)
     bench.submit(0, 5, max_tokens=1)
     bench.submit(1, 12, max_tokens=4)
     bench.now = 2.0

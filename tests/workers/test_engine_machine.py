@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from workers.engine import BatchEngine, Request, RequestRefused, StepResult
+from workers.prefix import PrefixPolicy
 from workers.runner import Chunk, Draw, Row
 from workers.scripted import ScriptedRunner
 
@@ -27,8 +28,18 @@ EOS = frozenset({4})
 SAMPLINGS = (Sampling(), Sampling(temperature=0.9, seed=3), Sampling(temperature=1.1, seed=1 << 50))
 
 
-def scripted(slots: int) -> "Recorder":
-    return Recorder(slots=slots, context=CONTEXT, vocab_size=8, prefill_chunks=LADDER, alphabet=ALPHABET)
+TENANTS = ("", "b")
+
+
+def scripted(slots: int, exact_rows: bool) -> "Recorder":
+    return Recorder(
+        slots=slots,
+        context=CONTEXT,
+        vocab_size=8,
+        prefill_chunks=LADDER,
+        exact_rows=exact_rows,
+        alphabet=ALPHABET,
+    )
 
 
 class Recorder(ScriptedRunner):
@@ -39,6 +50,10 @@ class Recorder(ScriptedRunner):
         self.chunks: list[Chunk] = []
         self.rows: list[Row] = []
         self.holder: Callable[[int], int | None]
+        self.tenant: Callable[[int], str]
+        self.owners: dict[int, str] = {}
+        """Whose rows a slot has."""
+        self.copied = 0
         self.begun: list[int] = []
         """The streams whose first chunk was asked for, in order."""
         self.failing_calls: list[bool] = []
@@ -46,10 +61,11 @@ class Recorder(ScriptedRunner):
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
         self.chunks.append(chunk)
-        if chunk.start == 0:
-            stream = self.holder(chunk.slot)
-            assert stream is not None
+        stream = self.holder(chunk.slot)
+        assert stream is not None
+        if stream not in self.begun:
             self.begun.append(stream)
+        assert self.owners.setdefault(chunk.slot, self.tenant(stream)) == self.tenant(stream)
         self._maybe_fail([chunk.slot])
         return super().prefill(chunk, draw)
 
@@ -58,20 +74,27 @@ class Recorder(ScriptedRunner):
         self._maybe_fail([row.slot for row in rows])
         return super().decode(rows)
 
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        stream = self.holder(target)
+        assert stream is not None
+        if length:
+            assert self.owners[source] == self.tenant(stream), "another tenant's rows"
+        self._maybe_fail([target])
+        super().copy_prefix(source, target, length)
+        self.owners[target] = self.tenant(stream)
+        self.copied += length
+
     def reset(self, slot: int) -> None:
         if self.failing_resets:
             self.failing_resets -= 1
             raise RuntimeError("told to fail")
         super().reset(slot)
+        self.owners.pop(slot, None)
 
     def _maybe_fail(self, slots: list[int]) -> None:
         if self.failing_calls and self.failing_calls.pop(0):
             self._broken.update(slots)
             raise RuntimeError("told to fail")
-
-    @property
-    def kv_rows(self) -> int:
-        return sum(self._written)
 
 
 @cache
@@ -101,12 +124,37 @@ def expected(request: Request) -> tuple[tuple[int, ...], str]:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    @initialize(slots=st.integers(1, 4), max_queue=st.integers(0, 4), step_tokens=st.integers(1, 20))
-    def make(self, slots: int, max_queue: int, step_tokens: int) -> None:
-        self.runner = scripted(slots)
+    @initialize(
+        slots=st.integers(1, 4),
+        max_queue=st.integers(0, 4),
+        step_tokens=st.integers(1, 20),
+        kv_tokens=st.none() | st.integers(CONTEXT, 3 * CONTEXT),
+        exact_rows=st.booleans(),
+        prefixes=st.builds(PrefixPolicy, st.just(True) | st.booleans(), st.none() | st.integers(0, 40), st.just(1)),
+    )
+    def make(
+        self,
+        slots: int,
+        max_queue: int,
+        step_tokens: int,
+        kv_tokens: int | None,
+        exact_rows: bool,
+        prefixes: PrefixPolicy,
+    ) -> None:
+        self.runner = scripted(slots, exact_rows)
         self.slots, self.max_queue, self.step_tokens = slots, max_queue, step_tokens
-        self.engine = BatchEngine(self.runner, max_queue=max_queue, step_tokens=step_tokens, clock=lambda: 0.0)
+        self.prefixes = prefixes
+        self.pool = kv_tokens or slots * CONTEXT
+        self.engine = BatchEngine(
+            self.runner,
+            max_queue=max_queue,
+            step_tokens=step_tokens,
+            kv_tokens=kv_tokens,
+            prefixes=prefixes,
+            clock=lambda: 0.0,
+        )
         self.runner.holder = self.engine._scheduler.slots.holder
+        self.runner.tenant = lambda stream: self.asked[stream].tenant if stream in self.asked else ""
         self.asked: dict[int, Request] = {}
         self.got: dict[int, list[int]] = {}
         self.live: set[int] = set()
@@ -119,13 +167,23 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.none() | st.integers(1, CONTEXT),
         eos=st.sampled_from((frozenset(), EOS)),
         split=st.none() | st.integers(0, CONTEXT),
+        own=st.integers(0, CONTEXT),
+        tenant=st.sampled_from(TENANTS),
     )
     def submit(
-        self, length: int, sampling: Sampling, max_tokens: int | None, eos: frozenset[int], split: int | None
+        self,
+        length: int,
+        sampling: Sampling,
+        max_tokens: int | None,
+        eos: frozenset[int],
+        split: int | None,
+        own: int,
+        tenant: str,
     ) -> None:
+        """A prompt that begins as all do, and goes on from token `own` in a way of its own."""
         stream = len(self.asked)
-        prompt = tuple((stream >> 3 * index) & 7 for index in range(length))
-        request = Request(stream, prompt, sampling, max_tokens, eos)
+        prompt = tuple(index % 8 if index < own else (stream >> 3 * (index - own)) & 7 for index in range(length))
+        request = Request(stream, prompt, sampling, max_tokens, eos, tenant=tenant)
         if split is not None:
             request = replace(request, resume=expected(request)[0][:split])
         gauges = self.engine.gauges()
@@ -175,6 +233,7 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             assert self.runner.violations == []
             assert self.runner.begun == sorted(self.runner.begun), "first come, first admitted"
+            assert self.prefixes.enabled or not self.runner.copied
 
     @invariant()
     def the_gauges_agree_with_what_is_known(self) -> None:
@@ -187,6 +246,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.idle == (not self.live and not self.soiled)
         if not self.live:
             assert gauges.kv_tokens == 0
+        slots = self.engine._scheduler.slots
+        assert slots.room >= 0, "more is promised than the pool holds"
+        assert gauges.kv_tokens + gauges.retained_tokens <= self.pool
+        assert gauges.prefix_tokens <= self.runner.copied
 
     def teardown(self) -> None:
         """Everything that lives comes to its end within a bounded number of steps."""
@@ -227,6 +290,8 @@ class EngineMachine(RuleBasedStateMachine):
         moved = self.runner.chunks or self.runner.rows or result.ends or result.failed
         assert moved or soiled or not busy, "a step without progress"
         after = self.engine.gauges()
+        if self.prefixes.most is not None:
+            assert after.retained_tokens <= self.prefixes.most
         assert after.steps == before.steps + busy
         assert after.steps_failed == before.steps_failed + result.failed
         assert after.decode_steps == before.decode_steps + bool(self.runner.rows)

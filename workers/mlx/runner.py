@@ -77,6 +77,7 @@ class MlxRunner:
             prefill_chunks=tuple(sorted({min(chunk, context) for chunk in PREFILL_CHUNKS})),
             # On a CPU MLX adds one term after the other; kernels of other devices change with the number of rows.
             exact_rows=name == "cpu",
+            row_bytes=2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size,
         )
         return cls(model, capabilities, chosen)
 

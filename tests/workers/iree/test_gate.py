@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from tests.gate import run_gate
+from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import Load
 from workers.iree.runner import IreeRunner
 from workers.runner import Chunk, Draw, Row
@@ -23,6 +24,13 @@ def test_gate(load: Load, dtype: str) -> None:
     assert report.requests >= 32
     assert report.most_active == 8
     assert min(report.cancelled, report.resumed, report.stopped, report.full) > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_rows_from_others_are_as_good_as_computed_ones(load: Load, dtype: str) -> None:
+    report = run_prefix_gate(lambda: load(dtype=dtype))
+    assert report.hits > report.requests // 2
+    assert min(report.in_place, report.copies) > 0
 
 
 class LogitsSpy:

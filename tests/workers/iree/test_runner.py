@@ -83,6 +83,31 @@ def test_reset_leaves_nothing_behind(runner: IreeRunner) -> None:
     assert not window[:, :, 4].any()
 
 
+def test_a_copy_is_a_slot_of_its_own(runner: IreeRunner) -> None:
+    window = runner._kv.window
+    assert window is not None
+    expected = runner.logits(Chunk(7, PROMPT, 0, 0))
+    generate(runner, 3, PROMPT[::-1], 3)
+    generate(runner, 0, PROMPT, 5)
+    runner.copy_prefix(0, 3, 21)
+    runner.reset(0)
+    np.testing.assert_array_equal(runner.logits(Chunk(3, PROMPT[21:], 21, 21)), expected[21:])
+    runner.copy_prefix(3, 3, 13)
+    runner.copy_prefix(3, 5, 13)
+    np.testing.assert_array_equal(window[:, :, 3], window[:, :, 5])
+    np.testing.assert_array_equal(runner.logits(Chunk(5, PROMPT[13:], 13, 13)), expected[13:])
+    runner.reset(5)
+    assert not window[:, :, 5].any()
+
+
+@pytest.mark.parametrize(
+    ("copy", "words"), [((8, 0, 0), "source: 8"), ((0, -1, 0), "target: -1"), ((0, 1, 1), "length: 1 rows of a slot")]
+)
+def test_bad_copies_are_refused(runner: IreeRunner, copy: tuple[int, int, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        runner.copy_prefix(*copy)
+
+
 def test_a_poisoned_slot_fails_and_is_clean_after_reset(runner: IreeRunner) -> None:
     window = runner._kv.window
     assert window is not None
@@ -171,8 +196,8 @@ def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, runner: Ir
         tokens = generate(plain, 0, PROMPT[:33], 5, SEEDED)
         plain.reset(0)
         assert generate(plain, 0, PROMPT[:33], 5, SEEDED) == tokens
-        plain.reset(0)
-        plain.prefill(Chunk(0, PROMPT[:20], 0, 0), None)
+        plain.copy_prefix(1, 0, 20)
+        assert plain.capabilities.exact_rows is False
         for at in range(20, 40):
             (token,) = plain.decode([Row(0, PROMPT[at], at, at, Draw(Sampling(), at + 1))])
             assert token == expected[at].argmax()

@@ -12,6 +12,7 @@ import pytest
 from protocol.request import Sampling
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
 from tests.gate import alone, run_gate
+from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine import BatchEngine, Request
@@ -53,6 +54,26 @@ def test_small_gate(tmp_path: Path, variant: dict[str, Any]) -> None:
     report = run_gate(lambda: load_runner(path, context=48), requests=12, max_tokens=8)
     assert report.most_active == 4
     assert min(report.cancelled, report.resumed, report.full) > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_from_others_are_as_good_as_computed_ones(path: Path, dtype: str) -> None:
+    report = run_prefix_gate(lambda: load_runner(path, dtype=dtype))
+    assert report.hits > report.requests // 2
+    assert min(report.in_place, report.copies) > 0
+
+
+def test_a_copied_slot_owns_its_rows_and_nothing_behind_them(path: Path, load: Load) -> None:
+    runner = load(path)
+    tokens = tokens_of(60)
+    runner.prefill(Chunk(0, tokens, 0, 0), None)
+    runner.copy_prefix(0, 2, 37)
+    runner.reset(0)
+    expected = runner.logits(Chunk(1, tokens, 0, 0))
+    assert all(not np.array(array.astype(mx.float32))[..., 37:, :].any() for array in runner._slots[2].arrays)
+    np.testing.assert_array_equal(runner.logits(Chunk(2, tokens[37:], 37, 37)), expected[37:])
+    with pytest.raises(ValueError, match="length: 61 rows of a slot with 60"):
+        runner.copy_prefix(2, 3, 61)
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)

@@ -1,0 +1,114 @@
+"""The gate of prefix reuse, for any runner: a sequence that takes rows from others gets what a cold run gets.
+
+Conversations with a common beginning go on for some turns, in more numbers than there are slots: so rows are found in
+place, copied from live and from retained slots, cut short and given up. One conversation in each turn is cancelled.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from protocol.request import Sampling
+from tests.gate import SAMPLINGS, alone, replace_seed
+from workers.engine import BatchEngine, Request
+from workers.prefix import PrefixPolicy
+from workers.runner import Chunk, Draw, Row, Runner
+
+
+@dataclass(frozen=True)
+class PrefixReport:
+    """What the gate went through, so that a test can insist that it was enough."""
+
+    requests: int
+    hits: int
+    tokens: int
+    """Tokens that were taken from another sequence instead of being computed."""
+    in_place: int
+    copies: int
+    """Times that rows went from one slot to another."""
+
+
+class CopySpy:
+    """A runner, with its copies counted."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.capabilities = runner.capabilities
+        self.reset, self.memory, self.close, self.logits = runner.reset, runner.memory, runner.close, runner.logits
+        self.in_place = self.copies = 0
+
+    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
+        return self._runner.prefill(chunk, draw)
+
+    def decode(self, rows: Sequence[Row]) -> list[int]:
+        return self._runner.decode(rows)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        self.in_place += source == target and length > 0
+        self.copies += source != target
+        self._runner.copy_prefix(source, target, length)
+
+
+def run_prefix_gate(
+    make_runner: Callable[[], Runner], *, turns: int = 3, begin: int | None = None, max_tokens: int = 6
+) -> PrefixReport:
+    """Run the gate. `begin` is how many tokens all conversations share (default: a little over the smallest chunk).
+
+    Raises `AssertionError` when a stream differs from its cold run in any token.
+    """
+    runner = CopySpy(make_runner())
+    try:
+        planned = _plan(runner, turns, begin or runner.capabilities.prefill_chunks[0] + 3, max_tokens)
+        engine = BatchEngine(runner, max_queue=64, step_tokens=64, prefixes=PrefixPolicy(least=1))
+        for turn in planned:
+            _serve(engine, turn)
+        gauges = engine.gauges()
+        assert (gauges.slots_active, gauges.kv_tokens) == (0, 0), gauges
+        return PrefixReport(
+            sum(map(len, planned)), gauges.prefix_hits, gauges.prefix_tokens, runner.in_place, runner.copies
+        )
+    finally:
+        runner.close()
+
+
+def _plan(runner: Runner, turns: int, begin: int, max_tokens: int) -> list[dict[Request, list[int]]]:
+    """The requests of each turn, with the tokens that each gets when it is served alone and cold."""
+    randomness = random.Random(5)
+    capabilities = runner.capabilities
+
+    def some(count: int) -> tuple[int, ...]:
+        return tuple(randomness.randrange(capabilities.vocab_size) for _ in range(count))
+
+    beginning = some(begin)
+    talks = [beginning] * (capabilities.slots + 2)
+    planned: list[dict[Request, list[int]]] = []
+    for _ in range(turns):
+        turn: dict[Request, list[int]] = {}
+        for index, talk in enumerate(talks):
+            # Every third one begins anew, somewhere within what all share.
+            talk = beginning[: begin - index] if index % 3 == 2 else talk
+            stream = 1 + len(planned) * len(talks) + index
+            sampling: Sampling = replace_seed(SAMPLINGS[stream % len(SAMPLINGS)], stream)
+            request = Request(stream, talk + some(1 + (index * 5) % 9), sampling, max_tokens)
+            turn[request] = alone(runner, request)
+            talks[index] = request.prompt + tuple(turn[request])
+        planned.append(turn)
+    return planned
+
+
+def _serve(engine: BatchEngine, expected: dict[Request, list[int]]) -> None:
+    got: dict[int, list[int]] = {request.stream: [] for request in expected}
+    cancelled = min(got)
+    for request in expected:
+        engine.submit(request)
+    while not engine.idle:
+        result = engine.step()
+        assert not result.failures, result.failures
+        for token in result.tokens:
+            got[token.stream].append(token.token)
+        if len(got[cancelled]) > 1:
+            engine.cancel(cancelled)
+    for request, tokens in expected.items():
+        actual = got[request.stream]
+        assert actual == tokens[: len(actual)], f"{request}: got {actual}, want {tokens}"
+        assert len(actual) == len(tokens) or request.stream == cancelled

@@ -1,0 +1,94 @@
+"""The cache in the host's memory: rows are copied and cleared in any layout, and pages come and go with them."""
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from workers.iree import kv
+from workers.iree.device import zero_pages
+from workers.iree.kv import HostKv
+from workers.iree.ops import Cache
+
+LAYOUTS = [pytest.param(None, id="plain"), pytest.param((16, 2), id="bf16-tiles"), pytest.param((16, 1), id="tiles")]
+CACHE = Cache(layers=2, slots=3, heads=2, head_dim=32, capacity=64, tile=16)
+
+
+def make(packed: tuple[int, int] | None, cache: Cache = CACHE) -> tuple[HostKv, NDArray[Any]]:
+    memory = zero_pages(int(np.prod(cache.shape)) * 2)
+    window = np.frombuffer(memory, np.uint16).reshape(cache.shape)
+    return HostKv(window, memory, cache, packed), window
+
+
+def row_of(packed: tuple[int, int] | None, cache: Cache = CACHE) -> NDArray[Any]:
+    """Which row each element of a slot's keys and values belongs to: [2, capacity * head_dim]."""
+    row = np.broadcast_to(np.arange(cache.capacity)[:, None], (cache.capacity, cache.head_dim))
+    if packed is None:
+        return np.stack([row.reshape(-1)] * 2)
+    n, k = packed
+    keys = row.reshape(cache.capacity // n, n, cache.head_dim // k, k).transpose(0, 2, 1, 3)
+    values = row.reshape(cache.capacity // k, k, cache.head_dim // n, n).transpose(2, 0, 3, 1)
+    return np.stack([keys.reshape(-1), values.reshape(-1)])
+
+
+@pytest.mark.parametrize("packed", LAYOUTS)
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 33, 48])
+def test_rows_are_copied_and_no_others(packed: tuple[int, int] | None, length: int) -> None:
+    host, window = make(packed)
+    window[...] = np.random.default_rng(0).integers(1, 60000, window.shape, np.uint16)
+    before, rows = window.copy(), row_of(packed)[None, :, None]
+    host.copy(0, 2, length)
+    assert np.array_equal(window[:, :, 2], np.where(rows < length, before[:, :, 0], before[:, :, 2]))
+    assert np.array_equal(window[:, :, :2], before[:, :, :2])
+
+
+@pytest.mark.parametrize("packed", LAYOUTS)
+@pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 5), (5, 20), (16, 32), (17, 33), (40, 48)])
+def test_rows_are_cleared_and_none_before_them(packed: tuple[int, int] | None, start: int, end: int) -> None:
+    host, window = make(packed)
+    window[...] = 7
+    host.clear(1, start, end)
+    rows = np.broadcast_to(row_of(packed)[None, :, None], window[:, :, 1].shape)
+    cleared = window[:, :, 1] == 0
+    assert not cleared[rows < start].any()
+    assert cleared[(rows >= start) & (rows < end)].all()
+    assert cleared[rows == CACHE.spare_row].all()
+    assert (window[:, :, [0, 2]] == 7).all()
+
+
+@pytest.mark.parametrize("packed", LAYOUTS)
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_slot_is_forgotten_whole_and_no_other(
+    packed: tuple[int, int] | None, drop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv, "DROP_BYTES", 0 if drop else 1 << 40)
+    host, window = make(packed)
+    window[...] = 7
+    host.forget(1, CACHE.capacity)
+    assert not window[:, :, 1].any()
+    assert (window[:, :, [0, 2]] == 7).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are looked up in /proc")
+def test_a_slot_takes_memory_for_what_is_written_and_gives_it_back() -> None:
+    cache = Cache(layers=2, slots=4, heads=2, head_dim=64, capacity=1 << 15, tile=16)
+    host, window = make((16, 2), cache)
+    assert resident(window) == 0
+    for part in host._parts:
+        part[:, :, :, 1][: 2048 * part.shape[0] // cache.capacity] = 1
+    written = 2048 * host._row_bytes
+    assert written <= resident(window) <= 1.2 * written
+    host.forget(1, 2048)
+    assert resident(window) <= 0.1 * written
+    assert not window.any()
+
+
+def resident(window: NDArray[Any]) -> int:
+    """Bytes of the array's pages that are present (proc(5), pagemap: bit 63)."""
+    address = window.__array_interface__["data"][0] // 4096
+    with open("/proc/self/pagemap", "rb") as pages:
+        entries = np.frombuffer(os.pread(pages.fileno(), window.nbytes // 4096 * 8, address * 8), np.uint64)
+    return int((entries >> np.uint64(63)).sum()) * 4096
