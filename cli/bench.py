@@ -104,6 +104,7 @@ def run_bench(settings: Settings, *, seconds: float, as_json: bool) -> None:
     model = ChosenModel.choose(settings)
     loaded = load_here(worker_spec(settings, model))
     try:
+        loaded.engine.settle()
         bench = Bench(loaded.engine, seconds)
         figures = list(bench.figures(settings.max_batch_size, loaded.context))
     finally:

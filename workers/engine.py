@@ -150,6 +150,10 @@ class BatchEngine:
             slots.release(slot)
             self._reset(slot)
 
+    def settle(self) -> None:
+        """Wait for the runner to be as fast as it gets: for measurements, not for serving."""
+        self._runner.settle()
+
     def close(self) -> None:
         """Close the runner. Nothing may be called after."""
         self._runner.close()

@@ -129,5 +129,8 @@ class Runner(Protocol):
     def memory(self) -> dict[str, int]:
         """Bytes by purpose: at least `weights` and `kv`."""
 
+    def settle(self) -> None:
+        """Wait for what is still prepared in the background and would make later calls cheaper, not different."""
+
     def close(self) -> None:
         """Free the device. Nothing may be called after."""

@@ -121,6 +121,9 @@ class ScriptedRunner:
     def memory(self) -> dict[str, int]:
         return {"weights": 0, "kv": 0}
 
+    def settle(self) -> None:
+        """Nothing to wait for."""
+
     def close(self) -> None:
         """Nothing to free."""
 

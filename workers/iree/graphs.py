@@ -1,7 +1,14 @@
-"""Which graphs a runner has: decode in batch buckets, prefill in chunk lengths, scoring, drawing, and copying rows."""
+"""Which graphs a runner has: decode in batch buckets, prefill in chunk lengths, scoring, drawing, and copying rows.
 
+A ladder is the sizes of one kind. The graph of a larger size does what one of a smaller does, with the same tokens on
+a CPU (docs/adr/0014), so a few of them can serve everything and the rest may come later (docs/adr/0019).
+"""
+
+import functools
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +20,9 @@ from workers.iree.lower import Graph, module, struct
 from workers.iree.model import Inputs, Parameters, forward
 from workers.iree.ops import Cache, Place, PlainOps, Shape, TiledOps
 
-PREFILL_CHUNKS = (32, 128, 512)
+PREFILL_CHUNKS = (32, 64, 128, 256, 512)
+FIRST_CHUNK = 128
+"""The prefill graph that serves until the others are there: neither short prompts nor long ones pay much for it."""
 SCORE_CHUNK = 128
 """Rows of the scoring graph; their logits leave the device."""
 KV = 4
@@ -43,21 +52,41 @@ class Plan:
     buckets: tuple[int, ...] = field(default=())
     chunks: tuple[int, ...] = field(default=())
 
-    def groups(self) -> list[list[str]]:
-        """The graphs that serving needs, those of one module together."""
-        decode = [[f"decode_{bucket}"] for bucket in self.buckets]
-        prefill = [[f"prefill_{chunk}"] for chunk in self.chunks]
-        draws = [[f"draw_{rows}", f"filter_{rows}"] for rows in self.draw_sizes]
+    def required(self) -> list[tuple[str, ...]]:
+        """The fewest graphs that can serve everything, those of one module together; drawing can be done without."""
         if isinstance(self.ops, PlainOps):
             # Those with weights are one module, so that the device holds them once.
-            return [[name for group in decode + prefill for name in group] + ["score", "copy"], *draws]
-        return decode + prefill + draws
+            steps = [name for group in self._steps() for name in group]
+            return [(*steps, f"score_{self.score_chunk}", "copy")]
+        chunk = next((chunk for chunk in self.chunks if chunk >= FIRST_CHUNK), self.chunks[-1])
+        return [(f"decode_{self.buckets[-1]}",), (f"prefill_{chunk}",)]
+
+    def optional(self) -> list[tuple[str, ...]]:
+        """The graphs that make serving cheaper, those first that are missed most."""
+        draws = [(f"draw_{rows}", f"filter_{rows}") for rows in self.draw_sizes]
+        if isinstance(self.ops, PlainOps):
+            return draws
+        required = self.required()
+        return [group for group in self._steps() if group not in required] + draws
+
+    def everything(self) -> list[tuple[str, ...]]:
+        """Also what no server needs until it is asked for it."""
+        known = self.required() + self.optional()
+        score = (f"score_{self.score_chunk}",)
+        return known if any(score[0] in group for group in known) else [*known, score]
+
+    def _steps(self) -> list[tuple[str, ...]]:
+        decode = [(f"decode_{bucket}",) for bucket in self.buckets]
+        return [*decode[:1], *((f"prefill_{chunk}",) for chunk in reversed(self.chunks)), *decode[1:]]
 
     @property
     def draw_sizes(self) -> tuple[int, ...]:
-        """Rows that are drawn at once: one, or all. Those of a bucket between are drawn one by one, because the
-        graphs that draw take as long to compile as the model's."""
-        return tuple(sorted({1, self.cache.slots}))
+        """Rows that are drawn at once: as many as any step has, so that no row count pays for another's."""
+        return tuple(sorted({1, *self.buckets}))
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Everything that the text of `module` depends on: equal here means equal there, without tracing."""
+        return "\n".join([*names, repr(replace(self, buckets=(), chunks=())), jax.__version__, _program()])
 
     def module(self, names: Sequence[str]) -> str:
         """MLIR of one module with these graphs."""
@@ -77,7 +106,7 @@ class Plan:
         if kind == "prefill":
             return self._prefill(name, int(size))
         if kind == "score":
-            return self._score(name)
+            return self._score(name, int(size))
         if kind == "copy":
             return self._copy(name)
         return self._draw(name, int(size), filters=kind == "filter")
@@ -120,7 +149,7 @@ class Plan:
         scalar = struct((), "int32")
         return Graph(name, prefill, (*self._step_inputs(1, chunk), scalar, scalar, scalar), 3, (KV, 2))
 
-    def _score(self, name: str) -> Graph:
+    def _score(self, name: str, chunk: int) -> Graph:
         """Like prefill, with the logits of every row [chunk, vocab]."""
 
         def score(*values: Any) -> tuple[jax.Array, ...]:
@@ -129,7 +158,7 @@ class Plan:
             return self._head(hidden, weights), kv
 
         scalar = struct((), "int32")
-        return Graph(name, score, (*self._step_inputs(1, self.score_chunk), scalar, scalar), 2, (KV, 1))
+        return Graph(name, score, (*self._step_inputs(1, chunk), scalar, scalar), 2, (KV, 1))
 
     @property
     def score_chunk(self) -> int:
@@ -164,3 +193,13 @@ class Plan:
         kinds = ("float32", "int32", "float32", "float32", "uint32", "uint32", "uint32")
         inputs = (struct((rows, self.config.vocab_size), "float32"), *(struct((rows,), kind) for kind in kinds))
         return Graph(name, draw, inputs, pure=True)
+
+
+@functools.cache
+def _program() -> str:
+    """The digest of the sources that a graph may come from: an edit makes every graph be traced anew."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for file in sorted([*folder.parent.glob("*.py"), *folder.glob("*.py")]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""Runs a command that the kernel ends together with its parent: `python -I -S leash.py PARENT_PID COMMAND...`.
+"""Runs a command that the kernel ends together with its parent: `python -I -S leash.py PARENT_PID [--nice=N] COMMAND...`.
 
 A compiler that outlives its killed worker would keep the cores from the worker's replacement. Set here, between two
-execs, because a `preexec_fn` forks the parent's threads and locks.
+execs, because a `preexec_fn` forks the parent's threads and locks. So is the niceness, which both give way to others by.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 """prctl(2), Linux only."""
+NICE = "--nice="
 
 
 def main(parent: int, command: list[str]) -> None:
@@ -18,6 +19,8 @@ def main(parent: int, command: list[str]) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the kernel was told
             raise SystemExit(1)
+    if command[0].startswith(NICE):
+        os.nice(int(command.pop(0)[len(NICE) :]))
     os.execv(command[0], command)
 
 

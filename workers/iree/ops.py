@@ -103,7 +103,7 @@ class TiledOps:
     tiles: Tiles
     sum_tiles: Tiles
     """For float32 operands, whatever `dtype` is."""
-    bodies: dict[str, str] = field(default_factory=dict)
+    bodies: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def element(self) -> str:

@@ -1,7 +1,6 @@
 """The IREE runner: compiled graphs over one KV cache that never leaves the device."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,39 +8,37 @@ import iree.runtime as rt
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.request import Sampling
+from workers import sampling
 from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig
-from workers.iree.archive import as_arrays, open_archive
-from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu, Device, Module, Resident
-from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
+from workers.iree.archive import open_archive
+from workers.iree.builder import Builder
+from workers.iree.device import Device, Resident
+from workers.iree.graphs import Plan
 from workers.iree.kv import HostKv
+from workers.iree.library import Library
 from workers.iree.lower import SCOPE
 from workers.iree.model import rope_frequencies
-from workers.iree.ops import Cache, PlainOps, TiledOps
-from workers.iree.tiles import tiles_for
+from workers.iree.ops import TiledOps
+from workers.iree.recipe import Recipe
 from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy
-from workers.sampling import needs_filters, needs_sampling, parameters
 from workers.spec import Dtype
 
 Progress = Callable[[str, int, int], None]
-PLAIN_TILE = 16
-"""Rows to which the plain cache's capacity is rounded."""
 
 
 class IreeRunner:
     """`workers.runner.Runner` on IREE. Owns the device and the cache; used only by the thread that loaded it."""
 
-    def __init__(
-        self, plan: Plan, device: Device, compiler: Compiler, weights: rt.ParameterIndex, nbytes: int, context: int
-    ) -> None:
+    def __init__(self, builder: Builder, device: Device, weights: rt.ParameterIndex, nbytes: int) -> None:
+        plan, context = builder.plan, builder.recipe.context
         self._plan = plan
         self._cache = plan.cache
         self._device = device
-        self._compiler = compiler
         self._weights = weights
         self._weight_bytes = nbytes
-        self._modules: dict[str, Module] = {}
+        self.graphs = Library(builder, lambda file: device.load(file, weights, SCOPE))
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
         self._host_kv = host_kv(plan, self._kv)
         self._written = [0] * plan.cache.slots
@@ -75,50 +72,48 @@ class IreeRunner:
     ) -> "IreeRunner":
         """Open the device, pack the weights and compile the graphs, or find both in `cache_dir`.
 
+        Returns with the fewest graphs that can serve everything; the rest come in the background (`graphs`).
         `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `context` 0 is the model's;
-        `threads` 0 is one a core. `progress` gets (phase, done, total). Raises `CheckpointError`, `DeviceError` and
-        `CompileError`.
+        `threads` 0 is one a core. `progress` gets (phase, done, total). Raises `CheckpointError`, `DeviceError`,
+        `CacheError`, `ArchiveError` and `CompileError`.
         """
-        context = config.choose_context(context)
+        threads = threads or usable_cores()
         opened = Device(device, threads)
-        ops = choose_ops(config, dtype, opened)
-        tile = ops.tiles.n if isinstance(ops, TiledOps) else PLAIN_TILE
-        cache = Cache.of(config, slots, context, tile)
-        # One decode graph where its rows cost next to nothing and kernels may change with their number.
-        buckets = decode_buckets(slots) if isinstance(ops, TiledOps) else (slots,)
-        plan = Plan(config, ops, cache, as_arrays(config, ops), buckets, prefill_chunks(context))
-        compiler = Compiler(cache_dir, opened.compile_flags(), opened.compile_target())
-        weights, nbytes = open_archive(path, config, ops, cache_dir, progress)
-        runner = cls(plan, opened, compiler, weights, nbytes, context)
-        runner._compile_all(threads or usable_cores(), progress)
+        recipe = Recipe(
+            model=str(path),
+            dtype=dtype,
+            local=opened.local,
+            slots=slots,
+            context=config.choose_context(context),
+            flags=opened.compile_flags(),
+            target=opened.compile_target(),
+            cache_dir=str(cache_dir),
+        )
+        builder = Builder(recipe)
+        weights, nbytes = open_archive(path, config, builder.plan.ops, cache_dir, progress)
+        runner = cls(builder, opened, weights, nbytes)
+        runner.graphs.open(builder.plan.required(), threads, progress)
+        runner.graphs.fetch(builder.plan.optional())
         return runner
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
         check_chunks(self.capabilities, self._written.__getitem__, [chunk])
         result: list[rt.HalBufferView] = []
-        longest = self._plan.chunks[-1]
-        for at in range(0, len(chunk.tokens), longest):
-            part = chunk.tokens[at : at + longest]
-            size = next(size for size in self._plan.chunks if size >= len(part))
-            start, position = chunk.start + at, chunk.position + at
-            arguments = self._chunk_inputs(chunk.slot, part, start, position, size)
+        at = 0
+        while at < len(chunk.tokens):
+            rest = chunk.tokens[at : at + self._plan.chunks[-1]]
+            size = self.graphs.covering("prefill", self._plan.chunks, len(rest))
+            size = size or self.graphs.largest("prefill", self._plan.chunks)
+            part = rest[:size]
+            arguments = self._chunk_inputs(chunk.slot, part, chunk.start + at, chunk.position + at, size)
             result = self._call(f"prefill_{size}", *arguments, len(part) - 1)
+            at += len(part)
         return None if draw is None else self._draw(result, [draw])[0]
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
         if not rows:
             return []
-        chunks = [Chunk(row.slot, (row.token,), row.start, row.position) for row in rows]
-        check_chunks(self.capabilities, self._written.__getitem__, chunks)
-        batch = next(size for size in self._plan.buckets if size > max(row.slot for row in rows))
-        tokens = np.zeros((batch, 1), np.int32)
-        places = np.full((batch, 1), self._cache.spare_row, np.int32)
-        positions = np.zeros((batch, 1), np.int64)
-        for row in rows:
-            tokens[row.slot], places[row.slot], positions[row.slot] = row.token, row.start, row.position
-            self._written[row.slot] = max(self._written[row.slot], row.start + 1)
-        inputs = self._inputs(tokens, positions, places)
-        result = self._call(f"decode_{batch}", *inputs, self._tiles(max(row.start for row in rows)))
+        result, batch = self._step(rows)
         draws: list[Draw | None] = [None] * batch
         for row in rows:
             draws[row.slot] = row.draw
@@ -127,16 +122,43 @@ class IreeRunner:
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         check_chunks(self.capabilities, self._written.__getitem__, [chunk])
-        size, parts = self._plan.score_chunk, []
-        for at in range(0, len(chunk.tokens), size):
-            part = chunk.tokens[at : at + size]
-            arguments = self._chunk_inputs(chunk.slot, part, chunk.start + at, chunk.position + at, size)
-            logits: NDArray[np.float32] = self._device.download(self._call("score", *arguments)[0])
-            parts.append(logits[: len(part)])
+        size = self._plan.score_chunk
+        if self.graphs.covering("score", (size,), size):
+            parts = [self._score(chunk, at, size) for at in range(0, len(chunk.tokens), size)]
+        else:  # by single steps, which are slower than the graph and faster than its compiler
+            self.graphs.fetch([(f"score_{size}",)])
+            parts = [self._score_row(chunk, at) for at in range(len(chunk.tokens))]
         whole = np.concatenate(parts)
         if not np.isfinite(whole.max(axis=-1)).all():
             raise NotFiniteError
         return whole
+
+    def _score(self, chunk: Chunk, at: int, size: int) -> NDArray[np.float32]:
+        part = chunk.tokens[at : at + size]
+        arguments = self._chunk_inputs(chunk.slot, part, chunk.start + at, chunk.position + at, size)
+        logits: NDArray[np.float32] = self._device.download(self._call(f"score_{size}", *arguments)[0])
+        return logits[: len(part)]
+
+    def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
+        row = Row(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, Draw(Sampling(), 0))
+        result, _ = self._step([row])
+        logits: NDArray[np.float32] = self._device.download(result[1])
+        return logits[row.slot : row.slot + 1]
+
+    def _step(self, rows: Sequence[Row]) -> tuple[list[rt.HalBufferView], int]:
+        """Run the cheapest decode graph that is ready and holds the rows: its results, and how many rows it has."""
+        chunks = [Chunk(row.slot, (row.token,), row.start, row.position) for row in rows]
+        check_chunks(self.capabilities, self._written.__getitem__, chunks)
+        needed = 1 + max(row.slot for row in rows)
+        batch = self.graphs.covering("decode", self._plan.buckets, needed) or self._plan.buckets[-1]
+        tokens = np.zeros((batch, 1), np.int32)
+        places = np.full((batch, 1), self._cache.spare_row, np.int32)
+        positions = np.zeros((batch, 1), np.int64)
+        for row in rows:
+            tokens[row.slot], places[row.slot], positions[row.slot] = row.token, row.start, row.position
+            self._written[row.slot] = max(self._written[row.slot], row.start + 1)
+        inputs = self._inputs(tokens, positions, places)
+        return self._call(f"decode_{batch}", *inputs, self._tiles(max(row.start for row in rows))), batch
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
@@ -165,8 +187,11 @@ class IreeRunner:
         """Bytes of the packed weights and of the cache; `allocated` is what the device's allocator has handed out."""
         return {"weights": self._weight_bytes, "kv": self._kv.nbytes, "allocated": self._device.allocated}
 
+    def settle(self) -> None:
+        self.graphs.settle()
+
     def close(self) -> None:
-        self._modules.clear()
+        self.graphs.close()
         del self._host_kv, self._kv, self._weights
         self._device.close()
 
@@ -194,50 +219,31 @@ class IreeRunner:
     def _draw(self, result: list[rt.HalBufferView], draws: Sequence[Draw | None]) -> list[int]:
         """Tokens of the rows that draw (others are meaningless). Raises `NotFiniteError`."""
         active = [draw for draw in draws if draw is not None]
-        if needs_sampling(active):
-            drawn = self._sample(result[1], draws, active[0])
+        if sampling.needs_sampling(active):
+            drawn = self._sample(result[1], draws, active)
         else:
             drawn = self._device.download(result[0]).tolist()
         if any(token < 0 for token, draw in zip(drawn, draws, strict=True) if draw is not None):
             raise NotFiniteError
         return drawn
 
-    def _sample(self, logits: rt.HalBufferView, draws: Sequence[Draw | None], filler: Draw) -> list[int]:
-        """Tokens of the rows that draw; where all rows are drawn at once, the others are given the filler."""
-        if len(draws) in self._plan.draw_sizes:
-            filled = [draw or filler for draw in draws]
-            kind = "filter" if needs_filters(filled) else "draw"
-            wanted = map(self._device.upload, parameters(filled))
-            tokens = self._call(f"{kind}_{len(draws)}", logits, *wanted)[0]
+    def _sample(self, logits: rt.HalBufferView, draws: Sequence[Draw | None], active: list[Draw]) -> list[int]:
+        """Tokens of the rows that draw, in one call: on the device, or here until the graph for it is ready."""
+        filters, size = sampling.needs_filters(active), len(draws)
+        kind = "filter" if filters else "draw"
+        if self.graphs.covering(kind, (size,), size):
+            filled = [draw or active[0] for draw in draws]  # rows that do not draw cost what they cost
+            wanted = map(self._device.upload, sampling.parameters(filled))
+            tokens = self._call(f"{kind}_{size}", logits, *wanted)[0]
             return list(self._device.download(tokens).tolist())
-        each = self._device.download(logits)
-        out = [0] * len(draws)
-        for row, draw in enumerate(draws):
-            if draw is not None:
-                (out[row],) = self._sample(self._device.upload(each[row : row + 1]), [draw], draw)
-        return out
+        rows = [row for row, draw in enumerate(draws) if draw is not None]
+        some = self._device.download(logits)[rows]
+        drawn = np.zeros(size, np.int32)
+        drawn[rows] = sampling.sample(np, some, *sampling.parameters(active), filters=filters)
+        return list(drawn.tolist())
 
     def _call(self, name: str, *arguments: rt.HalBufferView | int) -> list[rt.HalBufferView]:
-        if name not in self._modules:  # not one of those that serving needs
-            self._load([name], self._compiler.compile(self._plan.module([name])))
-        return self._modules[name].call(name, *arguments)
-
-    def _load(self, names: Sequence[str], file: Path) -> None:
-        loaded = self._device.load(file, self._weights, SCOPE)
-        for name in names:
-            self._modules[name] = loaded
-
-    def _compile_all(self, cores: int, progress: Progress) -> None:
-        groups = self._plan.groups()
-        done = 0
-        progress("compile graphs", done, len(groups))
-        with ThreadPoolExecutor(min(cores, len(groups)), thread_name_prefix="compile") as pool:
-            # Traced here, one after the other: tracing is Python, compiling is another process.
-            pending = [pool.submit(self._compiler.compile, self._plan.module(group)) for group in groups]
-            for group, future in zip(groups, pending, strict=True):
-                self._load(group, future.result())
-                done += 1
-                progress("compile graphs", done, len(groups))
+        return self.graphs[name].call(name, *arguments)
 
 
 def host_kv(plan: Plan, kv: Resident) -> HostKv | None:
@@ -265,18 +271,3 @@ class Angles:
             return self._cos[positions], self._sin[positions]
         return self._compute(positions)
 
-
-def choose_ops(config: ModelConfig, dtype: Dtype, device: Device) -> TiledOps | PlainOps:
-    """Packed microkernels on a CPU whose tiles fit the model, plain StableHLO elsewhere.
-
-    `dtype` "auto" is the checkpoint's, except bfloat16 on a CPU that cannot multiply it, which becomes float32.
-    """
-    cpu = Cpu.of_host()
-    kind = config.dtype if dtype == "auto" else dtype
-    if device.local and dtype == "auto" and kind == "bfloat16" and not {"avx512bf16", "bf16"} & cpu.features:
-        kind = "float32"
-    tiles = tiles_for(cpu.machine, cpu.features, kind)
-    widths = (config.hidden_size, config.ffn, config.heads * config.head_dim)
-    if device.local and config.head_dim % tiles.n == 0 and all(width % tiles.k == 0 for width in widths):
-        return TiledOps(kind, tiles, tiles_for(cpu.machine, cpu.features, "float32"))
-    return PlainOps(kind)

@@ -117,6 +117,9 @@ class MlxRunner:
         weights = sum(int(array.nbytes) for _, array in tree_flatten(self._model.parameters()))
         return {"weights": weights, "kv": sum(slot.nbytes for slot in self._slots)}
 
+    def settle(self) -> None:
+        """Nothing is prepared in the background."""
+
     def close(self) -> None:
         with self._owned():
             self._model = None

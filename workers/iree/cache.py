@@ -1,0 +1,173 @@
+"""Compiled graphs on disk: bounded, shared by processes, repaired when damaged, the least recently used first to go."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from workers.refused import LoadRefused
+
+MAX_BYTES = 1 << 30
+"""Some thousand graphs; those of one model are a dozen, of 0.1 to 0.3 MB each."""
+MAX_KEYS = 16384
+IN_USE_S = 60.0
+"""An entry that was used this lately is kept even beyond the bound: its file may not be mapped yet."""
+_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+class CacheError(LoadRefused):
+    """A compiled graph cannot be kept on disk: no room, or no permission; the text says where."""
+
+    def __init__(self, folder: Path, reason: str) -> None:
+        super().__init__(f"{folder}: cannot keep a compiled graph: {reason}; free some space or set --cache-dir")
+
+
+class GraphCache:
+    """A folder of entries `DIGEST/` with a module and its checksum, renamed into place whole.
+
+    `KEY.key` files say which entry an earlier run made of the same inputs, so that it need not be traced again.
+    Threads and processes may share a folder.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+        """Raises `CacheError`."""
+        self._folder = folder
+        self._max_bytes = max_bytes
+        with _typed(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def by_key(self, key: str) -> Path | None:
+        """The module that was remembered under a key."""
+        try:
+            digest = self._key(key).read_text()
+        except OSError:
+            return None
+        return self.find(digest) if digest.isalnum() else None
+
+    def remember(self, key: str, digest: str) -> None:
+        """Raises `CacheError`."""
+        with _typed(self._folder):
+            handle, temporary = tempfile.mkstemp(prefix=f"{key}.", suffix=".tmp", dir=self._folder)
+            try:
+                with os.fdopen(handle, "w") as out:
+                    out.write(digest)
+                os.replace(temporary, self._key(key))
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+
+    def find(self, digest: str) -> Path | None:
+        """The entry's module when it is whole: a cut file would be mapped and crash the process later."""
+        entry = self._folder / digest
+        module = entry / "module.vmfb"
+        try:
+            if (entry / "sha256").read_text() != _checksum(module):
+                return None
+        except OSError:
+            return None
+        try:
+            os.utime(entry)
+        except OSError:
+            pass  # a cache that cannot be written serves what it has; nobody evicts from it either
+        return module
+
+    def get(self, digest: str, make: Callable[[Path], None]) -> Path:
+        """The entry's module, made by `make(file)` when it is missing or damaged; one process makes it.
+
+        Raises `CacheError`, and what `make` raises.
+        """
+        if (file := self.find(digest)) is not None:
+            return file
+        with _typed(self._folder), _locked(self._folder / f"{digest}.lock"):
+            # Another process may have made it while this one waited.
+            if (file := self.find(digest)) is None:
+                self._make(digest, make)
+                file = self.find(digest)
+        if file is None:
+            raise CacheError(self._folder, f"{digest} is damaged just after it was written")
+        self._trim(digest)
+        return file
+
+    def _key(self, key: str) -> Path:
+        return self._folder / f"{key}.key"
+
+    def _make(self, digest: str, make: Callable[[Path], None]) -> None:
+        entry = self._folder / digest
+        shutil.rmtree(entry, ignore_errors=True)
+        for left in self._folder.glob(f"{digest}.*.tmp"):  # of a process that died: the lock is ours
+            shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{digest}.", suffix=".tmp", dir=self._folder))
+        try:
+            module = folder / "module.vmfb"
+            make(module)
+            (folder / "sha256").write_text(_checksum(module))
+            folder.rename(entry)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _trim(self, newest: str) -> None:
+        """Remove the entries used longest ago until the rest fit; one that another process makes or uses now stays."""
+        with _typed(self._folder), _locked(self._folder / "trim.lock"):
+            entries = [entry for entry in self._folder.iterdir() if entry.is_dir() and entry.suffix != ".tmp"]
+            sizes = {entry: _size(entry) for entry in entries}
+            total, now = sum(sizes.values()), time.time()
+            for entry in sorted(entries, key=_used):
+                if total <= self._max_bytes:
+                    break
+                if entry.name != newest and now - _used(entry) >= IN_USE_S:
+                    total -= sizes[entry]
+                    self._remove(entry)
+            keys = list(self._folder.glob("*.key"))
+            for key in sorted(keys, key=_used)[: max(0, len(keys) - MAX_KEYS)]:
+                key.unlink(missing_ok=True)
+
+    def _remove(self, entry: Path) -> None:
+        """Out of sight first, then gone: nobody finds half an entry."""
+        doomed = Path(tempfile.mkdtemp(prefix=f"{entry.name}.", suffix=".tmp", dir=self._folder))
+        entry.rename(doomed)  # over an empty folder
+        shutil.rmtree(doomed, ignore_errors=True)
+        (self._folder / f"{entry.name}.lock").unlink(missing_ok=True)
+
+
+def _used(path: Path) -> float:
+    """When it was used last, in seconds; 0 for what is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size(entry: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in entry.iterdir())
+    except OSError:
+        return 0
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file; the kernel lets go of it when the process dies."""
+    with file.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _typed(folder: Path) -> Iterator[None]:
+    """What the disk refuses becomes a `CacheError`; other errors of the system are defects and pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _ROOM:
+            raise
+        raise CacheError(folder, error.strerror or str(error)) from error

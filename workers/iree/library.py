@@ -1,0 +1,187 @@
+"""The graphs of a runner that are loaded, and the thread that fetches those that are not there yet."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import structlog
+
+from workers.iree.builder import BACKGROUND, Builder, CompileProcess, Group, build_all
+from workers.iree.compiler import CompileError
+from workers.iree.device import Module
+
+Progress = Callable[[str, int, int], None]
+
+
+class Library:
+    """Which graphs are ready. Owned by the engine's thread, which never waits here for a compiler after `open`.
+
+    A thread of its own brings the rest, one module after the other, what was missed last first. One that cannot be
+    compiled or loaded is logged once and counted, and is not tried again: others cover it.
+    """
+
+    def __init__(self, builder: Builder, load: Callable[[Path], Module]) -> None:
+        """`load` maps a compiled file; it is called from both threads."""
+        self._builder = builder
+        self._load = load
+        self._ready: dict[str, Module] = {}
+        self._failed = 0
+        self._log = structlog.get_logger()
+        self._arrivals: SimpleQueue[tuple[Group, Module] | None] = SimpleQueue()
+        # Guards what follows, for both threads; notified when the thread has something to do, or has done it.
+        self._changed = threading.Condition()
+        self._wanted: list[Group] = []
+        self._process: CompileProcess | None = None
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def ready(self) -> frozenset[str]:
+        """The names of the graphs that can be called."""
+        return frozenset(self._ready)
+
+    @property
+    def failed(self) -> int:
+        """Modules that could not be compiled or loaded."""
+        self._adopt()
+        return self._failed
+
+    @property
+    def pending(self) -> int:
+        """Modules that are on their way."""
+        self._adopt()
+        with self._changed:
+            return len(self._wanted)
+
+    def open(self, groups: Sequence[Group], parallel: int, progress: Progress) -> None:
+        """Compile and load these. Raises `CompileError`, `LoadRefused` and what the device raises."""
+        progress("compile graphs", 0, len(groups))
+        for done, (group, file) in enumerate(build_all(self._builder, groups, parallel), 1):
+            self._enter(group, self._load(file))
+            progress("compile graphs", done, len(groups))
+
+    def fetch(self, groups: Iterable[Group]) -> None:
+        """Have these come in the background."""
+        with self._changed:
+            self._wanted += [group for group in groups if group not in self._wanted]
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="graphs", daemon=True)
+            self._thread.start()
+
+    def covering(self, kind: str, sizes: Sequence[int], needed: int) -> int | None:
+        """The smallest size of `needed` or more whose graph is ready; None when there is none.
+
+        A smaller one that would do is asked for first from now on.
+        """
+        self._adopt()
+        for size in sizes:
+            if size < needed:
+                continue
+            if f"{kind}_{size}" in self._ready:
+                return size
+            self._prefer(f"{kind}_{size}")
+        return None
+
+    def largest(self, kind: str, sizes: Sequence[int]) -> int:
+        """The largest size of a kind that is ready; one always is."""
+        return next(size for size in reversed(sizes) if f"{kind}_{size}" in self._ready)
+
+    def __getitem__(self, name: str) -> Module:
+        """Raises `KeyError` for a graph that is not ready."""
+        return self._ready[name]
+
+    def settle(self) -> None:
+        """Wait until everything that was asked for is there or has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._wanted or self._closing)
+        self._adopt()
+
+    def close(self) -> None:
+        """End the thread, and a compiler that runs for it; let go of the modules."""
+        with self._changed:
+            self._closing = True
+            if self._process is not None:
+                self._process.kill()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._arrivals = SimpleQueue()
+        self._ready.clear()
+
+    def _adopt(self) -> None:
+        """Take what the thread has brought."""
+        if self._arrivals.empty():
+            return
+        while True:
+            try:
+                arrival = self._arrivals.get_nowait()
+            except Empty:
+                return
+            if arrival is None:
+                self._failed += 1
+            else:
+                self._enter(*arrival)
+
+    def _enter(self, group: Group, module: Module) -> None:
+        for name in group:
+            self._ready[name] = module
+
+    def _prefer(self, name: str) -> None:
+        """A hint, for which the engine's thread does not wait."""
+        if not self._changed.acquire(blocking=False):
+            return
+        try:
+            for at, group in enumerate(self._wanted):
+                if name in group:
+                    self._wanted.insert(0, self._wanted.pop(at))
+                    return
+        finally:
+            self._changed.release()
+
+    def _run(self) -> None:
+        while (group := self._next()) is not None:
+            try:
+                module = self._load(self._file(group))
+            except Exception as error:  # noqa: BLE001 - whatever it is, a graph that is ready covers this one
+                self._end_process()
+                if not self._closing:
+                    self._log.error("graph_failed", graphs=group, text=str(error) or type(error).__name__)
+                self._arrivals.put(None)
+            else:
+                self._arrivals.put((group, module))
+            with self._changed:
+                self._wanted.remove(group)
+                self._changed.notify_all()
+        self._end_process()
+
+    def _next(self) -> Group | None:
+        """What to bring now; waits for something to be wanted, without a compile process."""
+        with self._changed:
+            idle = not self._wanted
+        if idle:
+            self._end_process()
+        with self._changed:
+            self._changed.wait_for(lambda: self._wanted or self._closing)
+            return None if self._closing else self._wanted[0]
+
+    def _file(self, group: Group) -> Path:
+        """The module's file. Raises what `CompileProcess.answers` raises."""
+        if (file := self._builder.find(group)) is not None:
+            return file
+        with self._changed:
+            if self._closing:
+                raise CompileError("the runner closes")
+            if self._process is None:
+                self._process = self._builder.process(parallel=1, niceness=BACKGROUND)
+            process = self._process
+        process.ask(group)
+        ((_, file),) = process.answers(1)
+        return file
+
+    def _end_process(self) -> None:
+        with self._changed:
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()

@@ -1,0 +1,63 @@
+"""What decides the graphs of a model: from a recipe every process traces the same ones."""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from workers.checkpoint import ModelConfig
+from workers.iree.archive import as_arrays
+from workers.iree.compiler import Compiler
+from workers.iree.device import Cpu
+from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
+from workers.iree.ops import Cache, PlainOps, TiledOps
+from workers.iree.tiles import tiles_for
+from workers.spec import Dtype
+
+PLAIN_TILE = 16
+"""Rows to which the plain cache's capacity is rounded."""
+
+
+class Recipe(Struct, frozen=True):
+    """The arguments of a load that matter to its graphs. Travels to the compile process as JSON."""
+
+    model: str
+    """The checkpoint's directory; only its config.json is read."""
+    dtype: Dtype
+    local: bool
+    """The device computes on this CPU."""
+    slots: int
+    context: int
+    flags: tuple[str, ...]
+    """iree-compile's."""
+    target: str
+    cache_dir: str
+
+    def plan(self) -> Plan:
+        """Raises `CheckpointError`."""
+        config = ModelConfig.from_dir(Path(self.model))
+        ops = choose_ops(config, self.dtype, local=self.local)
+        tiled = isinstance(ops, TiledOps)
+        cache = Cache.of(config, self.slots, self.context, ops.tiles.n if isinstance(ops, TiledOps) else PLAIN_TILE)
+        # One decode graph where its rows cost next to nothing and kernels may change with their number.
+        buckets = decode_buckets(self.slots) if tiled else (self.slots,)
+        return Plan(config, ops, cache, as_arrays(config, ops), buckets, prefill_chunks(self.context))
+
+    def compiler(self) -> Compiler:
+        """Raises `CacheError`."""
+        return Compiler(Path(self.cache_dir), self.flags, self.target)
+
+
+def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool) -> TiledOps | PlainOps:
+    """Packed microkernels on a CPU whose tiles fit the model, plain StableHLO elsewhere.
+
+    `dtype` "auto" is the checkpoint's, except bfloat16 on a CPU that cannot multiply it, which becomes float32.
+    """
+    cpu = Cpu.of_host()
+    kind = config.dtype if dtype == "auto" else dtype
+    if local and dtype == "auto" and kind == "bfloat16" and not {"avx512bf16", "bf16"} & cpu.features:
+        kind = "float32"
+    tiles = tiles_for(cpu.machine, cpu.features, kind)
+    widths = (config.hidden_size, config.ffn, config.heads * config.head_dim)
+    if local and config.head_dim % tiles.n == 0 and all(width % tiles.k == 0 for width in widths):
+        return TiledOps(kind, tiles, tiles_for(cpu.machine, cpu.features, "float32"))
+    return PlainOps(kind)
