@@ -49,11 +49,13 @@ def run_gate(
     step_tokens: int = 96,
     resume: bool = True,
     seed: int = 0,
+    before_step: Callable[[], None] = lambda: None,
 ) -> GateReport:
     """Run the gate. `make_reference` is the runner of the single runs (by default the batch's own, before the batch).
 
     `longest` bounds the prompts (default: the context); `resume` includes requests that go on from tokens of their
-    reference run, which needs a runner whose prefill and decode agree to the bit.
+    reference run, which needs a runner whose prefill and decode agree to the bit. `before_step` is called before each
+    step of the batch, to change how the runner computes.
     """
     randomness = random.Random(seed)
     runner = make_runner()
@@ -62,7 +64,7 @@ def run_gate(
         planned = _requests(runner.capabilities, randomness, requests, max_tokens, longest)
         expected = {request.stream: alone(reference, request) for request in planned}
         planned = [_vary(request, expected[request.stream], resume) for request in planned]
-        return _batch(runner, planned, expected, randomness, step_tokens)
+        return _batch(runner, planned, expected, randomness, step_tokens, before_step)
     finally:
         runner.close()
         if reference is not runner:
@@ -137,6 +139,7 @@ def _batch(
     references: dict[int, list[int]],
     randomness: random.Random,
     step_tokens: int,
+    before_step: Callable[[], None],
 ) -> GateReport:
     engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens)
     got: dict[int, list[int]] = {request.stream: [] for request in planned}
@@ -152,6 +155,7 @@ def _batch(
         for stream, after in cancels.items():
             if stream not in reasons and len(got[stream]) >= after and (end := engine.cancel(stream)) is not None:
                 reasons[stream] = end.reason
+        before_step()
         result = engine.step()
         assert not result.failures, result.failures
         most_active = max(most_active, engine.gauges().slots_active)

@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 30
 MAX_KEYS = 16384
 IN_USE_S = 60.0
 """An entry that was used this lately is kept even beyond the bound: its file may not be mapped yet."""
-_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+_MENDABLE = {errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 class CacheError(LoadRefused):
@@ -164,10 +164,10 @@ def _locked(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _typed(folder: Path) -> Iterator[None]:
-    """What the disk refuses becomes a `CacheError`; other errors of the system are defects and pass."""
+    """What a person can mend becomes a `CacheError`; other errors of the system are defects and pass."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _ROOM:
+        if error.errno not in _MENDABLE:
             raise
         raise CacheError(folder, error.strerror or str(error)) from error

@@ -63,7 +63,7 @@ class Plan:
 
     def optional(self) -> list[tuple[str, ...]]:
         """The graphs that make serving cheaper, those first that are missed most."""
-        draws = [(f"draw_{rows}", f"filter_{rows}") for rows in self.draw_sizes]
+        draws: list[tuple[str, ...]] = [(f"draw_{rows}", f"filter_{rows}") for rows in self.draw_sizes]
         if isinstance(self.ops, PlainOps):
             return draws
         required = self.required()

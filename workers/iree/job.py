@@ -54,7 +54,12 @@ class Job:
 
     def run(self) -> None:
         start = msgspec.json.decode(self._lines.readline(), type=Start)
-        self._plan, self._compiler = start.recipe.plan(), start.recipe.compiler()
+        try:
+            self._plan, self._compiler = start.recipe.plan(), start.recipe.compiler()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to all that is asked
+            for line in self._lines:
+                self._answer(msgspec.json.decode(line, type=Request), error)
+            return
         with ThreadPoolExecutor(start.parallel) as pool:
             for line in self._lines:
                 request = msgspec.json.decode(line, type=Request)

@@ -1,7 +1,9 @@
-"""Runs a command that the kernel ends together with its parent: `python -I -S leash.py PARENT_PID [--nice=N] COMMAND...`.
+"""Runs a command that the kernel ends together with its parent.
+
+`python -I -S leash.py PARENT_PID [--nice=N] COMMAND...`
 
 A compiler that outlives its killed worker would keep the cores from the worker's replacement. Set here, between two
-execs, because a `preexec_fn` forks the parent's threads and locks. So is the niceness, which both give way to others by.
+execs, because a `preexec_fn` forks the parent's threads and locks; so is the niceness by which it gives way to others.
 """
 
 import ctypes

@@ -23,7 +23,7 @@ class Library:
 
     def __init__(self, builder: Builder, load: Callable[[Path], Module]) -> None:
         """`load` maps a compiled file; it is called from both threads."""
-        self._builder = builder
+        self.builder = builder
         self._load = load
         self._ready: dict[str, Module] = {}
         self._failed = 0
@@ -57,7 +57,7 @@ class Library:
     def open(self, groups: Sequence[Group], parallel: int, progress: Progress) -> None:
         """Compile and load these. Raises `CompileError`, `LoadRefused` and what the device raises."""
         progress("compile graphs", 0, len(groups))
-        for done, (group, file) in enumerate(build_all(self._builder, groups, parallel), 1):
+        for done, (group, file) in enumerate(build_all(self.builder, groups, parallel), 1):
             self._enter(group, self._load(file))
             progress("compile graphs", done, len(groups))
 
@@ -168,13 +168,13 @@ class Library:
 
     def _file(self, group: Group) -> Path:
         """The module's file. Raises what `CompileProcess.answers` raises."""
-        if (file := self._builder.find(group)) is not None:
+        if (file := self.builder.find(group)) is not None:
             return file
         with self._changed:
             if self._closing:
                 raise CompileError("the runner closes")
             if self._process is None:
-                self._process = self._builder.process(parallel=1, niceness=BACKGROUND)
+                self._process = self.builder.process(parallel=1, niceness=BACKGROUND)
             process = self._process
         process.ask(group)
         ((_, file),) = process.answers(1)

@@ -69,10 +69,12 @@ class IreeRunner:
         cache_dir: Path,
         threads: int,
         progress: Progress,
+        background: bool = True,
     ) -> "IreeRunner":
         """Open the device, pack the weights and compile the graphs, or find both in `cache_dir`.
 
-        Returns with the fewest graphs that can serve everything; the rest come in the background (`graphs`).
+        Returns with the fewest graphs that can serve everything; the rest come in the background, or without
+        `background` when `graphs.fetch` asks for them.
         `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `context` 0 is the model's;
         `threads` 0 is one a core. `progress` gets (phase, done, total). Raises `CheckpointError`, `DeviceError`,
         `CacheError`, `ArchiveError` and `CompileError`.
@@ -93,7 +95,8 @@ class IreeRunner:
         weights, nbytes = open_archive(path, config, builder.plan.ops, cache_dir, progress)
         runner = cls(builder, opened, weights, nbytes)
         runner.graphs.open(builder.plan.required(), threads, progress)
-        runner.graphs.fetch(builder.plan.optional())
+        if background:
+            runner.graphs.fetch(builder.plan.optional())
         return runner
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
@@ -270,4 +273,3 @@ class Angles:
         if positions.max() < len(self._cos):
             return self._cos[positions], self._sin[positions]
         return self._compute(positions)
-

@@ -1,4 +1,7 @@
-"""Compiled graphs and packed weights are shared by all tests of the session: compiling is most of their time."""
+"""Compiled graphs are shared by all tests, and kept from run to run in pytest's cache, like those that a worker keeps.
+
+Compiling is most of the time of these tests; `pytest --cache-clear` compiles everything again.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,18 +13,22 @@ pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: p
 pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton[iree]'")
 
 from tests.checkpoints import make_checkpoint
+from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig
 from workers.iree.runner import IreeRunner
 
 CONTEXT = 96
-"""Chunks of 32 and 96: prompts of several chunks, and of chunks that pad beyond the context."""
+"""Chunks of 32, 64 and 96: prompts of several chunks, and of chunks that pad beyond the context."""
 
 Load = Callable[..., IreeRunner]
 
 
 @pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    folder = tmp_path_factory.mktemp("compiled")
+    if (cache := getattr(pytestconfig, "cache", None)) is not None:
+        (folder / "graphs").symlink_to(cache.mkdir("graphs"))
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -40,15 +47,26 @@ def load(cache_dir: Path, checkpoint: Path) -> Load:
             "cache_dir": cache_dir,
             "threads": 0,
             "progress": lambda phase, done, total: None,
+            "background": False,
         }
         return IreeRunner.load(path, ModelConfig.from_dir(path), **(options | changes))
 
     return load
 
 
+def fetch_all(runner: IreeRunner) -> None:
+    """Every graph: what a runner comes to in time."""
+    runner.graphs.open(
+        [group for group in runner.graphs.builder.plan.everything() if not runner.graphs.ready >= set(group)],
+        usable_cores(),
+        lambda phase, done, total: None,
+    )
+
+
 @pytest.fixture(scope="session")
 def shared_runner(load: Load) -> Iterator[IreeRunner]:
     runner = load()
+    fetch_all(runner)
     yield runner
     runner.close()
 

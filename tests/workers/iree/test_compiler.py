@@ -1,15 +1,15 @@
-"""The cache of compiled graphs: hits, damage, races, and compilers that do not outlive their worker."""
+"""iree-compile as a process: what a module is found by, what is said of failures, and that it outlives no worker."""
 
 import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from workers.iree import leash
+from workers.iree.cache import CacheError
 from workers.iree.compiler import CompileError, Compiler
 
 FLAGS = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx")
@@ -48,42 +48,20 @@ def test_everything_that_matters_is_in_the_key(tmp_path: Path, change: str) -> N
     assert other.runs == 1
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "no checksum"])
-def test_a_damaged_entry_is_compiled_again(tmp_path: Path, damage: str) -> None:
+def test_found_by_key_without_its_text(tmp_path: Path) -> None:
     compiler = CountingCompiler(tmp_path, FLAGS, "cpu")
-    file = compiler.compile(TEXT)
-    whole = file.read_bytes()
-    if damage == "cut":
-        file.write_bytes(whole[:-1])
-    elif damage == "changed":
-        file.write_bytes(whole[:100] + b"\xff" + whole[101:])
-    elif damage == "gone":
-        file.unlink()
-    else:
-        (file.parent / "sha256").unlink()
-    assert compiler.compile(TEXT).read_bytes() == whole
-    assert compiler.runs == 2
+    key = compiler.key("what decides the text")
+    assert compiler.find(key) is None
+    file = compiler.compile(TEXT, key)
+    assert Compiler(tmp_path, FLAGS, "cpu").find(key) == file
+    assert compiler.find(compiler.key("something else")) is None
 
 
-def test_leftovers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
-    compiler = Compiler(tmp_path, FLAGS, "cpu")
-    name = compiler._digest(TEXT)
-    left = tmp_path / "graphs" / f"{name}.abcdef.tmp"
-    left.mkdir()
-    compiler.compile(TEXT)
-    assert [entry.name for entry in entries(tmp_path)] == [name]
-
-
-def test_two_at_once_compile_once(tmp_path: Path) -> None:
-    compilers = [CountingCompiler(tmp_path, FLAGS, "cpu") for _ in range(2)]
-    files: list[Path] = []
-    threads = [threading.Thread(target=lambda c=c: files.append(c.compile(TEXT))) for c in compilers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert files[0] == files[1]
-    assert sum(compiler.runs for compiler in compilers) == 1
+def test_a_full_disk_is_not_the_compilers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = subprocess.CompletedProcess([], 1, "", "error: cannot open output file: No space left on device")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
+    with pytest.raises(CacheError, match="graphs: cannot keep a compiled graph: No space left on device"):
+        Compiler(tmp_path, FLAGS, "cpu").compile(TEXT)
 
 
 def test_refusal_says_why_and_leaves_nothing(tmp_path: Path) -> None:
@@ -112,6 +90,13 @@ def test_a_compiler_dies_with_its_parent() -> None:
     parent.stdout.close()
     os.close(reading)
     os.close(writing)
+
+
+def test_the_leash_makes_what_it_starts_give_way() -> None:
+    program = "import os; print(os.nice(0))"
+    command = [sys.executable, "-I", "-S", str(leash.__file__), str(os.getpid()), "--nice=3"]
+    done = subprocess.run([*command, sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == min(os.nice(0) + 3, 19)
 
 
 def test_the_leash_does_not_start_for_a_dead_parent() -> None:

@@ -1,5 +1,7 @@
 """Batch invariance: the reference gate, and equal logits to the bit."""
 
+import random
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -9,21 +11,96 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.workers.iree.conftest import Load
+from tests.workers.iree.conftest import Load, fetch_all
 from workers.iree.runner import IreeRunner
 from workers.runner import Chunk, Draw, Row
 
 GREEDY = Draw(Sampling(), 1)
+SEEDED = Draw(Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11), 1)
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 500, 90))
+
+
+class Rationed:
+    """Gives a runner some of its graphs, as if the others had not been compiled yet, and notes which it takes."""
+
+    def __init__(self, runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._graphs = runner.graphs
+        self._all = dict(self._graphs._ready)
+        self._required = {name for group in self._graphs.builder.plan.required() for name in group}
+        self._randomness = random.Random(5)
+        self.taken: list[str] = []
+        call = runner._call
+
+        def noted(name: str, *arguments: Any) -> Any:
+            self.taken.append(name)
+            return call(name, *arguments)
+
+        monkeypatch.setattr(runner, "_call", noted)
+
+    def only(self, *names: str) -> None:
+        self._graphs._ready = {name: self._all[name] for name in names}
+
+    def all(self) -> None:
+        self.only(*self._all)
+
+    def some(self) -> None:
+        """Half of those that are not required, by chance."""
+        self.only(*(name for name in self._all if name in self._required or self._randomness.random() < 0.5))
+
+
+def tour(ladder: tuple[int, ...]) -> list[int]:
+    """A way through every transition between two sizes of a ladder, a size to itself included (Hierholzer)."""
+    left = {size: list(ladder) for size in ladder}
+    way, stack = [], [ladder[0]]
+    while stack:
+        if left[stack[-1]]:
+            stack.append(left[stack[-1]].pop())
+        else:
+            way.append(stack.pop())
+    return way
+
+
+def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw: Draw) -> None:
+    """One sequence goes through every transition of both ladders, beside what it gets from the smallest graphs."""
+    decodes, chunks = tour((1, 2, 4, 8)), tour((32, 64, 96))
+    with monkeypatch.context() as patch:
+        rationed = Rationed(runner, patch)
+
+        def generate(slot: int, ladders: bool) -> list[int]:
+            tokens: list[int] = []
+            for size in chunks if ladders else (32,):  # rows that are computed again come out the same
+                rationed.only(f"prefill_{size}", "decode_8")
+                runner.prefill(Chunk(slot, TOKENS[:30], 0, 0), None)
+            for at, size in enumerate(decodes, 30):
+                rationed.only(f"decode_{size}" if ladders else "decode_1", "decode_8", f"filter_{size}")
+                token = tokens[-1] if tokens else TOKENS[30]
+                tokens += runner.decode([Row(slot, token, at, at, Draw(draw.sampling, at + 1))])
+            return tokens
+
+        expected = generate(0, ladders=False)
+        rationed.taken.clear()
+        assert generate(0, ladders=True) == expected
+        taken = set(pairwise(name for name in rationed.taken if name.startswith(("decode", "prefill"))))
+        assert taken >= set(product((f"decode_{size}" for size in (1, 2, 4, 8)), repeat=2))
+        assert all(f"filter_{size}" in rationed.taken for size in (1, 2, 4, 8)) == (draw is SEEDED)
+        assert taken >= set(product((f"prefill_{size}" for size in (32, 64, 96)), repeat=2))
+        rationed.all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gate(load: Load, dtype: str) -> None:
-    report = run_gate(lambda: load(dtype=dtype))
+def test_gate(load: Load, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(dtype=dtype)
+    fetch_all(runner)
+    check_transitions(runner, monkeypatch, GREEDY)
+    check_transitions(runner, monkeypatch, SEEDED)
+    runner.reset(0)
+    rationed = Rationed(runner, monkeypatch)
+    report = run_gate(lambda: runner, before_step=rationed.some)
     assert report.requests >= 32
     assert report.most_active == 8
     assert min(report.cancelled, report.resumed, report.stopped, report.full) > 0
+    assert {"decode_4", "prefill_32", "prefill_64", "filter_1", "filter_8"} <= set(rationed.taken)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

@@ -3,16 +3,19 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from workers.checkpoint import ModelConfig
 from workers.iree.archive import as_arrays
-from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
+from workers.iree.graphs import PREFILL_CHUNKS, Plan, decode_buckets, prefill_chunks
 from workers.iree.model import rope_frequencies
 from workers.iree.ops import Cache, PlainOps, TiledOps
+from workers.iree.recipe import Recipe
 from workers.iree.tiles import Tiles
 
 
@@ -45,7 +48,8 @@ def test_decode_buckets(slots: int, buckets: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("context", "chunks"), [(16, (16,)), (32, (32,)), (100, (32, 100)), (512, (32, 128, 512)), (4096, (32, 128, 512))]
+    ("context", "chunks"),
+    [(16, (16,)), (32, (32,)), (100, (32, 64, 100)), (512, PREFILL_CHUNKS), (4096, PREFILL_CHUNKS)],
 )
 def test_prefill_chunks(context: int, chunks: tuple[int, ...]) -> None:
     assert prefill_chunks(context) == chunks
@@ -57,12 +61,44 @@ def test_a_cache_has_a_row_that_nobody_attends_to(tiled: Plan) -> None:
     assert tiled.cache.shape == (2, 2, 4, 2, 80 * 16)
 
 
-def test_modules_with_weights_by_themselves_on_a_cpu_and_together_elsewhere(tiled: Plan, tmp_path: Path) -> None:
-    steps = [["decode_1"], ["decode_2"], ["decode_4"], ["prefill_32"], ["prefill_64"]]
-    assert tiled.groups() == [*steps, ["draw_1", "filter_1"], ["draw_4", "filter_4"]]
-    together, *draws = make_plan(tmp_path, PlainOps("float16")).groups()
-    assert {"decode_4", "prefill_64", "score", "forget"} <= set(together)
-    assert draws == tiled.groups()[-2:]
+def test_a_cpu_starts_with_the_fewest_graphs(tiled: Plan) -> None:
+    assert tiled.required() == [("decode_4",), ("prefill_64",)]
+    steps = [("decode_1",), ("prefill_32",), ("decode_2",)]
+    assert tiled.optional() == [*steps, *((f"draw_{n}", f"filter_{n}") for n in (1, 2, 4))]
+    assert tiled.everything() == [*tiled.required(), *tiled.optional(), ("score_64",)]
+
+
+def test_the_first_prefill_graph_is_neither_short_nor_long(tiled: Plan) -> None:
+    assert replace(tiled, chunks=(32, 64, 128, 256, 512)).required() == [("decode_4",), ("prefill_128",)]
+    assert replace(tiled, chunks=(32, 100)).required() == [("decode_4",), ("prefill_100",)]
+
+
+def test_other_devices_have_all_steps_at_once(tmp_path: Path) -> None:
+    """One module, so that the device holds the weights once, and the graph of a step never changes."""
+    plan = make_plan(make_checkpoint(tmp_path), PlainOps("float16"))
+    (together,) = plan.required()
+    assert {"decode_1", "decode_4", "prefill_32", "prefill_64", "score_64", "forget"} <= set(together)
+    assert plan.everything() == plan.required() + plan.optional()
+
+
+def test_a_description_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
+    """A key with an address or an unordered set in it would never be found again."""
+    path = make_checkpoint(tmp_path, rope_scaling=LLAMA3_SCALING)
+    recipe = Recipe(str(path), "auto", True, 4, 64, (), "", str(tmp_path))
+    program = (
+        "import sys, msgspec; from workers.iree.recipe import Recipe;"
+        "print(msgspec.json.decode(sys.argv[1], type=Recipe).plan().describe(['decode_2']))"
+    )
+    command = [sys.executable, "-c", program, msgspec.json.encode(recipe).decode()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    plan = recipe.plan()
+    assert done.stdout.strip() == plan.describe(["decode_2"])
+    assert plan.describe(["decode_2"]) == replace(plan, buckets=(2,)).describe(["decode_2"])
+    assert plan.describe(["decode_2"]) != plan.describe(["decode_4"])
+    assert plan.describe(["decode_2"]) != replace(plan, ops=PlainOps("float16")).describe(["decode_2"])
+    before = plan.describe(["decode_2"])
+    plan.module(["decode_2"])  # which collects kernels
+    assert plan.describe(["decode_2"]) == before
 
 
 def test_module_text_depends_on_the_model_alone(tiled: Plan) -> None:

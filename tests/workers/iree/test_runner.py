@@ -31,7 +31,7 @@ def test_capabilities_and_memory(runner: IreeRunner) -> None:
     capabilities = runner.capabilities
     assert (capabilities.backend, capabilities.device, capabilities.dtype) == ("iree", "local-task", "float32")
     assert (capabilities.slots, capabilities.context, capabilities.vocab_size) == (8, CONTEXT, 512)
-    assert capabilities.prefill_chunks == (32, 96)
+    assert capabilities.prefill_chunks == (32, 64, 96)
     memory = runner.memory()
     # 2 layers of keys and values, 2 heads of 16 lanes, 8 slots, and a tile of 16 rows to spare
     assert memory["kv"] == 2 * 2 * 8 * 2 * (CONTEXT + 16) * 16 * 4
@@ -184,6 +184,21 @@ def test_bad_rows_are_refused(runner: IreeRunner) -> None:
     with pytest.raises(ValueError, match="slot: 9"):
         runner.reset(9)
     assert runner.decode([]) == []
+
+
+def test_the_fewest_graphs_serve_everything_alike(load: Load, runner: IreeRunner) -> None:
+    """Long prompts, drawing and scoring, before the graphs for them are there."""
+    few = load()
+    try:
+        assert few.graphs.ready == {"decode_8", "prefill_96"}
+        prompt = tuple(3 + i % 500 for i in range(CONTEXT - 6))
+        for slot, sampling in enumerate((Sampling(), SEEDED, Sampling(temperature=1.1, seed=1 << 40))):
+            assert generate(few, slot, prompt, 5, sampling) == generate(runner, slot, prompt, 5, sampling)
+        np.testing.assert_array_equal(few.logits(Chunk(5, PROMPT, 0, 0)), runner.logits(Chunk(5, PROMPT, 0, 0)))
+        few.settle()
+        assert "score_96" in few.graphs.ready  # asked for, and by now there
+    finally:
+        few.close()
 
 
 @pytest.mark.slow

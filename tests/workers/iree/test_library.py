@@ -1,0 +1,163 @@
+"""Which graph serves while others are on their way: without a device or a compiler."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from workers.iree.builder import Group
+from workers.iree.compiler import CompileError
+from workers.iree.library import Library
+
+SIZES = (1, 2, 4, 8)
+
+
+class Process:
+    """A compile process that answers when it is told to."""
+
+    def __init__(self, builder: "Builder") -> None:
+        self._builder = builder
+        self._killed = threading.Event()
+        self.asked: Group = ()
+
+    def ask(self, group: Group) -> None:
+        self.asked = group
+
+    def answers(self, count: int) -> Iterator[tuple[Group, Path]]:
+        assert count == 1
+        self._builder.order.append(self.asked[0])
+        self._builder.asked.release()
+        self._builder.may_answer.acquire()
+        if self._killed.is_set():
+            raise CompileError("the compile process ended with -9")
+        if self.asked[0] in self._builder.broken:
+            raise CompileError("iree-compile crashed")
+        yield self.asked, Path(self.asked[0])
+
+    def kill(self) -> None:
+        self._killed.set()
+        self._builder.may_answer.release()
+
+    def close(self) -> None:
+        self._builder.closed += 1
+
+
+class Builder:
+    """Compiles what it is asked for, one permission after the other."""
+
+    def __init__(self) -> None:
+        self.cached: set[str] = set()
+        self.broken: set[str] = set()
+        self.order: list[str] = []
+        self.asked, self.may_answer = threading.Semaphore(0), threading.Semaphore(0)
+        self.started = self.closed = 0
+
+    def find(self, group: Group) -> Path | None:
+        return Path(group[0]) if group[0] in self.cached else None
+
+    def process(self, **_: int) -> Process:
+        self.started += 1
+        return Process(self)
+
+
+@pytest.fixture
+def builder() -> Builder:
+    return Builder()
+
+
+@pytest.fixture
+def library(builder: Builder) -> Iterator[Library]:
+    builder.cached = {"decode_8"}
+    foreign: Any = builder
+    library = Library(foreign, lambda file: foreign if file.name != "unloadable" else 1 / 0)
+    library.open([("decode_8",)], 1, lambda phase, done, total: None)
+    yield library
+    library.close()
+
+
+def test_the_smallest_that_is_ready_covers(library: Library, builder: Builder) -> None:
+    builder.cached |= {"decode_2"}
+    assert [library.covering("decode", SIZES, needed) for needed in (1, 8)] == [8, 8]
+    library.fetch([("decode_2",)])
+    library.settle()
+    assert [library.covering("decode", SIZES, needed) for needed in (1, 2, 3, 8)] == [2, 2, 8, 8]
+    assert library.covering("decode", SIZES, 9) is None
+    assert library.covering("prefill", SIZES, 1) is None
+    assert library.largest("decode", SIZES) == 8
+    assert (builder.started, library.failed, library.pending) == (0, 0, 0)
+
+
+def test_a_larger_one_serves_while_a_smaller_one_is_compiled(library: Library, builder: Builder) -> None:
+    library.fetch([("decode_1",)])
+    assert builder.asked.acquire(timeout=60)  # the compiler runs
+    assert library.covering("decode", SIZES, 1) == 8
+    assert library.pending == 1
+    builder.may_answer.release()
+    library.settle()
+    assert library.covering("decode", SIZES, 1) == 1
+
+
+def test_what_was_missed_last_comes_next(library: Library, builder: Builder) -> None:
+    library.fetch([("decode_1",), ("decode_2",), ("decode_4",), ("draw_4", "filter_4")])
+    assert builder.asked.acquire(timeout=60)
+    library.covering("decode", SIZES, 3)
+    library.covering("filter", (4,), 4)
+    builder.may_answer.release(4)
+    library.settle()
+    assert builder.order == ["decode_1", "draw_4", "decode_4", "decode_2"]
+    assert library.ready >= {"draw_4", "filter_4"}
+
+
+def test_a_failure_is_logged_once_counted_and_covered(library: Library, builder: Builder) -> None:
+    builder.broken = {"decode_1"}
+    builder.may_answer.release(2)
+    with capture_logs() as logs:
+        library.fetch([("decode_1",), ("decode_2",)])
+        library.settle()
+    (line,) = logs
+    assert (line["event"], line["graphs"], line["text"]) == ("graph_failed", ("decode_1",), "iree-compile crashed")
+    assert (library.failed, library.pending) == (1, 0)
+    assert library.covering("decode", SIZES, 1) == 2
+    assert builder.started == 2  # a process that brought a failure is not trusted with the next graph
+
+
+def test_a_module_that_cannot_be_loaded_is_a_failure_too(library: Library, builder: Builder) -> None:
+    builder.cached |= {"unloadable"}
+    library.fetch([("unloadable",)])
+    library.settle()
+    assert library.failed == 1
+    assert library.covering("decode", SIZES, 1) == 8
+
+
+def test_no_process_stays_when_nothing_is_wanted(library: Library, builder: Builder) -> None:
+    builder.may_answer.release(2)
+    library.fetch([("decode_1",)])
+    library.settle()
+    library.fetch([("decode_2",)])
+    library.settle()
+    library.close()
+    assert builder.started == builder.closed
+
+
+def test_close_ends_a_compiler_that_runs(library: Library, builder: Builder) -> None:
+    with capture_logs() as logs:
+        library.fetch([("decode_1",), ("decode_2",)])
+        assert builder.asked.acquire(timeout=60)
+        library.close()
+    assert builder.order == ["decode_1"]
+    assert logs == []  # an end that was asked for is no failure
+    assert library.ready == frozenset()
+    library.settle()  # nothing is waited for after
+
+
+def test_an_engine_does_not_wait_for_the_one_that_compiles(library: Library) -> None:
+    """Even while the other thread holds the lock, the engine's gets its graph."""
+    with library._changed:
+        found: list[int | None] = []
+        engine = threading.Thread(target=lambda: found.append(library.covering("decode", SIZES, 1)))
+        engine.start()
+        engine.join(timeout=60)
+        assert found == [8]
