@@ -209,6 +209,7 @@ def main() -> None:
             cache_dir=cache,
         )  # fmt: skip
         runner = load_runner(spec, lambda phase, done, total: None)
+        runner.settle()
         engine = BatchEngine(runner, max_queue=MAX_LIVE, step_tokens=spec.step_tokens)
         samples = []
         for sample in Soak(engine, lambda: runner.memory().get("allocated", 0), seed).run(args.requests, args.every):

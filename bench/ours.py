@@ -63,6 +63,7 @@ class Engine:
     """A loaded model and its engine, in this process; prompts are random, so that none is found in a prefix cache."""
 
     def __init__(self, runner: Runner, seed: int = 0) -> None:
+        runner.settle()  # graphs that would still be compiled beside the measurement
         self.runner = runner
         self._engine = BatchEngine(runner, max_queue=0, step_tokens=1 << 20)
         self._streams = 0

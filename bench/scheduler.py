@@ -51,6 +51,8 @@ class Constant:
     def memory(self) -> dict[str, int]:
         return {"weights": 0, "kv": 0}
 
+    def settle(self) -> None: ...
+
     def close(self) -> None: ...
 
 

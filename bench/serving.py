@@ -79,6 +79,7 @@ def main() -> None:
     setup = Setup(path, args.cache_dir / "graphs", args.streams, CONTEXT, args.dtype)
     with server(setup) as url:
         runner = load_runner(setup.spec(), lambda phase, done, total: None)
+        runner.settle()
         work = (args.streams, args.requests, args.max_tokens)
         engine, http = [], []
         for turn in range(args.rounds):

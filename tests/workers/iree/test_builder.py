@@ -13,7 +13,7 @@ from workers.iree.recipe import Recipe
 from workers.refused import LoadRefused
 
 FLAGS = (*COMMON_FLAGS, "--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx")
-FORGET = ("forget",)
+COPY = ("copy",)
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def recipe(tmp_path: Path) -> Recipe:
 
 def test_compiled_in_a_process_and_found_without_one(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     builder = Builder(recipe)
-    assert builder.find(FORGET) is None
-    ((group, file),) = build_all(builder, [FORGET], 1)
-    assert group == FORGET
+    assert builder.find(COPY) is None
+    ((group, file),) = build_all(builder, [COPY], 1)
+    assert group == COPY
     assert file.stat().st_size > 0
     other = Builder(recipe)
     monkeypatch.setattr(other, "process", None)  # it would fail if it were called
-    assert list(build_all(other, [FORGET], 1)) == [(FORGET, file)]
+    assert list(build_all(other, [COPY], 1)) == [(COPY, file)]
 
 
 def test_a_graph_that_cannot_be_traced_is_an_error_and_the_next_one_is_not(recipe: Recipe) -> None:
@@ -39,15 +39,15 @@ def test_a_graph_that_cannot_be_traced_is_an_error_and_the_next_one_is_not(recip
         process.ask(("decode_none",))
         with pytest.raises(CompileError, match="invalid literal"):
             list(process.answers(1))
-        process.ask(FORGET)
-        assert [group for group, _ in process.answers(1)] == [FORGET]
+        process.ask(COPY)
+        assert [group for group, _ in process.answers(1)] == [COPY]
 
 
 def test_another_model_than_was_asked_for_is_refused(recipe: Recipe) -> None:
     builder = Builder(recipe)
     builder.plan = replace(builder.plan, cache=replace(builder.plan.cache, slots=3))
     with builder.process(parallel=1) as process:
-        process.ask(FORGET)
+        process.ask(COPY)
         with pytest.raises(CompileError, match=r"config\.json or this program changed"):
             list(process.answers(1))
 
@@ -58,7 +58,7 @@ def test_what_a_person_must_mend_stays_a_sentence(recipe: Recipe) -> None:
     folder.rmdir()
     folder.touch()
     with builder.process(parallel=1) as process:
-        process.ask(FORGET)
+        process.ask(COPY)
         with pytest.raises(LoadRefused, match="cannot keep a compiled graph: File exists"):
             list(process.answers(1))
 
@@ -66,6 +66,6 @@ def test_what_a_person_must_mend_stays_a_sentence(recipe: Recipe) -> None:
 def test_a_process_that_dies_is_an_error(recipe: Recipe) -> None:
     with Builder(recipe).process(parallel=1) as process:
         process.kill()
-        process.ask(FORGET)
+        process.ask(COPY)
         with pytest.raises(CompileError, match="the compile process ended with -9"):
             list(process.answers(1))

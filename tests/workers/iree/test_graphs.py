@@ -77,7 +77,7 @@ def test_other_devices_have_all_steps_at_once(tmp_path: Path) -> None:
     """One module, so that the device holds the weights once, and the graph of a step never changes."""
     plan = make_plan(make_checkpoint(tmp_path), PlainOps("float16"))
     (together,) = plan.required()
-    assert {"decode_1", "decode_4", "prefill_32", "prefill_64", "score_64", "forget"} <= set(together)
+    assert {"decode_1", "decode_4", "prefill_32", "prefill_64", "score_64", "copy"} <= set(together)
     assert plan.everything() == plan.required() + plan.optional()
 
 
@@ -114,7 +114,7 @@ def test_module_text_depends_on_the_model_alone(tiled: Plan) -> None:
 
 
 def test_plain_modules_have_no_kernels(tmp_path: Path) -> None:
-    text = make_plan(make_checkpoint(tmp_path), PlainOps("float16")).module(["decode_4", "forget"])
+    text = make_plan(make_checkpoint(tmp_path), PlainOps("float16")).module(["decode_4", "copy"])
     assert "mmt4d" not in text
     assert "iree.abi.output = 0 : index" in text
 
