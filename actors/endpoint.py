@@ -66,14 +66,15 @@ def check_address(address: str, *, secured: bool) -> None:
         return
     if parts.scheme != "tcp" or not parts.hostname:
         raise EndpointError(f"a link's address is ipc://PATH or tcp://HOST:PORT, not {address!r}")
-    if not secured and not _is_loopback(parts.hostname):
+    if not secured and not is_loopback(parts.hostname):
         raise EndpointError(
             f"{address} leaves this machine, and plain TCP is neither private nor authenticated: "
             "use a loopback address, or give CURVE keys"
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """The host, a name or an address, is this machine and nobody else can reach it."""
     if host == "localhost":
         return True
     try:

@@ -31,7 +31,7 @@ LAST_WORDS_S = 1.0
 REFUSAL_LINGER_S = 0.1
 """How long a refusal may take to leave; the event loop waits for it, in the rare case that there is one."""
 
-KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY"})
+KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY", "BATON_ADMIN_KEY"})
 """Variables that no worker needs: it runs native code on what a checkpoint and a client gave it."""
 
 

@@ -29,7 +29,8 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker at one moment. `incarnation` counts its starts from 1; `hello` to `loading` are of this incarnation."""
+    """A worker at one moment. `incarnation` counts its starts from 1, `restarts` those that followed a failure; `hello`
+    to `loading` are of this incarnation."""
 
     name: str
     state: WorkerState

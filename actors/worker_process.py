@@ -56,6 +56,8 @@ class WorkerProcess:
         self._current: IncarnationActor | None = None
         self._ref: Ref[None] | None = None
         self._stop_requested = False
+        self._restart_requested = False
+        self._restarts = 0
 
     @property
     def status(self) -> WorkerStatus:
@@ -67,7 +69,7 @@ class WorkerProcess:
             state=self._state if seen is None else seen.state,
             pid=None if current is None else current.pid,
             incarnation=self._incarnations,
-            restarts=max(self._incarnations - 1, 0),
+            restarts=self._restarts,
             hello=seen.hello if seen else None,
             ready=seen.ready if seen else None,
             gauges=seen.gauges if seen else Gauges(),
@@ -85,41 +87,66 @@ class WorkerProcess:
 
     def drain_nowait(self, grace_s: float) -> None:
         """Let what is live finish within `grace_s` seconds, then stop for good. Returns at once."""
-        self._leave(Drain(grace_ms=max(0, int(grace_s * 1000))), grace_s)
+        self._stop_requested = True
+        self._ask_to_leave(_drain(grace_s), grace_s)
+
+    def restart_nowait(self, grace_s: float) -> None:
+        """As `drain_nowait`, but another incarnation follows, with the `command` of that time. Does nothing to a worker
+        that does not run, or is to stop for good."""
+        if self._ref is not None and not self._stop_requested:
+            self._restart_requested = True
+            self._ask_to_leave(_drain(grace_s), grace_s)
 
     def stop_nowait(self) -> None:
         """Stop for good: ask, wait for `deadlines.stop`, then kill. Returns at once."""
-        self._leave(Stop(), 0.0)
+        self._stop_requested = True
+        self._ask_to_leave(Stop(), 0.0)
 
     async def run(self) -> None:
-        """Keep the worker running until it was stopped, or was given up. A cancel stops it, within the deadlines."""
+        """Keep the worker running until it was stopped, or was given up. A cancel stops it, within the deadlines.
+
+        May be called again after it has returned.
+        """
         if self._stop_requested:
+            self._stop_requested = False
             return
-        limits = self.deadlines
+        try:
+            while not self._stop_requested:
+                await self._run_once()
+                if not self._restart_requested:
+                    break
+        finally:
+            self._restart_requested = self._stop_requested = False
+            if self._state is not WorkerState.GIVEN_UP:
+                self.enter(WorkerState.STOPPED, "stopped")
+            self.log.info("worker_ended", state=self._state, reason=self._reason)
+
+    async def _run_once(self) -> None:
+        """From one incarnation through all that follow a failure, to an end that was asked for, or a decision."""
         try:
             async with ActorSystem() as system:
                 self._ref = system.spawn(
                     f"worker {self.name}",
                     lambda: IncarnationActor(self),
                     policy=self._policy,
-                    stop_timeout=limits.stop + limits.term + 10.0,
+                    stop_timeout=self.deadlines.stop + self.deadlines.term + 10.0,
                     observer=self._decided,
                 )
         finally:
             self._ref = None
-            if self._state is not WorkerState.GIVEN_UP:
-                self.enter(WorkerState.STOPPED, "stopped")
-            self.log.info("worker_ended", state=self._state, reason=self._reason)
 
     def next_incarnation(self, actor: "IncarnationActor") -> int:
         """Called by an incarnation that starts; its number."""
         self._incarnations += 1
+        self._restart_requested = False
         self._current = actor
         self._reason = ""
         return self._incarnations
 
     def enter(self, state: WorkerState, reason: str) -> None:
         """No incarnation serves any more."""
+        if state is WorkerState.STOPPED and self._restart_requested and not self._stop_requested:
+            state, reason = WorkerState.BACKOFF, "it is started again, as asked"
         if (self._current, self._state, self._reason) != (None, state, reason):
             self._current, self._state, self._reason = None, state, reason
             self.changed()
@@ -135,8 +162,7 @@ class WorkerProcess:
         except Exception as error:
             self.log.error("listener_failed", exc_info=error)
 
-    def _leave(self, command: Command, grace_s: float) -> None:
-        self._stop_requested = True
+    def _ask_to_leave(self, command: Command, grace_s: float) -> None:
         if self._current is not None:
             self._current.leave(command, grace_s)
         elif self._ref is not None:
@@ -144,8 +170,13 @@ class WorkerProcess:
 
     def _decided(self, failure: Exception, decision: Decision) -> None:
         if isinstance(decision, Restart):
+            self._restarts += 1
             self.log.warning("worker_restarts", reason=str(failure), delay_s=decision.delay_s)
             self.enter(WorkerState.BACKOFF, str(failure))
         else:
             self.log.error("worker_given_up", reason=str(failure), decision=decision.reason)
             self.enter(WorkerState.GIVEN_UP, f"{decision.reason}: {failure}")
+
+
+def _drain(grace_s: float) -> Drain:
+    return Drain(grace_ms=max(0, int(grace_s * 1000)))

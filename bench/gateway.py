@@ -38,7 +38,8 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.logs import configure_logging
-from gateway.daemon import WorkerLaunch, run_daemon
+from gateway.daemon import run_daemon
+from gateway.launch import WorkerLaunch
 from gateway.server import listen, raise_file_limit, serve
 from gateway.settings import GatewaySettings
 from gateway.sse import DONE, EventWriter

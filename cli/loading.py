@@ -61,7 +61,7 @@ class Lines:
 
     def worker_changed(self, status: WorkerStatus) -> None:
         words = describe(status)
-        if words != self._said[status.name]:
+        if words != self._said.get(status.name):
             self._said[status.name] = words
             self._say(f"{status.name}: {words}")
         if status.state is WorkerState.READY and not self._announced:
@@ -100,7 +100,7 @@ class Bars:
         self._progress.stop()
 
     def worker_changed(self, status: WorkerStatus) -> None:
-        if not self._open:
+        if not self._open or status.name not in self._bars:  # one that was added later has no bar
             return
         loading = status.loading
         total = loading.total if loading is not None and loading.total else None

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli import options
+from cli import admin, options
 from cli.options import takes_settings
 from cli.settings import Settings
 
@@ -20,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(admin.app, name="admin")
 
 IN_PROCESS = ("model", "backend", "device", "dtype", "context", "threads", "cache_dir")
 """The settings of a command that runs the model itself."""

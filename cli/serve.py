@@ -13,7 +13,8 @@ from cli.loading import LoadingDisplay, choose_display
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
-from gateway.daemon import WorkerLaunch, WorkersGaveUp, run_daemon
+from gateway.daemon import WorkersGaveUp, run_daemon
+from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.server import BindError
 from gateway.settings import GatewaySettings, SettingsError
 from workers.spec import WorkerSpec
@@ -55,9 +56,25 @@ def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch
         for number in range(settings.workers + settings.standby)
     ]
     return [
-        WorkerLaunch(spec.name, model.name, worker_command(spec), standby=number >= settings.workers)
+        WorkerLaunch(
+            spec.name,
+            model.name,
+            worker_command(spec),
+            standby=number >= settings.workers,
+            like=functools.partial(like_command, spec),
+        )
         for number, spec in enumerate(specs)
     ]
+
+
+def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
+    """See `WorkerLaunch.like`."""
+    changed = msgspec.structs.replace(spec, name=name, model_path=checkpoint or spec.model_path)
+    try:
+        check_model(changed)
+    except CommandFailed as error:
+        raise LaunchRefused(str(error)) from error
+    return worker_command(changed)
 
 
 def worker_command(spec: WorkerSpec) -> Callable[[str, int], list[str]]:

@@ -73,6 +73,9 @@ class Settings(BaseSettings):
         0, SERVER, "More workers, loaded and kept ready to take the place of one that is lost.", ge=0, le=64
     )
     api_key: str = _field(_GATEWAY.api_key, SERVER, "When set, clients must send it as a bearer token.")
+    admin_key: str = _field(
+        _GATEWAY.admin_key, SERVER, "When set, drains, restarts and reloads want this key instead of the API key."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _field(
         "info", SERVER, "What is logged: debug, info, warning or error. On a terminal it is warning unless set."
     )

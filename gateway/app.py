@@ -10,9 +10,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from gateway.admin import Admin
 from gateway.errors import ApiError, from_code
 from gateway.gate import Gate
 from gateway.generate import DEFECT, Generate
+from gateway.operations import Operations
 from gateway.requests import RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
@@ -20,8 +22,11 @@ from gateway.status import Status
 from protocol.errors import ErrorCode
 
 
-def create_app(router: Router, settings: GatewaySettings) -> ASGIApp:
-    """All routes over one router. It starts nothing, and runs on any ASGI server."""
+def create_app(router: Router, settings: GatewaySettings, operations: Operations | None = None) -> ASGIApp:
+    """All routes over one router. It starts nothing, and runs on any ASGI server.
+
+    Without `operations` there are no routes that change something about the workers.
+    """
     decoder = RequestDecoder(settings)
     status = Status(router, settings, created=int(time.time()))
     generate: dict[str, ASGIApp] = {
@@ -37,6 +42,7 @@ def create_app(router: Router, settings: GatewaySettings) -> ASGIApp:
         Route("/health/ready", status.ready),
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
+        *(Admin(operations, settings).routes() if operations is not None else ()),
         Route("/", status.page),
     ]
     app = Starlette(

@@ -3,21 +3,19 @@
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup
 
 from actors.supervision import Policy
-from actors.worker import Deadlines, WorkerState, WorkerStatus
-from actors.worker_process import WorkerProcess
+from actors.worker import Deadlines, WorkerStatus
 from gateway.app import create_app
+from gateway.fleet import Fleet
+from gateway.launch import WorkerLaunch
+from gateway.operations import Operations
 from gateway.router import Router
 from gateway.server import listen, serve
 from gateway.settings import GatewaySettings
-from gateway.workers import Role
-from protocol.events import Event
 
 _log = structlog.get_logger("gateway.daemon")
 
@@ -26,18 +24,7 @@ WORKERS_END_S = 15.0
 
 
 class WorkersGaveUp(Exception):
-    """Raised when the last worker cannot be kept alive: there is nothing left to serve. The message has the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLaunch:
-    """A worker to keep alive: `command(endpoint, incarnation)` is its argument vector."""
-
-    name: str
-    model: str
-    command: Callable[[str, int], Sequence[str]]
-    standby: bool = False
-    """Loaded and kept ready, to take the place of one that is lost."""
+    """Raised when no worker can be kept alive: there is nothing left to serve. The message has the reasons."""
 
 
 async def run_daemon(
@@ -56,62 +43,41 @@ async def run_daemon(
     """
     listener = listen(settings)
     host, port = listener.getsockname()[:2]
-    daemon = _Daemon(settings, on_status)
-    daemon.add_workers(workers, policy, deadlines)
+    router = Router(settings)
+    limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
+    fleet = Fleet(router, on_status=on_status, policy=policy, deadlines=limits)
+    for launch in workers:
+        fleet.add(launch)
+    daemon = _Daemon(settings, router, fleet)
     if on_listening is not None:
         on_listening(host, port)
     _log.info("listening", host=host, port=port)
     async with anyio.create_task_group() as group:
         group.start_soon(daemon.watch_signals)
-        daemon.start_workers(group)
+        group.start_soon(fleet.run)
+        group.start_soon(daemon.watch_fleet)
         group.start_soon(daemon.run_server, listener)
         await daemon.leave.wait()
+        reasons = fleet.reasons() if fleet.gave_up.is_set() else []
         await daemon.end()
         group.cancel_scope.cancel()
-    if daemon.gave_up:
-        raise WorkersGaveUp("; ".join(daemon.gave_up))
+    if reasons:
+        raise WorkersGaveUp("; ".join(reasons))
 
 
 class _Daemon:
     """Owns the order of the end: no admissions, streams, server, workers."""
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        on_status: Callable[[WorkerStatus], None] | None,
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, router: Router, fleet: Fleet) -> None:
         self.leave = anyio.Event()
-        self.gave_up: list[str] = []
         self._settings = settings
-        self._on_status = on_status
+        self._router = router
+        self._fleet = fleet
+        self._operations = Operations(fleet, router.roster)
+        self._operating = anyio.CancelScope()
         self._hurry = anyio.Event()
         self._shutdown = anyio.Event()
         self._server_ended = anyio.Event()
-        self._workers_ended = anyio.Event()
-        self._router = Router(settings)
-        self._processes: list[WorkerProcess] = []
-        self._running = 0
-
-    def add_workers(self, workers: Sequence[WorkerLaunch], policy: Policy | None, deadlines: Deadlines | None) -> None:
-        for launch in workers:
-            limits = deadlines or Deadlines(hang=self._settings.hang_timeout_s)
-            process = WorkerProcess(launch.name, launch.command, self, policy=policy, deadlines=limits)
-            self._router.add(process, launch.name, launch.model, Role.STANDBY if launch.standby else Role.ACTIVE)
-            self._processes.append(process)
-        self._running = len(self._processes)
-
-    # What the workers say goes to the router, and their changes also to whoever started the daemon.
-
-    def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        self._router.worker_event(worker, incarnation, event)
-
-    def worker_changed(self, status: WorkerStatus) -> None:
-        self._router.worker_changed(status)
-        if self._on_status is not None:
-            self._on_status(status)
-
-    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
-        self._router.worker_lost(worker, incarnation, reason)
 
     async def watch_signals(self) -> None:
         wanted = [signal.SIGINT, signal.SIGTERM]
@@ -124,24 +90,18 @@ class _Daemon:
                     self._hurry.set()
                 self.leave.set()
 
-    def start_workers(self, group: TaskGroup) -> None:
-        for process in self._processes:
-            group.start_soon(self._run_worker, process)
-
-    async def _run_worker(self, process: WorkerProcess) -> None:
-        await process.run()
-        status = process.status
-        if status.state is WorkerState.GIVEN_UP:
-            self.gave_up.append(f"worker {status.name}: {status.reason}")
-            _log.error("worker_gave_up", worker=status.name, reason=status.reason)
-        self._running -= 1
-        if self._running == 0:
-            self._workers_ended.set()
-            self.leave.set()
+    async def watch_fleet(self) -> None:
+        """Carry out what operators ask for; leave when no worker can be kept alive."""
+        with self._operating:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._operations.run)
+                await self._fleet.gave_up.wait()
+                _log.error("workers_gave_up", reasons=self._fleet.reasons())
+                self.leave.set()
 
     async def run_server(self, listener: socket.socket) -> None:
         try:
-            app = create_app(self._router, self._settings)
+            app = create_app(self._router, self._settings, self._operations)
             await serve(app, self._settings, shutdown=self._shutdown, listener=listener)
         finally:
             self._server_ended.set()
@@ -150,6 +110,7 @@ class _Daemon:
     async def end(self) -> None:
         """Each step is bounded."""
         router, settings = self._router, self._settings
+        self._operating.cancel()  # or it might start a worker that nobody stops
         router.drain_nowait()
         async with anyio.create_task_group() as group:
             group.start_soon(self._cut_grace, group.cancel_scope)
@@ -160,10 +121,7 @@ class _Daemon:
         self._shutdown.set()
         with anyio.move_on_after(settings.flush_s + 1):
             await self._server_ended.wait()
-        for process in self._processes:
-            process.stop_nowait()
-        with anyio.move_on_after(WORKERS_END_S):
-            await self._workers_ended.wait()
+        await self._fleet.stop(WORKERS_END_S)
         _log.info("ended")
 
     async def _cut_grace(self, scope: anyio.CancelScope) -> None:

@@ -5,9 +5,11 @@ import binascii
 import re
 import secrets
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.endpoint import is_loopback
 from gateway.errors import INVALID_TYPE, ApiError
 from gateway.exchange import Exchange
 from gateway.settings import GatewaySettings
@@ -29,6 +31,10 @@ class Gate:
         self._direct = direct
         self._settings = settings
         self._key = settings.api_key.encode()
+        self._admin_key = settings.admin_key.encode() or self._key
+        # Without a key, those on this machine alone may change something: not a page that a browser shows them under
+        # another name for this machine.
+        self._local = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,25 +59,52 @@ class Gate:
         if size > bound:
             return ApiError(431, f"the headers are over the bound of {bound} bytes", "headers_too_large")
         # The path as the server parsed it, never one rebuilt from the Host header.
-        if self._key and scope["path"] not in OPEN_PATHS and not self._has_key(scope):
-            headers = [(b"www-authenticate", b'Basic realm="baton", charset="UTF-8"')]
-            return ApiError(401, "a valid API key is needed", "invalid_api_key", INVALID_TYPE, headers=headers)
+        if scope["path"].startswith("/admin/"):
+            return self._check_admin(scope)
+        if self._key and scope["path"] not in OPEN_PATHS and not _has_key(scope, self._key):
+            return _no_key("API")
         return None
 
-    def _has_key(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
+    def _check_admin(self, scope: Scope) -> ApiError | None:
+        """Whoever may ask may look; to change something takes the admin's key, where there is one."""
+        looks = scope["method"] in ("GET", "HEAD")
+        if not self._admin_key:
+            if looks or (self._local and _asks_this_machine(scope)):
+                return None
+            sentence = "to do this from another machine, set an admin key or an API key"
+            return ApiError(403, sentence, "admin_key_needed", INVALID_TYPE)
+        if _has_key(scope, self._admin_key) or (looks and (not self._key or _has_key(scope, self._key))):
+            return None
+        return _no_key("API" if self._admin_key == self._key else "admin")
+
+
+def _no_key(kind: str) -> ApiError:
+    headers = [(b"www-authenticate", b'Basic realm="baton", charset="UTF-8"')]
+    return ApiError(401, f"a valid {kind} key is needed", "invalid_api_key", INVALID_TYPE, headers=headers)
+
+
+def _asks_this_machine(scope: Scope) -> bool:
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    try:
+        return is_loopback(urlsplit(f"//{host.decode('latin-1')}").hostname or "")
+    except ValueError:  # not a host at all
+        return False
+
+
+def _has_key(scope: Scope, key: bytes) -> bool:
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) != 1:
+        return False
+    scheme, _, credentials = given[0].partition(b" ")
+    if scheme.lower() == b"basic":
+        # How a browser on the chat page sends the key: as a password.
+        try:
+            credentials = base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+        except binascii.Error:
             return False
-        scheme, _, credentials = given[0].partition(b" ")
-        if scheme.lower() == b"basic":
-            # How a browser on the chat page sends the key: as a password.
-            try:
-                credentials = base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
-            except binascii.Error:
-                return False
-        elif scheme.lower() != b"bearer":
-            return False
-        return secrets.compare_digest(credentials.strip(), self._key)
+    elif scheme.lower() != b"bearer":
+        return False
+    return secrets.compare_digest(credentials.strip(), key)
 
 
 def _with_header(send: Send, header: tuple[bytes, bytes]) -> Send:

@@ -39,6 +39,10 @@ class Roster:
             raise ValueError(f"there is a worker {seat.name!r} already")
         self._seats[seat.name] = seat
 
+    def remove(self, worker: str) -> None:
+        """Forget a worker, which has ended and stood by."""
+        del self._seats[worker]
+
     def models(self) -> list[str]:
         """Names of the models, in the order in which they were added."""
         return list(dict.fromkeys(seat.model for seat in self))

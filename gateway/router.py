@@ -45,6 +45,13 @@ class Router:
         """Let a worker serve a model. Its name is the one in its events. Raises `ValueError` for a name twice."""
         self.roster.add(Seat(worker, name, model, self.metrics, role))
 
+    def remove(self, worker: str) -> None:
+        """Forget a worker that has ended. Raises `ValueError` while it has live sequences or is active."""
+        seat = self.roster[worker]
+        if seat.live or seat.role is Role.ACTIVE:
+            raise ValueError(f"worker {worker!r} is in use")
+        self.roster.remove(worker)
+
     # What clients ask for.
 
     def open(self, plan: Plan, request: str) -> Call:

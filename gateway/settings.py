@@ -21,6 +21,9 @@ class GatewaySettings:
     api_key: str = ""
     """When set, every route but `/health` wants it as a bearer token (or as the password of HTTP basic)."""
 
+    admin_key: str = ""
+    """When set, what changes something under `/admin` wants this key, and not `api_key`."""
+
     max_body_bytes: int = 8 * 1024 * 1024
     max_header_bytes: int = 32 * 1024
     max_choices: int = 64

@@ -33,7 +33,10 @@ def parse(words: list[str]) -> None:
     root = typer.main.get_command(app)
     context = root.make_context("baton", list(words))
     name, command, rest = root.resolve_command(context, words)  # type: ignore[attr-defined]
-    command.make_context(name, rest, parent=context)
+    inner = command.make_context(name, list(rest), parent=context)
+    if hasattr(command, "resolve_command"):  # a group of commands, such as `admin`
+        name, command, rest = command.resolve_command(inner, rest)
+        command.make_context(name, rest, parent=inner)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from actors.supervision import RestartPolicy
 from actors.worker import Deadlines, WorkerState, WorkerStatus
 from actors.worker_process import WorkerProcess
 from gateway.app import create_app
-from gateway.daemon import WorkerLaunch
+from gateway.fleet import Fleet
+from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
+from gateway.operations import Operations
 from gateway.router import Router
 from gateway.server import listen, serve
 from gateway.settings import GatewaySettings
-from gateway.workers import Role
+from workers.faults import Fault
 from workers.spec import ScriptedSpec, WorkerSpec
 
 
@@ -35,13 +37,26 @@ def launch(
         log_level="warning",
         scripted=ScriptedSpec(tokens_per_second=rate, **scripted),
     )
+    return WorkerLaunch(name, model, _command(spec), standby, lambda name, path: _like(spec, name, path))
+
+
+def _command(spec: WorkerSpec) -> CommandLine:
     text = msgspec.json.encode(spec).decode()
 
     def command(endpoint: str, incarnation: int) -> list[str]:
         worker = [sys.executable, "-m", "workers", "--endpoint", endpoint]
         return [*worker, "--incarnation", str(incarnation), "--spec", text]
 
-    return WorkerLaunch(name, model, command, standby)
+    return command
+
+
+def _like(spec: WorkerSpec, name: str, path: str) -> CommandLine:
+    """A checkpoint "refused" is none; one "broken" fails to load; any other is served."""
+    if path == "refused":
+        raise LaunchRefused("there is no such checkpoint")
+    faults = (Fault("refuse_load"),) if path == "broken" else spec.scripted.faults
+    script = msgspec.structs.replace(spec.scripted, faults=faults)
+    return _command(msgspec.structs.replace(spec, name=name, model_path=path, scripted=script))
 
 
 @dataclass
@@ -50,8 +65,12 @@ class Real:
 
     port: int
     router: Router
-    processes: list[WorkerProcess]
+    fleet: Fleet
     client: httpx.AsyncClient
+
+    @property
+    def processes(self) -> list[WorkerProcess]:
+        return [member.process for member in self.fleet]
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Poll; the test's time limit ends a wait in vain."""
@@ -74,27 +93,32 @@ async def real_gateway(
     """A gateway on a free port over these workers, all (or those named) ready. It leaves no process behind."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
     router = Router(chosen)
-    policy = RestartPolicy(first_delay_s=0.01)
-    processes = [
-        WorkerProcess(each.name, each.command, router, policy=policy, deadlines=deadlines) for each in launches
-    ]
-    for each, process in zip(launches, processes, strict=True):
-        router.add(process, each.name, each.model, Role.STANDBY if each.standby else Role.ACTIVE)
+    fleet = Fleet(router, policy=RestartPolicy(first_delay_s=0.01), deadlines=deadlines)
+    for each in launches:
+        fleet.add(each)
+    operations = Operations(fleet, router.roster)
     listener = listen(chosen)
     port = listener.getsockname()[1]
     shutdown = anyio.Event()
-    app = create_app(router, chosen)
+    app = create_app(router, chosen, operations)
+    ended = anyio.Event()
+
+    async def run_server() -> None:
+        await serve(app, chosen, shutdown=shutdown, listener=listener)
+        ended.set()
+
     async with anyio.create_task_group() as group:
-        for process in processes:
-            group.start_soon(process.run)
-        group.start_soon(lambda: serve(app, chosen, shutdown=shutdown, listener=listener))
+        group.start_soon(fleet.run)
+        group.start_soon(operations.run)
+        group.start_soon(run_server)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-            served = Real(port, router, processes, client)
+            served = Real(port, router, fleet, client)
             await served.ready(*ready)
             yield served
+        await fleet.stop(30)
         shutdown.set()
-        for process in processes:
-            process.stop_nowait()
+        await ended.wait()
+        group.cancel_scope.cancel()
 
 
 async def gather(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:

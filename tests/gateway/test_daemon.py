@@ -17,7 +17,8 @@ import pytest
 
 from actors.supervision import RestartPolicy
 from actors.worker import WorkerState, WorkerStatus
-from gateway.daemon import WorkerLaunch, WorkersGaveUp, run_daemon
+from gateway.daemon import WorkersGaveUp, run_daemon
+from gateway.launch import WorkerLaunch
 from gateway.server import BindError, listen
 from gateway.settings import GatewaySettings
 from tests.gateway.real import launch

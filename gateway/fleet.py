@@ -1,0 +1,201 @@
+"""The worker processes of a gateway: kept alive, watched, and drained or started again when somebody asks."""
+
+from collections.abc import Callable, Iterator
+
+import anyio
+import anyio.to_thread
+import structlog
+from anyio.abc import TaskGroup
+
+from actors.supervision import Policy
+from actors.worker import Deadlines, WorkerState, WorkerStatus
+from actors.worker_process import WorkerProcess
+from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
+from gateway.router import Router
+from gateway.workers import Role, Seat
+from protocol.events import Event
+
+MOVE_S = 5.0
+"""Time that a worker gets beyond the grace of its drain, in which the gateway moves what it still has elsewhere."""
+
+_log = structlog.get_logger("gateway.fleet")
+
+
+class Member:
+    """One worker of the fleet: its process, and how it was launched."""
+
+    def __init__(self, process: WorkerProcess, launch: WorkerLaunch) -> None:
+        self.process = process
+        self.launch = launch
+        self.running = False
+        """Its supervisor runs; false once it was stopped or given up."""
+        self.checkpoint = ""
+        """What it serves instead of what it was launched with; empty is that."""
+
+    @property
+    def name(self) -> str:
+        return self.launch.name
+
+    @property
+    def state(self) -> WorkerState:
+        return self.process.status.state
+
+
+class Fleet:
+    """Owns the processes. Hears what they say (`WorkerListener`) and passes it on to the router."""
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        on_status: Callable[[WorkerStatus], None] | None = None,
+        policy: Policy | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self.gave_up = anyio.Event()
+        """Every worker was given up: nothing is left to serve with."""
+        self._router = router
+        self._on_status = on_status
+        self._policy = policy
+        self._deadlines = deadlines
+        self._members: dict[str, Member] = {}
+        self._group: TaskGroup | None = None
+        self._changed = anyio.Event()
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def __getitem__(self, name: str) -> Member:
+        """Raises `KeyError`."""
+        return self._members[name]
+
+    def add(self, launch: WorkerLaunch) -> Member:
+        """Another worker; it starts now, or with the fleet. Raises `ValueError` for a name twice."""
+        process = WorkerProcess(launch.name, launch.command, self, policy=self._policy, deadlines=self._deadlines)
+        self._router.add(process, launch.name, launch.model, Role.STANDBY if launch.standby else Role.ACTIVE)
+        member = self._members[launch.name] = Member(process, launch)
+        if self._group is not None:
+            self._start(member)
+        return member
+
+    async def run(self) -> None:
+        """Keep the workers alive until this is cancelled, which kills them; ask them to `stop` before."""
+        async with anyio.create_task_group() as self._group:
+            for member in self:
+                self._start(member)
+            await anyio.sleep_forever()
+
+    async def stop(self, within_s: float) -> None:
+        """Stop every worker for good, and wait for their ends."""
+        for member in self:
+            member.process.stop_nowait()
+        with anyio.move_on_after(within_s):
+            await self.until(lambda: not any(member.running for member in self))
+
+    def reasons(self) -> list[str]:
+        """Why each worker that was given up was."""
+        return [
+            f"worker {member.name}: {member.process.status.reason}"
+            for member in self
+            if member.state is WorkerState.GIVEN_UP
+        ]
+
+    # What operators ask for, one worker at a time.
+
+    async def drain(self, member: Member, grace_s: float) -> None:
+        """Let a worker finish what it has within the grace, move the rest, and stop it for good."""
+        incarnation = member.process.status.incarnation
+        member.process.drain_nowait(grace_s + MOVE_S)
+        await self._empty(member, incarnation, grace_s)
+        await self.until(lambda: not member.running)
+
+    async def renew(self, member: Member, grace_s: float) -> None:
+        """As `drain`, but the worker starts again; also one that was stopped or given up. Waits until it takes
+        requests, or is given up."""
+        incarnation = member.process.status.incarnation
+        if member.running:
+            member.process.restart_nowait(grace_s + MOVE_S)
+            await self._empty(member, incarnation, grace_s)
+        else:
+            self._start(member)
+        await self.until(lambda: _settled(member, incarnation))
+
+    async def remove(self, member: Member, grace_s: float) -> None:
+        """As `drain`, and forget it."""
+        await self.drain(member, grace_s)
+        del self._members[member.name]
+        self._router.remove(member.name)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait until something holds that depends on what the workers say or on which of them run."""
+        while not true():
+            await self._changed.wait()
+
+    async def command(self, member: Member, name: str, checkpoint: str) -> CommandLine:
+        """How that worker, or one like it of another name, is started to serve what it serves now or another
+        checkpoint. Raises `LaunchRefused`."""
+        if not checkpoint and name == member.name:
+            return member.process.command
+        if member.launch.like is None:
+            raise LaunchRefused(f"there is no other way to start {member.name}")
+        return await anyio.to_thread.run_sync(member.launch.like, name, checkpoint or member.checkpoint)
+
+    def seat(self, member: Member) -> Seat:
+        """What the router knows of it."""
+        return self._router.roster[member.name]
+
+    async def _empty(self, member: Member, incarnation: int, grace_s: float) -> None:
+        """Until that incarnation is gone. What it has after the grace goes on elsewhere."""
+        with anyio.move_on_after(grace_s):
+            await self.until(lambda: _gone(member, incarnation))
+        if not _gone(member, incarnation):
+            _log.info("worker_is_emptied", worker=member.name, live=len(self.seat(member).live))
+            self._router.migrate(member.name)
+            await self.until(lambda: _gone(member, incarnation))
+
+    def _start(self, member: Member) -> None:
+        assert self._group is not None
+        member.running = True
+        self._group.start_soon(self._keep, member)
+
+    async def _keep(self, member: Member) -> None:
+        try:
+            await member.process.run()
+        finally:
+            member.running = False
+            self._notify()
+        if member.state is WorkerState.GIVEN_UP and all(other.state is WorkerState.GIVEN_UP for other in self):
+            self.gave_up.set()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    # What the workers say (`WorkerListener`).
+
+    def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
+        """A step, an end or a failure."""
+        self._router.worker_event(worker, incarnation, event)
+
+    def worker_changed(self, status: WorkerStatus) -> None:
+        """The router hears of it first, then whoever started the gateway, then who waits here."""
+        self._router.worker_changed(status)
+        if self._on_status is not None:
+            self._on_status(status)
+        self._notify()
+
+    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
+        """An incarnation is gone."""
+        self._router.worker_lost(worker, incarnation, reason)
+
+
+def _gone(member: Member, incarnation: int) -> bool:
+    """That incarnation's process takes no more part: another one follows, or none."""
+    status = member.process.status
+    return status.incarnation != incarnation or status.pid is None
+
+
+def _settled(member: Member, incarnation: int) -> bool:
+    """A later incarnation takes requests, or there will be none."""
+    status = member.process.status
+    return not member.running or (status.incarnation > incarnation and status.state is WorkerState.READY)

@@ -1,0 +1,25 @@
+"""How a worker is started: what the gateway is told by whoever knows what a worker is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+CommandLine = Callable[[str, int], Sequence[str]]
+"""`command(endpoint, incarnation)` is an argument vector."""
+
+
+class LaunchRefused(Exception):
+    """Raised by `WorkerLaunch.like` for a checkpoint that cannot be served; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLaunch:
+    """A worker to keep alive."""
+
+    name: str
+    model: str
+    command: CommandLine
+    standby: bool = False
+    """Loaded and kept ready, to take the place of one that is lost."""
+    like: Callable[[str, str], CommandLine] | None = None
+    """`like(name, checkpoint)` is the command of a worker that is like this one but for its name and, unless it is
+    empty, its checkpoint. It may read files, and raises `LaunchRefused`. None: there are no others like it."""

@@ -1,0 +1,103 @@
+"""Replaces all workers of a model, one at a time, without losing a stream, a request or capacity."""
+
+from collections.abc import Callable
+
+from actors.worker import WorkerState
+from gateway.fleet import Fleet, Member
+from gateway.launch import WorkerLaunch
+from gateway.roster import Roster
+from gateway.workers import Role
+
+
+class OperationFailed(Exception):
+    """Raised by what cannot go on; what it has done so far stays."""
+
+
+class Replacement:
+    """The replacement of all workers of one model, while it runs.
+
+    A ready worker of the new generation always stands by: a standby that was there, started anew first, or an extra
+    one that is started for the time. It changes places with an old one, which then drains, starts anew, and is the
+    next to stand by. At the end the extra one leaves. A worker that dies meanwhile changes nothing: whoever stands by
+    takes its place, and it is started anew like the others.
+    """
+
+    def __init__(self, fleet: Fleet, roster: Roster, model: str, say: Callable[[str], None], grace_s: float) -> None:
+        self._fleet = fleet
+        self._roster = roster
+        self._model = model
+        self._say = say
+        self._grace_s = grace_s
+        self._old = [member for member in fleet if member.launch.model == model]
+        self._new: list[Member] = []
+
+    async def run(self, checkpoint: str) -> None:
+        """Raises `OperationFailed` and `LaunchRefused`. No active worker is touched before a new one is ready."""
+        extra = None
+        if not any(self._stands_by(member) for member in self._old):
+            extra = await self._start_extra(checkpoint)
+        while self._old:
+            member = next(filter(self._stands_by, self._old), self._old[0])
+            if not self._stands_by(member):
+                spare = await self._spare()
+                self._roster.swap(self._fleet.seat(member), self._fleet.seat(spare))
+            await self._renew(member, checkpoint)
+            self._old.remove(member)
+            self._new.append(member)
+        if extra is not None:
+            await self._remove_extra(extra)
+
+    def _stands_by(self, member: Member) -> bool:
+        return self._fleet.seat(member).role is Role.STANDBY
+
+    async def _renew(self, member: Member, checkpoint: str) -> None:
+        before = member.process.command
+        member.process.command = await self._fleet.command(member, member.name, checkpoint)
+        await self._fleet.renew(member, self._grace_s)
+        if member.running:
+            member.checkpoint = checkpoint or member.checkpoint
+            self._say(f"{member.name} was started again")
+            return
+        reason = member.process.status.reason
+        if checkpoint:  # rather what it was than nothing
+            member.process.command = before
+            await self._fleet.renew(member, self._grace_s)
+        raise OperationFailed(f"{member.name} did not become ready: {reason}")
+
+    async def _spare(self) -> Member:
+        """A new worker that stands by and is ready, as soon as there is one."""
+
+        def ready() -> list[Member]:
+            return [member for member in self._new if self._stands_by(member) and self._fleet.seat(member).ready]
+
+        await self._fleet.until(lambda: bool(ready()) or not any(member.running for member in self._new))
+        for member in ready():
+            return member
+        raise OperationFailed("no new worker is left to take the place of an old one")
+
+    async def _start_extra(self, checkpoint: str) -> Member:
+        like = self._old[0]
+        name = _free_name({member.name for member in self._fleet})
+        command = await self._fleet.command(like, name, checkpoint)
+        extra = self._fleet.add(WorkerLaunch(name, self._model, command, standby=True, like=like.launch.like))
+        extra.checkpoint = checkpoint or like.checkpoint
+        self._say(f"{name} is started for the time")
+        await self._fleet.until(lambda: not extra.running or extra.state is WorkerState.READY)
+        if not extra.running:
+            reason = extra.process.status.reason
+            await self._fleet.remove(extra, 0.0)
+            raise OperationFailed(f"{name} did not become ready: {reason}")
+        self._new.append(extra)
+        return extra
+
+    async def _remove_extra(self, extra: Member) -> None:
+        self._new.remove(extra)
+        if not self._stands_by(extra):
+            spare = await self._spare()
+            self._roster.swap(self._fleet.seat(extra), self._fleet.seat(spare))
+        await self._fleet.remove(extra, self._grace_s)
+        self._say(f"{extra.name} has left")
+
+
+def _free_name(taken: set[str]) -> str:
+    return next(name for number in range(len(taken) + 1) if (name := f"extra{number}") not in taken)

@@ -1,0 +1,104 @@
+"""`baton admin` against a server that the test speaks for."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from cli.administration import Administration, show_workers
+from cli.options import CommandFailed
+from cli.settings import Settings
+
+WORKER = {
+    "name": "w0",
+    "model": "m",
+    "state": "given_up",
+    "role": "standby",
+    "circuit": "closed",
+    "device": None,
+    "pid": 4242,
+    "restarts": 5,
+    "slots_active": 1,
+    "slots_total": 8,
+    "queue_depth": 3,
+    "reason": "it [left]",
+}
+
+
+def operation(outcome: str, *lines: str, number: int = 1) -> dict[str, Any]:
+    return {"operation": {"number": number, "name": "rolling restart", "outcome": outcome, "lines": list(lines)}}
+
+
+def server(*answers: dict[str, Any] | httpx.Response) -> tuple[Administration, list[httpx.Request]]:
+    """It gives these answers in turn."""
+    asked: list[httpx.Request] = []
+    left = iter(answers)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        value = next(left)
+        return value if isinstance(value, httpx.Response) else httpx.Response(200, json=value)
+
+    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+    return Administration(client, sleep=lambda _: None), asked
+
+
+def test_an_operation_is_followed_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    one, asked = server(operation("running"), operation("running", "w0"), operation("done", "w0", "w1"))
+    one.operate("/admin/restart?rolling", 7.5, model="")
+    assert capsys.readouterr().out.splitlines() == ["w0", "w1"], "each line once"
+    assert [(request.method, request.url.raw_path) for request in asked] == [
+        ("POST", b"/admin/restart?rolling"),
+        ("GET", b"/admin/operation"),
+        ("GET", b"/admin/operation"),
+    ]
+    assert asked[0].read() == b'{"grace_s":7.5}'
+
+
+def test_what_is_not_given_is_not_sent() -> None:
+    one, asked = server(operation("done"))
+    one.operate("/admin/reload", None, model="", checkpoint="/models/new")
+    assert asked[0].read() == b'{"checkpoint":"/models/new"}'
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ([operation("failed", "w0 did not become ready")], "rolling restart failed"),
+        ([operation("running"), operation("done", number=2)], "another operation has begun"),
+        ([httpx.Response(409, json={"error": {"message": "it is under way"}})], r"refused \(409\): it is under way"),
+        ([httpx.Response(502, text="bad gateway")], "did not answer as a Baton server does"),
+        ([httpx.Response(200, json=[])], "did not answer as a Baton server does"),
+    ],
+    ids=["failed", "another", "refused", "proxy", "stranger"],
+)
+def test_what_goes_wrong_is_a_sentence(answers: list[Any], words: str) -> None:
+    one, _ = server(*answers)
+    with pytest.raises(CommandFailed, match=words):
+        one.operate("/admin/restart?rolling", None)
+
+
+def test_no_server_is_a_sentence() -> None:
+    with (
+        Administration.of("http://127.0.0.1:1", Settings()) as client,
+        pytest.raises(CommandFailed, match=r"no server answers at http://127\.0\.0\.1:1"),
+    ):
+        client.get("/admin/workers")
+
+
+@pytest.mark.parametrize(
+    ("keys", "sent"),
+    [({}, None), ({"api_key": "a"}, "Bearer a"), ({"api_key": "a", "admin_key": "b"}, "Bearer b")],
+    ids=["none", "api", "admin"],
+)
+def test_the_admin_key_wins_over_the_api_key(keys: dict[str, str], sent: str | None) -> None:
+    with Administration.of("http://server/", Settings(**keys)) as client:
+        assert client._client.headers.get("authorization") == sent
+
+
+def test_workers_are_listed_a_line_each(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    show_workers([WORKER])
+    heading, line = capsys.readouterr().out.splitlines()
+    assert line.split() == ["w0", "m", "given_up", "standby", "closed", "-", "4242", "5", "1/8", "3", "it", "[left]"]
+    assert heading.split()[0] == "name"

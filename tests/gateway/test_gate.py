@@ -1,0 +1,59 @@
+"""Who may look at the workers, and who may change something about them."""
+
+import pytest
+
+from tests.gateway.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+# Here are no operations, so what the gate lets through is not found.
+THROUGH = 404
+
+
+@pytest.mark.parametrize(
+    ("keys", "given", "look", "change"),
+    [
+        ({}, None, 200, THROUGH),
+        ({"api_key": "a"}, None, 401, 401),
+        ({"api_key": "a"}, "a", 200, THROUGH),
+        ({"admin_key": "b"}, None, 200, 401),
+        ({"admin_key": "b"}, "b", 200, THROUGH),
+        ({"api_key": "a", "admin_key": "b"}, None, 401, 401),
+        ({"api_key": "a", "admin_key": "b"}, "a", 200, 401),
+        ({"api_key": "a", "admin_key": "b"}, "b", 200, THROUGH),
+    ],
+)
+async def test_the_admin_key_is_needed_to_change_something(
+    keys: dict[str, str], given: str | None, look: int, change: int
+) -> None:
+    headers = {"authorization": f"Bearer {given}"} if given else {}
+    async with serving(**keys) as served:
+        assert (await served.client.get("/admin/workers", headers=headers)).status_code == look
+        assert (await served.client.post("/admin/restart", headers=headers, json={})).status_code == change
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("localhost:1", THROUGH),
+        ("127.0.0.1", THROUGH),
+        ("[::1]:8000", THROUGH),
+        ("evil.example", 403),
+        ("10.0.0.1", 403),
+        ("[", 403),
+    ],
+)
+async def test_without_a_key_only_this_machine_changes_something_under_its_own_name(name: str, status: int) -> None:
+    async with serving() as served:
+        answer = await served.client.post("/admin/restart", headers={"host": name}, json={})
+        assert answer.status_code == status
+        assert (await served.client.get("/admin/workers", headers={"host": name})).status_code == 200
+
+
+async def test_without_a_key_nobody_changes_something_from_elsewhere() -> None:
+    async with serving(host="0.0.0.0") as served:
+        answer = await served.client.post("/admin/restart", json={})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_key_needed")
+    async with serving(host="0.0.0.0", admin_key="b") as served:
+        key = {"authorization": "Bearer b"}
+        assert (await served.client.post("/admin/restart", headers=key, json={})).status_code == THROUGH

@@ -1,0 +1,209 @@
+"""Drain, restart, rolling restart and reload over real workers: no stream is cut and no request is refused."""
+
+import json
+import os
+import signal
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from actors.worker import WorkerState
+from tests.gateway.real import Real, launch, real_gateway
+from tests.gateway.serving import COMPLETION, events
+from workers.faults import Fault
+
+pytestmark = pytest.mark.anyio
+
+STREAM = COMPLETION | {"max_tokens": 60, "ignore_eos": True, "stream": True}
+
+
+async def ask(real: Real, path: str, **body: Any) -> dict[str, Any]:
+    """Begin an operation, and follow it to its end."""
+    begun = await real.client.post(path, json=body)
+    assert begun.status_code == 202, begun.text
+    number = begun.json()["operation"]["number"]
+    while True:
+        operation: dict[str, Any] = (await real.client.get("/admin/operation")).json()["operation"]
+        assert operation["number"] == number
+        if operation["outcome"] != "running":
+            return operation
+        await anyio.sleep(0.02)
+
+
+async def workers(real: Real) -> dict[str, tuple[str, str, int]]:
+    listed = (await real.client.get("/admin/workers")).json()["workers"]
+    return {each["name"]: (each["state"], each["role"], each["incarnation"]) for each in listed}
+
+
+def checkpoint(real: Real, name: str) -> str:
+    """What a worker was started with."""
+    path: str = json.loads(real.fleet[name].process.command("ipc://x", 1)[-1])["model_path"]
+    return path
+
+
+class Traffic:
+    """Clients that ask all the time, one long stream and one short request after the other, until the block ends."""
+
+    def __init__(self, real: Real) -> None:
+        self._real = real
+        self.short: list[int] = []
+        self.long: list[Any] = []
+        self._stop = False
+
+    async def __aenter__(self) -> "Traffic":
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        for task in (self._ask, self._ask, self._stream):
+            self._group.start_soon(task)
+        await self._real.until(lambda: len(self.short) > 2)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._stop = True
+        await self._group.__aexit__(*error)
+        assert set(self.short) == {200}
+        for got in self.long:
+            assert got[-1] == "[DONE]"
+            assert got[-2]["choices"][0]["finish_reason"] == "length"
+
+    async def _ask(self) -> None:
+        while not self._stop:
+            self.short.append((await self._real.client.post("/v1/completions", json=COMPLETION)).status_code)
+
+    async def _stream(self) -> None:
+        while not self._stop:
+            async with self._real.client.stream("POST", "/v1/completions", json=STREAM) as response:
+                self.long.append(await events(response))
+
+
+async def test_a_drained_worker_finishes_what_it_has_and_starts_again_when_asked() -> None:
+    async with real_gateway(launch("a", rate=100), launch("b", rate=100)) as real:
+        async with Traffic(real) as traffic:
+            assert (await ask(real, "/admin/workers/a/drain"))["outcome"] == "done"
+            assert await workers(real) == {"a": ("stopped", "active", 1), "b": ("ready", "active", 1)}
+            before = len(traffic.short)
+            await real.until(lambda: len(traffic.short) > before + 4)
+            assert (await ask(real, "/admin/workers/a/restart"))["lines"] == ["a was started again"]
+        assert await workers(real) == {"a": ("ready", "active", 2), "b": ("ready", "active", 1)}
+        seen = (await real.client.get("/admin/workers")).json()["workers"]
+        assert [worker["restarts"] for worker in seen] == [0, 0], "nothing failed"
+
+
+async def test_a_gateway_whose_only_worker_was_drained_lives_on() -> None:
+    async with real_gateway(launch("a")) as real:
+        await ask(real, "/admin/workers/a/drain")
+        refused = await real.client.post("/v1/completions", json=COMPLETION)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+        await ask(real, "/admin/workers/a/restart")
+        assert (await real.client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+@pytest.mark.parametrize("standby", [0, 1], ids=["an extra worker", "a standby"])
+async def test_a_rolling_restart_refuses_nobody(standby: int) -> None:
+    names = ["w0", "w1"] if standby else ["w0"]
+    launches = [launch(name, rate=200, standby=name == "w1") for name in names]
+    async with real_gateway(*launches) as real:
+        async with Traffic(real):
+            operation = await ask(real, "/admin/restart?rolling")
+        after = await workers(real)
+    assert operation["outcome"] == "done", operation
+    assert list(after) == names
+    assert {(state, incarnation) for state, _, incarnation in after.values()} == {("ready", 2)}
+    assert [role for _, role, _ in after.values()].count("active") == 1
+    assert sorted(line.split()[0] for line in operation["lines"]) == (names if standby else ["extra0", "extra0", "w0"])
+
+
+async def test_a_restart_in_place_needs_no_other_worker() -> None:
+    async with real_gateway(launch("a"), launch("b")) as real:
+        async with Traffic(real):
+            operation = await ask(real, "/admin/restart", model="tiny")
+        assert operation["lines"] == ["a was started again", "b was started again"]
+        assert {incarnation for _, _, incarnation in (await workers(real)).values()} == {2}
+
+
+async def test_a_reload_changes_the_checkpoint_for_good() -> None:
+    async with real_gateway(launch("w0")) as real:
+        async with Traffic(real):
+            assert (await ask(real, "/admin/reload", checkpoint="/new"))["outcome"] == "done"
+        assert checkpoint(real, "w0") == "/new"
+        await ask(real, "/admin/restart?rolling")
+        assert checkpoint(real, "w0") == "/new"
+        assert list(await workers(real)) == ["w0"]
+
+
+@pytest.mark.parametrize("path", ["refused", "broken"])
+@pytest.mark.parametrize("standby", [False, True], ids=["alone", "with a standby"])
+async def test_a_checkpoint_that_cannot_be_served_changes_nothing(path: str, standby: bool) -> None:
+    launches = [launch("w0"), *([launch("w1", standby=True)] if standby else [])]
+    async with real_gateway(*launches) as real:
+        async with Traffic(real):
+            operation = await ask(real, "/admin/reload", checkpoint=path)
+        after = await workers(real)
+        kept = {checkpoint(real, name) for name in after}
+    assert operation["outcome"] == "failed"
+    assert "no such checkpoint" in operation["lines"][-1] if path == "refused" else "refuse" in operation["lines"][-1]
+    assert len(after) == len(launches)
+    assert {state for state, _, _ in after.values()} == {"ready"}
+    assert [incarnation for _, role, incarnation in after.values() if role == "active"] == [1]
+    assert kept == {""}
+
+
+async def killed_once_begun(real: Real) -> None:
+    await real.until(lambda: len(real.processes) > 2)
+    os.kill(real.status(1).pid or 0, signal.SIGKILL)
+
+
+async def test_a_worker_that_dies_during_a_rolling_restart_does_not_stop_it() -> None:
+    async with real_gateway(launch("w0", load_seconds=0.3), launch("w1", load_seconds=0.3)) as real:
+        async with anyio.create_task_group() as group:
+            group.start_soon(killed_once_begun, real)
+            operation = await ask(real, "/admin/restart?rolling")
+        assert operation["outcome"] == "done", operation
+        await real.ready()
+        after = await workers(real)
+    assert [(state, role) for state, role, _ in after.values()] == [("ready", "active")] * 2
+    assert list(after) == ["w0", "w1"]
+
+
+async def test_a_worker_that_was_given_up_can_be_started_again() -> None:
+    broken = launch("b", faults=(Fault("refuse_load", incarnation=1),))
+    async with real_gateway(launch("a"), broken, ready=("a",)) as real:
+        await real.until(lambda: real.status(1).state is WorkerState.GIVEN_UP)
+        assert (await ask(real, "/admin/workers/b/restart"))["outcome"] == "done"
+        assert (await workers(real))["b"] == ("ready", "active", 2)
+
+
+async def test_one_operation_at_a_time() -> None:
+    async with real_gateway(launch("w0", load_seconds=0.3)) as real:
+        assert (await real.client.get("/admin/operation")).json() == {"operation": None}
+        first = await real.client.post("/admin/restart?rolling", json={})
+        second = await real.client.post("/admin/workers/w0/drain", json={})
+        assert (first.status_code, second.status_code) == (202, 409)
+        assert second.json()["error"]["code"] == "operation_under_way"
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None]] = {
+    "an unknown worker": ("/admin/workers/x/drain", {"json": {}}, 404, "worker"),
+    "an unknown model": ("/admin/restart?rolling", {"json": {"model": "x"}}, 404, "model"),
+    "no checkpoint": ("/admin/reload", {"json": {}}, 400, None),
+    "an empty checkpoint": ("/admin/reload", {"json": {"checkpoint": ""}}, 400, "checkpoint"),
+    "a grace below 0": ("/admin/restart", {"json": {"grace_s": -0.001}}, 400, "grace_s"),
+    "a grace over a day": ("/admin/restart", {"json": {"grace_s": 86400.001}}, 400, "grace_s"),
+    "an unknown field": ("/admin/restart", {"json": {"grace": 1}}, 400, None),
+    "what a form sends": ("/admin/restart", {"data": {"grace_s": 1}}, 415, None),
+    "too much": ("/admin/restart", {"json": {"model": "x" * 70_000}}, 413, None),
+}
+
+
+@pytest.mark.parametrize(("path", "sent", "status", "param"), REFUSED.values(), ids=REFUSED)
+async def test_what_cannot_be_done_is_refused_by_name(
+    path: str, sent: dict[str, Any], status: int, param: str | None
+) -> None:
+    async with real_gateway(launch("w0")) as real:
+        refused = await real.client.post(path, **sent)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), refused.text
+        assert await workers(real) == {"w0": ("ready", "active", 1)}
+        wrong: httpx.Response = await real.client.get("/admin/restart")
+        assert wrong.status_code == 405
