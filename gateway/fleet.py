@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 import anyio
 import anyio.to_thread
-import structlog
 from anyio.abc import TaskGroup
 
 from actors.supervision import Policy
@@ -14,11 +13,6 @@ from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.router import Router
 from gateway.workers import Role, Seat
 from protocol.events import Event
-
-MOVE_S = 5.0
-"""Time that a worker gets beyond the grace of its drain, in which the gateway moves what it still has elsewhere."""
-
-_log = structlog.get_logger("gateway.fleet")
 
 
 class Member:
@@ -103,10 +97,8 @@ class Fleet:
     # What operators ask for, one worker at a time.
 
     async def drain(self, member: Member, grace_s: float) -> None:
-        """Let a worker finish what it has within the grace, move the rest, and stop it for good."""
-        incarnation = member.process.status.incarnation
-        member.process.drain_nowait(grace_s + MOVE_S)
-        await self._empty(member, incarnation, grace_s)
+        """Let a worker finish what it has within the grace, and stop it for good."""
+        member.process.drain_nowait(grace_s)
         await self.until(lambda: not member.running)
 
     async def renew(self, member: Member, grace_s: float) -> None:
@@ -114,8 +106,7 @@ class Fleet:
         requests, or is given up."""
         incarnation = member.process.status.incarnation
         if member.running:
-            member.process.restart_nowait(grace_s + MOVE_S)
-            await self._empty(member, incarnation, grace_s)
+            member.process.restart_nowait(grace_s)
         else:
             self._start(member)
         await self.until(lambda: _settled(member, incarnation))
@@ -143,15 +134,6 @@ class Fleet:
     def seat(self, member: Member) -> Seat:
         """What the router knows of it."""
         return self._router.roster[member.name]
-
-    async def _empty(self, member: Member, incarnation: int, grace_s: float) -> None:
-        """Until that incarnation is gone. What it has after the grace goes on elsewhere."""
-        with anyio.move_on_after(grace_s):
-            await self.until(lambda: _gone(member, incarnation))
-        if not _gone(member, incarnation):
-            _log.info("worker_is_emptied", worker=member.name, live=len(self.seat(member).live))
-            self._router.migrate(member.name)
-            await self.until(lambda: _gone(member, incarnation))
 
     def _start(self, member: Member) -> None:
         assert self._group is not None
@@ -187,12 +169,6 @@ class Fleet:
     def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
         """An incarnation is gone."""
         self._router.worker_lost(worker, incarnation, reason)
-
-
-def _gone(member: Member, incarnation: int) -> bool:
-    """That incarnation's process takes no more part: another one follows, or none."""
-    status = member.process.status
-    return status.incarnation != incarnation or status.pid is None
 
 
 def _settled(member: Member, incarnation: int) -> bool:
