@@ -110,7 +110,7 @@ class _Daemon:
     async def end(self) -> None:
         """Each step is bounded."""
         router, settings = self._router, self._settings
-        self._operating.cancel()  # or it might start a worker that nobody stops
+        self._operating.cancel()
         router.drain_nowait()
         async with anyio.create_task_group() as group:
             group.start_soon(self._cut_grace, group.cancel_scope)

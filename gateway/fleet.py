@@ -55,6 +55,7 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._group: TaskGroup | None = None
         self._changed = anyio.Event()
+        self._stopping = False
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -68,8 +69,7 @@ class Fleet:
         process = WorkerProcess(launch.name, launch.command, self, policy=self._policy, deadlines=self._deadlines)
         self._router.add(process, launch.name, launch.model, Role.STANDBY if launch.standby else Role.ACTIVE)
         member = self._members[launch.name] = Member(process, launch)
-        if self._group is not None:
-            self._start(member)
+        self._start(member)
         return member
 
     async def run(self) -> None:
@@ -80,7 +80,8 @@ class Fleet:
             await anyio.sleep_forever()
 
     async def stop(self, within_s: float) -> None:
-        """Stop every worker for good, and wait for their ends."""
+        """Stop every worker for good, and wait for their ends. None starts any more."""
+        self._stopping = True
         for member in self:
             member.process.stop_nowait()
         with anyio.move_on_after(within_s):
@@ -98,7 +99,8 @@ class Fleet:
 
     async def drain(self, member: Member, grace_s: float) -> None:
         """Let a worker finish what it has within the grace, and stop it for good."""
-        member.process.drain_nowait(grace_s)
+        if member.running:
+            member.process.drain_nowait(grace_s)
         await self.until(lambda: not member.running)
 
     async def renew(self, member: Member, grace_s: float) -> None:
@@ -136,7 +138,8 @@ class Fleet:
         return self._router.roster[member.name]
 
     def _start(self, member: Member) -> None:
-        assert self._group is not None
+        if self._stopping or self._group is None:
+            return
         member.running = True
         self._group.start_soon(self._keep, member)
 

@@ -94,6 +94,7 @@ async def test_a_drained_worker_finishes_what_it_has_and_starts_again_when_asked
 async def test_a_gateway_whose_only_worker_was_drained_lives_on() -> None:
     async with real_gateway(launch("a")) as real:
         await ask(real, "/admin/workers/a/drain")
+        assert (await ask(real, "/admin/workers/a/drain"))["outcome"] == "done", "there is nothing left to do"
         refused = await real.client.post("/v1/completions", json=COMPLETION)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
         await ask(real, "/admin/workers/a/restart")
