@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.requests import Plan
-from gateway.sse import usage_json
+from gateway.sse import extension, usage_json
 from gateway.streams import Call, Piece
 
 _encode = msgspec.json.Encoder().encode
@@ -25,6 +25,7 @@ def whole_answer(plan: Plan, call: Call, answer_id: str, created: int) -> bytes:
             "choices": choices,
             "usage": usage_json(*call.usage(plan.per_prompt)),
         }
+        | extension(call.continued)
     )
 
 

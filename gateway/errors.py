@@ -20,6 +20,7 @@ _BY_CODE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.DEADLINE: (504, "timeout_error"),
     ErrorCode.STEP: (500, SERVER_TYPE),
     ErrorCode.LOST: (502, SERVER_TYPE),
+    ErrorCode.QUARANTINED: (500, SERVER_TYPE),
     ErrorCode.DRAINING: (503, SERVER_TYPE),
     ErrorCode.UNAVAILABLE: (503, SERVER_TYPE),
     ErrorCode.INTERNAL: (500, SERVER_TYPE),

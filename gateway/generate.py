@@ -12,7 +12,7 @@ from gateway.exchange import ClientGone, Exchange
 from gateway.requests import Plan
 from gateway.router import Router
 from gateway.settings import GatewaySettings
-from gateway.sse import DONE, EventWriter, error_event
+from gateway.sse import DONE, WAITING, EventWriter, error_event
 from gateway.streams import Call, Failure
 from protocol.errors import ErrorCode
 
@@ -60,14 +60,17 @@ class Generate:
 
     async def _answer(self, exchange: Exchange, plan: Plan, call: Call, scope: anyio.CancelScope) -> None:
         answer_id = f"{'chatcmpl' if plan.chat else 'cmpl'}-{exchange.token}"
-        # The status waits for the first event, so that what the worker refuses is a 4xx and not a 200.
-        await call.wait()
-        if call.failure is not None:
+        # The status waits for the first event, so that what the worker refuses is a 4xx and not a 200; but a client
+        # whose request has no worker is not left in silence.
+        began = await (self._news(call) if plan.stream else call.wait())
+        if began and call.failure is not None:
             error = self._error(call.failure)
             await exchange.respond(error.status, error.body(), error.headers)
         elif plan.stream:
             await exchange.start_events(scope)
             try:
+                if not began:
+                    await self._wait(exchange, call)
                 await self._stream(exchange, plan, call, answer_id)
             except Exception:
                 # A defect of ours, after the 200: the client still gets a typed end, and the server logs it.
@@ -75,6 +78,25 @@ class Generate:
                 raise
         else:
             await exchange.respond(200, whole_answer(plan, call, answer_id, exchange.created))
+
+    async def _news(self, call: Call) -> bool:
+        """Wait for something to send. False when none came for a while, because there is no worker."""
+        while True:
+            if not call.waiting:
+                if await call.wait():
+                    return True
+                continue
+            with anyio.move_on_after(self._settings.waiting_comment_s) as interval:
+                if await call.wait():
+                    return True
+            if interval.cancelled_caught and call.waiting:
+                return False
+
+    async def _wait(self, exchange: Exchange, call: Call) -> None:
+        """Comment on the wait until there is something to send."""
+        await exchange.events(WAITING)
+        while not await self._news(call):
+            await exchange.events(WAITING)
 
     async def _stream(self, exchange: Exchange, plan: Plan, call: Call, answer_id: str) -> None:
         writer = EventWriter(
@@ -94,11 +116,12 @@ class Generate:
                 break
             if chunk:
                 await exchange.events(chunk)
-            await call.wait()
+            if not await self._news(call):
+                await self._wait(exchange, call)
         if call.failure is not None:
             chunk += error_event(self._error(call.failure))
         elif plan.include_usage:
-            chunk += writer.usage(*call.usage(plan.per_prompt))
+            chunk += writer.usage(*call.usage(plan.per_prompt), call.continued)
         await exchange.events(chunk + DONE, more=False)
 
     def _error(self, failure: Failure) -> ApiError:

@@ -56,6 +56,7 @@ class Observed:
     inter_token: Histogram
     queue_wait: Histogram
     end_to_end: Histogram
+    gap: Histogram
     ended: Callable[[str], Counter]
 
 
@@ -64,17 +65,28 @@ _HISTOGRAMS = (
     ("baton_inter_token_latency_seconds", "inter_token", "Between the tokens of one sequence"),
     ("baton_queue_wait_seconds", "queue_wait", "A sequence's wait for a slot, by the worker"),
     ("baton_request_seconds", "end_to_end", "From a request's arrival to the good end of a sequence"),
+    (
+        "baton_replay_gap_seconds",
+        "gap",
+        "Between the last token of a lost worker and the first of the one that goes on",
+    ),
 )
 
 
 class Metrics:
-    """One private registry. `samples` is asked at every scrape."""
+    """One private registry. At every scrape `samples` is asked, and `waiting`: sequences without a worker, by model."""
 
-    def __init__(self, samples: Callable[[], Iterable[WorkerSample]]) -> None:
+    def __init__(self, samples: Callable[[], Iterable[WorkerSample]], waiting: Callable[[], Mapping[str, int]]) -> None:
         self._registry = CollectorRegistry()
         self._observed: dict[tuple[str, str, str], Observed] = {}
-        self._registry.register(_WorkerCollector(samples, self._observed))
+        self._registry.register(_WorkerCollector(samples, waiting, self._observed))
         self._ended = Counter("baton_sequences_ended", "Ends by outcome", [*LABELS, "outcome"], registry=self._registry)
+        self._replays = Counter(
+            "baton_replays",
+            "Sequences that lost their worker, by cause and by how it went on",
+            ["model", "cause", "outcome"],
+            registry=self._registry,
+        )
 
     def of(self, model: str, backend: str, worker: str) -> Observed:
         """The histograms of a worker; the caller keeps them."""
@@ -86,6 +98,10 @@ class Metrics:
             self._observed[labels] = found
         return found
 
+    def replayed(self, model: str, cause: str, outcome: str) -> Counter:
+        """The counter of replays of this kind."""
+        return self._replays.labels(model, cause, outcome)
+
     def render(self) -> bytes:
         """The text format, version 0.0.4."""
         return generate_latest(self._registry)
@@ -93,9 +109,13 @@ class Metrics:
 
 class _WorkerCollector(Collector):
     def __init__(
-        self, samples: Callable[[], Iterable[WorkerSample]], observed: Mapping[tuple[str, str, str], Observed]
+        self,
+        samples: Callable[[], Iterable[WorkerSample]],
+        waiting: Callable[[], Mapping[str, int]],
+        observed: Mapping[tuple[str, str, str], Observed],
     ) -> None:
         self._samples = samples
+        self._waiting = waiting
         self._observed = observed
 
     def describe(self) -> Iterable[Metric]:
@@ -121,6 +141,10 @@ class _WorkerCollector(Collector):
         yield _gauge("baton_worker_ready", "1 when the worker takes requests", samples, lambda s: int(s.ready))
         yield _gauge("baton_worker_standby", "1 while the worker stands by", samples, lambda s: int(s.standby))
         yield _gauge("baton_worker_circuit_open", "1 while its requests fail", samples, lambda s: int(s.circuit_open))
+        rooms = GaugeMetricFamily("baton_waiting_sequences", "Sequences that wait for a worker", labels=["model"])
+        for model, count in self._waiting().items():
+            rooms.add_metric([model], count)
+        yield rooms
         for name, field, text in _HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=LABELS)
             for labels, observed in self._observed.items():

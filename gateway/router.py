@@ -1,18 +1,17 @@
-"""Who computes what: model names to workers, admission, and the live sequences of each worker."""
+"""Who computes what: model names to workers, admission, and what workers say of the live sequences."""
 
 import asyncio
-import itertools
 from collections.abc import Iterator
 
-import structlog
-
-from actors.worker import Worker, WorkerStatus, WorkerUnavailable
+from actors.worker import Worker, WorkerState, WorkerStatus
 from gateway.errors import ApiError, from_code
-from gateway.metrics import Metrics, WorkerSample
-from gateway.requests import Plan
+from gateway.metrics import Metrics, Observed, WorkerSample
+from gateway.placement import Placement
+from gateway.requests import Choice, Plan
 from gateway.roster import Roster
 from gateway.settings import GatewaySettings
-from gateway.streams import Call, Failure, Stream
+from gateway.streams import Call, Cause, Failure, Stream
+from gateway.suspicion import cleared, suspect
 from gateway.workers import Role, Seat
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
@@ -21,25 +20,22 @@ from protocol.events import Delta, Event, Failed, Finished, Step
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline; the gateway does so this much later, should the worker not."""
 
-_log = structlog.get_logger("gateway.router")
-
 
 class Router:
-    """Owns the map from models to workers and every live sequence. Everything here is synchronous, on one event loop.
+    """Admits requests, and hands the sequences what their workers say. Synchronous, on one event loop.
 
-    It listens to the workers (`WorkerListener`). A sequence is released exactly once: at its terminal event, at the
-    loss of its worker, or when its client lets go, whichever comes first.
+    It listens to the workers (`WorkerListener`). A sequence is released exactly once: at its terminal event, when no
+    worker can go on with it, or when its client lets go, whichever comes first.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._numbers = itertools.count(1)
+        self._admitted = 0
         self._draining = False
         self._clock = asyncio.get_running_loop().time
         self.roster = Roster(self._clock)
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.metrics = Metrics(self.samples)
+        self.metrics = Metrics(self.samples, self.waiting)
+        self._placement = Placement(settings, self.roster, self.metrics, self._fail)
 
     def add(self, worker: Worker, name: str, model: str, role: Role = Role.ACTIVE) -> None:
         """Let a worker serve a model. Its name is the one in its events. Raises `ValueError` for a name twice."""
@@ -55,73 +51,55 @@ class Router:
     # What clients ask for.
 
     def open(self, plan: Plan, request: str) -> Call:
-        """Admit a request whole: all its sequences go to one worker in one message. Raises `ApiError`."""
+        """Admit a request whole. While its model has no worker, but may have one again, it waits. Raises `ApiError`."""
         model = plan.model
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
         if not self.roster.of(model):
             names = ", ".join(repr(name) for name in self.models()) or "none"
             raise ApiError(404, f"there is no model {model!r}; available: {names}", "model_not_found", param="model")
-        ready = self.roster.candidates(model)
-        if not ready:
-            raise self._error(ErrorCode.UNAVAILABLE, self.roster.excuse(model))
-        bound = self._settings.max_streams_per_worker - len(plan.choices)
-        for seat in ready:
-            if len(seat.live) <= bound:
-                call = Call(request, model, eager=plan.stream, release=self._release)
-                if self._start(seat, call, plan):
-                    return call
-        raise self._error(ErrorCode.OVERLOADED, f"the workers of model {model!r} have all the requests they can hold")
-
-    def _start(self, seat: Seat, call: Call, plan: Plan) -> bool:
-        hello = seat.status.hello
-        if hello is None:
-            return False
-        now = self._clock()
+        call = Call(request, model, eager=plan.stream, release=self._release)
         streams = [
-            Stream(
-                Submit(next(self._numbers), call.request, choice.input, choice.sampling, choice.limits),
-                index,
-                limit=choice.limits.max_tokens or hello.context,
-                now=now,
-                on_change=call.changed,
-            )
+            Stream(self._submit(call, choice), index, call, now=self._clock())
             for index, choice in enumerate(plan.choices)
         ]
-        try:
-            seat.worker.send_nowait([stream.submit for stream in streams])
-        except WorkerUnavailable as error:
-            _log.info("submit_refused", worker=seat.name, request=call.request, reason=str(error))
-            return False
-        call.attach(streams, seat.name, f"fp_{hello.config_digest[:16]}" if hello.config_digest else None)
-        seat.live.update((stream.submit.stream, stream) for stream in streams)
-        self._idle.clear()
-        seat.calls[call] = asyncio.get_running_loop().call_later(
-            self._settings.request_timeout_s + DEADLINE_MARGIN_S, self._expire, seat, call
+        call.attach(streams)
+        refusal = self._placement.admit(model, streams)
+        if refusal is not None:
+            full = f"the workers of model {model!r} have all the requests they can hold"
+            raise self._error(refusal, full if refusal is ErrorCode.OVERLOADED else self.roster.excuse(model))
+        call.deadline = asyncio.get_running_loop().call_later(
+            self._settings.request_timeout_s + DEADLINE_MARGIN_S, self._expire, call
         )
-        return True
+        return call
+
+    def _submit(self, call: Call, choice: Choice) -> Submit:
+        self._admitted += 1
+        return Submit(self._admitted, call.request, choice.input, choice.sampling, choice.limits)
 
     def _release(self, call: Call) -> None:
-        """The client lets go: what still lives of its call is cancelled at the worker."""
-        if not call.worker:
-            return
-        seat = self.roster[call.worker]
-        timer = seat.calls.pop(call, None)
-        if timer is not None:
-            timer.cancel()
-        cancelled = [stream for stream in call.streams if not stream.ended]
-        for stream in cancelled:
-            self._forget(seat, stream)
-            seat.observed.ended("cancelled").inc()
+        """The client lets go: what still lives of its call is cancelled at its worker."""
+        if call.deadline is not None:
+            call.deadline.cancel()
+        for stream in self._let_go(call):
+            self._placement.settle(stream, "cancelled")
+            self._observed(stream).ended("cancelled").inc()
             stream.cancel()
-        seat.cancel(cancelled)
 
-    def _expire(self, seat: Seat, call: Call) -> None:
+    def _expire(self, call: Call) -> None:
         failure = Failure(ErrorCode.DEADLINE, f"not finished within {self._settings.request_timeout_s:g} s")
-        expired = [stream for stream in call.streams if not stream.ended]
-        for stream in expired:
-            self._fail(seat, stream, failure)
-        seat.cancel(expired)
+        for stream in self._let_go(call):
+            self._end_badly(stream, failure)
+
+    def _let_go(self, call: Call) -> list[Stream]:
+        """Take what lives of a call from where it is."""
+        streams = [stream for stream in call.streams if not stream.ended]
+        for seat in self.seats():
+            seat.cancel([stream for stream in streams if stream.worker == seat.name])
+        # Those that wait go first, or they would be given the room that the others make.
+        for stream in sorted(streams, key=lambda stream: bool(stream.worker)):
+            self._placement.remove(stream)
+        return streams
 
     # What workers say (`WorkerListener`).
 
@@ -139,29 +117,32 @@ class Router:
         elif isinstance(event, Finished):
             self._finished(seat, event)
         elif isinstance(event, Failed) and (stream := seat.live.get(event.stream)) is not None:
-            self._fail(seat, stream, Failure(event.code, event.text, event.field))
+            self._failed(seat, stream, event)
 
     def worker_changed(self, status: WorkerStatus) -> None:
         """A worker started, got on with loading, became ready, or is no longer."""
         seat = self.roster[status.name]
         if status.incarnation != seat.incarnation:
-            self._lose(seat, f"worker {seat.name} was replaced")
+            self._placement.lose(seat, Cause.DIED, f"worker {seat.name} was replaced")
             seat.incarnation = status.incarnation
         seat.refresh(status)
         self.roster.promote(seat.model)
+        self._placement.serve(seat.model)
 
     def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
-        """An incarnation is gone, and what it held ends typed."""
+        """An incarnation is gone; what it held goes on elsewhere."""
         seat = self.roster[worker]
         if incarnation == seat.incarnation:
-            self._lose(seat, f"worker {worker} was lost: {reason}")
+            asked = seat.status.state in (WorkerState.STOPPED, WorkerState.DRAINING)
+            seat.forget_cancels()
+            self._placement.lose(seat, Cause.LEFT if asked else Cause.DIED, f"worker {worker} was lost: {reason}")
 
-    def _lose(self, seat: Seat, text: str) -> None:
-        # The seam for replay: each stream here has its Submit and the ids that its client got.
-        seat.forget_cancels()
-        self.roster.promote(seat.model)
-        for stream in list(seat.live.values()):
-            self._fail(seat, stream, Failure(ErrorCode.LOST, text))
+    def migrate(self, worker: str) -> None:
+        """Take every live sequence off a worker, which gets nothing more until its next incarnation. They go on with
+        other workers of the model, or wait for one."""
+        seat = self.roster[worker]
+        seat.cancel(list(seat.live.values()))
+        self._placement.lose(seat, Cause.MOVED, f"worker {worker} was to be free")
 
     def _deliver(self, seat: Seat, event: Delta | Finished, now: float) -> Stream | None:
         """Hand a live sequence what a step brought; None when it does not live, or no longer."""
@@ -170,9 +151,11 @@ class Router:
             return None
         if not stream.push(event):
             text = f"the worker sent more than the {stream.limit} tokens asked for"
-            self._fail(seat, stream, Failure(ErrorCode.INTERNAL, text))
             seat.cancel([stream])
+            self._fail(stream, Failure(ErrorCode.INTERNAL, text))
             return None
+        if stream.cause is not None:
+            self._resumed(seat, stream, now)
         count = len(event.tokens)
         if count:
             if stream.first_at:
@@ -181,7 +164,15 @@ class Router:
                 stream.first_at = now
                 seat.observed.first_token.observe(now - stream.opened_at)
             stream.last_at = now
+            if stream.suspect and cleared(stream, count):
+                self._placement.serve(seat.model)
         return stream
+
+    def _resumed(self, seat: Seat, stream: Stream, now: float) -> None:
+        """Another worker brought something: the gap is over for the client."""
+        if stream.first_at:
+            seat.observed.gap.observe(now - stream.last_at)
+        self._placement.settle(stream, "continued" if stream.continued else "resumed")
 
     def _finished(self, seat: Seat, event: Finished) -> None:
         now = self._clock()
@@ -189,24 +180,43 @@ class Router:
         if stream is None:
             return
         if event.reason == "cancelled":
-            self._fail(seat, stream, Failure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
+            self._fail(stream, Failure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
             return
-        self._forget(seat, stream)
         observed = seat.observed
         observed.queue_wait.observe(event.usage.queue_ms / 1000)
         observed.end_to_end.observe(now - stream.opened_at)
         observed.ended(event.reason).inc()
+        self._placement.remove(stream)
         stream.finish(event.reason, event.usage)
 
-    def _fail(self, seat: Seat, stream: Stream, failure: Failure) -> None:
-        self._forget(seat, stream)
-        seat.observed.ended(str(failure.code)).inc()
+    def _failed(self, seat: Seat, stream: Stream, event: Failed) -> None:
+        """A worker ended a sequence: for good, or another one may go on with it."""
+        placement, reason = self._placement, f"worker {seat.name}: {event.text}"
+        match event.code:
+            case ErrorCode.LOST | ErrorCode.DRAINING:
+                seat.close()
+                placement.suspend(stream, Cause.LEFT, reason)
+            case ErrorCode.STEP if not stream.suspect:
+                suspect(stream)
+                placement.suspend(stream, Cause.STEP, reason)
+            case ErrorCode.OVERLOADED | ErrorCode.UNAVAILABLE if stream.waited:
+                placement.postpone(stream)
+            case _:
+                self._fail(stream, Failure(event.code, event.text, event.field))
+
+    def _fail(self, stream: Stream, failure: Failure) -> None:
+        self._placement.remove(stream)
+        self._end_badly(stream, failure)
+
+    def _end_badly(self, stream: Stream, failure: Failure) -> None:
+        self._placement.settle(stream, str(failure.code))
+        self._observed(stream).ended(str(failure.code)).inc()
         stream.fail(failure)
 
-    def _forget(self, seat: Seat, stream: Stream) -> None:
-        del seat.live[stream.submit.stream]
-        if not any(other.live for other in self.roster):
-            self._idle.set()
+    def _observed(self, stream: Stream) -> Observed:
+        """Where its end is counted: at the last worker that it had."""
+        call = stream.call
+        return self.roster[call.worker].observed if call.worker else self.metrics.of(call.model, "", "")
 
     # The end of the gateway.
 
@@ -216,13 +226,13 @@ class Router:
 
     async def idle(self) -> None:
         """Until no sequence lives."""
-        await self._idle.wait()
+        await self._placement.idle.wait()
 
     def fail_all(self, text: str) -> None:
         """End what still lives, typed."""
-        for seat in self.roster:
-            for stream in list(seat.live.values()):
-                self._fail(seat, stream, Failure(ErrorCode.DRAINING, text))
+        # Those that wait go first, or they would be given the room that the others make.
+        for stream in reversed(self._placement.live()):
+            self._fail(stream, Failure(ErrorCode.DRAINING, text))
 
     # What others look at.
 
@@ -240,7 +250,11 @@ class Router:
 
     def samples(self) -> list[WorkerSample]:
         """The workers, for a scrape."""
-        return [seat.sample() for seat in self.roster]
+        return [seat.sample() for seat in self.seats()]
+
+    def waiting(self) -> dict[str, int]:
+        """Sequences that wait for a worker, by model."""
+        return {model: len(self._placement.room.of(model)) for model in self.models()}
 
     def _error(self, code: ErrorCode, text: str) -> ApiError:
         return from_code(code, text, retry_after_s=self._settings.retry_after_s)

@@ -32,11 +32,18 @@ class GatewaySettings:
     """Body bytes times sequences of one request: what its fan-out may put on a link, whose messages end at 64 MiB."""
     max_streams_per_worker: int = 2048
     """Sequences that one worker may hold, running and waiting, before its clients are told to come back."""
+    max_waiting_streams: int = 256
+    """Sequences that may wait for a first worker while there is none, before their clients are told to come back."""
 
     body_timeout_s: float = 30.0
     """Time in which a client must have sent its body."""
     request_timeout_s: float = 3600.0
     """Time in which a sequence must have ended, its wait in the queue included."""
+    worker_wait_s: float = 60.0
+    """Time that a sequence waits for a worker of its model when there is none: because its own was lost, or because it
+    came meanwhile. 0 ends and refuses those at once."""
+    waiting_comment_s: float = 5.0
+    """A streaming client whose request waits for a worker is sent a comment this often."""
     client_stall_s: float = 30.0
     """A client that takes nothing for this long is dropped."""
     progress_timeout_s: float = 30.0
@@ -58,8 +65,11 @@ class GatewaySettings:
             "max_choices": (1, MAX_FRAMES_PER_MESSAGE),
             "max_fanout_bytes": (1, 60 * 1024 * 1024),
             "max_streams_per_worker": (1, 1 << 20),
+            "max_waiting_streams": (0, 1 << 20),
             "body_timeout_s": (0.01, 3600),
             "request_timeout_s": (0.01, MAX_MILLISECONDS / 1000),
+            "worker_wait_s": (0, 86400),
+            "waiting_comment_s": (0.01, 3600),
             "client_stall_s": (0.01, 86400),
             "progress_timeout_s": (0.01, 86400),
             "hang_timeout_s": (0.01, Deadlines().hang_most),

@@ -9,6 +9,8 @@ from gateway.errors import ApiError
 from gateway.streams import Piece
 
 DONE = b"data: [DONE]\n\n"
+WAITING = b": waiting\n\n"
+"""A comment, which clients skip: there is no worker at the moment, and the request is not forgotten."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -67,15 +69,21 @@ class EventWriter:
         ids = b',"token_ids":' + _encode(piece.tokens) if self._token_ids else b""
         return self._between + reason + ids + b"}]" + self._tail
 
-    def usage(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> bytes:
-        """The chunk with the counts of the whole call, and no choices."""
-        counts = _encode(usage_json(prompt_tokens, completion_tokens, cached_tokens))
-        return self._head + b',"choices":[],"usage":' + counts + b"}\n\n"
+    def usage(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, *, continued: bool) -> bytes:
+        """The chunk with the counts of the whole call, and no choices. `continued`: see `extension`."""
+        usage = usage_json(prompt_tokens, completion_tokens, cached_tokens)
+        return self._head + b"," + _encode({"choices": [], "usage": usage} | extension(continued))[1:] + b"\n\n"
 
 
 def error_event(error: ApiError) -> bytes:
     """The chunk that ends a stream which cannot go on; `DONE` follows it."""
     return b"data: " + error.body() + b"\n\n"
+
+
+def extension(continued: bool) -> dict[str, dict[str, bool]]:
+    """What Baton adds to an answer that an unlike worker went on with: its tokens may differ from an undisturbed
+    run's."""
+    return {"baton": {"continued": True}} if continued else {}
 
 
 def usage_json(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:

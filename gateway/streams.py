@@ -3,13 +3,28 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished, Usage
+
+
+class Cause(StrEnum):
+    """Why a sequence goes on without the worker that it was on."""
+
+    DIED = "died"
+    """The worker exited, hung, broke the protocol or lost its link."""
+    LEFT = "left"
+    """The worker said that it leaves, or was stopped."""
+    MOVED = "moved"
+    """It was taken off a worker that goes on living."""
+    STEP = "step_failed"
+    """An engine step failed with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +48,44 @@ class Piece(Struct, frozen=True, gc=False):
 class Stream:
     """One live sequence, owned by its call. It ends exactly once: with `usage`, with `failure`, or cancelled.
 
-    It keeps what a fresh worker would need to go on: its `submit`, and in `tokens` every id that was delivered. Its
-    backlog is bounded by `limit`, its own `max_tokens` or the worker's context.
+    It keeps what another worker needs to go on with it: its `submit`, and in `tokens` every id that was delivered. What
+    it is computed by may change; what it has delivered stays. Its backlog is bounded by `limit`, its own `max_tokens`
+    or its worker's context.
     """
 
     __slots__ = (
-        "_on_change",
         "_taken",
         "_text",
+        "call",
+        "cause",
+        "continued",
         "ended",
         "failure",
         "first_at",
         "index",
+        "kind",
         "last_at",
         "limit",
+        "loss",
         "opened_at",
+        "order",
         "reason",
+        "since_replay",
         "submit",
+        "suspect",
         "tokens",
         "usage",
+        "waited",
+        "worker",
     )
 
-    def __init__(
-        self, submit: Submit, index: int, *, limit: int, now: float, on_change: Callable[["Stream"], None]
-    ) -> None:
+    def __init__(self, submit: Submit, index: int, call: "Call", *, now: float) -> None:
         self.submit = submit
         self.index = index
-        self.limit = limit
+        self.call = call
+        self.order = submit.stream
+        """Its place among all sequences in the order of their admission."""
+        self.limit = submit.limits.max_tokens or 0
         self.opened_at = now
         self.first_at = 0.0
         self.last_at = now
@@ -68,9 +94,50 @@ class Stream:
         self.reason: Literal["stop", "length"] | None = None
         self.usage: Usage | None = None
         self.failure: Failure | None = None
+        self.worker = ""
+        """The worker that computes it; empty while it waits for one."""
+        self.waited = False
+        """It has been without a worker: no worker's full queue is reason to refuse it now."""
+        self.kind: tuple[str, str] | None = None
+        """Backend and config digest of the worker that computed it first: equal kinds compute equal tokens."""
+        self.continued = False
+        """A worker of another kind went on with it."""
+        self.cause: Cause | None = None
+        """Why it lost its last worker, until the next one brings something."""
+        self.loss = ""
+        self.suspect = False
+        """A worker died with it, and it has not got past that point yet. See `gateway.suspicion`."""
+        self.since_replay = 0
+        """Tokens that came since it became a suspect."""
         self._text: list[str] = []
         self._taken = 0
-        self._on_change = on_change
+
+    def submit_as(self, number: int, now: float) -> Submit:
+        """What a worker is told in order to compute it, under a number that no worker has seen yet.
+
+        The tokens that were delivered go along: they count as generated and do not come again. Of its time it has what
+        is left.
+        """
+        limits = self.submit.limits
+        if limits.deadline_ms:
+            left = limits.deadline_ms - int((now - self.opened_at) * 1000)
+            limits = replace(limits, deadline_ms=max(1, left))
+        return replace(self.submit, stream=number, limits=limits, resume=tuple(self.tokens))
+
+    def place(self, submit: Submit, worker: str, kind: tuple[str, str], context: int) -> None:
+        """A worker of this kind got `submit`. It holds `context` tokens."""
+        self.submit = replace(self.submit, stream=submit.stream)
+        self.limit = submit.limits.max_tokens or context
+        self.worker = worker
+        if not self.tokens:
+            self.kind = kind
+        self.continued = self.continued or kind != self.kind
+
+    def leave(self, cause: Cause, loss: str) -> None:
+        """It has no worker any more; `loss` says why in words."""
+        self.worker = ""
+        self.cause = cause
+        self.loss = loss
 
     def push(self, delta: Delta | Finished) -> bool:
         """Add what a step brought. False when that is over the limit: a defect of the worker, and nothing was added."""
@@ -79,7 +146,7 @@ class Stream:
         self.tokens += delta.tokens
         if delta.text:
             self._text.append(delta.text)
-        self._on_change(self)
+        self.call.changed(self)
         return True
 
     def finish(self, reason: Literal["stop", "length"], usage: Usage) -> None:
@@ -101,7 +168,7 @@ class Stream:
         if self.ended:
             raise RuntimeError(f"stream {self.submit.stream} ended twice")
         self.ended = True
-        self._on_change(self)
+        self.call.changed(self)
 
     def take(self, with_tokens: bool) -> Piece | None:
         """What the client has not had yet, in one piece however many steps it took; None when there is nothing."""
@@ -123,11 +190,14 @@ class Call:
         self.request = request
         self.model = model
         self.worker = ""
+        """The worker that last took one of its sequences."""
         self.fingerprint: str | None = None
         self.streams: Sequence[Stream] = ()
+        self.deadline: asyncio.TimerHandle | None = None
         self.failure: Failure | None = None
         """The failure of the first sequence that failed; the request fails with it."""
         self._live = 0
+        self._waiting = 0
         self._ready: dict[int, Stream] = {}
         self._changed = False
         self._waiter: asyncio.Future[None] | None = None
@@ -135,12 +205,32 @@ class Call:
         self._eager = eager
         self._release = release
 
-    def attach(self, streams: Sequence[Stream], worker: str, fingerprint: str | None) -> None:
-        """Give the call its sequences and say who computes them; done by the router, before they can change."""
+    def attach(self, streams: Sequence[Stream]) -> None:
+        """Give the call its sequences; done by the router, before they can change."""
         self.streams = streams
-        self.worker = worker
-        self.fingerprint = fingerprint
         self._live = len(streams)
+
+    def placed(self, worker: str, digest: str) -> None:
+        """Some of its sequences went to a worker. The fingerprint is that of the first."""
+        if not self.worker and digest:
+            self.fingerprint = f"fp_{digest[:16]}"
+        self.worker = worker
+
+    def suspended(self, count: int) -> None:
+        """So many of its sequences more (or fewer) wait for a worker."""
+        self._waiting += count
+        if count > 0 and self._eager:
+            self._wake()
+
+    @property
+    def waiting(self) -> bool:
+        """Some of its sequences have no worker at the moment."""
+        return self._waiting > 0
+
+    @property
+    def continued(self) -> bool:
+        """A worker unlike the first one went on with one of its sequences: its tokens may differ from there on."""
+        return any(stream.continued for stream in self.streams)
 
     def changed(self, stream: Stream) -> None:
         """A sequence got something or ended."""
@@ -151,16 +241,20 @@ class Call:
                 self.failure = stream.failure
         if self._eager or self.ended:
             self._changed = True
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     @property
     def ended(self) -> bool:
         """Nothing more will come: every sequence ended, or one failed."""
         return self._live == 0 or self.failure is not None
 
-    async def wait(self) -> None:
-        """Until something changed since the last `take`: anything for an eager call, else its end."""
+    async def wait(self) -> bool:
+        """Until something changed since the last `take`: anything for an eager call, else its end. False when an eager
+        call merely began to wait for a worker."""
         # One waiter and no fairness: a bare future does, at a third of an `Event`'s cost.
         if not self._changed:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -168,6 +262,7 @@ class Call:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self._changed
 
     def take(self, with_tokens: bool) -> list[Piece]:
         """The new pieces of all sequences that have one."""

@@ -9,11 +9,13 @@ from actors.worker import Worker, WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.breaker import Breaker, Circuit
 from gateway.counters import Counters
 from gateway.metrics import Metrics, Observed, WorkerSample
-from gateway.streams import Call, Stream
+from gateway.streams import Stream
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel
 
 CANCEL_RETRY_S = 0.02
+FULL_S = 0.25
+"""Time until a worker that had no room for what another one lost is asked again, or until something ends on it."""
 
 
 class Role(StrEnum):
@@ -24,7 +26,7 @@ class Role(StrEnum):
 
 
 class Seat:
-    """Owned by the router. `live` has the sequences by their number, `calls` the deadline of each call."""
+    """Owned by the router. `live` has the sequences by their number, in the order in which the worker got them."""
 
     def __init__(self, worker: Worker, name: str, model: str, metrics: Metrics, role: Role = Role.ACTIVE) -> None:
         self.worker = worker
@@ -38,7 +40,10 @@ class Seat:
         self.incarnation = worker.status.incarnation
         self.counters = Counters()
         self.live: dict[int, Stream] = {}
-        self.calls: dict[Call, TimerHandle] = {}
+        self.slots = 0
+        """Of the worker that is there or was there last."""
+        self._closed = -1
+        self._full_until = 0.0
         self._uncancelled: list[Cancel] = []
         self._retry: TimerHandle | None = None
         self._metrics = metrics
@@ -60,7 +65,30 @@ class Seat:
     def ready(self) -> bool:
         """The worker takes requests."""
         status = self.worker.status
-        return status.state is WorkerState.READY and status.incarnation == self.incarnation
+        return status.state is WorkerState.READY and status.incarnation == self.incarnation != self._closed
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Backend and config digest: workers of one kind compute the same tokens."""
+        hello = self.worker.status.hello
+        return (hello.backend, hello.config_digest) if hello is not None else ("", "")
+
+    def close(self) -> None:
+        """This incarnation gets no more requests."""
+        self._closed = self.incarnation
+
+    def full(self, now: float) -> bool:
+        """It refused something lately, and nothing has ended on it since."""
+        return now < self._full_until
+
+    def refused(self, now: float) -> None:
+        """It had no room: leave it alone for a while."""
+        self._full_until = now + FULL_S
+
+    def remove(self, stream: Stream) -> None:
+        """A sequence is not the worker's any more; that may make room."""
+        del self.live[stream.submit.stream]
+        self._full_until = 0.0
 
     def fit(self, now: float) -> bool:
         """The worker can serve: it takes requests, and they do not keep failing. `now` is the loop's time."""
@@ -77,7 +105,10 @@ class Seat:
     def refresh(self, status: WorkerStatus) -> None:
         """Take over what a status says: the counts, and the labels once they are known."""
         self.counters.saw(status.incarnation, status.gauges)
-        if status.hello is not None and status.hello.backend != self._backend:
+        if status.hello is None:
+            return
+        self.slots = status.hello.slots
+        if status.hello.backend != self._backend:
             self._backend = status.hello.backend
             self.observed = self._metrics.of(self.model, self._backend, self.name)
 

@@ -1,0 +1,52 @@
+"""Which sequence a worker's death is put down to. Pure.
+
+A request that kills its worker would kill the next one too, so nothing may be tried without end; but those that merely
+shared the worker should live. The rule:
+
+1. Only what ran can have done it: the first `slots` of the worker's sequences, for a worker's queue is first-in
+   first-out. Whoever waited behind them is innocent.
+2. All that ran at a death become suspects, unless one of them was a suspect already: then it was that one, the others
+   stay innocent, and it is tried no third time.
+3. A suspect runs apart: a worker gets one only where a slot is free and no other suspect is, so that rule 2 never has
+   two to choose from. It is cleared when `CLEARED_AFTER` further tokens have come: the point at which the first
+   worker died is behind it.
+
+A failed step counts as a death: those that it touched become suspects, and one that was a suspect already fails.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+from gateway.streams import Stream
+
+CLEARED_AFTER = 3
+"""Tokens. The last ones before a death may have been computed and not delivered, and are then computed again."""
+
+
+def blame(live: Iterable[Stream], slots: int) -> list[Stream]:
+    """The sequences that are not to be tried again after the death of a worker that had these, in the order in which
+    it got them. The other ones that ran become suspects, if none was."""
+    ran = list(islice(live, slots))
+    guilty = [stream for stream in ran if stream.suspect]
+    if not guilty:
+        for stream in ran:
+            suspect(stream)
+    return guilty
+
+
+def suspect(stream: Stream) -> None:
+    """It was there when a worker died or a step failed."""
+    stream.suspect = True
+    stream.since_replay = 0
+
+
+def cleared(stream: Stream, tokens: int) -> bool:
+    """A suspect got further tokens; true when it is none any more."""
+    stream.since_replay += tokens
+    stream.suspect = stream.since_replay < CLEARED_AFTER
+    return not stream.suspect
+
+
+def may_run(stream: Stream, live: Mapping[int, Stream], slots: int) -> bool:
+    """A worker with these sequences, by number, may get this one, too."""
+    return not stream.suspect or (len(live) < slots and not any(other.suspect for other in live.values()))
