@@ -97,6 +97,27 @@ class Settings(BaseSettings):
     request_timeout_s: float = _field(
         _GATEWAY.request_timeout_s, LIMITS, "Seconds that a request may take in all.", ge=0.01, le=604800
     )
+    max_waiting_streams: int = _field(
+        _GATEWAY.max_waiting_streams,
+        LIMITS,
+        "Sequences that may wait while there is no worker, before clients are sent away.",
+        ge=0,
+        le=1 << 20,
+    )
+    worker_wait_s: float = _field(
+        _GATEWAY.worker_wait_s,
+        LIMITS,
+        "Seconds that a request waits for a worker to come back; 0 ends or refuses it at once.",
+        ge=0,
+        le=86400,
+    )
+    waiting_comment_s: float = _field(
+        _GATEWAY.waiting_comment_s,
+        LIMITS,
+        "Seconds between the comments to a streaming client that waits so.",
+        ge=0.01,
+        le=3600,
+    )
     client_stall_s: float = _field(
         _GATEWAY.client_stall_s,
         LIMITS,

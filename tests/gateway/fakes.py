@@ -109,6 +109,9 @@ class FakeWorker:
         restarts = self.status.restarts + 1
         self.change(incarnation=incarnation, state=WorkerState.READY, restarts=restarts, gauges=Gauges())
 
+    def say_cancelled(self, stream: int) -> None:
+        self.say(Finished(stream, "cancelled", ONE_TOKEN))
+
     def say_old(self, stream: int) -> None:
         """A late end from the incarnation before this one."""
         self.say(Finished(stream, "stop", ONE_TOKEN), self.status.incarnation - 1)

@@ -12,7 +12,6 @@ from gateway.requests import Plan, RequestDecoder
 from gateway.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from gateway.streams import Call
-from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from tests.gateway.fakes import FakeWorker
 
@@ -29,7 +28,7 @@ def numbers(call: Call) -> list[int]:
 
 
 async def test_the_least_loaded_ready_worker_is_chosen() -> None:
-    router = Router(GatewaySettings())
+    router = Router(GatewaySettings(worker_wait_s=0))
     first, second = FakeWorker("a").join(router), FakeWorker("b").join(router)
     workers = [router.open(plan(n=n), "r").worker for n in (3, 1, 1, 1, 2)]
     assert workers == ["a", "b", "b", "b", "a"]
@@ -70,30 +69,6 @@ async def test_another_worker_takes_what_a_full_link_refuses() -> None:
     first.full = True
     assert router.open(plan(), "r").worker == "b"
     assert first.sent == []
-
-
-async def test_a_lost_worker_ends_its_streams_typed_and_no_others() -> None:
-    router = Router(GatewaySettings())
-    first, second = FakeWorker("a").join(router), FakeWorker("b").join(router)
-    lost, kept = router.open(plan(n=2), "r1"), router.open(plan(), "r2")
-    assert (lost.worker, kept.worker) == ("a", "b")
-    first.token(numbers(lost)[0], "Hel", 5, 6)
-    first.die()
-    assert lost.ended
-    assert lost.failure is not None
-    assert lost.failure.code is ErrorCode.LOST
-    assert "killed by signal 9" in lost.failure.text
-    assert not kept.ended
-    # What a replay will need is there.
-    assert lost.streams[0].tokens == [5, 6]
-    assert isinstance(lost.streams[0].submit, Submit)
-    first.come_back()
-    first.say_old(numbers(lost)[1])
-    lost.cancel_nowait()
-    assert first.cancels == [], "the next incarnation knows nothing of them"
-    assert router.open(plan(), "r3").worker == "a"
-    second.finish(numbers(kept)[0])
-    assert kept.streams[0].reason == "stop"
 
 
 async def test_frames_of_an_old_incarnation_are_not_taken_for_new() -> None:
