@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import time
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -178,7 +179,7 @@ class RequestDecoder:
         elif body.max_tokens not in (None, limit):
             raise invalid("max_tokens", "`max_tokens` and `max_completion_tokens` differ; send one of them")
         messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
-        return self._plan(body, [ChatInput(messages)], limit, size=len(raw), chat=True)
+        return self._plan(body, [ChatInput(messages, now=int(time.time()))], limit, size=len(raw), chat=True)
 
     def _plan(
         self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, *, size: int, chat: bool

@@ -24,6 +24,8 @@ MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 1 << 20
 MAX_SEED = (1 << 63) - 1
 MAX_COUNT = (1 << 63) - 1
+MAX_SECONDS = 253_402_300_799
+"""The last second of the year 9999, since 1970."""
 MAX_MILLISECONDS = 7 * 24 * 3600 * 1000
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -35,6 +37,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Tokens = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
 StreamId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Time = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MILLISECONDS)]
 
 

@@ -15,6 +15,7 @@ from protocol.bounds import (
     Milliseconds,
     Stop,
     Text,
+    Time,
     Tokens,
 )
 
@@ -44,6 +45,9 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
     messages: Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
     tools_json: Annotated[str, Meta(max_length=MAX_TOOLS_JSON)] = ""
     """A JSON list of tool definitions for the template, or nothing."""
+    now: Time = 0
+    """The time that the template is told, in seconds since 1970, for the prompt to come out the same on every worker
+    that gets the request. 0 is the worker's own clock."""
 
 
 Input = TextInput | TokensInput | ChatInput

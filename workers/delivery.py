@@ -254,7 +254,7 @@ def _render(chat: Chat, source: ChatInput) -> str:
         raise _Refused(ErrorCode.UNSUPPORTED, "the model's chat template has no place for tools", "tools")
     messages = [{"role": message.role, "content": message.content} for message in source.messages]
     try:
-        return chat.render(messages, tools)
+        return chat.render(messages, tools, now=source.now)
     except TemplateError as error:
         raise _Refused(ErrorCode.TEMPLATE, str(error), "messages") from error
 

@@ -42,7 +42,9 @@ COMMANDS: dict[str, Command] = {
     "submit_chat": Submit(
         3,
         "chatcmpl-3",
-        ChatInput((Message("system", "Be brief."), Message("user", "Grüß dich 👋")), '[{"type":"function"}]'),
+        ChatInput(
+            (Message("system", "Be brief."), Message("user", "Grüß dich 👋")), '[{"type":"function"}]', 1_763_703_600
+        ),
         Sampling(),
         Limits(max_tokens=1),
     ),

@@ -13,7 +13,9 @@ class ByteChat:
 
     takes_tools = False
 
-    def render(self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
+    ) -> str:
         turns = [f"<|im_start|>{message['role']}\n{message['content']}{_TURN_END}" for message in messages]
         if add_generation_prompt:
             turns.append("<|im_start|>assistant\n")

@@ -19,7 +19,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import jinja2
@@ -68,8 +68,8 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         )
         self._budget = budget
         self.globals.pop("lipsum")  # prints any number of words in one call
+        self.filters.pop("random")  # a request that goes on elsewhere must have the same prompt there
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
         self.filters["tojson"] = self._tojson
         self.filters["join"] = self._join_filter()
         self.filters = {name: _checked(name, function, budget) for name, function in self.filters.items()}
@@ -180,8 +180,10 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(str(message)[:MAX_REASON])
 
 
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+def _strftime(now: int) -> Callable[[str], str]:
+    """`strftime_now` of the templates. A time that was given is one on every machine, so it is in UTC."""
+    moment = datetime.fromtimestamp(now, UTC) if now else datetime.now()
+    return moment.strftime
 
 
 class ChatTemplate:
@@ -209,8 +211,12 @@ class ChatTemplate:
         self._templates = {name: _compile(environment, name, source) for name, source in sources.items()}
         self.takes_tools = any(_names_tools(environment, source) for source in sources.values())
 
-    def render(self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation. Raises `TemplateError` with the template's own message, or why it failed."""
+    def render(
+        self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
+    ) -> str:
+        """The prompt of a conversation at the time `now` (seconds since 1970; 0 is the clock's).
+
+        Raises `TemplateError` with the template's own message, or why it failed."""
         named = self._templates.get("tool_use") if tools else None
         template = named or self._templates["default"]
         variables = {
@@ -219,6 +225,7 @@ class ChatTemplate:
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
+            "strftime_now": _strftime(now),
         }
         with self._lock:
             self._budget.restart()

@@ -14,8 +14,11 @@ class Chat(Protocol):
     def takes_tools(self) -> bool:
         """Tools have a place in the prompt; otherwise they would be left out without a word."""
 
-    def render(self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True) -> str:
-        """The prompt, its special tokens spelled out. Raises `workers.text.template.TemplateError`."""
+    def render(
+        self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
+    ) -> str:
+        """The prompt, its special tokens spelled out. A template that asks for the date is told that of `now`, seconds
+        since 1970; 0 is the clock's. Raises `workers.text.template.TemplateError`."""
 
 
 class Vocabulary(Protocol):

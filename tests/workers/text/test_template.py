@@ -200,3 +200,13 @@ def test_a_template_that_does_not_compile(source: str) -> None:
 
 def test_the_date_is_todays() -> None:
     assert render("{{ strftime_now('%Y') }}").isdigit()
+
+
+def test_the_time_can_be_given_and_is_the_same_everywhere() -> None:
+    template = ChatTemplate({"default": "{{ strftime_now('%d %b %Y %H:%M') }}"})
+    assert template.render([USER], now=1_700_000_000) == "14 Nov 2023 22:13"
+
+
+def test_nothing_is_left_to_chance() -> None:
+    with pytest.raises(TemplateError, match="random"):
+        ChatTemplate({"default": "{{ messages | random }}"})
