@@ -121,7 +121,7 @@ class Generate:
         if call.failure is not None:
             chunk += error_event(self._error(call.failure))
         elif plan.include_usage:
-            chunk += writer.usage(*call.usage(plan.per_prompt), call.continued)
+            chunk += writer.usage(*call.usage(plan.per_prompt), continued=call.continued)
         await exchange.events(chunk + DONE, more=False)
 
     def _error(self, failure: Failure) -> ApiError:
