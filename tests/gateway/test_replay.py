@@ -94,7 +94,7 @@ async def test_a_lost_worker_s_stream_goes_on_with_another() -> None:
     world["b"].finish(again.stream, "!", usage=Usage(2, 3))
     (piece,) = call.take(with_tokens=True)
     assert (piece.text, piece.tokens, piece.reason) == ("Hello!", (5, 6, 7), "stop")
-    assert call.usage(1) == (2, 3)
+    assert call.usage(1) == (2, 3, 0)
     assert not call.continued
     assert not kept.ended
     assert world.replays() == {("died", "resumed"): 1}
