@@ -30,6 +30,10 @@ class Roster:
     def __getitem__(self, worker: str) -> Seat:
         return self._seats[worker]
 
+    def find(self, worker: str) -> Seat | None:
+        """None for one that is not there, or no longer."""
+        return self._seats.get(worker)
+
     def __iter__(self) -> Iterator[Seat]:
         return iter(self._seats.values())
 

@@ -215,8 +215,8 @@ class Router:
 
     def _observed(self, stream: Stream) -> Observed:
         """Where its end is counted: at the last worker that it had."""
-        call = stream.call
-        return self.roster[call.worker].observed if call.worker else self.metrics.of(call.model, "", "")
+        seat = self.roster.find(stream.call.worker)
+        return seat.observed if seat is not None else self.metrics.of(stream.call.model, "", "")
 
     # The end of the gateway.
 
