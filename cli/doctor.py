@@ -16,7 +16,7 @@ from rich.table import Table
 from cli.model import ChosenModel, worker_spec
 from cli.settings import Settings
 from models import builtin_path
-from workers.affinity import usable_cores
+from workers.affinity import find_cores
 from workers.backends import PACKAGES, cache_dir, missing_packages
 from workers.probe import Probe, short
 
@@ -63,7 +63,8 @@ def _machine(settings: Settings) -> Table:
     table.add_row("baton", metadata.version("baton"))
     table.add_row("python", f"{platform.python_version()} ({platform.python_implementation()})")
     table.add_row("system", f"{platform.system()} {platform.release()} {platform.machine()}")
-    table.add_row("cores", f"{usable_cores()} of {os.cpu_count()} may be used")
+    cores = find_cores()
+    table.add_row("cores", f"{cores} of {os.cpu_count()} CPUs: {cores.usable} compute threads")
     table.add_row("cpu features", " ".join(_cpu_features()) or "not known on this system")
     table.add_row("memory", _memory())
     table.add_row("graph cache", _cache(cache_dir(worker_spec(settings, ChosenModel("doctor", Path())))))

@@ -142,6 +142,18 @@ def bench(
     run_bench(settings, seconds=seconds, as_json=as_json)
 
 
+@app.command("compile")
+@takes_settings(*IN_PROCESS, "max_batch_size")
+def compile_(
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.", show_default=False)] = False,
+) -> None:
+    """Compile all graphs of a model now, as `baton serve` would in its first minutes; give it the same settings."""
+    from cli.compile import compile_model
+
+    compile_model(settings, as_json=as_json)
+
+
 def main() -> None:
     """Entry point of the console script."""
     app()

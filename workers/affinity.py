@@ -1,23 +1,97 @@
-"""How many cores this process may really use."""
+"""How many cores this process may really use: its affinity, the quotas of its cgroups, and who shares a core."""
 
 import math
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
-CGROUP = Path("/sys/fs/cgroup/cpu.max")
+ROOT = Path("/")
 
 
-def usable_cores(cgroup: Path = CGROUP) -> int:
-    """Cores by the scheduler's affinity mask and the cgroup's quota, whichever is fewer, at least 1.
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """The CPUs that this process may run on."""
 
-    `os.cpu_count` would count the host's cores in a container, and a thread more than there are cores makes every
-    step wait for the one that is not scheduled.
+    threads: int
+    """Hardware threads in the affinity mask."""
+    cores: int
+    """Cores that these are of: two threads of one core share its vector units and its caches."""
+    quota: float | None
+    """CPUs' worth of time that the cgroups grant, the least of them; None without a limit."""
+
+    @property
+    def usable(self) -> int:
+        """Compute threads that do not get in each other's way, at least 1."""
+        return max(1, self.cores if self.quota is None else min(self.cores, math.ceil(self.quota)))
+
+    def __str__(self) -> str:
+        limit = "" if self.quota is None else f", a quota of {self.quota:g}"
+        shared = "" if self.threads == self.cores else f", {self.threads} hardware threads"
+        return f"{self.cores} core{'s' if self.cores > 1 else ''}{shared}{limit}"
+
+
+def usable_cores(root: Path = ROOT) -> int:
+    """Compute threads to start by default.
+
+    `os.cpu_count` would count the host's CPUs in a container, and a thread more than there are cores makes every step
+    wait for the one that is not scheduled.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return find_cores(root).usable
+
+
+def find_cores(root: Path = ROOT) -> Cores:
+    """Read the affinity mask, cgroups of version 1 and 2, and the CPUs' topology under `root`."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = {_siblings(root, cpu) for cpu in cpus}
+    return Cores(len(cpus), len(siblings), min(_quotas(root), default=None))
+
+
+def _siblings(root: Path, cpu: int) -> str:
+    """The hardware threads of the CPU's core, in the kernel's words; itself where the kernel does not say."""
+    file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     try:
-        quota, period = cgroup.read_text().split()
-        if quota != "max":
-            cores = min(cores, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError, ZeroDivisionError):
-        pass  # no cgroup v2, or no quota in it
-    return max(1, cores)
+        return file.read_text().strip() or str(cpu)
+    except OSError:
+        return str(cpu)
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """The CPU limits of this process's cgroups and of those above them, in CPUs (cgroups(7), cgroup-v2's cpu.max)."""
+    for folder in _cgroups(root):
+        for read in (_quota_v2, _quota_v1):
+            try:
+                quota, period = read(folder)
+                if quota > 0 and period > 0:
+                    yield quota / period
+            except (OSError, ValueError):
+                pass  # not this version, or no limit in it
+
+
+def _quota_v2(folder: Path) -> tuple[int, int]:
+    quota, period = (folder / "cpu.max").read_text().split()
+    return int(quota), int(period)  # "max" is no number, and no limit
+
+
+def _quota_v1(folder: Path) -> tuple[int, int]:
+    return int((folder / "cpu.cfs_quota_us").read_text()), int((folder / "cpu.cfs_period_us").read_text())
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """The folders of the process's cgroups up to their mounts.
+
+    In a container the path may be the host's and not be there; the mount itself is then the container's own cgroup.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines or ["0::/"]:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        inside = PurePosixPath(path.strip("/"))
+        for mount in (controllers, "cpu", "unified", "") if controllers else ("", "unified"):
+            base = root / "sys/fs/cgroup" / mount
+            yield from dict.fromkeys(base / level for level in (inside, *inside.parents))

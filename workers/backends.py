@@ -5,8 +5,9 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from workers.affinity import usable_cores
 from workers.faults import fail_load
@@ -14,6 +15,10 @@ from workers.refused import LoadRefused
 from workers.runner import Runner
 from workers.scripted import ScriptedRunner
 from workers.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from workers.checkpoint import ModelConfig
+    from workers.iree.builder import Built
 
 Progress = Callable[[str, int, int], None]
 """phase, done, total."""
@@ -27,6 +32,10 @@ LOAD_TICKS = 20
 
 class BackendMissing(LoadRefused):
     """Raised when a backend's packages are not installed; the text says what to install."""
+
+
+class NothingToCompile(LoadRefused):
+    """Raised for a backend that needs no compiling ahead."""
 
 
 def choose_backend(spec: WorkerSpec) -> str:
@@ -68,17 +77,36 @@ def load_runner(spec: WorkerSpec, progress: Progress) -> Runner:
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)
     check_tensors(open_weights(path), config, path)
-    return _loader(backend)(
-        path,
-        config,
-        device=spec.device,
-        dtype=spec.dtype,
-        slots=spec.max_batch_size,
-        context=config.choose_context(spec.context),
-        cache_dir=cache_dir(spec),
-        threads=spec.threads or usable_cores(),
-        progress=progress,
-    )
+    return _loader(backend)(path, config, **_options(spec, config), progress=progress)
+
+
+def _options(spec: WorkerSpec, config: "ModelConfig") -> dict[str, Any]:
+    return {
+        "device": spec.device,
+        "dtype": spec.dtype,
+        "slots": spec.max_batch_size,
+        "context": config.choose_context(spec.context),
+        "cache_dir": cache_dir(spec),
+        "threads": spec.threads or usable_cores(),
+    }
+
+
+def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
+    """Compile what a worker of `spec` would compile, one module after the other.
+
+    Raises `NothingToCompile`, and what `load_runner` raises.
+    """
+    backend = choose_backend(spec)
+    if backend != "iree":
+        raise NothingToCompile(f"the {backend} backend compiles nothing ahead of its use")
+    from workers.checkpoint import ModelConfig, open_weights
+    from workers.iree.ahead import compile_ahead
+    from workers.tensors import check_tensors
+
+    path = Path(spec.model_path)
+    config = ModelConfig.from_dir(path)
+    check_tensors(open_weights(path), config, path)
+    return compile_ahead(path, config, **_options(spec, config), progress=progress)
 
 
 def _loader(backend: str) -> Callable[..., Runner]:

@@ -11,7 +11,7 @@ from cli.main import app
 from cli.settings import Settings, flag
 from tests.checkpoints import make_checkpoint
 
-COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench")
+COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench", "compile")
 
 
 @pytest.fixture
@@ -86,7 +86,9 @@ def test_a_wrong_variable_and_an_unknown_one_are_named(run: CliRunner) -> None:
     assert "BATON_CONTEXTS is not a setting (did you mean BATON_CONTEXT?)" in result.stderr
 
 
-@pytest.mark.parametrize("command", [["generate", "-p", "x"], ["score", "-p", "x"], ["serve"], ["bench"], ["chat"]])
+@pytest.mark.parametrize(
+    "command", [["generate", "-p", "x"], ["score", "-p", "x"], ["serve"], ["bench"], ["chat"], ["compile"]]
+)
 def test_a_model_that_is_not_there_is_a_sentence(run: CliRunner, command: list[str]) -> None:
     result = run.invoke(app, [*command, "./no/such/model"])
     assert result.exit_code == 1

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,17 @@ from workers.refused import LoadRefused
 
 Group = tuple[str, ...]
 """The graphs of one module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A module that is on the disk."""
+
+    group: Group
+    file: Path
+    seconds: float | None
+    """What tracing and compiling it took; None when it was found in the cache."""
+
 
 BACKGROUND = 19
 """The niceness of a compiler beside a running engine: it takes what the engine leaves."""
@@ -73,7 +85,7 @@ class CompileProcess:
         """Ask for one module; `answers` brings it."""
         self._tell(Request(group, self._builder.key(group)))
 
-    def answers(self, count: int) -> Iterator[tuple[Group, Path]]:
+    def answers(self, count: int) -> Iterator[Built]:
         """The next modules, in the order in which they are done.
 
         Raises `CompileError` for one that cannot be compiled or when the process died, `LoadRefused` where a person
@@ -92,7 +104,7 @@ class CompileProcess:
             answer = msgspec.json.decode(line, type=Answer)
             if answer.problem:
                 raise (LoadRefused if answer.refused else CompileError)(answer.problem)
-            yield answer.names, Path(answer.file)
+            yield Built(answer.names, Path(answer.file), answer.seconds)
 
     def kill(self) -> None:
         """End it, and with it the compilers that it runs. From any thread."""
@@ -114,14 +126,14 @@ class CompileProcess:
             self._process.stdin.flush()
 
 
-def build_all(builder: Builder, groups: Sequence[Group], parallel: int) -> Iterator[tuple[Group, Path]]:
+def build_all(builder: Builder, groups: Sequence[Group], parallel: int) -> Iterator[Built]:
     """Every module, those that are in the cache first. Raises what `CompileProcess.answers` raises."""
     missing: list[Group] = []
     for group in groups:
         if (file := builder.find(group)) is None:
             missing.append(group)
         else:
-            yield group, file
+            yield Built(group, file, None)
     if not missing:
         return
     with builder.process(parallel=min(parallel, len(missing))) as process:

@@ -6,6 +6,7 @@ answered by one `Answer`, in the order in which they are done. The end of standa
 
 import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import BinaryIO
@@ -39,6 +40,8 @@ class Answer(Struct, frozen=True):
 
     names: tuple[str, ...]
     file: str = ""
+    seconds: float = 0.0
+    """What tracing and compiling took."""
     problem: str = ""
     refused: bool = False
     """The problem is one that a person must mend (`LoadRefused`)."""
@@ -64,8 +67,9 @@ class Job:
             for line in self._lines:
                 request = msgspec.json.decode(line, type=Request)
                 # Traced here, one after the other: tracing is Python, compiling is another process.
+                began = time.perf_counter()
                 if (text := self._trace(request)) is not None:
-                    pool.submit(self._compile, request, text)
+                    pool.submit(self._compile, request, text, time.perf_counter() - began)
 
     def _trace(self, request: Request) -> str | None:
         try:
@@ -76,13 +80,14 @@ class Job:
             self._answer(request, error)
             return None
 
-    def _compile(self, request: Request, text: str) -> None:
+    def _compile(self, request: Request, text: str, traced_s: float) -> None:
+        began = time.perf_counter()
         try:
             file = self._compiler.compile(text, request.key)
         except Exception as error:  # noqa: BLE001 - as above
             self._answer(request, error)
         else:
-            self._send(Answer(request.names, str(file)))
+            self._send(Answer(request.names, str(file), traced_s + time.perf_counter() - began))
 
     def _answer(self, request: Request, error: Exception) -> None:
         text = str(error) or type(error).__name__

@@ -57,8 +57,8 @@ class Library:
     def open(self, groups: Sequence[Group], parallel: int, progress: Progress) -> None:
         """Compile and load these. Raises `CompileError`, `LoadRefused` and what the device raises."""
         progress("compile graphs", 0, len(groups))
-        for done, (group, file) in enumerate(build_all(self.builder, groups, parallel), 1):
-            self._enter(group, self._load(file))
+        for done, built in enumerate(build_all(self.builder, groups, parallel), 1):
+            self._enter(built.group, self._load(built.file))
             progress("compile graphs", done, len(groups))
 
     def fetch(self, groups: Iterable[Group]) -> None:
@@ -177,8 +177,8 @@ class Library:
                 self._process = self.builder.process(parallel=1, niceness=BACKGROUND)
             process = self._process
         process.ask(group)
-        ((_, file),) = process.answers(1)
-        return file
+        (built,) = process.answers(1)
+        return built.file
 
     def _end_process(self) -> None:
         with self._changed:

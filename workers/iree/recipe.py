@@ -7,7 +7,7 @@ from msgspec import Struct
 from workers.checkpoint import ModelConfig
 from workers.iree.archive import as_arrays
 from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu
+from workers.iree.device import Cpu, Device
 from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
 from workers.iree.ops import Cache, PlainOps, TiledOps
 from workers.iree.tiles import tiles_for
@@ -31,6 +31,30 @@ class Recipe(Struct, frozen=True):
     """iree-compile's."""
     target: str
     cache_dir: str
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        config: ModelConfig,
+        device: Device,
+        *,
+        dtype: Dtype,
+        slots: int,
+        context: int,
+        cache_dir: Path,
+    ) -> "Recipe":
+        """The recipe of a load on an opened device. Raises `CheckpointError` and `DeviceError`."""
+        return cls(
+            model=str(path),
+            dtype=dtype,
+            local=device.local,
+            slots=slots,
+            context=config.choose_context(context),
+            flags=device.compile_flags(),
+            target=device.compile_target(),
+            cache_dir=str(cache_dir),
+        )
 
     def plan(self) -> Plan:
         """Raises `CheckpointError`."""

@@ -81,16 +81,7 @@ class IreeRunner:
         """
         threads = threads or usable_cores()
         opened = Device(device, threads)
-        recipe = Recipe(
-            model=str(path),
-            dtype=dtype,
-            local=opened.local,
-            slots=slots,
-            context=config.choose_context(context),
-            flags=opened.compile_flags(),
-            target=opened.compile_target(),
-            cache_dir=str(cache_dir),
-        )
+        recipe = Recipe.of(path, config, opened, dtype=dtype, slots=slots, context=context, cache_dir=cache_dir)
         builder = Builder(recipe)
         weights, nbytes = open_archive(path, config, builder.plan.ops, cache_dir, progress)
         runner = cls(builder, opened, weights, nbytes)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from workers.iree.builder import Builder, build_all
+from workers.iree.builder import Builder, Built, build_all
 from workers.iree.compiler import CompileError
 from workers.iree.device import COMMON_FLAGS
 from workers.iree.recipe import Recipe
@@ -25,12 +25,13 @@ def recipe(tmp_path: Path) -> Recipe:
 def test_compiled_in_a_process_and_found_without_one(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     builder = Builder(recipe)
     assert builder.find(COPY) is None
-    ((group, file),) = build_all(builder, [COPY], 1)
-    assert group == COPY
-    assert file.stat().st_size > 0
+    (built,) = build_all(builder, [COPY], 1)
+    assert built.group == COPY
+    assert built.file.stat().st_size > 0
+    assert built.seconds is not None
     other = Builder(recipe)
     monkeypatch.setattr(other, "process", None)  # it would fail if it were called
-    assert list(build_all(other, [COPY], 1)) == [(COPY, file)]
+    assert list(build_all(other, [COPY], 1)) == [Built(COPY, built.file, None)]
 
 
 def test_a_graph_that_cannot_be_traced_is_an_error_and_the_next_one_is_not(recipe: Recipe) -> None:
@@ -40,7 +41,7 @@ def test_a_graph_that_cannot_be_traced_is_an_error_and_the_next_one_is_not(recip
         with pytest.raises(CompileError, match="invalid literal"):
             list(process.answers(1))
         process.ask(COPY)
-        assert [group for group, _ in process.answers(1)] == [COPY]
+        assert [built.group for built in process.answers(1)] == [COPY]
 
 
 def test_another_model_than_was_asked_for_is_refused(recipe: Recipe) -> None:

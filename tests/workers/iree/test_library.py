@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from workers.iree.builder import Group
+from workers.iree.builder import Built, Group
 from workers.iree.compiler import CompileError
 from workers.iree.library import Library
 
@@ -26,7 +26,7 @@ class Process:
     def ask(self, group: Group) -> None:
         self.asked = group
 
-    def answers(self, count: int) -> Iterator[tuple[Group, Path]]:
+    def answers(self, count: int) -> Iterator[Built]:
         assert count == 1
         self._builder.order.append(self.asked[0])
         self._builder.asked.release()
@@ -35,7 +35,7 @@ class Process:
             raise CompileError("the compile process ended with -9")
         if self.asked[0] in self._builder.broken:
             raise CompileError("iree-compile crashed")
-        yield self.asked, Path(self.asked[0])
+        yield Built(self.asked, Path(self.asked[0]), 1.0)
 
     def kill(self) -> None:
         self._killed.set()

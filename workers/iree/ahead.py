@@ -1,0 +1,45 @@
+"""Everything that a start would compile or pack, before there is one."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from workers.affinity import usable_cores
+from workers.checkpoint import ModelConfig
+from workers.iree.archive import open_archive
+from workers.iree.builder import Builder, Built, build_all
+from workers.iree.device import Device
+from workers.iree.recipe import Recipe
+from workers.spec import Dtype
+
+Progress = Callable[[str, int, int], None]
+
+
+def compile_ahead(
+    path: Path,
+    config: ModelConfig,
+    *,
+    device: str,
+    dtype: Dtype,
+    slots: int,
+    context: int,
+    cache_dir: Path,
+    threads: int,
+    progress: Progress,
+) -> Iterator[Built]:
+    """Pack the weights, then every graph of the model, those in the cache first. Arguments as `IreeRunner.load` has.
+
+    Nothing is loaded. Raises what a load raises.
+    """
+    threads = threads or usable_cores()
+    opened = Device(device, threads)
+    try:
+        recipe = Recipe.of(path, config, opened, dtype=dtype, slots=slots, context=context, cache_dir=cache_dir)
+    finally:
+        opened.close()
+    builder = Builder(recipe)
+    open_archive(path, config, builder.plan.ops, cache_dir, progress)
+    groups = builder.plan.everything()
+    progress("compile graphs", 0, len(groups))
+    for done, built in enumerate(build_all(builder, groups, threads), 1):
+        progress("compile graphs", done, len(groups))
+        yield built
