@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("iree.compiler", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+
 from cli import compile as compile_module
 from cli.compile import compile_model
 from cli.options import CommandFailed
