@@ -97,11 +97,13 @@ def step_bytes(file: Path) -> int:
 
 def _refuse(checkpoint: Path, config: ModelConfig) -> None:
     file = checkpoint / "config.json"
-    if config.rope_scaling is not None:
+    if config.family not in ARCHITECTURES:
+        raise CheckpointError(file, "architectures", f"{config.family} is not converted")
+    if config.ropes[0].scaling is not None:
         raise CheckpointError(file, "rope_scaling", "is not converted")
     if config.o_bias:
         raise CheckpointError(file, "attention_bias", "is not converted")
-    if config.sliding_window is not None:
+    if any(layer.window is not None for layer in config.plan):
         raise CheckpointError(file, "sliding_window", "is not converted")
 
 
@@ -139,7 +141,7 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig, kind: Kind) -> None:
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_rope_freq_base(config.ropes[0].theta)
     writer.add_layer_norm_rms_eps(config.rms_eps)
     writer.add_vocab_size(config.vocab_size)
 

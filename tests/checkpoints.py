@@ -6,7 +6,7 @@ mlx-lm's (affine groups along the input axis, packed low bits first into uint32,
 
 Weights are drawn so that greedy decoding does not fall into a loop: unit-gain linears, sharpened queries and keys and
 a small embedding, so that the residual stream is dominated by what the layers write. Norm weights and biases are never
-the identity, so that leaving one out shows.
+the identity, so that leaving one out shows. `tests/families.py` says how the families differ.
 """
 
 import functools
@@ -20,17 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-Family = Literal["llama", "qwen2", "qwen3", "mistral"]
-Tensors = dict[str, NDArray[Any]]
+from tests.families import ARCHITECTURES, Family, Tensors, draw_weights, family_fields
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_ID = SPECIALS.index("<|im_end|>")
-ARCHITECTURES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-}
 LLAMA3_SCALING: Mapping[str, Any] = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -123,12 +116,14 @@ def make_checkpoint(
     quantized_bits: Literal[4, 8] | None = None,
     group_size: Literal[32, 64] = 32,
     max_positions: int = 2048,
+    fields: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint into `directory` and return it. The same arguments give the same bytes.
 
-    `attention_bias` gives the attention's four matrices biases (of llama and qwen3; those of qwen2 always have three);
-    `rope_scaling` goes into config.json as it is (`LLAMA3_SCALING` is one); `sharded` writes one file a layer and an
-    index; `quantized_bits` quantizes every matrix, the embedding and the head included, in groups of `group_size`.
+    `attention_bias` gives the attention's four matrices biases (those of qwen2 always have three, and some families
+    none); `rope_scaling` goes into config.json as it is (`LLAMA3_SCALING` is one), and so do `fields`, in place of
+    what the family has; `sharded` writes one file a layer and an index; `quantized_bits` quantizes every matrix, the
+    embedding and the head included, in groups of `group_size`.
     """
     make_tokenizer(directory, vocab)
     config: dict[str, Any] = {
@@ -154,17 +149,12 @@ def make_checkpoint(
         "eos_token_id": EOS_ID,
         "pad_token_id": 0,
     }
-    if family in ("llama", "qwen3"):
-        config["attention_bias"] = attention_bias
-    if family == "llama":
-        config["mlp_bias"] = False
-    if family in ("qwen2", "qwen3"):
-        config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": layers}
-    if family == "mistral":
-        config["sliding_window"] = None
+    config |= family_fields(family, layers, attention_bias=attention_bias)
     if rope_scaling is not None:
         config["rope_scaling"] = dict(rope_scaling)
-    tensors = _draw_weights(config, np.random.default_rng(seed))
+    config |= fields or {}
+    live = Tokenizer.from_str(_tokenizer_json(vocab)).get_vocab_size()
+    tensors = draw_weights(config, live, np.random.default_rng(seed))
     tensors = {name: tensor.astype(_NUMPY_DTYPES[dtype]) for name, tensor in tensors.items()}
     if quantized_bits is not None:
         quantization = {"group_size": group_size, "bits": quantized_bits, "mode": "affine"}
@@ -173,47 +163,6 @@ def make_checkpoint(
     _write_json(directory / "config.json", config)
     _write_weights(directory, tensors, sharded=sharded)
     return directory
-
-
-def _draw_weights(config: Mapping[str, Any], rng: np.random.Generator) -> Tensors:
-    hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    head_dim = config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-
-    def matrix(rows: int, columns: int, gain: float) -> NDArray[Any]:
-        drawn: NDArray[Any] = rng.standard_normal((rows, columns)) * gain / columns**0.5
-        return drawn.astype(np.float32)
-
-    def norm(size: int) -> NDArray[Any]:
-        return (1.0 + 0.1 * rng.standard_normal(size)).astype(np.float32)
-
-    # Rows past the tokenizer's vocabulary are zero: their tokens are never the most likely.
-    live = np.arange(vocab)[:, None] < Tokenizer.from_str(_tokenizer_json(vocab)).get_vocab_size()
-    tensors: Tensors = {"model.embed_tokens.weight": matrix(vocab, hidden, 0.5) * live}
-    if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = matrix(vocab, hidden, 2.0) * live
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        attention = prefix + "self_attn."
-        tensors[attention + "q_proj.weight"] = matrix(queries, hidden, 2.0)
-        tensors[attention + "k_proj.weight"] = matrix(keys, hidden, 2.0)
-        tensors[attention + "v_proj.weight"] = matrix(keys, hidden, 1.0)
-        tensors[attention + "o_proj.weight"] = matrix(hidden, queries, 1.0)
-        biases = {"q": queries, "k": keys, "v": keys} if config["model_type"] == "qwen2" else {}
-        if config.get("attention_bias"):
-            biases = {"q": queries, "k": keys, "v": keys, "o": hidden}
-        for name, size in biases.items():
-            tensors[f"{attention}{name}_proj.bias"] = (0.2 * rng.standard_normal(size)).astype(np.float32)
-        if config["model_type"] == "qwen3":
-            tensors[attention + "q_norm.weight"] = 2.0 * norm(head_dim)
-            tensors[attention + "k_norm.weight"] = 2.0 * norm(head_dim)
-        tensors[prefix + "mlp.gate_proj.weight"] = matrix(ffn, hidden, 1.0)
-        tensors[prefix + "mlp.up_proj.weight"] = matrix(ffn, hidden, 1.0)
-        tensors[prefix + "mlp.down_proj.weight"] = matrix(hidden, ffn, 2.0)
-        tensors[prefix + "input_layernorm.weight"] = norm(hidden)
-        tensors[prefix + "post_attention_layernorm.weight"] = norm(hidden)
-    tensors["model.norm.weight"] = norm(hidden)
-    return tensors
 
 
 def quantize(weight: NDArray[Any], bits: int, group_size: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

@@ -71,8 +71,8 @@ def load_runner(spec: WorkerSpec, progress: Progress) -> Runner:
     backend = choose_backend(spec)
     if backend == "scripted":
         return _load_scripted(spec, progress)
+    from workers.architectures.tensors import check_tensors
     from workers.checkpoint import ModelConfig, open_weights
-    from workers.tensors import check_tensors
 
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)

@@ -90,4 +90,6 @@ def test_what_is_not_converted_is_refused_by_name(tmp_path: Path) -> None:
     biased = make_checkpoint(tmp_path / "biased", attention_bias=True)
     with pytest.raises(CheckpointError, match="attention_bias"):
         convert(biased, tmp_path / "model.gguf")
+    with pytest.raises(CheckpointError, match="olmo2 is not converted"):
+        convert(make_checkpoint(tmp_path / "other", "olmo2"), tmp_path / "model.gguf")
     assert not list(tmp_path.glob("*.gguf*"))

@@ -81,12 +81,12 @@ def dequantize(path: Path, target: Path) -> Path:
     return target
 
 
-def load_runner(backend: str, path: Path, cache_dir: Path) -> Runner:
+def load_runner(backend: str, path: Path, cache_dir: Path, context: int = CONTEXT) -> Runner:
     """The backend's runner in float32 on the CPU; skips when the backend is not installed."""
     options: dict[str, Any] = {
         "dtype": "float32",
         "slots": SLOTS,
-        "context": CONTEXT,
+        "context": context,
         "cache_dir": cache_dir,
         "threads": 0,
         "progress": lambda phase, done, total: None,

@@ -23,7 +23,7 @@ from workers.checkpoint import ModelConfig, Weights, config_digest, open_weights
 from workers.iree.model import Parameter, parameters
 from workers.iree.ops import Ops, Shape
 
-FORMAT = 2
+FORMAT = 3
 """Raise it when the contents of an archive change for the same key."""
 ALIGNMENT = 64
 """Bytes; IREE computes in place on host memory only where it is aligned so."""
@@ -146,6 +146,8 @@ def _build(parameter: Parameter, weights: Weights, ops: Ops) -> NDArray[Any]:
     parts = [weights.take(name, shape) for name, shape in parameter.sources]
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
     whole = whole.astype(_NUMPY[parameter.dtype], copy=False)
+    if parameter.offset:
+        whole = whole + whole.dtype.type(parameter.offset)
     return ops.store(whole) if parameter.matrix else whole
 
 

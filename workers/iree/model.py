@@ -7,6 +7,7 @@ the rows before came in the same step.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from workers.checkpoint import ModelConfig
+from workers.architectures.families import BEFORE
+from workers.architectures.tensors import tensors
+from workers.checkpoint import CheckpointError, ModelConfig
 from workers.iree.ops import Cache, Ops, Place, Shape
 
 Parameters = dict[str, jax.Array]
@@ -29,63 +32,55 @@ class Parameter:
     matrix: bool
     """Stored as `Ops.store` does; everything else is kept as it is."""
     dtype: str
+    offset: float = 0.0
+    """Added to every value."""
 
     @property
     def rows(self) -> int:
         return sum(shape[0] for _, shape in self.sources)
 
 
+def refuse_unsupported(path: Path, config: ModelConfig, context: int) -> None:
+    """Raises `CheckpointError` for what the graphs would not compute as config.json says."""
+    windows = [layer.window for layer in config.plan if layer.window is not None]
+    if windows and context > min(windows):
+        problem = f"the IREE backend has no attention windows: the context can be {min(windows)} at most, not {context}"
+        raise CheckpointError(path / "config.json", "sliding_window", problem)
+    unlike_llama = (
+        config.norms != BEFORE
+        or config.head_norm == "all"
+        or config.activation != "silu"
+        or config.embedding_scale != 1
+        or config.attention_cap is not None
+        or config.logit_cap is not None
+        or config.experts is not None
+        or any(layer.rope != 0 for layer in config.plan)
+        or config.ropes[0].dims != config.head_dim
+    )
+    if unlike_llama:
+        raise CheckpointError(
+            path / "config.json", "architectures", f"{config.family} is not supported by the IREE backend"
+        )
+
+
 def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
     """Every parameter of the model: matrices in `dtype`, norms and biases in float32."""
-    hidden, ffn, vocab = config.hidden_size, config.ffn, config.vocab_size
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    out: list[Parameter] = []
-
-    def add(name: str, *sources: tuple[str, Shape], matrix: bool = True) -> None:
-        out.append(Parameter(name, sources, matrix, dtype if matrix else "float32"))
-
-    embedding = "model.embed_tokens.weight"
-    out.append(Parameter("embedding", ((embedding, (vocab, hidden)),), matrix=False, dtype=dtype))
-    for layer in range(config.layers):
-        name, source = f"{layer}.", f"model.layers.{layer}."
-        attention = source + "self_attn."
-        projections = (("q", queries), ("k", keys), ("v", keys))
-        add(name + "norm_attention", (source + "input_layernorm.weight", (hidden,)), matrix=False)
-        add(name + "qkv", *((f"{attention}{x}_proj.weight", (size, hidden)) for x, size in projections))
-        if config.qkv_bias:
-            biases = ((f"{attention}{x}_proj.bias", (size,)) for x, size in projections)
-            add(name + "qkv_bias", *biases, matrix=False)
-        if config.qk_norm:
-            for x in ("q", "k"):
-                add(f"{name}{x}_norm", (f"{attention}{x}_norm.weight", (config.head_dim,)), matrix=False)
-        add(name + "o", (attention + "o_proj.weight", (hidden, queries)))
-        if config.o_bias:
-            add(name + "o_bias", (attention + "o_proj.bias", (hidden,)), matrix=False)
-        add(name + "norm_mlp", (source + "post_attention_layernorm.weight", (hidden,)), matrix=False)
-        add(name + "gate_up", *((f"{source}mlp.{x}_proj.weight", (ffn, hidden)) for x in ("gate", "up")))
-        add(name + "down", (source + "mlp.down_proj.weight", (hidden, ffn)))
-    add("norm", ("model.norm.weight", (hidden,)), matrix=False)
-    add("head", (embedding if config.tie_embeddings else "lm_head.weight", (vocab, hidden)))
+    out = []
+    for tensor in tensors(config):
+        matrix = tensor.matrix and tensor.name != "embedding"
+        kind = dtype if tensor.matrix else "float32"
+        out.append(Parameter(tensor.name, tensor.sources, matrix, kind, tensor.offset))
     return out
 
 
-def rope_frequencies(config: ModelConfig) -> NDArray[np.float32]:
-    """Radians per position of each pair of lanes: float32 [head_dim / 2].
+def rope_frequencies(config: ModelConfig, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Radians per position of each pair of lanes and the factor of its cos and sin, for slots of `context` rows.
 
-    RoPE: https://arxiv.org/abs/2104.09864; llama3's scaling as in transformers' modeling_rope_utils.
+    float32 [angles] each, where angles = rotations * rotated lanes / 2, one rotation after the other.
     """
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies.astype(np.float32)
-    slow = frequencies / scaling.factor
-    if scaling.kind == "linear":
-        return slow.astype(np.float32)
-    wavelength = 2 * np.pi / frequencies
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    blend = np.clip((scaling.original_max_positions / wavelength - low) / (high - low), 0.0, 1.0)
-    return ((1 - blend) * slow + blend * frequencies).astype(np.float32)
+    each = [rope.frequencies(context) for rope in config.ropes]
+    factors = [np.full(len(frequencies), factor, np.float32) for frequencies, factor in each]
+    return np.concatenate([frequencies for frequencies, _ in each]), np.concatenate(factors)
 
 
 def rms_norm(ops: Ops, x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -122,9 +117,9 @@ def forward(
             qkv = qkv + w[name + "qkv_bias"]
         qkv = qkv.reshape(rows, heads, depth)
         v = qkv[:, config.heads + config.kv_heads :]
-        if config.qk_norm:
+        if config.head_norm is not None:
             qkv = _norm_heads(config, ops, qkv, w[name + "q_norm"], w[name + "k_norm"])
-        q = ops.rotate(qkv, cos, sin, 0, config.heads) * np.float32(depth**-0.5)
+        q = ops.rotate(qkv, cos, sin, 0, config.heads) * np.float32(config.attention_scale)
         k = ops.rotate(qkv, cos, sin, config.heads, config.kv_heads)
         lead = (batch, tokens)
         kv = ops.write(kv, cache, layer, k.reshape(*lead, *k.shape[1:]), v.reshape(*lead, *v.shape[1:]), inputs.place)

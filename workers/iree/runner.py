@@ -19,7 +19,7 @@ from workers.iree.graphs import Plan
 from workers.iree.kv import HostKv
 from workers.iree.library import Library
 from workers.iree.lower import SCOPE
-from workers.iree.model import rope_frequencies
+from workers.iree.model import refuse_unsupported, rope_frequencies
 from workers.iree.ops import TiledOps
 from workers.iree.recipe import Recipe
 from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy
@@ -43,7 +43,7 @@ class IreeRunner:
         self._host_kv = host_kv(plan, self._kv)
         self._written = [0] * plan.cache.slots
         self._tile = plan.cache.tile
-        self._angles = Angles(rope_frequencies(plan.config), context)
+        self._angles = Angles(*rope_frequencies(plan.config, context), context)
         self.capabilities = RunnerCapabilities(
             backend="iree",
             device=device.uri,
@@ -80,6 +80,7 @@ class IreeRunner:
         `CacheError`, `ArchiveError` and `CompileError`.
         """
         threads = threads or usable_cores()
+        refuse_unsupported(path, config, config.choose_context(context))
         opened = Device(device, threads)
         recipe = Recipe.of(path, config, opened, dtype=dtype, slots=slots, context=context, cache_dir=cache_dir)
         builder = Builder(recipe)
@@ -251,16 +252,18 @@ def host_kv(plan: Plan, kv: Resident) -> HostKv | None:
 class Angles:
     """cos and sin of RoPE angles: computed once for the positions of a context, on demand beyond it."""
 
-    def __init__(self, frequencies: NDArray[np.float32], context: int) -> None:
+    def __init__(self, frequencies: NDArray[np.float32], factors: NDArray[np.float32], context: int) -> None:
+        """`frequencies` and `factors` as `rope_frequencies` gives them, [angles] each."""
         self._frequencies = frequencies
+        self._factors = factors
         self._cos, self._sin = self._compute(np.arange(context))
 
     def _compute(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         angles = positions[..., None].astype(np.float32) * self._frequencies
-        return np.cos(angles), np.sin(angles)
+        return np.cos(angles) * self._factors, np.sin(angles) * self._factors
 
     def at(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """float32 [..., head_dim / 2] for positions [...]."""
+        """float32 [..., angles] for positions [...]."""
         if positions.max() < len(self._cos):
             return self._cos[positions], self._sin[positions]
         return self._compute(positions)

@@ -1,7 +1,8 @@
-"""mlx-lm's model code with our attention in it, and what of a checkpoint that code does not do."""
+"""mlx-lm's model code with our attention and positions in it, and what of a checkpoint that code does not do."""
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,11 +11,9 @@ import mlx.core as mx
 from mlx_lm.models import base
 from mlx_lm.utils import load_model
 
-from workers.checkpoint import CheckpointError, ModelConfig, RopeScaling
+from workers.checkpoint import CheckpointError, ModelConfig
 from workers.mlx.kv import FreshRows
-
-MODULES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""The module of `mlx_lm.models` of each family: those whose attention calls `scaled_dot_product_attention` by name."""
+from workers.mlx.rotary import Rotary, no_positions
 
 
 def ragged_attention(
@@ -40,35 +39,65 @@ def plain_swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return gate * mx.sigmoid(gate) * up
 
 
-def bind_module(name: str, *, compiled: bool) -> ModuleType:
-    """A fresh copy of `mlx_lm.models.<name>` whose attention is ours.
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A module of `mlx_lm.models`, and the names in it that are bound to something of ours."""
+
+    module: str
+    always: Mapping[str, Any] = field(default_factory=lambda: {"scaled_dot_product_attention": ragged_attention})
+    uncompiled: Mapping[str, Any] = field(default_factory=lambda: {"swiglu": plain_swiglu})
+    """Where `mx.compile` is not used."""
+    submodules: Mapping[str, "Adapter"] = field(default_factory=dict)
+    """Names of other modules in it that are bound in turn."""
+    biases: bool = False
+    """Takes the biases that `attention_bias` speaks of."""
+    free_head_dim: bool = True
+    """Reads `head_dim`; otherwise it is hidden_size / num_attention_heads."""
+
+
+LLAMA = Adapter("llama", biases=True)
+ADAPTERS: Mapping[str, Adapter] = {
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": Adapter("qwen2", biases=True, free_head_dim=False),
+    "qwen3": Adapter("qwen3"),
+    "smollm3": Adapter("smollm3", always={}, uncompiled={}, submodules={"llama": LLAMA}, biases=True),
+    "olmo2": Adapter("olmo2", biases=True),
+    "phi3": Adapter("phi3", free_head_dim=False),
+}
+"""By family."""
+
+
+def bind_module(adapter: Adapter, *, compiled: bool) -> ModuleType:
+    """A fresh copy of the adapter's module whose attention is ours.
 
     A copy, not the module that `import` gives: that one is shared by the whole process, and what others run through
     it must stay as it is. Without `compiled` nothing in the copy goes through `mx.compile`, which on a CPU runs a C++
     compiler and loads what it finds in a folder that other users can write to.
     """
+    name = adapter.module
     spec = importlib.util.find_spec(f"mlx_lm.models.{name}")
     if spec is None or spec.loader is None:
         raise ImportError(f"mlx_lm has no module mlx_lm.models.{name}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    replacements: dict[str, Callable[..., mx.array]] = {"scaled_dot_product_attention": ragged_attention}
-    if not compiled:
-        replacements["swiglu"] = plain_swiglu
-    for attribute, function in replacements.items():
+    replacements = dict(adapter.always) if compiled else {**adapter.always, **adapter.uncompiled}
+    replacements |= {key: bind_module(inner, compiled=compiled) for key, inner in adapter.submodules.items()}
+    for attribute, replacement in replacements.items():
         if not hasattr(module, attribute):
             raise ImportError(f"mlx_lm.models.{name} has no {attribute}: this mlx-lm is not supported")
-        setattr(module, attribute, function)
+        setattr(module, attribute, replacement)
     return module
 
 
-def load_architecture(path: Path, config: ModelConfig, *, compiled: bool) -> Any:
-    """The `mlx_lm` model of a checkpoint, its weights read lazily. Quantized layers stay quantized.
+def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled: bool) -> Any:
+    """The `mlx_lm` model of a checkpoint for slots of `context` rows, its weights read lazily.
 
-    Raises `CheckpointError` for what mlx-lm would not compute as the checkpoint says, and for weights that do not fit.
+    Quantized layers stay quantized. Raises `CheckpointError` for what mlx-lm would not compute as the checkpoint
+    says, and for weights that do not fit.
     """
-    _refuse_unsupported(path, config)
-    module = bind_module(MODULES[config.family], compiled=compiled)
+    adapter = _adapter(path, config)
+    module = bind_module(adapter, compiled=compiled)
     try:
         model, _ = load_model(
             path,
@@ -78,27 +107,32 @@ def load_architecture(path: Path, config: ModelConfig, *, compiled: bool) -> Any
         )
     except (ValueError, KeyError, FileNotFoundError, RuntimeError) as error:
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
+    ropes = [Rotary(rope, context) for rope in config.ropes]
+    for module_layer, layer in zip(model.layers, config.plan, strict=True):
+        module_layer.self_attn.rope = no_positions if layer.rope is None else ropes[layer.rope]
     return model
 
 
-def _refuse_unsupported(path: Path, config: ModelConfig) -> None:
+def _adapter(path: Path, config: ModelConfig) -> Adapter:
+    """The family's adapter, or `CheckpointError` for what it would compute differently."""
     file = path / "config.json"
-    if config.family not in MODULES:
-        known = ", ".join(MODULES)
+    adapter = ADAPTERS.get(config.family)
+    if adapter is None:
+        known = ", ".join(ADAPTERS)
         raise CheckpointError(
             file, "model_type", f"{config.family!r} is not supported by the MLX backend, only {known}"
         )
-    if config.family == "qwen2" and config.head_dim * config.heads != config.hidden_size:
+    if not adapter.free_head_dim and config.head_dim * config.heads != config.hidden_size:
         raise CheckpointError(file, "head_dim", f"{config.head_dim} is not hidden_size / num_attention_heads")
-    if config.family == "qwen3" and config.qkv_bias:
-        raise CheckpointError(file, "attention_bias", "is not supported by the MLX backend for qwen3")
+    if config.o_bias and not adapter.biases:
+        raise CheckpointError(file, "attention_bias", f"is not supported by the MLX backend for {config.family}")
+    return adapter
 
 
 def _model_config(config: ModelConfig) -> dict[str, Any]:
     """Fields that mlx-lm would read differently or not at all, from the reading that both backends share.
 
-    mlx-lm has other defaults than transformers and does not read `rope_parameters` in every family. A window is as
-    good as none here: `ModelConfig.choose_context` never gives more rows than it.
+    mlx-lm has other defaults than transformers. Positions and attention windows are ours, so it is told of none.
     """
     return {
         "num_key_value_heads": config.kv_heads,
@@ -107,22 +141,12 @@ def _model_config(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings,
         "attention_bias": config.qkv_bias,
         "max_position_embeddings": config.max_positions,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": _rope_scaling(config.rope_scaling),
+        "rope_theta": config.ropes[0].theta,
+        "rope_scaling": None,
         "rope_parameters": None,
         "rope_traditional": False,
+        "partial_rotary_factor": 1.0,
+        "no_rope_layers": None,
         "layer_types": None,
         "sliding_window": None,
-    }
-
-
-def _rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
-    if scaling is None:
-        return None
-    return {
-        "rope_type": scaling.kind,
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_max_positions,
     }

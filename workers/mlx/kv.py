@@ -82,10 +82,12 @@ class LayerCache:
     decode row and a row of a prompt chunk alike. `offset` holds the RoPE position of every row, [rows] int32.
     """
 
-    def __init__(self, layer: int, spans: Sequence[Span], offset: mx.array) -> None:
+    def __init__(self, layer: int, spans: Sequence[Span], offset: mx.array, window: int | None = None) -> None:
+        """`window` is how many rows a row sees at most, itself included; None is all before it."""
         self.offset = offset
         self._layer = layer
         self._spans = spans
+        self._window = window
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         """No mask for the model to pass around: `attend` makes one for each span."""
@@ -106,12 +108,25 @@ class LayerCache:
             rows = slice(first, first + span.count)
             first += span.count
             held = span.slot.write(self._layer, span.start, _as_sequence(keys[rows]), _as_sequence(values[rows]))
-            # "causal" lines the last query up with the last key, which is what a chunk behind a past needs.
+            first_seen = 0 if self._window is None else max(0, span.start + 1 - self._window)
             output = mx.fast.scaled_dot_product_attention(
-                _as_sequence(queries[rows]), *held, scale=scale, mask="causal" if span.count > 1 else None
+                _as_sequence(queries[rows]),
+                *(part[..., first_seen:, :] for part in held),
+                scale=scale,
+                mask=self._mask(span, first_seen),
             )
             outputs.append(_as_sequence(output))
         return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
+
+    def _mask(self, span: Span, first_seen: int) -> mx.array | str | None:
+        """Who sees whom of the span's rows and the slot's from `first_seen` on."""
+        if span.count == 1:
+            return None
+        end = span.start + span.count
+        if self._window is None or end <= self._window:
+            return "causal"  # lines the last query up with the last key, which is what a chunk behind a past needs
+        queries, keys = mx.arange(span.start, end)[:, None], mx.arange(first_seen, end)[None]
+        return (keys <= queries) & (keys > queries - self._window)
 
 
 @dataclass(frozen=True, slots=True)

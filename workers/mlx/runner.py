@@ -28,12 +28,12 @@ STEPS_PER_CLEAR = 256
 class MlxRunner:
     """`workers.runner.Runner` on MLX. Owns the model and the slots' KV; used only by the thread that loaded it."""
 
-    def __init__(self, model: Any, capabilities: RunnerCapabilities, device: mx.Device) -> None:
+    def __init__(self, model: Any, config: ModelConfig, capabilities: RunnerCapabilities, device: mx.Device) -> None:
         self.capabilities = capabilities
         self._model = model
+        self._config = config
         self._device = device
-        self._layers = len(model.layers)
-        self._slots = [SlotKV(self._layers) for _ in range(capabilities.slots)]
+        self._slots = [SlotKV(config.layers) for _ in range(capabilities.slots)]
         self._thread = threading.get_ident()
         self._steps = 0
 
@@ -64,7 +64,7 @@ class MlxRunner:
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
             maybe_set_recommended_wired_limit()
         with mx.stream(chosen):
-            model = load_architecture(path, config, compiled=chosen.type != mx.cpu)
+            model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
             kind = config.dtype if dtype == "auto" else dtype
             _evaluate_weights(model, getattr(mx, kind), progress)
         capabilities = RunnerCapabilities(
@@ -79,7 +79,7 @@ class MlxRunner:
             exact_rows=name == "cpu",
             row_bytes=2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size,
         )
-        return cls(model, capabilities, chosen)
+        return cls(model, config, capabilities, chosen)
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
         with self._owned():
@@ -110,7 +110,7 @@ class MlxRunner:
 
     def reset(self, slot: int) -> None:
         with self._owned():
-            self._slots[slot] = SlotKV(self._layers)
+            self._slots[slot] = SlotKV(self._config.layers)
 
     def memory(self) -> dict[str, int]:
         """Bytes held now."""
@@ -143,7 +143,7 @@ class MlxRunner:
         positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
         spans = [Span(self._slots[chunk.slot], chunk.start, len(chunk.tokens)) for chunk in chunks]
         offset = mx.array(positions, dtype=mx.int32)
-        caches = [LayerCache(layer, spans, offset) for layer in range(self._layers)]
+        caches = [LayerCache(number, spans, offset, layer.window) for number, layer in enumerate(self._config.plan)]
         hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
         for span in spans:
             span.slot.length = span.start + span.count

@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
-from workers.checkpoint import ModelConfig
+from tests.checkpoints import make_checkpoint
+from tests.families import Family
+from workers.checkpoint import CheckpointError, ModelConfig
 from workers.iree.archive import as_arrays
 from workers.iree.graphs import PREFILL_CHUNKS, Plan, decode_buckets, prefill_chunks
-from workers.iree.model import rope_frequencies
+from workers.iree.model import refuse_unsupported
 from workers.iree.ops import Cache, PlainOps, TiledOps
 from workers.iree.recipe import Recipe
 from workers.iree.tiles import Tiles
@@ -119,11 +120,15 @@ def test_plain_modules_have_no_kernels(tmp_path: Path) -> None:
     assert "iree.abi.output = 0 : index" in text
 
 
-def test_llama3_frequencies(tmp_path: Path) -> None:
-    """Short wavelengths stay, long ones are divided by the factor, those between lie between."""
-    plain = rope_frequencies(ModelConfig.from_dir(make_checkpoint(tmp_path / "plain")))
-    scaled = rope_frequencies(ModelConfig.from_dir(make_checkpoint(tmp_path / "s", rope_scaling=LLAMA3_SCALING)))
-    ratio = scaled / plain
-    assert ratio[0] == 1.0
-    assert ratio[-1] == pytest.approx(1 / 8)
-    assert all(1 / 8 - 1e-6 <= r <= 1 for r in ratio)
+@pytest.mark.parametrize("family", ["smollm3", "olmo2", "gemma2", "gemma3_text", "qwen3_moe", "mixtral"])
+def test_what_the_graphs_do_not_compute_is_refused_by_name(tmp_path: Path, family: Family) -> None:
+    path = make_checkpoint(tmp_path, family, fields={"sliding_window": 4096})
+    with pytest.raises(CheckpointError, match=f"architectures: {family} is not supported by the IREE backend"):
+        refuse_unsupported(path, ModelConfig.from_dir(path), 4096)
+
+
+def test_a_context_up_to_the_window_and_not_beyond(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "mistral", fields={"sliding_window": 64})
+    refuse_unsupported(path, ModelConfig.from_dir(path), 64)
+    with pytest.raises(CheckpointError, match="sliding_window: .*64 at most, not 65"):
+        refuse_unsupported(path, ModelConfig.from_dir(path), 65)

@@ -16,7 +16,7 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.workers.mlx.conftest import Load
 from workers.checkpoint import CheckpointError, ModelConfig
 from workers.mlx import architecture
-from workers.mlx.architecture import MODULES, bind_module, load_architecture, ragged_attention
+from workers.mlx.architecture import ADAPTERS, LLAMA, Adapter, bind_module, load_architecture, ragged_attention
 from workers.runner import Chunk
 
 TOKENS = tuple(range(3, 90))
@@ -35,7 +35,7 @@ def plain_logits(path: Path) -> np.ndarray[Any, Any]:
     return np.array(model(mx.array(TOKENS)[None])[0].astype(mx.float32))
 
 
-@pytest.mark.parametrize("family", MODULES)
+@pytest.mark.parametrize("family", ADAPTERS)
 def test_the_same_logits_as_the_plain_forward(tmp_path: Path, load: Load, family: Any) -> None:
     path = make_checkpoint(tmp_path, family, tied=False)
     np.testing.assert_allclose(load(path).logits(Chunk(0, TOKENS, 0, 0)), plain_logits(path), atol=1e-4)
@@ -51,7 +51,7 @@ def test_binding_leaves_the_imported_module_alone(tmp_path: Path, load: Load) ->
 
 
 def test_two_bound_modules_are_two() -> None:
-    one, two = (bind_module("llama", compiled=False) for _ in range(2))
+    one, two = (bind_module(LLAMA, compiled=False) for _ in range(2))
     assert one is not two
     assert one.scaled_dot_product_attention is ragged_attention
     assert one.Model is not two.Model
@@ -72,9 +72,9 @@ def test_nothing_is_compiled_on_a_cpu(tmp_path: Path, load: Load, monkeypatch: p
 
 def test_a_module_without_the_name_is_refused() -> None:
     with pytest.raises(ImportError, match=r"mlx_lm\.models\.base has no swiglu"):
-        bind_module("base", compiled=False)
+        bind_module(Adapter("base"), compiled=False)
     with pytest.raises(ImportError, match=r"no module mlx_lm\.models\.none_such"):
-        bind_module("none_such", compiled=False)
+        bind_module(Adapter("none_such"), compiled=False)
 
 
 def test_an_architecture_is_refused_by_name(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_an_architecture_is_refused_by_name(tmp_path: Path, load: Load, monkeypa
     with pytest.raises(CheckpointError, match="MambaForCausalLM"):
         load(path)
     edit_config(path, architectures=["LlamaForCausalLM"], model_type="llama")
-    monkeypatch.setattr(architecture, "MODULES", {"qwen3": "qwen3"})
+    monkeypatch.setattr(architecture, "ADAPTERS", {"qwen3": Adapter("qwen3")})
     with pytest.raises(CheckpointError, match="'llama' is not supported by the MLX backend, only qwen3"):
         load(path)
 
@@ -91,20 +91,24 @@ def test_an_architecture_is_refused_by_name(tmp_path: Path, load: Load, monkeypa
 def test_what_mlx_lm_would_compute_differently_is_refused(tmp_path: Path) -> None:
     wide = make_checkpoint(tmp_path / "wide", "qwen2", head_dim=32)
     with pytest.raises(CheckpointError, match="head_dim"):
-        load_architecture(wide, ModelConfig.from_dir(wide), compiled=False)
+        load_architecture(wide, ModelConfig.from_dir(wide), 128, compiled=False)
     biased = make_checkpoint(tmp_path / "biased", "qwen3")
-    config = replace(ModelConfig.from_dir(biased), qkv_bias=True)
+    config = replace(ModelConfig.from_dir(biased), qkv_bias=True, o_bias=True)
     with pytest.raises(CheckpointError, match="attention_bias"):
-        load_architecture(biased, config, compiled=False)
+        load_architecture(biased, config, 128, compiled=False)
 
 
-def test_a_window_bounds_the_context(tmp_path: Path, load: Load) -> None:
-    path = make_checkpoint(tmp_path, "mistral")
-    expected = load(path).logits(Chunk(0, TOKENS, 0, 0))
-    edit_config(path, sliding_window=128)
-    with pytest.raises(CheckpointError, match="sliding_window"):
-        load(path, context=129)
-    np.testing.assert_array_equal(load(path, context=128).logits(Chunk(0, TOKENS, 0, 0)), expected)
+def test_a_window_hides_what_is_before_it(tmp_path: Path, load: Load) -> None:
+    """The last rows see the same whatever stands before their window, and all rows are as in the plain forward."""
+    path = make_checkpoint(tmp_path, "mistral", layers=1)
+    edit_config(path, sliding_window=24)
+    runner = load(path, context=128)
+    whole = runner.logits(Chunk(0, TOKENS, 0, 0))
+    other = runner.logits(Chunk(1, (*reversed(TOKENS[:-24]), *TOKENS[-24:]), 0, 0))
+    np.testing.assert_array_equal(other[-1], whole[-1])
+    assert np.abs(other[-2] - whole[-2]).max() > 1e-3
+    single = [runner.logits(Chunk(2, (token,), index, index)) for index, token in enumerate(TOKENS)]
+    np.testing.assert_array_equal(np.concatenate(single), whole)
 
 
 def test_rope_of_transformers_5_is_read(tmp_path: Path, load: Load) -> None:

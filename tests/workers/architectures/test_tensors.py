@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from workers.checkpoint import CheckpointError, Family, ModelConfig, open_weights
-from workers.tensors import check_tensors
+from tests.families import ARCHITECTURES, Family
+from workers.architectures.tensors import check_tensors
+from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 
 
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("llama", {}),
+        *((family, {}) for family in ARCHITECTURES),
         ("llama", {"tied": False, "sharded": True}),
-        ("qwen2", {}),
+        ("olmo2", {"attention_bias": True}),
         ("qwen3", {"quantized_bits": 4}),
-        ("mistral", {}),
     ],
 )
 def test_what_the_families_have(tmp_path: Path, family: Family, options: dict[str, Any]) -> None:
@@ -30,6 +30,10 @@ def test_what_the_families_have(tmp_path: Path, family: Family, options: dict[st
     ("family", "name"),
     [
         ("llama", "model.layers.0.self_attn.q_norm.weight"),
+        ("phi3", "model.layers.0.self_attn.q_proj.weight"),
+        ("olmo2", "model.layers.0.input_layernorm.weight"),
+        ("mixtral", "model.layers.0.block_sparse_moe.experts.4.w1.weight"),
+        ("qwen3_moe", "model.layers.0.mlp.gate_proj.weight"),
         ("llama", "model.layers.0.self_attn.q_proj.bias"),
         ("qwen2", "model.layers.0.self_attn.o_proj.bias"),
         ("llama", "model.layers.1.mlp.up_proj.bias"),

@@ -1,0 +1,64 @@
+"""Every family on both runners against transformers, with few and small graphs: one chunk and one row a step."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.request import Sampling
+from tests.checkpoints import make_checkpoint
+from tests.reference.conftest import Pair, Reference, load_runner
+from workers.runner import Chunk, Draw, Row
+
+pytestmark = pytest.mark.reference
+
+TOLERANCE = 2e-4
+CONTEXT = 32
+TOKENS = tuple(map(int, np.random.default_rng(11).integers(3, 500, CONTEXT)))
+PROMPT = TOKENS[:19]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.5 + i for i in range(6)]}
+CASES: dict[str, dict[str, Any]] = {
+    "smollm3": {"family": "smollm3", "rope_scaling": YARN},
+    "olmo2": {"family": "olmo2", "tied": False},
+    "phi3-4k": {"family": "phi3", "tied": False, "kv_heads": 4},
+    "phi3": {
+        "family": "phi3",
+        "tied": False,
+        "rope_scaling": LONG,
+        "fields": {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 16},
+    },
+}
+"""LongRoPE's long factors are meant from position 16 on, so everything below is longer than that."""
+
+
+PAIRS = [("mlx", case) for case in CASES] + [("iree", case) for case in CASES if case == "phi3-4k"]
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+def pair(request: Any, tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Iterator[Pair]:
+    backend, case = request.param
+    path = make_checkpoint(tmp_path_factory.mktemp(case), **CASES[case])
+    runner = load_runner(backend, path, compiled, context=CONTEXT)
+    yield Pair(runner, Reference(path))
+    runner.close()
+
+
+def test_logits(pair: Pair) -> None:
+    expected = pair.reference.logits(TOKENS)
+    assert expected.std() > 0.3
+    np.testing.assert_allclose(pair.runner.logits(Chunk(0, TOKENS, 0, 0)), expected, atol=TOLERANCE)
+
+
+def test_greedy_tokens(pair: Pair) -> None:
+    runner, start, sampling = pair.runner, len(PROMPT), Sampling()
+    runner.reset(0)
+    drawn = runner.prefill(Chunk(0, PROMPT, 0, 0), Draw(sampling, start))
+    assert drawn is not None
+    tokens = [drawn]
+    for at in range(start, CONTEXT):
+        tokens += runner.decode([Row(0, tokens[-1], at, at, Draw(sampling, at + 1))])
+    assert tokens == pair.reference.greedy(PROMPT, CONTEXT - start + 1)
+    assert len(set(tokens)) > 6
