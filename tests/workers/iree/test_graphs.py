@@ -130,5 +130,5 @@ def test_what_the_graphs_do_not_compute_is_refused_by_name(tmp_path: Path, famil
 def test_a_context_up_to_the_window_and_not_beyond(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "mistral", fields={"sliding_window": 64})
     refuse_unsupported(path, ModelConfig.from_dir(path), 64)
-    with pytest.raises(CheckpointError, match="sliding_window: .*64 at most, not 65"):
+    with pytest.raises(CheckpointError, match=r"sliding_window: .*64 at most, not 65"):
         refuse_unsupported(path, ModelConfig.from_dir(path), 65)
