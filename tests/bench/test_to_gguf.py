@@ -62,7 +62,7 @@ def test_the_shape_and_the_tokens_are_told(tmp_path: Path) -> None:
         "qwen2.attention.head_count": config.heads,
         "qwen2.attention.head_count_kv": config.kv_heads,
         "qwen2.rope.dimension_count": config.head_dim,
-        "qwen2.rope.freq_base": config.rope_theta,
+        "qwen2.rope.freq_base": config.ropes[0].theta,
         "tokenizer.ggml.eos_token_id": 2,
     }
     for name, value in fields.items():

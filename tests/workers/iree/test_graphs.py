@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.families import Family
 from workers.checkpoint import CheckpointError, ModelConfig
 from workers.iree.archive import as_arrays
