@@ -154,7 +154,8 @@ class Bench:
         """Print how many greedy tokens are the same in both. Raises `PeerError` when the models cannot be the same."""
         assert self._peer is not None
         prompts, equal = [engine.prompt(24) for _ in range(8)], []
-        with self._peer.server(self._gguf, 1, CONTEXT) as url:
+        kv = "f32" if self._precision == "f32" else "f16"
+        with self._peer.server(self._gguf, 1, CONTEXT, kv) as url:
             for prompt in prompts:
                 pairs = list(zip(engine.complete(prompt, 16), complete(url, list(prompt), 16), strict=True))
                 equal.append(next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs)))

@@ -91,13 +91,16 @@ class LlamaCpp:
         raise PeerError(f"llama-batched-bench printed no result: {output[-300:]!r}")
 
     @contextmanager
-    def server(self, model: Path, slots: int, context: int) -> Iterator[str]:
-        """llama-server with `slots` sequences of `context` tokens each; the URL, until the block ends."""
+    def server(self, model: Path, slots: int, context: int, kv: str = "f16") -> Iterator[str]:
+        """llama-server with `slots` sequences of `context` tokens each; the URL, until the block ends.
+
+        `kv` is the type of its KV cache, llama.cpp's own choice unless told otherwise.
+        """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         options = ["-m", model, "-np", slots, "-c", slots * context, "-t", self.threads, "--port", port]
-        options += ["--no-ui", "--cache-ram", 0, "--log-disable", "--no-context-shift"]
+        options += ["-ctk", kv, "-ctv", kv, "--no-ui", "--cache-ram", 0, "--log-disable", "--no-context-shift"]
         command = [str(self.folder / "llama-server"), *map(str, options)]
         url = f"http://127.0.0.1:{port}"
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
