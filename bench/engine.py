@@ -20,6 +20,7 @@ Models, graphs and GGUF files are kept in Baton's cache folder (7 GB for all), r
 import argparse
 import json
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -239,6 +240,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended as well
     lines: list[Line] = []
     try:
         peer = None if args.alone else LlamaCpp.find(args.llama_cpp, usable_cores())

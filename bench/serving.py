@@ -10,6 +10,7 @@ one is measured the other has nothing to do and blocks. Figures are medians over
 import argparse
 import asyncio
 import random
+import signal
 import statistics
 import sys
 import time
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps the model and its graphs")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended as well
     path = make_model(args.cache_dir, args.model)
     setup = Setup(path, args.cache_dir / "graphs", args.streams, CONTEXT, args.dtype)
     with server(setup) as url:
