@@ -148,7 +148,7 @@ def server(setup: Setup) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options: Mapping[str, Any] = {
+    options: dict[str, Any] = {
         "--backend": "iree",
         "--name": "bench",
         "--port": port,
@@ -158,8 +158,8 @@ def server(setup: Setup) -> Iterator[str]:
         "--cache-dir": setup.cache,
         "--log-level": "warning",
     }
-    options = options | ({"--quantize": setup.quantize} if setup.quantize else {})
-    options = options | ({"--device": setup.device} if setup.device else {})
+    options |= {"--quantize": setup.quantize} if setup.quantize else {}
+    options |= {"--device": setup.device} if setup.device else {}
     command = [sys.executable, "-m", "cli", "serve", str(setup.path)]
     command += [str(word) for option in options.items() for word in option]
     url = f"http://127.0.0.1:{port}"

@@ -49,7 +49,7 @@ def default_cache() -> Path:
 
 def make_model(folder: Path, name: str) -> Path:
     """The checkpoint of a shape in bfloat16; found in `folder` if it was made before. Up to 4 GB of memory."""
-    arguments = {"dtype": "bfloat16", "max_positions": 32768} | SHAPES[name]
+    arguments: dict[str, Any] = {"dtype": "bfloat16", "max_positions": 32768} | SHAPES[name]
     digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:8]
     path = folder / "models" / f"{name}-{digest}"
     if not path.exists():

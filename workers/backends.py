@@ -99,9 +99,9 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
     backend = choose_backend(spec)
     if backend != "iree":
         raise NothingToCompile(f"the {backend} backend compiles nothing ahead of its use")
+    from workers.architectures.tensors import check_tensors
     from workers.checkpoint import ModelConfig, open_weights
     from workers.iree.ahead import compile_ahead
-    from workers.tensors import check_tensors
 
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)

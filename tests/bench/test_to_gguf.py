@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bench.to_gguf import Kind, convert, step_bytes
-from tests.checkpoints import LLAMA3_SCALING, Family, make_checkpoint
+from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
+from tests.families import Family
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 
 ROUNDING = {"bf16": 0.0, "q8_0": 1 / 127, "q4_0": 1 / 8}
