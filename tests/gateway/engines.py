@@ -1,0 +1,125 @@
+"""A worker without a process that computes: the worker's own request table and engine over the scripted runner.
+
+The test says when it steps, what of a step arrives, and when it dies. So whole requests run through the real code of
+both sides, and every interleaving of them can be had on purpose.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.streams import Call
+from protocol.commands import Cancel, Command, Submit
+from protocol.errors import ErrorCode
+from protocol.events import Event, Finished, Step
+from tests.gateway.fakes import FakeWorker
+from workers.delivery import Delivery, Outcome
+from workers.engine import BatchEngine
+from workers.request import End, Failure, RequestRefused
+from workers.scripted import ScriptedRunner
+from workers.text.bytes import EOS_ID, ByteTokenizer
+
+LETTERS = (*"aé😀e z".encode() * 3, EOS_ID)
+"""What is drawn: characters of one, two and four bytes, mostly cut in the middle, and the end of the answer."""
+
+
+class EngineWorker(FakeWorker):
+    """Computes what it is sent, when `step` is called."""
+
+    def __init__(self, name: str = "w0", *, slots: int = 4) -> None:
+        super().__init__(name, slots=slots, context=4096)
+        self._slots = slots
+        self._start()
+
+    def _start(self) -> None:
+        self.engine = BatchEngine(ScriptedRunner(slots=self._slots, alphabet=LETTERS), max_queue=64, step_tokens=64)
+        self._delivery = Delivery(ByteTokenizer(), max_live=128, clock=lambda: 0.0)
+        self._answers: list[Event] = []
+
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        super().send_nowait(commands)
+        for command in commands:
+            if isinstance(command, Submit):
+                self._submit(command)
+            elif isinstance(command, Cancel) and self._delivery.is_live(command.stream):
+                self._end(self.engine.cancel(command.stream))
+
+    def _submit(self, submit: Submit) -> None:
+        admitted = self._delivery.admit(submit)
+        if admitted.answer is not None:
+            self._answers.append(admitted.answer)
+        if admitted.request is not None:
+            try:
+                self.engine.submit(admitted.request)
+            except RequestRefused as refusal:
+                failure = Failure(submit.stream, refusal.code, refusal.text, refusal.field)
+                self._answers += self._delivery.deliver(Outcome(None, (), (failure,), self.engine.gauges())).frames
+
+    def _end(self, end: End | None) -> None:
+        if end is not None:
+            self._answers += self._delivery.deliver(Outcome(None, (end,), (), self.engine.gauges())).frames
+
+    def step(self, arrives: bool = True) -> None:
+        """Compute one step; what it brings arrives at the gateway, or is on its way for ever."""
+        frames, self._answers = self._answers, []
+        if not self.engine.idle:
+            delivered = self._delivery.deliver(Outcome(self.engine.step(), (), (), self.engine.gauges()))
+            frames += delivered.frames
+            for stream in delivered.finish:
+                self._end(self.engine.finish(stream))
+        if arrives:
+            for frame in frames:
+                self.say(frame)
+
+    @property
+    def idle(self) -> bool:
+        return self.engine.idle and not self._answers
+
+    def die(self) -> None:
+        super().die()
+        self._start()
+
+    def restart(self) -> None:
+        """Be another incarnation, without a word of the last one's end."""
+        self._start()
+        self.come_back()
+
+    def leave(self) -> None:
+        """Say of everything that it is lost, as a worker does that goes by itself, and go."""
+        for frame in self._delivery.fail_all(ErrorCode.LOST, "the worker left: for a reason of its own"):
+            self.say(frame)
+        self.die()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One choice, whole."""
+
+    text: str
+    tokens: tuple[int, ...]
+    reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def undisturbed(submit: Submit) -> Answer:
+    """What a sequence is when nothing happens to it."""
+    heard: list[Event] = []
+    worker = EngineWorker()
+    worker.say = lambda event, incarnation=None: heard.append(event)  # type: ignore[method-assign]
+    worker.send_nowait([submit])
+    while not worker.idle:
+        worker.step()
+    deltas = [delta for frame in heard if isinstance(frame, Step) for delta in frame.deltas]
+    (finished,) = [frame for frame in heard if isinstance(frame, Finished)]
+    text = "".join(delta.text for delta in deltas) + finished.text
+    tokens = tuple(token for delta in deltas for token in delta.tokens)
+    return Answer(text, tokens, finished.reason, finished.usage.prompt_tokens, finished.usage.completion_tokens)
+
+
+def answer_of(call: Call, index: int, text: str) -> Answer:
+    """What the gateway has of a choice that ended well; its text was taken by the client."""
+    stream = call.streams[index]
+    assert stream.usage is not None
+    assert stream.reason is not None
+    usage = stream.usage
+    return Answer(text, tuple(stream.tokens), stream.reason, usage.prompt_tokens, usage.completion_tokens)
