@@ -74,6 +74,12 @@ class EngineWorker(FakeWorker):
     def idle(self) -> bool:
         return self.engine.idle and not self._answers
 
+    def forget(self, stream: int) -> None:
+        """Its step failed: the engine has let go of it."""
+        if self._delivery.is_live(stream):
+            self.engine.cancel(stream)
+            self._delivery.deliver(Outcome(None, (), (Failure(stream, ErrorCode.STEP, "no"),), self.engine.gauges()))
+
     def die(self) -> None:
         super().die()
         self._start()
