@@ -25,7 +25,7 @@ FIRST_CHUNK = 128
 """The prefill graph that serves until the others are there: neither short prompts nor long ones pay much for it."""
 SCORE_CHUNK = 128
 """Rows of the scoring graph; their logits leave the device."""
-KV = 4
+KV = 5
 """The cache's place among a step's inputs."""
 
 
@@ -113,29 +113,27 @@ class Plan:
 
     def _step_inputs(self, batch: int, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         angles = struct((batch, tokens, self.config.head_dim // 2), "float32")
-        rows = struct((batch, tokens), "int32")
-        return (rows, angles, angles, rows, struct(self.cache.shape, self.ops.dtype))
+        rows, slots = struct((batch, tokens), "int32"), struct((batch,), "int32")
+        return (rows, angles, angles, rows, slots, struct(self.cache.shape, self.ops.dtype))
 
     def _run(self, values: Sequence[Any], weights: Parameters) -> tuple[jax.Array, jax.Array]:
-        tokens, cos, sin, rows, kv, first, count = values
-        inputs = Inputs(tokens, cos, sin, Place(first, rows, count))
+        tokens, cos, sin, rows, slots, kv = values
+        inputs = Inputs(tokens, cos, sin, Place(slots, rows))
         return forward(self.config, self.ops, self.cache, weights, inputs, kv)
 
     def _head(self, hidden: jax.Array, weights: Parameters) -> jax.Array:
         return self.ops.linear(hidden, weights["head"], self.config.vocab_size)
 
     def _decode(self, name: str, batch: int) -> Graph:
-        """One row of each of the first `batch` slots -> greedy tokens [batch], logits [batch, vocab], cache."""
+        """One row of each of `batch` slots -> greedy tokens [batch], logits [batch, vocab], cache."""
 
         def decode(*values: Any) -> tuple[jax.Array, ...]:
-            *dynamic, count, weights = values
-            first = jnp.zeros((), jnp.int32)
-            hidden, kv = self._run((*dynamic, first, count), weights)
+            *dynamic, weights = values
+            hidden, kv = self._run(dynamic, weights)
             logits = self._head(hidden, weights)
             return sampling.greedy(jnp, logits), logits, kv
 
-        inputs = (*self._step_inputs(batch, 1), struct((), "int32"))
-        return Graph(name, decode, inputs, scalars=1, in_place=(KV, 2))
+        return Graph(name, decode, self._step_inputs(batch, 1), in_place=(KV, 2))
 
     def _prefill(self, name: str, chunk: int) -> Graph:
         """`chunk` rows of one slot -> the last real row's greedy token [1] and logits [1, vocab], cache."""
@@ -146,8 +144,7 @@ class Plan:
             logits = self._head(jax.lax.dynamic_slice_in_dim(hidden, last, 1), weights)
             return sampling.greedy(jnp, logits), logits, kv
 
-        scalar = struct((), "int32")
-        return Graph(name, prefill, (*self._step_inputs(1, chunk), scalar, scalar, scalar), 3, (KV, 2))
+        return Graph(name, prefill, (*self._step_inputs(1, chunk), struct((), "int32")), 1, (KV, 2))
 
     def _score(self, name: str, chunk: int) -> Graph:
         """Like prefill, with the logits of every row [chunk, vocab]."""
@@ -157,8 +154,7 @@ class Plan:
             hidden, kv = self._run(dynamic, weights)
             return self._head(hidden, weights), kv
 
-        scalar = struct((), "int32")
-        return Graph(name, score, (*self._step_inputs(1, chunk), scalar, scalar), 2, (KV, 1))
+        return Graph(name, score, self._step_inputs(1, chunk), in_place=(KV, 1))
 
     @property
     def score_chunk(self) -> int:
@@ -200,6 +196,6 @@ def _program() -> str:
     """The digest of the sources that a graph may come from: an edit makes every graph be traced anew."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent
-    for file in sorted([*folder.parent.glob("*.py"), *folder.glob("*.py")]):
+    for file in sorted([*folder.parent.glob("*.py"), *folder.rglob("*.py")]):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import export
 
-from workers.iree.kernels import ELEMENT, tensor
+from workers.iree.kernels.code import ELEMENT, tensor
 
 # JAX only traces here. Left to itself it looks for accelerators, says that it found no TPU, and reserves most of a GPU.
 jax.config.update("jax_platforms", "cpu")

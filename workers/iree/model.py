@@ -1,6 +1,6 @@
 """The Llama family's decoder as one JAX function over rows of a shared cache.
 
-One step computes `tokens` rows of each of `batch` neighbouring slots: tokens = 1 is a decode step, batch = 1 is a
+One step computes `tokens` rows of each of `batch` slots: tokens = 1 is a decode step, batch = 1 is a
 chunk of a prompt. The keys and values of the rows are written before they are attended to, so that a row's result
 depends on what is in its slot up to that row and on nothing else: not on the other rows of the step, nor on whether
 the rows before came in the same step.
@@ -12,13 +12,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from numpy.typing import NDArray
 
 from workers.architectures.families import BEFORE
 from workers.architectures.tensors import tensors
 from workers.checkpoint import CheckpointError, ModelConfig
-from workers.iree.ops import Cache, Ops, Place, Shape
+from workers.iree.ops import Angles, Cache, Ops, Place, Shape
 
 Parameters = dict[str, jax.Array]
 
@@ -83,14 +82,9 @@ def rope_frequencies(config: ModelConfig, context: int) -> tuple[NDArray[np.floa
     return np.concatenate([frequencies for frequencies, _ in each]), np.concatenate(factors)
 
 
-def rms_norm(ops: Ops, x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """x / sqrt(mean(x^2) + eps) * weight: float32 [rows, width] (https://arxiv.org/abs/1910.07467)."""
-    return x * lax.rsqrt(ops.mean_square(x) + np.float32(eps)) * weight
-
-
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What one step is about: `batch` slots from `place.first` with `tokens` rows each."""
+    """What one step is about: `tokens` rows of each of `batch` slots."""
 
     tokens: jax.Array
     """int32 [batch, tokens]."""
@@ -103,44 +97,21 @@ class Inputs:
 def forward(
     config: ModelConfig, ops: Ops, cache: Cache, w: Parameters, inputs: Inputs, kv: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """All layers: returns the normed hidden rows, float32 [batch * tokens, hidden], and the cache with the new rows."""
-    batch, tokens = inputs.tokens.shape
-    rows, depth = batch * tokens, config.head_dim
-    cos, sin = inputs.cos.reshape(rows, depth // 2), inputs.sin.reshape(rows, depth // 2)
+    """All layers: the normed hidden rows, an operand of batch * tokens rows, and the cache with the new rows."""
+    half = config.head_dim // 2
+    angles = Angles(inputs.cos.reshape(-1, half), inputs.sin.reshape(-1, half))
     heads = config.heads + 2 * config.kv_heads
-    x = w["embedding"][inputs.tokens.reshape(-1)].astype(jnp.float32)
+    x, delta = w["embedding"][inputs.tokens.reshape(-1)].astype(jnp.float32), None
     for layer in range(config.layers):
         name = f"{layer}."
-        h = rms_norm(ops, x, w[name + "norm_attention"], config.rms_eps)
-        qkv = ops.linear(h, w[name + "qkv"], heads * depth)
-        if config.qkv_bias:
-            qkv = qkv + w[name + "qkv_bias"]
-        qkv = qkv.reshape(rows, heads, depth)
-        v = qkv[:, config.heads + config.kv_heads :]
-        if config.head_norm is not None:
-            qkv = _norm_heads(config, ops, qkv, w[name + "q_norm"], w[name + "k_norm"])
-        q = ops.rotate(qkv, cos, sin, 0, config.heads) * np.float32(config.attention_scale)
-        k = ops.rotate(qkv, cos, sin, config.heads, config.kv_heads)
-        lead = (batch, tokens)
-        kv = ops.write(kv, cache, layer, k.reshape(*lead, *k.shape[1:]), v.reshape(*lead, *v.shape[1:]), inputs.place)
-        mixed = ops.attend(q.reshape(*lead, *q.shape[1:]), kv, cache, layer, inputs.place)
-        attended = ops.linear(mixed.reshape(rows, config.heads * depth), w[name + "o"], config.hidden_size)
-        if config.o_bias:
-            attended = attended + w[name + "o_bias"]
-        x = x + attended
-        h = rms_norm(ops, x, w[name + "norm_mlp"], config.rms_eps)
-        both = ops.linear(h, w[name + "gate_up"], 2 * config.ffn)
-        gate, up = both[:, : config.ffn], both[:, config.ffn :]
-        x = x + ops.linear(gate * jax.nn.sigmoid(gate) * up, w[name + "down"], config.hidden_size)
-    return rms_norm(ops, x, w["norm"], config.rms_eps), kv
-
-
-def _norm_heads(config: ModelConfig, ops: Ops, qkv: jax.Array, q_norm: jax.Array, k_norm: jax.Array) -> jax.Array:
-    """Qwen3: norm each query and key head of [rows, heads, head_dim] by itself; the values are dropped."""
-    rows, count, depth = qkv.shape[0], config.heads + config.kv_heads, config.head_dim
-    weight = jnp.concatenate(
-        [jnp.broadcast_to(q_norm, (config.heads, depth)), jnp.broadcast_to(k_norm, (config.kv_heads, depth))]
-    )
-    flat = qkv[:, :count].reshape(rows * count, depth)
-    normed = flat * lax.rsqrt(ops.mean_square(flat) + np.float32(config.rms_eps))
-    return normed.reshape(rows, count, depth) * weight
+        x, h = ops.norm(x, delta, w[name + "norm_attention"], config.rms_eps)
+        qkv = ops.linear(h, w[name + "qkv"], heads * config.head_dim, w.get(name + "qkv_bias"))
+        norms = (w[name + "q_norm"], w[name + "k_norm"]) if config.head_norm is not None else None
+        q, kv = ops.place(qkv, angles, norms, kv, cache, layer, config, inputs.place)
+        mixed = ops.attend(q, kv, cache, layer, config, inputs.place)
+        delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"))
+        x, h = ops.norm(x, delta, w[name + "norm_mlp"], config.rms_eps)
+        h = ops.gated(h, w[name + "gate_up"], config.hidden_size, config.ffn)
+        delta = ops.linear(h, w[name + "down"], config.hidden_size)
+    _, h = ops.norm(x, delta, w["norm"], config.rms_eps)
+    return h, kv

@@ -1,11 +1,11 @@
-"""The operations whose form depends on the device: a product with a stored weight, and the KV cache.
+"""The operations whose form depends on the device: products with stored weights, norms, and the KV cache.
 
-`TiledOps` packs weights and cache for a CPU's microkernels and attends only to what is used; `PlainOps` is plain
-StableHLO for every other device and attends to the whole capacity under a mask.
+`TiledOps` packs weights and cache for a CPU and calls kernels of our own, a few a layer; `PlainOps` is plain StableHLO
+for every other device and attends to the whole capacity under a mask.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,12 @@ from jax import lax
 from numpy.typing import NDArray
 
 from workers.checkpoint import ModelConfig
-from workers.iree import kernels
-from workers.iree.tiles import Tiles, pack
+from workers.iree.kernels.arithmetic import Arithmetic
+from workers.iree.kernels.attention import attention
+from workers.iree.kernels.code import LANES
+from workers.iree.kernels.linear import gated, linear, stride
+from workers.iree.kernels.norm import norm
+from workers.iree.kernels.place import Heads, place
 
 Shape = tuple[int, ...]
 NEGATIVE = np.float32(-1e30)
@@ -57,16 +61,27 @@ class Cache:
 class Place:
     """Where the rows of one step stand in the cache."""
 
-    first: jax.Array
-    """int32 []: the first slot that takes part."""
+    slots: jax.Array
+    """int32 [batch]: whose rows they are. A step of all slots has them in order."""
     rows: jax.Array
-    """int32 [batch, tokens]: the cache row of each token; it sees the rows up to its own."""
-    count: jax.Array
-    """int32 []: tiles of rows to attend to; every visible row lies in them."""
+    """int32 [batch, tokens]: the cache row of each token; it sees the rows up to its own. One beyond `Cache.attended`
+    is nobody's, and what comes out for it means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """RoPE angles of a step's rows."""
+
+    cos: jax.Array
+    sin: jax.Array
+    """float32 [rows, head_dim / 2]."""
 
 
 class Ops(Protocol):
-    """What the model needs from a device. Methods are traced by JAX except the three about stored weights."""
+    """What the model needs from a device. Methods are traced by JAX except the two about stored weights.
+
+    An *operand* is the left side of a product, in whatever form the device wants it.
+    """
 
     @property
     def dtype(self) -> str:
@@ -76,122 +91,148 @@ class Ops(Protocol):
 
     def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]: ...
 
-    def linear(self, x: jax.Array, weight: jax.Array, outputs: int) -> jax.Array:
-        """x float32 [rows, inputs] times a stored weight -> float32 [rows, outputs]."""
+    def norm(self, x: jax.Array, delta: jax.Array | None, weight: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
+        """x + delta, float32 [rows, width], and its RMS norm times the weight as an operand."""
 
-    def mean_square(self, x: jax.Array) -> jax.Array:
-        """float32 [rows, width] -> [rows, 1]."""
+    def linear(self, x: jax.Array, weight: jax.Array, outputs: int, bias: jax.Array | None = None) -> jax.Array:
+        """An operand times a stored weight (, plus float32 [outputs]) -> float32 [rows, outputs]."""
 
-    def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array, first: int, count: int) -> jax.Array:
-        """RoPE on `count` heads from `first` on: x float32 [rows, heads, head_dim] -> [rows, count, head_dim].
+    def gated(self, x: jax.Array, weight: jax.Array, inputs: int, ffn: int) -> jax.Array:
+        """silu(gate) * up as an operand of width ffn: `x` is one of width `inputs`, the weight [2 * ffn, inputs]."""
 
-        cos and sin are float32 [rows, head_dim / 2]. The pairs are a head's halves, not neighbours.
+    def place(
+        self,
+        qkv: jax.Array,
+        angles: Angles,
+        norms: tuple[jax.Array, jax.Array] | None,
+        kv: jax.Array,
+        cache: Cache,
+        layer: int,
+        config: ModelConfig,
+        where: Place,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Norm the heads of qkv float32 [rows, heads * head_dim], rotate them, and put keys and values into the cache.
+
+        Returns the queries as `attend` wants them and the cache.
         """
 
-    def write(self, kv: jax.Array, cache: Cache, layer: int, k: jax.Array, v: jax.Array, place: Place) -> jax.Array:
-        """Put k and v [batch, tokens, heads, head_dim] into their rows; returns the cache."""
-
-    def attend(self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, place: Place) -> jax.Array:
-        """q float32 [batch, tokens, query heads, head_dim], scaled -> float32 of the same shape."""
+    def attend(
+        self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
+    ) -> jax.Array:
+        """Queries -> an operand of width heads * head_dim."""
 
 
 @dataclass(slots=True)
 class TiledOps:
-    """Packed weights and cache for `mmt4d`. Collects the kernels that it used in `bodies`, by name."""
+    """Packed weights and cache. Collects the kernels that it used in `bodies`, by name."""
 
     dtype: str
-    tiles: Tiles
-    sum_tiles: Tiles
-    """For float32 operands, whatever `dtype` is."""
+    arithmetic: Arithmetic
     bodies: dict[str, str] = field(default_factory=dict, repr=False)
 
-    @property
-    def element(self) -> str:
-        return kernels.ELEMENT[self.dtype]
-
     def stored_shape(self, outputs: int, inputs: int) -> Shape:
-        n, k = self.tiles.n, self.tiles.k
-        return (-(-outputs // n), inputs // k, n, k)
+        k = self.arithmetic.k
+        return (-(-outputs // LANES), inputs // k, LANES, k)
 
     def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]:
-        return pack(matrix, self.tiles)
+        return pack(matrix, self.arithmetic.k)
 
-    def linear(self, x: jax.Array, weight: jax.Array, outputs: int) -> jax.Array:
-        rows, inputs = x.shape
-        stored = weight.shape[0] * weight.shape[2]
-        name = f"baton_linear_{rows}_{stored}_{inputs}"
-        self.bodies[name] = kernels.linear(name, rows, stored, inputs, self.tiles, self.element)
-        out = self._call(name, (rows, stored), x.astype(self.dtype), weight)
-        return out if stored == outputs else out[:, :outputs]
-
-    def mean_square(self, x: jax.Array) -> jax.Array:
+    def norm(self, x: jax.Array, delta: jax.Array | None, weight: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
         rows, width = x.shape
-        n = self.sum_tiles.n
-        name = f"baton_sums_{rows}_{width}"
-        self.bodies[name] = kernels.linear(name, rows, n, width, self.sum_tiles, "f32")
-        ones = jnp.ones((1, width // self.sum_tiles.k, n, self.sum_tiles.k), jnp.float32)
-        return self._call(name, (rows, n), x * x, ones)[:, :1] / np.float32(width)
-
-    def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array, first: int, count: int) -> jax.Array:
-        rows, heads, depth = x.shape
-        name = f"baton_rope_{rows}_{heads}_{depth}_{first}_{count}"
-        self.bodies[name] = kernels.rope(name, rows, heads, first, count, depth // 2)
-        out = self._call(name, (rows, count, 2, depth // 2), x.reshape(rows, heads, 2, depth // 2), cos, sin)
-        return out.reshape(rows, count, depth)
-
-    def _call(self, name: str, shape: Shape, *operands: jax.Array) -> jax.Array:
-        out: jax.Array = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(shape, jnp.float32))(*operands)
+        name = f"baton_norm_{rows}_{width}{'' if delta is None else '_sum'}"
+        self.bodies[name] = norm(name, rows, width, eps, self.arithmetic, residual=delta is not None)
+        words = _words(rows, stride(width, self.arithmetic))
+        if delta is None:
+            return x, _call(name, words, x, weight)
+        out: tuple[jax.Array, jax.Array] = _call(name, (_floats(rows, width), words), x, delta, weight)
         return out
 
-    def write(self, kv: jax.Array, cache: Cache, layer: int, k: jax.Array, v: jax.Array, place: Place) -> jax.Array:
-        batch, tokens = place.rows.shape
-        n, step, heads, depth = self.tiles.n, self.tiles.k, cache.heads, cache.head_dim
-        row = place.rows[:, :, None, None]
-        lane = jnp.arange(depth, dtype=jnp.int32)
-        # keys [capacity / n, depth / k, n, k], values [depth / n, capacity / k, n, k]
-        key_at = row // n * (n * depth) + row % n * step + lane // step * (n * step) + lane % step
-        value_at = lane // n * (n * cache.capacity) + lane % n * step + row // step * (n * step) + row % step
-        at = jnp.stack([key_at, value_at])
-        at = jnp.broadcast_to(at, (2, batch, tokens, heads, depth))
-        head = (
-            (place.first + jnp.arange(batch, dtype=jnp.int32))[None, :, None, None, None] * heads
-            + jnp.arange(heads, dtype=jnp.int32)[None, None, None, :, None]
-            + (2 * layer + jnp.arange(2, dtype=jnp.int32))[:, None, None, None, None] * (cache.slots * heads)
-        )
-        head = jnp.broadcast_to(head, at.shape)
-        new = jnp.stack([k, v]).astype(self.dtype)
-        flat = kv.reshape(cache.layers * 2 * cache.slots * heads, cache.capacity * depth)
-        flat = flat.at[head.reshape(-1), at.reshape(-1)].set(
-            new.reshape(-1), mode="promise_in_bounds", unique_indices=True
-        )
-        return flat.reshape(kv.shape)
+    def linear(self, x: jax.Array, weight: jax.Array, outputs: int, bias: jax.Array | None = None) -> jax.Array:
+        tiles, steps, _, k = weight.shape
+        rows, inputs = x.shape[0], steps * k
+        name = f"baton_linear_{rows}_{tiles}_{inputs}{'' if bias is None else '_bias'}"
+        self.bodies[name] = linear(name, rows, tiles, inputs, self.arithmetic, bias=bias is not None)
+        operands = (x, weight.reshape(tiles, -1)) + (() if bias is None else (bias,))
+        out: jax.Array = _call(name, _floats(rows, tiles * LANES), *operands)
+        return out if tiles * LANES == outputs else out[:, :outputs]
 
-    def attend(self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, place: Place) -> jax.Array:
-        batch, tokens, query_heads, depth = q.shape
-        group = query_heads // cache.heads
-        a = kernels.Attention(
-            layer,
-            cache.layers,
-            cache.slots,
-            cache.heads,
-            cache.capacity,
-            depth,
-            batch,
-            tokens * group,
-            self.tiles,
-            self.element,
+    def gated(self, x: jax.Array, weight: jax.Array, inputs: int, ffn: int) -> jax.Array:
+        rows, tiles = x.shape[0], ffn // LANES
+        name = f"baton_gated_{rows}_{tiles}_{inputs}"
+        self.bodies[name] = gated(name, rows, tiles, inputs, self.arithmetic)
+        out: jax.Array = _call(name, _words(rows, stride(ffn, self.arithmetic)), x, weight.reshape(2 * tiles, -1))
+        return out
+
+    def place(
+        self,
+        qkv: jax.Array,
+        angles: Angles,
+        norms: tuple[jax.Array, jax.Array] | None,
+        kv: jax.Array,
+        cache: Cache,
+        layer: int,
+        config: ModelConfig,
+        where: Place,
+    ) -> tuple[jax.Array, jax.Array]:
+        heads, rows = _heads(cache, layer, config, where), qkv.shape[0]
+        name = f"baton_place_{layer}_{heads.batch}_{heads.tokens}"
+        self.bodies[name] = place(name, heads, self.arithmetic, None if norms is None else config.rms_eps)
+        depth = heads.head_dim
+        operands = (qkv.reshape(rows, -1, depth), angles.cos, angles.sin, where.slots, where.rows, *(norms or ()), kv)
+        results = (
+            jax.ShapeDtypeStruct((rows, heads.queries, depth // self.arithmetic.k), jnp.int32),
+            jax.ShapeDtypeStruct(kv.shape, kv.dtype),
         )
-        name = f"baton_attention_{layer}_{batch}_{tokens}"
-        self.bodies[name] = kernels.attention(name, a)
-        padding = a.blocks * a.tile - a.rows
-        q = q.astype(self.dtype).reshape(batch, tokens, cache.heads, group, depth).transpose(0, 2, 1, 3, 4)
-        q = q.reshape(batch * cache.heads, a.rows, depth)
-        visible = jnp.repeat(place.rows, group, axis=1)
-        visible = jnp.pad(visible, ((0, 0), (0, padding)))
-        visible = jnp.repeat(visible, cache.heads, axis=0).reshape(-1, a.blocks, a.tile)
-        out = self._call(name, (batch * cache.heads, a.rows, depth), q, kv, visible, place.first, place.count)
-        out = out.reshape(batch, cache.heads, tokens, group, depth)
-        return out.transpose(0, 2, 1, 3, 4).reshape(batch, tokens, query_heads, depth)
+        q, kv = _call(name, results, *operands)
+        return q.reshape(rows, -1), kv
+
+    def attend(
+        self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
+    ) -> jax.Array:
+        heads = _heads(cache, layer, config, where)
+        name = f"baton_attention_{layer}_{heads.batch}_{heads.tokens}"
+        self.bodies[name] = attention(name, heads, self.arithmetic)
+        width = stride(heads.queries * heads.head_dim, self.arithmetic)
+        out: jax.Array = _call(name, _words(q.shape[0], width), q, where.slots, where.rows, kv)
+        return out
+
+
+def pack(matrix: NDArray[Any], k: int) -> NDArray[Any]:
+    """[N, K] -> [ceil(N / 16), K / k, 16, k]; missing rows are zero. K must be a multiple of k."""
+    rows, columns = matrix.shape
+    if rows % LANES:
+        matrix = np.concatenate([matrix, np.zeros((-rows % LANES, columns), matrix.dtype)])
+    return np.ascontiguousarray(matrix.reshape(-1, LANES, columns // k, k).transpose(0, 2, 1, 3))
+
+
+def _heads(cache: Cache, layer: int, config: ModelConfig, where: Place) -> Heads:
+    batch, tokens = where.rows.shape
+    return Heads(
+        layer=layer,
+        layers=cache.layers,
+        slots=cache.slots,
+        queries=config.heads,
+        heads=cache.heads,
+        head_dim=cache.head_dim,
+        capacity=cache.capacity,
+        attended=cache.attended,
+        batch=batch,
+        tokens=tokens,
+        scale=config.attention_scale,
+    )
+
+
+def _words(rows: int, width: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((rows, width), jnp.int32)
+
+
+def _floats(rows: int, width: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((rows, width), jnp.float32)
+
+
+def _call(name: str, results: Any, *operands: jax.Array) -> Any:
+    """A kernel's call; `lower` puts the kernel in its place."""
+    return jax.ffi.ffi_call(name, results)(*operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,42 +247,75 @@ class PlainOps:
     def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]:
         return matrix
 
-    def linear(self, x: jax.Array, weight: jax.Array, outputs: int) -> jax.Array:
-        return jnp.einsum("mk,nk->mn", x.astype(self.dtype), weight, preferred_element_type=jnp.float32)
+    def norm(self, x: jax.Array, delta: jax.Array | None, weight: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
+        x = x if delta is None else x + delta
+        return x, (_unit(x, eps) * weight).astype(self.dtype)
 
-    def mean_square(self, x: jax.Array) -> jax.Array:
-        return jnp.mean(x * x, -1, keepdims=True)
+    def linear(self, x: jax.Array, weight: jax.Array, outputs: int, bias: jax.Array | None = None) -> jax.Array:
+        out = jnp.einsum("mk,nk->mn", x, weight, preferred_element_type=jnp.float32)
+        return out if bias is None else out + bias
 
-    def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array, first: int, count: int) -> jax.Array:
-        half = x.shape[-1] // 2
-        cos, sin = cos[:, None, :], sin[:, None, :]
-        a, b = x[:, first : first + count, :half], x[:, first : first + count, half:]
-        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+    def gated(self, x: jax.Array, weight: jax.Array, inputs: int, ffn: int) -> jax.Array:
+        both = self.linear(x, weight, 2 * ffn)
+        gate, up = both[:, :ffn], both[:, ffn:]
+        return (gate * jax.nn.sigmoid(gate) * up).astype(self.dtype)
 
-    def write(self, kv: jax.Array, cache: Cache, layer: int, k: jax.Array, v: jax.Array, place: Place) -> jax.Array:
-        batch = place.rows.shape[0]
-        slot = place.first + jnp.arange(batch, dtype=jnp.int32)
-        head = slot[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
+    def place(
+        self,
+        qkv: jax.Array,
+        angles: Angles,
+        norms: tuple[jax.Array, jax.Array] | None,
+        kv: jax.Array,
+        cache: Cache,
+        layer: int,
+        config: ModelConfig,
+        where: Place,
+    ) -> tuple[jax.Array, jax.Array]:
+        batch, tokens = where.rows.shape
+        split = (config.heads, config.heads + cache.heads)
+        q, k, v = jnp.split(qkv.reshape(batch * tokens, -1, cache.head_dim), split, axis=1)
+        if norms is not None:
+            q, k = (_unit(x, config.rms_eps) * weight for x, weight in zip((q, k), norms, strict=True))
+        q, k = _rotate(q, angles) * np.float32(config.attention_scale), _rotate(k, angles)
+        head = where.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
         flat = kv.reshape(-1, cache.head_dim)
         for part, new in enumerate((k, v)):
             base = (2 * layer + part) * cache.slots * cache.heads
-            at = (base + head[:, None, :]) * cache.capacity + place.rows[:, :, None]
+            at = (base + head[:, None, :]) * cache.capacity + where.rows[:, :, None]
             # Behind a barrier: the CUDA backend cannot distribute a scatter that its indices are fused into.
             at, rows = lax.optimization_barrier((at.reshape(-1), new.astype(self.dtype).reshape(-1, cache.head_dim)))
             flat = flat.at[at].set(rows, mode="promise_in_bounds", unique_indices=True)
-        return flat.reshape(kv.shape)
+        return q.astype(self.dtype), flat.reshape(kv.shape)
 
-    def attend(self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, place: Place) -> jax.Array:
-        batch, tokens, query_heads, depth = q.shape
-        group = query_heads // cache.heads
-        mine = lax.dynamic_slice(
-            kv[layer], (0, place.first, 0, 0), (2, batch, cache.heads, cache.capacity * depth)
-        ).reshape(2, batch, cache.heads, cache.capacity, depth)[:, :, :, : cache.attended]
-        q = q.astype(self.dtype).reshape(batch, tokens, cache.heads, group, depth)
+    def attend(
+        self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
+    ) -> jax.Array:
+        batch, tokens = where.rows.shape
+        group = config.heads // cache.heads
+        mine = kv[layer]
+        if batch == 1:
+            mine = lax.dynamic_slice_in_dim(mine, where.slots[0], 1, axis=1)
+        elif batch < cache.slots:
+            mine = mine[:, where.slots]
+        shape = (2, batch, cache.heads, cache.capacity, cache.head_dim)
+        mine = mine.reshape(shape)[:, :, :, : cache.attended]
+        q = q.reshape(batch, tokens, cache.heads, group, cache.head_dim)
         score = jnp.einsum("bthgd,bhcd->bthgc", q, mine[0], preferred_element_type=jnp.float32)
-        seen = jnp.arange(cache.attended, dtype=jnp.int32) <= place.rows[:, :, None, None, None]
+        seen = jnp.arange(cache.attended, dtype=jnp.int32) <= where.rows[:, :, None, None, None]
         score = jnp.where(seen, score, NEGATIVE)
         weight = jnp.exp(score - jnp.max(score, -1, keepdims=True))
         mass = jnp.sum(weight, -1)
         mixed = jnp.einsum("bthgc,bhcd->bthgd", weight.astype(self.dtype), mine[1], preferred_element_type=jnp.float32)
-        return (mixed / mass[..., None]).reshape(batch, tokens, query_heads, depth)
+        return (mixed / mass[..., None]).reshape(batch * tokens, -1).astype(self.dtype)
+
+
+def _unit(x: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) over the last dimension."""
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + np.float32(eps))
+
+
+def _rotate(x: jax.Array, angles: Angles) -> jax.Array:
+    """RoPE on x float32 [rows, heads, head_dim]. The pairs are a head's halves, not neighbours."""
+    a, b = jnp.split(x, 2, axis=-1)
+    cos, sin = angles.cos[:, None, :], angles.sin[:, None, :]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)

@@ -9,8 +9,10 @@ from workers.iree.archive import as_arrays
 from workers.iree.compiler import Compiler
 from workers.iree.device import Cpu, Device
 from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
+from workers.iree.kernels.arithmetic import arithmetic_of
+from workers.iree.kernels.attention import POSITIONS
+from workers.iree.kernels.code import LANES
 from workers.iree.ops import Cache, PlainOps, TiledOps
-from workers.iree.tiles import tiles_for
 from workers.spec import Dtype
 
 PLAIN_TILE = 16
@@ -61,7 +63,7 @@ class Recipe(Struct, frozen=True):
         config = ModelConfig.from_dir(Path(self.model))
         ops = choose_ops(config, self.dtype, local=self.local)
         tiled = isinstance(ops, TiledOps)
-        cache = Cache.of(config, self.slots, self.context, ops.tiles.n if isinstance(ops, TiledOps) else PLAIN_TILE)
+        cache = Cache.of(config, self.slots, self.context, POSITIONS if isinstance(ops, TiledOps) else PLAIN_TILE)
         # One decode graph where its rows cost next to nothing and kernels may change with their number.
         buckets = decode_buckets(self.slots) if tiled else (self.slots,)
         return Plan(config, ops, cache, as_arrays(config, ops), buckets, prefill_chunks(self.context))
@@ -72,16 +74,12 @@ class Recipe(Struct, frozen=True):
 
 
 def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool) -> TiledOps | PlainOps:
-    """Packed microkernels on a CPU whose tiles fit the model, plain StableHLO elsewhere.
+    """Kernels of our own on a CPU, where the model's widths are multiples of a vector; plain StableHLO elsewhere.
 
-    `dtype` "auto" is the checkpoint's, except bfloat16 on a CPU that cannot multiply it, which becomes float32.
+    `dtype` "auto" is the checkpoint's.
     """
-    cpu = Cpu.of_host()
     kind = config.dtype if dtype == "auto" else dtype
-    if local and dtype == "auto" and kind == "bfloat16" and not {"avx512bf16", "bf16"} & cpu.features:
-        kind = "float32"
-    tiles = tiles_for(cpu.machine, cpu.features, kind)
-    widths = (config.hidden_size, config.ffn, config.heads * config.head_dim)
-    if local and config.head_dim % tiles.n == 0 and all(width % tiles.k == 0 for width in widths):
-        return TiledOps(kind, tiles, tiles_for(cpu.machine, cpu.features, "float32"))
+    widths = (config.hidden_size, config.ffn, config.head_dim)
+    if local and all(width % LANES == 0 for width in widths):
+        return TiledOps(kind, arithmetic_of(Cpu.of_host().features, kind))
     return PlainOps(kind)

@@ -16,6 +16,7 @@ from workers.iree.archive import open_archive
 from workers.iree.builder import Builder
 from workers.iree.device import Device, Resident
 from workers.iree.graphs import Plan
+from workers.iree.kernels.code import LANES
 from workers.iree.kv import HostKv
 from workers.iree.library import Library
 from workers.iree.lower import SCOPE
@@ -42,7 +43,6 @@ class IreeRunner:
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
         self._host_kv = host_kv(plan, self._kv)
         self._written = [0] * plan.cache.slots
-        self._tile = plan.cache.tile
         self._angles = Angles(*rope_frequencies(plan.config, context), context)
         self.capabilities = RunnerCapabilities(
             backend="iree",
@@ -108,12 +108,12 @@ class IreeRunner:
     def decode(self, rows: Sequence[Row]) -> list[int]:
         if not rows:
             return []
-        result, batch = self._step(rows)
+        result, lines, batch = self._step(rows)
         draws: list[Draw | None] = [None] * batch
-        for row in rows:
-            draws[row.slot] = row.draw
+        for line, row in zip(lines, rows, strict=True):
+            draws[line] = row.draw
         drawn = self._draw(result, draws)
-        return [drawn[row.slot] for row in rows]
+        return [drawn[line] for line in lines]
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         check_chunks(self.capabilities, self._written.__getitem__, [chunk])
@@ -136,24 +136,26 @@ class IreeRunner:
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
         row = Row(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, Draw(Sampling(), 0))
-        result, _ = self._step([row])
+        result, (line,), _ = self._step([row])
         logits: NDArray[np.float32] = self._device.download(result[1])
-        return logits[row.slot : row.slot + 1]
+        return logits[line : line + 1]
 
-    def _step(self, rows: Sequence[Row]) -> tuple[list[rt.HalBufferView], int]:
-        """Run the cheapest decode graph that is ready and holds the rows: its results, and how many rows it has."""
+    def _step(self, rows: Sequence[Row]) -> tuple[list[rt.HalBufferView], list[int], int]:
+        """Run the cheapest decode graph that is ready and holds the rows: its results, which of its lines each row is,
+        and how many lines there are."""
         chunks = [Chunk(row.slot, (row.token,), row.start, row.position) for row in rows]
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
-        needed = 1 + max(row.slot for row in rows)
-        batch = self.graphs.covering("decode", self._plan.buckets, needed) or self._plan.buckets[-1]
+        batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
+        # A step of all slots has them in order; in any other, rows lie side by side whatever slots they are of.
+        lines = [row.slot for row in rows] if batch == self._cache.slots else list(range(len(rows)))
         tokens = np.zeros((batch, 1), np.int32)
         places = np.full((batch, 1), self._cache.spare_row, np.int32)
         positions = np.zeros((batch, 1), np.int64)
-        for row in rows:
-            tokens[row.slot], places[row.slot], positions[row.slot] = row.token, row.start, row.position
+        slots = np.arange(batch, dtype=np.int32)
+        for line, row in zip(lines, rows, strict=True):
+            tokens[line], places[line], positions[line], slots[line] = row.token, row.start, row.position, row.slot
             self._written[row.slot] = max(self._written[row.slot], row.start + 1)
-        inputs = self._inputs(tokens, positions, places)
-        return self._call(f"decode_{batch}", *inputs, self._tiles(max(row.start for row in rows))), batch
+        return self._call(f"decode_{batch}", *self._inputs(tokens, positions, places, slots)), lines, batch
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
@@ -190,10 +192,6 @@ class IreeRunner:
         del self._host_kv, self._kv, self._weights
         self._device.close()
 
-    def _tiles(self, row: int) -> int:
-        """Tiles of rows that hold every row up to this one."""
-        return row // self._tile + 1
-
     def _chunk_inputs(
         self, slot: int, tokens: Sequence[int], start: int, position: int, size: int
     ) -> list[rt.HalBufferView | int]:
@@ -205,11 +203,13 @@ class IreeRunner:
         positions = np.zeros((1, size), np.int64)
         positions[0, :count] = np.arange(position, position + count)
         self._written[slot] = max(self._written[slot], start + count)
-        return [*self._inputs(padded, positions, places), slot, self._tiles(start + count - 1)]
+        return self._inputs(padded, positions, places, np.array([slot], np.int32))
 
-    def _inputs(self, tokens: NDArray[Any], positions: NDArray[Any], places: NDArray[Any]) -> list[rt.HalBufferView]:
+    def _inputs(
+        self, tokens: NDArray[Any], positions: NDArray[Any], places: NDArray[Any], slots: NDArray[Any]
+    ) -> list[rt.HalBufferView | int]:
         cos, sin = self._angles.at(positions)
-        return [*map(self._device.upload, (tokens, cos, sin, places)), self._kv.view]
+        return [*map(self._device.upload, (tokens, cos, sin, places, slots)), self._kv.view]
 
     def _draw(self, result: list[rt.HalBufferView], draws: Sequence[Draw | None]) -> list[int]:
         """Tokens of the rows that draw (others are meaningless). Raises `NotFiniteError`."""
@@ -245,7 +245,7 @@ def host_kv(plan: Plan, kv: Resident) -> HostKv | None:
     """The cache as the host sees it; None where it is in a device's own memory."""
     if kv.window is None or kv.memory is None:
         return None
-    packed = (plan.ops.tiles.n, plan.ops.tiles.k) if isinstance(plan.ops, TiledOps) else None
+    packed = (LANES, plan.ops.arithmetic.k) if isinstance(plan.ops, TiledOps) else None
     return HostKv(kv.window, kv.memory, plan.cache, packed)
 
 

@@ -12,10 +12,10 @@ from tests.checkpoints import make_checkpoint
 from workers.checkpoint import ModelConfig
 from workers.iree import archive
 from workers.iree.archive import ALIGNMENT, ArchiveError, open_archive
+from workers.iree.kernels.arithmetic import Pairs, Singles
 from workers.iree.ops import PlainOps, TiledOps
-from workers.iree.tiles import Tiles
 
-OPS = TiledOps("float32", Tiles(16, 1, 16), Tiles(16, 1, 16))
+OPS = TiledOps("float32", Singles("f32", 16))
 
 
 class Packing:
@@ -52,7 +52,7 @@ def test_made_once(packing: Packing) -> None:
 def test_each_layout_is_its_own(packing: Packing) -> None:
     assert packing.made()
     assert packing.made(PlainOps("float32"))
-    assert packing.made(TiledOps("bfloat16", Tiles(16, 2, 16), OPS.tiles))
+    assert packing.made(TiledOps("bfloat16", Pairs()))
 
 
 def test_renewed_with_the_checkpoint(packing: Packing) -> None:

@@ -14,10 +14,10 @@ from tests.families import Family
 from workers.checkpoint import CheckpointError, ModelConfig
 from workers.iree.archive import as_arrays
 from workers.iree.graphs import PREFILL_CHUNKS, Plan, decode_buckets, prefill_chunks
+from workers.iree.kernels.arithmetic import Pairs
 from workers.iree.model import refuse_unsupported
 from workers.iree.ops import Cache, PlainOps, TiledOps
 from workers.iree.recipe import Recipe
-from workers.iree.tiles import Tiles
 
 
 def test_jax_looks_for_no_accelerator() -> None:
@@ -38,7 +38,7 @@ def make_plan(path: Path, ops: TiledOps | PlainOps) -> Plan:
 
 @pytest.fixture
 def tiled(tmp_path: Path) -> Plan:
-    return make_plan(make_checkpoint(tmp_path), TiledOps("bfloat16", Tiles(16, 2, 16), Tiles(16, 1, 16)))
+    return make_plan(make_checkpoint(tmp_path), TiledOps("bfloat16", Pairs()))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,239 @@
+"""Each kernel against numpy, and the same bits whatever rows stand beside a row."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from workers.iree.compiler import Compiler
+from workers.iree.device import Cpu, Device
+from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, arithmetic_of
+from workers.iree.kernels.attention import POSITIONS, attention
+from workers.iree.kernels.linear import gated, linear, stride
+from workers.iree.kernels.norm import norm
+from workers.iree.kernels.place import Heads, place
+from workers.iree.ops import pack
+
+NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
+ARITHMETICS = [
+    pytest.param(Singles("f32", 16), id="f32"),
+    pytest.param(Singles("f16", 16), id="f16"),
+    pytest.param(Singles("bf16", 4), id="bf16-singles"),
+    pytest.param(
+        Pairs(),
+        id="bf16-pairs",
+        marks=pytest.mark.skipif("avx512bf16" not in Cpu.of_host().features, reason="the CPU has no AVX512-BF16"),
+    ),
+]
+Run = Callable[..., list[NDArray[Any]]]
+
+
+@pytest.fixture(scope="module")
+def run(cache_dir: Path) -> Run:
+    device = Device("local-sync", 1)
+    compiler = Compiler(cache_dir, device.compile_flags(), device.compile_target())
+
+    def call(text: str, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
+        (name, arguments, results) = re.findall(r"func\.func private @(\w+)\((.*?)\) -> \((.*?)\) \{", text)[0]
+        names = ", ".join(re.findall(r"%a\d+", arguments))
+        types = ", ".join(re.findall(r": (tensor<[^>]*>)", arguments))
+        count = results.count("tensor<")
+        out = ", ".join(f"%r#{i}" for i in range(count)) if count > 1 else "%r"
+        entry = f"""
+          func.func public @main({arguments}) -> ({results}) {{
+            %r{f":{count}" if count > 1 else ""} = func.call @{name}({names}) : ({types}) -> ({results})
+            return {out} : {results}
+          }}"""
+        module = device.load(compiler.compile(f"module @kernel {{ {text} {entry} }}"), None, "")
+        views = [device.upload(_bits(array), array.dtype.name) for array in arrays]
+        return [device.download(view) for view in module.call("main", *views)]
+
+    return call
+
+
+def _bits(array: NDArray[Any]) -> NDArray[Any]:
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def words(x: NDArray[np.float32], arithmetic: Arithmetic, padding: int) -> NDArray[np.int32]:
+    flat = x.astype(ml_dtypes.bfloat16 if arithmetic.k == 2 else np.float32)
+    return np.pad(np.ascontiguousarray(flat).view(np.int32), ((0, 0), (0, padding)))
+
+
+def floats(x: NDArray[np.int32], width: int, arithmetic: Arithmetic) -> NDArray[np.float32]:
+    kind = ml_dtypes.bfloat16 if arithmetic.k == 2 else np.float32
+    whole: NDArray[np.float32] = np.ascontiguousarray(x[:, : width // arithmetic.k]).view(kind).astype(np.float32)
+    return whole
+
+
+def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def rounded(x: NDArray[np.float32], arithmetic: Arithmetic) -> NDArray[np.float32]:
+    out: NDArray[np.float32] = x.astype(NUMPY[arithmetic.element]).astype(np.float32)
+    return out
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("rows", [16, 19])
+def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
+    inputs, outputs = 96, 40  # 40 outputs are three tiles, the last not full
+    x, w, bias = random(19, inputs), random(outputs, inputs, seed=1), random(48, seed=2)
+    packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
+    tiles = packed.shape[0]
+    (out,) = run(
+        linear("linear", rows, tiles, inputs, arithmetic, bias=True),
+        words(x[:rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.k),
+        packed.reshape(tiles, -1),
+        bias,
+    )
+    expected = rounded(x[:rows], arithmetic) @ rounded(w, arithmetic).T + bias[:outputs]
+    np.testing.assert_allclose(out[:, :outputs], expected, atol=TOLERANCE[arithmetic.element] * 20)
+    (alone,) = run(
+        linear("linear", 1, tiles, inputs, arithmetic, bias=True),
+        words(x[rows - 1 : rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.k),
+        packed.reshape(tiles, -1),
+        bias,
+    )
+    np.testing.assert_array_equal(alone[0], out[-1])
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("rows", [9])
+def test_gated(run: Run, arithmetic: Arithmetic, rows: int) -> None:
+    inputs, ffn = 64, 48
+    x, w = random(rows, inputs), random(2 * ffn, inputs, seed=1) / 8
+    packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
+    text = gated("gated", rows, ffn // 16, inputs, arithmetic)
+    padding = stride(inputs, arithmetic) - inputs // arithmetic.k
+    (out,) = run(text, words(x, arithmetic, padding), packed.reshape(packed.shape[0], -1))
+    both = rounded(x, arithmetic) @ rounded(w, arithmetic).T
+    expected = both[:, :ffn] / (1 + np.exp(-both[:, :ffn])) * both[:, ffn:]
+    np.testing.assert_allclose(floats(out, ffn, arithmetic), expected, atol=TOLERANCE[arithmetic.element] * 8)
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
+def test_norm(run: Run, arithmetic: Arithmetic, residual: bool) -> None:
+    x, delta, weight = random(6, 80), random(6, 80, seed=1), random(80, seed=2)
+    text = norm("norm", 6, 80, 1e-5, arithmetic, residual=residual)
+    *total, out = run(text, x, *([delta] if residual else []), weight)
+    whole = x + delta if residual else x
+    if residual:
+        np.testing.assert_array_equal(total[0], whole)
+    expected = whole / np.sqrt((whole**2).mean(-1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(floats(out, 80, arithmetic), expected, atol=TOLERANCE[arithmetic.element] * 4, rtol=1e-2)
+
+
+class Attended:
+    """Some sequences in a cache: placed row by row with the kernel, and in plain float32 beside it."""
+
+    def __init__(self, run: Run, arithmetic: Arithmetic, *, eps: float | None) -> None:
+        self.run, self.arithmetic, self.eps = run, arithmetic, eps
+        self.lengths = {1: 150, 2: 3}
+        self.depth, self.queries, self.heads = 32, 4, 2
+        self.capacity = 4 * POSITIONS
+        self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
+        shape = (2, 2, 3, self.heads, self.capacity * self.depth)
+        kind = NUMPY[arithmetic.element]
+        self.cache = np.zeros(shape, kind)
+        self.qkv = {
+            slot: random(n, self.queries + 2 * self.heads, self.depth, seed=slot) for slot, n in self.lengths.items()
+        }
+
+    def heads_of(self, batch: int, tokens: int) -> Heads:
+        return Heads(
+            layer=1, layers=2, slots=3, queries=self.queries, heads=self.heads, head_dim=self.depth,
+            capacity=self.capacity, attended=self.capacity - POSITIONS, batch=batch, tokens=tokens, scale=0.5,
+        )  # fmt: skip
+
+    def angles(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        angle = rows.reshape(-1, 1) * np.linspace(1.0, 0.01, self.depth // 2)
+        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def place(self, slots: list[int], rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        batch, tokens = rows.shape
+        qkv = np.concatenate([self.qkv[slot][at % self.lengths[slot]] for slot, at in zip(slots, rows, strict=True)])
+        text = place("place", self.heads_of(batch, tokens), self.arithmetic, self.eps)
+        norms = self.norms if self.eps is not None else []
+        q, cache = self.run(text, qkv, *self.angles(rows), np.array(slots, np.int32), rows, *norms, self.cache)
+        self.cache = cache.view(self.cache.dtype)
+        return q.reshape(batch * tokens, -1)
+
+    def attend(
+        self, q: NDArray[np.int32], slots: list[int], rows: NDArray[np.int32], **options: Any
+    ) -> NDArray[np.float32]:
+        batch, tokens = rows.shape
+        text = attention("attention", self.heads_of(batch, tokens), self.arithmetic, **options)
+        (out,) = self.run(text, q, np.array(slots, np.int32), rows, self.cache)
+        return floats(out, self.queries * self.depth, self.arithmetic)
+
+    def expected(self, slot: int, row: int, window: int = 0, cap: float = 0.0) -> NDArray[np.float32]:
+        rows = np.arange(row + 1, dtype=np.int32)
+        cos, sin = (x[:, None, :] for x in self.angles(rows))
+        half = self.depth // 2
+
+        def turned(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
+            if self.eps is not None:
+                x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * weight
+            a, b = x[..., :half], x[..., half:]
+            return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+        qkv = self.qkv[slot][: row + 1]
+        q = turned(qkv[:, : self.queries], self.norms[0])[row] * 0.5
+        k = rounded(turned(qkv[:, self.queries : self.queries + self.heads], self.norms[1]), self.arithmetic)
+        v = rounded(qkv[:, self.queries + self.heads :], self.arithmetic)
+        out = []
+        for head in range(self.queries):
+            score = k[:, head // 2] @ q[head]
+            score = cap * np.tanh(score / cap) if cap else score
+            score[: max(0, row + 1 - window) if window else 0] = -np.inf
+            weight = np.exp(score - score.max())
+            out.append(weight @ v[:, head // 2] / weight.sum())
+        return np.concatenate(out)
+
+
+@pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], ARITHMETICS[-1]])
+@pytest.mark.parametrize(
+    ("eps", "options"),
+    [(None, {}), (1e-6, {}), (None, {"window": 70}), (None, {"cap": 2.0})],
+    ids=["plain", "head-norms", "window", "cap"],
+)
+def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any]) -> None:
+    held = Attended(run, arithmetic, eps=eps)
+    prompt = np.arange(150, dtype=np.int32)[None]
+    held.place([2], np.arange(3, dtype=np.int32)[None])
+    q = held.place([1], prompt)
+    whole = held.attend(q, [1], prompt, **options)
+    atol = TOLERANCE[arithmetic.element] * 4
+    for row in (0, 63, 64, 149):
+        np.testing.assert_allclose(whole[row], held.expected(1, row, **options), atol=atol)
+
+    # One row of each of two slots, and a row that is nobody's between them, in another order.
+    rows = np.array([[2], [held.capacity - 1], [149]], np.int32)
+    slots = [2, 1, 1]
+    mixed = held.attend(held.place(slots, rows), slots, rows, **options)
+    np.testing.assert_allclose(mixed[0], held.expected(2, 2, **options), atol=atol)
+    np.testing.assert_array_equal(mixed[2], whole[149])
+
+
+def test_arithmetic_by_cpu_and_type() -> None:
+    assert arithmetic_of({"avx512f", "avx512bf16"}, "bfloat16") == Pairs()
+    assert arithmetic_of({"avx512f", "avx512bf16"}, "float32") == Singles("f32", 16)
+    assert arithmetic_of({"avx512f"}, "bfloat16") == Singles("bf16", 16)
+    assert arithmetic_of({"avx2"}, "float16") == Singles("f16", 4)
+    assert arithmetic_of(set(), "bfloat16") == Singles("bf16", 4)
+
+
+def test_pack() -> None:
+    packed = pack(np.arange(34).reshape(17, 2), 2)
+    assert packed.shape == (2, 1, 16, 2)
+    assert packed[0, 0, 3].tolist() == [6, 7]
+    assert packed[1, 0].tolist() == [[32, 33], *[[0, 0]] * 15]

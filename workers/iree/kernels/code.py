@@ -1,0 +1,272 @@
+"""A builder of MLIR text for dispatches whose every instruction is chosen here.
+
+A `Code` is the body of one workgroup in the arith, scf, tensor and vector dialects. Nothing in it is left for the
+compiler to tile, vectorize or reorder, so two graphs with the same body compute the same bits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+LANES = 16
+"""Lanes of a vector: one AVX-512 register of float32; narrower machines use several registers."""
+FLOATS = f"vector<{LANES}xf32>"
+DISPATCH = "!iree_tensor_ext.dispatch.tensor"
+ELEMENT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "uint32": "ui32"}
+"""MLIR's names of the element types."""
+
+
+def tensor(shape: Sequence[int | str], element: str) -> str:
+    """`tensor((2, "?"), "f32")` -> `tensor<2x?xf32>`."""
+    return f"tensor<{''.join(f'{size}x' for size in shape)}{element}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An SSA tensor: its name, and what its type is made of."""
+
+    name: str
+    shape: tuple[int, ...]
+    element: str
+
+    @property
+    def type(self) -> str:
+        return tensor(self.shape, self.element)
+
+
+@dataclass(slots=True)
+class Code:
+    """Lines of SSA form. Constants are made once and stand before everything else."""
+
+    lines: list[str] = field(default_factory=list)
+    _constants: dict[str, str] = field(default_factory=dict)
+    _count: int = 0
+
+    def name(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def let(self, expression: str) -> str:
+        """Append an operation with one result and return the result's name."""
+        name = self.name()
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def do(self, statement: str) -> None:
+        """Append an operation without results."""
+        self.lines.append(statement)
+
+    def constant(self, value: str) -> str:
+        """`constant("0.0 : f32")`."""
+        if value not in self._constants:
+            self._constants[value] = self.name()
+        return self._constants[value]
+
+    def index(self, value: int) -> str:
+        return self.constant(f"{value} : index")
+
+    def floats(self, value: float | str) -> str:
+        """A constant vector with the same float32 in every lane; a string is taken as MLIR writes it."""
+        return self.constant(f"dense<{_literal(value)}> : {FLOATS}")
+
+    def add(self, a: str, b: str | int) -> str:
+        """The sum of two indices."""
+        return a if b == 0 else self.let(f"arith.addi {a}, {self.index(b) if isinstance(b, int) else b} : index")
+
+    def mul(self, a: str, b: int) -> str:
+        """The product of an index and a number."""
+        return a if b == 1 else self.let(f"arith.muli {a}, {self.index(b)} : index")
+
+    def div(self, a: str, b: int) -> str:
+        return a if b == 1 else self.let(f"arith.divui {a}, {self.index(b)} : index")
+
+    def rem(self, a: str, b: int) -> str:
+        return self.let(f"arith.remui {a}, {self.index(b)} : index")
+
+    def least(self, a: str, b: str) -> str:
+        return self.let(f"arith.minui {a}, {b} : index")
+
+    def spread(self, scalar: str, element: str = "f32", lanes: int = LANES) -> str:
+        """A scalar in every lane."""
+        return self.let(f"vector.broadcast {scalar} : {element} to vector<{lanes}x{element}>")
+
+    def read(self, source: Value, at: Sequence[str], lanes: int = LANES) -> str:
+        """`lanes` neighbours along the last dimension."""
+        zero = self.constant(f"{'0' if source.element == 'i32' else '0.0'} : {source.element}")
+        kind = f"vector<{lanes}x{source.element}>"
+        where = ", ".join(at)
+        return self.let(
+            f"vector.transfer_read {source.name}[{where}], {zero} {{in_bounds = [true]}} : {source.type}, {kind}"
+        )
+
+    def write(self, vector: str, lanes: int, target: Value, at: Sequence[str]) -> Value:
+        """`target` with `lanes` neighbours replaced."""
+        kind = f"vector<{lanes}x{target.element}>"
+        where = ", ".join(at)
+        text = f"vector.transfer_write {vector}, {target.name}[{where}] {{in_bounds = [true]}} : {kind}, {target.type}"
+        return Value(self.let(text), target.shape, target.element)
+
+    def extract(self, source: Value, at: Sequence[str]) -> str:
+        return self.let(f"tensor.extract {source.name}[{', '.join(at)}] : {source.type}")
+
+    def extract_index(self, source: Value, at: Sequence[str]) -> str:
+        """An int32 element as an index."""
+        return self.let(f"arith.index_cast {self.extract(source, at)} : i32 to index")
+
+    def empty(self, shape: tuple[int, ...], element: str) -> Value:
+        return Value(self.let(f"tensor.empty() : {tensor(shape, element)}"), shape, element)
+
+    def loop(
+        self,
+        low: str,
+        high: str,
+        step: int,
+        carried: Sequence[tuple[str, str]],
+        body: Callable[[str, list[str]], Sequence[str]],
+    ) -> list[str]:
+        """`scf.for`: `carried` are (initial value, type); `body` gets the index and their names and gives the next."""
+        index, names = self.name(), [self.name() for _ in carried]
+        types = ", ".join(kind for _, kind in carried)
+        head = f"scf.for {index} = {low} to {high} step {self.index(step)}"
+        start = ", ".join(f"{name} = {initial}" for name, (initial, _) in zip(names, carried, strict=True))
+        result = self.name()
+        self.do(f"{result}:{len(carried)} = {head} iter_args({start}) -> ({types}) {{")
+        following = body(index, names)
+        self.do(f"scf.yield {', '.join(following)} : {types}")
+        self.do("}")
+        return [f"{result}#{i}" for i in range(len(carried))]
+
+    def repeat(self, low: str, high: str, step: int, body: Callable[[str], None]) -> None:
+        """A loop that carries nothing."""
+        index = self.name()
+        self.do(f"scf.for {index} = {low} to {high} step {self.index(step)} {{")
+        body(index)
+        self.do("}")
+
+    def carry(self, low: str, high: str, step: int, target: Value, body: Callable[[str, Value], Value]) -> Value:
+        """A loop that carries one tensor."""
+
+        def turn(index: str, names: list[str]) -> list[str]:
+            return [body(index, Value(names[0], target.shape, target.element)).name]
+
+        (name,) = self.loop(low, high, step, [(target.name, target.type)], turn)
+        return Value(name, target.shape, target.element)
+
+    def part(self, vector: str, lanes: int, element: str, first: int, count: int) -> str:
+        """`count` lanes of a vector from `first` on."""
+        kept = ", ".join(map(str, range(first, first + count)))
+        kind = f"vector<{lanes}x{element}>"
+        return self.let(f"vector.shuffle {vector}, {vector} [{kept}] : {kind}, {kind}")
+
+    def sum_lanes(self, vector: str, lanes: int = LANES) -> str:
+        """The sum of a float32 vector's lanes, halves onto halves: an order that no compiler chooses."""
+        while lanes > 1:
+            half = lanes // 2
+            low, high = (self.part(vector, lanes, "f32", at, half) for at in (0, half))
+            vector, lanes = self.let(f"arith.addf {low}, {high} : vector<{half}xf32>"), half
+        return self.let(f"vector.extract {vector}[0] : f32 from vector<1xf32>")
+
+    def text(self) -> str:
+        heads = [f"{name} = arith.constant {value}" for value, name in self._constants.items()]
+        return "\n".join([*heads, *self.lines])
+
+
+def _literal(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.9e}"
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """One function with one dispatch in it: `build` its body through `code` and the tensors of `take` and `give`."""
+
+    name: str
+    grid: tuple[int, ...]
+    """Workgroups along x, y and z."""
+    code: Code = field(default_factory=Code)
+    _inputs: list[Value] = field(default_factory=list)
+    _in_place: set[str] = field(default_factory=set)
+    _outputs: list[Value] = field(default_factory=list)
+    _numbers: list[int] = field(default_factory=list)
+
+    def number(self, value: int) -> str:
+        """An index that is handed in: kernels that differ in such numbers alone are compiled once."""
+        self._numbers.append(value)
+        return f"%n{len(self._numbers) - 1}"
+
+    def workgroup(self, axis: int = 0) -> str:
+        return self.code.let(f"flow.dispatch.workgroup.id[{axis}] : index")
+
+    def take(self, shape: tuple[int, ...], element: str) -> Value:
+        """The next input, whole, to be read."""
+        value = self.argument(shape, element)
+        return self.load(value, ["0"] * len(shape), shape)
+
+    def argument(self, shape: tuple[int, ...], element: str, *, in_place: bool = False) -> Value:
+        """The next input, to `load` parts of; one that is in place is also the next result."""
+        value = Value(f"%i{len(self._inputs)}", shape, element)
+        self._inputs.append(value)
+        if in_place:
+            self._in_place.add(value.name)
+        return value
+
+    def give(self, shape: tuple[int, ...], element: str) -> Value:
+        """The next result, to be stored to part by part."""
+        value = Value(f"%o{len(self._outputs)}", shape, element)
+        self._outputs.append(value)
+        return value
+
+    def load(
+        self, source: Value, at: Sequence[str], sizes: Sequence[int], shape: tuple[int, ...] | None = None
+    ) -> Value:
+        """A part of an input as a tensor, of another rank when `shape` leaves out dimensions of size 1."""
+        part = Value("", shape or tuple(sizes), source.element)
+        name = self.code.let(
+            f"iree_tensor_ext.dispatch.tensor.load {source.name}, {_range(at, sizes)}"
+            f" : {self._port(source)} -> {part.type}"
+        )
+        return Value(name, part.shape, part.element)
+
+    def store(self, part: Value, target: Value, at: Sequence[str], sizes: Sequence[int] | None = None) -> None:
+        """Put a tensor into a result or an input that is in place."""
+        self.code.do(
+            f"iree_tensor_ext.dispatch.tensor.store {part.name}, {target.name}, {_range(at, sizes or part.shape)}"
+            f" : {part.type} -> {self._port(target)}"
+        )
+
+    def _port(self, value: Value) -> str:
+        mode = "writeonly" if value in self._outputs else "readonly"
+        return f"{DISPATCH}<{'readwrite' if value.name in self._in_place else mode}:{value.type}>"
+
+    def function(self) -> str:
+        """The function's text: inputs in the order in which they were taken, results those given, then in place."""
+        tied = [value for value in self._inputs if value.name in self._in_place]
+        results = [value.type for value in (*self._outputs, *tied)]
+        outs = ", ".join([*(value.type for value in self._outputs), *(f"%a{value.name[2:]}" for value in tied)])
+        numbers = [f"%n{i}" for i in range(len(self._numbers))]
+        ports = [f"{name}: index" for name in numbers]
+        ports += [f"{value.name}: {self._port(value)}" for value in (*self._inputs, *self._outputs)]
+        names = ", ".join([*(f"%c{i}" for i in range(len(numbers))), *(f"%a{i}" for i in range(len(self._inputs)))])
+        types = ", ".join([*("index" for _ in numbers), *(value.type for value in self._inputs)])
+        arguments = ", ".join(f"%a{i}: {value.type}" for i, value in enumerate(self._inputs))
+        constants = "".join(f"    %c{i} = arith.constant {value} : index\n" for i, value in enumerate(self._numbers))
+        count = len(results)
+        returned = ", ".join(f"%r#{i}" for i in range(count)) if count > 1 else "%r"
+        grid = [*self.grid, *([1] * (3 - len(self.grid)))]
+        return f"""
+  func.func private @{self.name}({arguments}) -> ({", ".join(results)}) {{
+{constants}    %r{f":{count}" if count > 1 else ""} = flow.dispatch.workgroups({names}) : ({types}) -> ({outs}) =
+        ({", ".join(ports)}) {{
+{self.code.text()}
+      flow.return
+    }} count() -> (index, index, index) {{
+      %x = arith.constant {grid[0]} : index
+      %y = arith.constant {grid[1]} : index
+      %z = arith.constant {grid[2]} : index
+      flow.return %x, %y, %z : index, index, index
+    }}
+    return {returned} : {", ".join(results)}
+  }}"""
+
+
+def _range(at: Sequence[str], sizes: Sequence[int]) -> str:
+    ones = ", ".join("1" for _ in sizes)
+    return f"offsets = [{', '.join(at)}], sizes = [{', '.join(map(str, sizes))}], strides = [{ones}]"

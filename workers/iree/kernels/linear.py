@@ -1,0 +1,121 @@
+"""Products with a packed weight: plain, with a bias, and the gated pair of an MLP."""
+
+from collections.abc import Callable
+
+from workers.iree.kernels.arithmetic import Arithmetic
+from workers.iree.kernels.code import FLOATS, LANES, Code, Dispatch, Value
+
+PADDING = LANES
+"""Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
+GROUP_BYTES = 256 << 10
+"""Weights of a workgroup: what the second cache holds while all rows pass by."""
+
+
+def stride(inputs: int, arithmetic: Arithmetic) -> int:
+    """Words between rows of a left operand."""
+    return inputs // arithmetic.k + PADDING
+
+
+def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, *, bias: bool) -> str:
+    """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) -> f32 [rows, tiles * 16]."""
+    per = _group(tiles, inputs, arithmetic)
+    d = Dispatch(name, (-(-tiles // per),))
+    code = d.code
+    x = d.take((rows, stride(inputs, arithmetic)), "i32")
+    w = d.take((tiles, inputs * LANES), arithmetic.element)
+    offsets = d.take((tiles * LANES,), "f32") if bias else None
+    out = d.give((rows, tiles * LANES), "f32")
+
+    def tile(at: str, first: str, count: int) -> None:
+        sums = _sums(code, x, first, count, w, [at], inputs, arithmetic)
+        column = code.mul(at, LANES)
+        start = code.read(offsets, [column]) if offsets is not None else None
+        part = code.empty((count, LANES), "f32")
+        for row, (total,) in enumerate(sums):
+            if start is not None:
+                total = code.let(f"arith.addf {total}, {start} : {FLOATS}")
+            part = code.write(total, LANES, part, [code.index(row), code.index(0)])
+        d.store(part, out, [first, column])
+
+    _each(d, rows, arithmetic.rows, tiles, per, tile)
+    return d.function()
+
+
+def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic) -> str:
+    """silu(gate) * up: words [rows, stride], a weight [2 * tiles, inputs / k, 16, k] -> words [rows, stride].
+
+    The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
+    """
+    per = _group(tiles, 2 * inputs, arithmetic)
+    d = Dispatch(name, (-(-tiles // per),))
+    code = d.code
+    x = d.take((rows, stride(inputs, arithmetic)), "i32")
+    w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
+    words = LANES // arithmetic.k
+    out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
+
+    def tile(at: str, first: str, count: int) -> None:
+        sums = _sums(code, x, first, count, w, [at, code.add(at, tiles)], inputs, arithmetic)
+        part = code.empty((count, words), "i32")
+        for row, (gate, up) in enumerate(sums):
+            product = code.let(f"arith.mulf {silu(code, gate)}, {up} : {FLOATS}")
+            part = code.write(arithmetic.words(code, product), words, part, [code.index(row), code.index(0)])
+        d.store(part, out, [first, code.mul(at, words)])
+
+    _each(d, rows, arithmetic.rows // 2, tiles, per, tile)
+    return d.function()
+
+
+def silu(code: Code, x: str) -> str:
+    """x / (1 + exp(-x)) (https://arxiv.org/abs/1702.03118)."""
+    power = code.let(f"math.exp {code.let(f'arith.negf {x} : {FLOATS}')} : {FLOATS}")
+    below = code.let(f"arith.addf {power}, {code.floats(1.0)} : {FLOATS}")
+    return code.let(f"arith.divf {x}, {below} : {FLOATS}")
+
+
+def _group(tiles: int, inputs: int, arithmetic: Arithmetic) -> int:
+    """Tiles of a workgroup: few enough for the cache, and for sixteen workgroups where there are so many tiles."""
+    size = inputs * LANES * {"f32": 4}.get(arithmetic.element, 2)
+    return max(1, min(GROUP_BYTES // size, tiles // 16))
+
+
+def _each(d: Dispatch, rows: int, block: int, tiles: int, per: int, tile: Callable[[str, str, int], None]) -> None:
+    """Call `tile` for the workgroup's tiles and all rows, the rows in blocks."""
+    code = d.code
+    low = code.mul(d.workgroup(), per)
+    high = code.least(code.add(low, per), code.index(tiles))
+
+    def rows_from(first: str, count: int) -> None:
+        code.repeat(low, high, 1, lambda at: tile(at, first, count))
+
+    whole = rows // block * block
+    if whole > block:
+        code.repeat(code.index(0), code.index(whole), block, lambda first: rows_from(first, block))
+    elif whole:
+        rows_from(code.index(0), block)
+    if rows % block:
+        rows_from(code.index(whole), rows % block)
+
+
+def _sums(
+    code: Code, x: Value, first: str, rows: int, w: Value, tiles: list[str], inputs: int, arithmetic: Arithmetic
+) -> list[list[str]]:
+    """float32 [16] of each row and tile."""
+    words = inputs // arithmetic.k
+    unroll = next(n for n in (4, 2, 1) if words % n == 0)
+    zero = code.floats(0.0)
+
+    def turn(at: str, sums: list[str]) -> list[str]:
+        for ahead in range(unroll):
+            word = code.add(at, ahead)
+            offset = code.mul(word, LANES * arithmetic.k)
+            right = [arithmetic.load(code, w, [tile, offset]) for tile in tiles]
+            for row in range(rows):
+                left = arithmetic.spread(code, code.extract(x, [code.add(first, row), word]))
+                for i, part in enumerate(right):
+                    at_sum = row * len(tiles) + i
+                    sums = [*sums[:at_sum], arithmetic.dot(code, sums[at_sum], part, left), *sums[at_sum + 1 :]]
+        return sums
+
+    flat = code.loop(code.index(0), code.index(words), unroll, [(zero, FLOATS)] * (rows * len(tiles)), turn)
+    return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(rows)]
