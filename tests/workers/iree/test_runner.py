@@ -33,8 +33,8 @@ def test_capabilities_and_memory(runner: IreeRunner) -> None:
     assert (capabilities.slots, capabilities.context, capabilities.vocab_size) == (8, CONTEXT, 512)
     assert capabilities.prefill_chunks == (32, 64, 96)
     memory = runner.memory()
-    # 2 layers of keys and values, 2 heads of 16 lanes, 8 slots, and a tile of 16 rows to spare
-    assert memory["kv"] == 2 * 2 * 8 * 2 * (CONTEXT + 16) * 16 * 4
+    # 2 layers of keys and values, 2 heads of 16 lanes, 8 slots of 96 rows in tiles of 64, and a tile to spare
+    assert memory["kv"] == 2 * 2 * 8 * 2 * (128 + 64) * 16 * 4
     assert memory["weights"] > 100_000
 
 
