@@ -37,8 +37,8 @@ class HostKv:
         ]
 
     def clear(self, slot: int, start: int, end: int) -> None:
-        """Zero rows `start .. end` of a slot and the rest of the last tile, and its spare row. They are masked, but a NaN
-        there would pass a mask, and what they hold is another's."""
+        """Zero rows `start .. end` of a slot and the rest of their last tile, and its spare row. They are masked, but a
+        NaN there would pass a mask, and what they hold is another's."""
         end = -(-end // self._cache.tile) * self._cache.tile
         for part in self._parts:
             size = part.shape[1]
