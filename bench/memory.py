@@ -210,7 +210,7 @@ def main() -> None:
         )  # fmt: skip
         runner = load_runner(spec, lambda phase, done, total: None)
         runner.settle()
-        engine = BatchEngine(runner, max_queue=MAX_LIVE, step_tokens=spec.step_tokens)
+        engine = BatchEngine(runner, max_queue=MAX_LIVE, step_tokens=spec.step_tokens or None)
         samples = []
         for sample in Soak(engine, lambda: runner.memory().get("allocated", 0), seed).run(args.requests, args.every):
             samples.append(sample)

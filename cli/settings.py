@@ -51,7 +51,9 @@ class Settings(BaseSettings):
 
     max_batch_size: int = _field(8, ENGINE, "Sequences that run at once in one worker.", ge=1, le=MAX_SLOTS)
     max_queue: int = _field(256, ENGINE, "Sequences that may wait in one worker.", ge=0, le=MAX_QUEUE)
-    step_tokens: int = _field(512, ENGINE, "Token budget of one engine step.", ge=1, le=MAX_TOKENS)
+    step_tokens: int = _field(
+        0, ENGINE, "Token budget of one engine step; 0 keeps running streams at their pace.", ge=0, le=MAX_TOKENS
+    )
     kv_bytes: int = _field(
         0,
         ENGINE,

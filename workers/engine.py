@@ -17,6 +17,7 @@ from protocol.bounds import MAX_MILLISECONDS, MAX_REASON
 from protocol.errors import ErrorCode
 from protocol.events import Gauges
 from protocol.request import FinishReason
+from workers.pace import DEFAULT_STEP_TOKENS, Pace
 from workers.prefix import PrefixPolicy
 from workers.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
 from workers.runner import Runner, RunnerCapabilities
@@ -32,7 +33,8 @@ SCORE_STREAM = -1
 class BatchEngine:
     """Scheduler and runner together.
 
-    `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes, `kv_tokens` the cache
+    `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes (None is what
+    measured costs allow, see `workers.pace`), `kv_tokens` the cache
     rows in use, and `prefixes` what is kept of ended sequences (see `Scheduler`); `clock` gives seconds and is used
     for the times in `End` and for the longest step only.
     """
@@ -42,7 +44,7 @@ class BatchEngine:
         runner: Runner,
         *,
         max_queue: int,
-        step_tokens: int,
+        step_tokens: int | None,
         kv_tokens: int | None = None,
         prefixes: PrefixPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -50,8 +52,13 @@ class BatchEngine:
         self._runner = runner
         self._capabilities = runner.capabilities
         self._vocab_size = self._capabilities.vocab_size
+        self._pace = Pace(self._capabilities.prefill_chunks) if step_tokens is None else None
         self._scheduler = Scheduler(
-            self._capabilities, max_queue=max_queue, step_tokens=step_tokens, kv_tokens=kv_tokens, prefixes=prefixes
+            self._capabilities,
+            max_queue=max_queue,
+            step_tokens=DEFAULT_STEP_TOKENS if step_tokens is None else step_tokens,
+            kv_tokens=kv_tokens,
+            prefixes=prefixes,
         )
         self._clock = clock
         self._log = structlog.get_logger()
@@ -119,6 +126,8 @@ class BatchEngine:
             return StepResult((), (), (), False)
         self._reset_soiled()
         now = self._clock()
+        if self._pace is not None:
+            self._scheduler.step_tokens = self._pace.step_tokens(self._scheduler.active_rows)
         self._admit(now)
         while (slot := self._scheduler.give_up()) is not None:
             self._reset(slot)
@@ -164,6 +173,7 @@ class BatchEngine:
         try:
             if work.copy is not None:
                 self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
+            began = self._clock()
             token = self._runner.prefill(work.chunk, work.draw)
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
             self._fail(live, "prefill", error)
@@ -171,6 +181,8 @@ class BatchEngine:
         if work.begins and live.reused:
             self._prefix_hits += 1
             self._prefix_tokens += live.reused
+        if self._pace is not None:
+            self._pace.prefilled(len(work.chunk.tokens), self._clock() - began)
         self._prefill_tokens += len(work.chunk.tokens)
         self._scheduler.prefilled(work)
         if work.draw is not None:
@@ -179,6 +191,7 @@ class BatchEngine:
 
     def _decode(self, decoding: list[Live]) -> None:
         self._decode_steps += 1
+        began = self._clock()
         try:
             tokens = self._runner.decode([row(live) for live in decoding])
             if len(tokens) != len(decoding):
@@ -189,6 +202,8 @@ class BatchEngine:
             return
         self._scheduler.decoded(decoding)
         now = self._clock()
+        if self._pace is not None:
+            self._pace.decoded(now - began)
         for live, token in zip(decoding, tokens, strict=True):
             self._accept(live, token, now)
 

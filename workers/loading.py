@@ -12,6 +12,7 @@ from protocol.bounds import MAX_NAME
 from protocol.request import Sampling
 from workers.backends import SCRIPTED_CONTEXT, Progress, choose_backend, load_runner
 from workers.engine import BatchEngine
+from workers.pace import DEFAULT_STEP_TOKENS
 from workers.prefix import PrefixPolicy
 from workers.refused import LoadRefused
 from workers.runner import Chunk, Draw, Row, Runner, RunnerCapabilities
@@ -74,12 +75,12 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     step_s = 0.0
     if spec.backend != "scripted":  # whose calls are counted by its spec
         progress("warm-up", 0, 1)
-        step_s = warm_up(runner, spec.step_tokens)
+        step_s = warm_up(runner, spec.step_tokens or DEFAULT_STEP_TOKENS)
         progress("warm-up", 1, 1)
     engine = BatchEngine(
         runner,
         max_queue=spec.max_queue,
-        step_tokens=spec.step_tokens,
+        step_tokens=spec.step_tokens or None,
         kv_tokens=kv_tokens(spec, runner.capabilities),
         prefixes=prefix_policy(spec, runner.capabilities),
     )

@@ -147,6 +147,7 @@ class Scheduler:
             raise ValueError(f"kv_tokens must hold one context of {capabilities.context} tokens, not {kv_tokens}")
         self.slots = SlotTable(capabilities.slots, most if kv_tokens is None else min(kv_tokens, most))
         self.step_tokens = step_tokens
+        """The token budget of a step; whoever measures what steps cost may set it between two."""
         self._capabilities = capabilities
         self._exact = capabilities.exact_rows
         self._max_queue = max_queue
@@ -161,6 +162,11 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         return not (self._waiting or self._prefilling or self._decoding)
+
+    @property
+    def active_rows(self) -> int:
+        """Sequences that decode."""
+        return len(self._decoding)
 
     @property
     def queued(self) -> int:

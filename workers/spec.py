@@ -41,8 +41,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     context: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Tokens of one slot; 0 is what the model states, bounded by `workers.checkpoint.DEFAULT_CONTEXT`."""
     max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 256
-    step_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 512
-    """Token budget of one engine step: decode rows first, then prompt chunks."""
+    step_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    """Token budget of one engine step: decode rows first, then prompt chunks. 0 is what measured costs allow."""
     kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     """Bytes of KV cache that all sequences share; 0 is every slot's whole context."""
     prefix_cache: bool = True
