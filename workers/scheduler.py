@@ -310,8 +310,9 @@ class Scheduler:
         stream, need = live.request.stream, live.limit
         best, length, written = self._best_retained(live)
         if written is not None:
-            # Taking a slot over costs its owner's later turns what was not shared, unless it would go anyway.
-            spared = length < written.rows and (self.slots.free or best != self.slots.oldest)
+            # Rows that are not shared would be lost to later turns of what they are from, unless they go anyway.
+            loses = written.rows - length > self._prefixes.least
+            spared = loses and (self.slots.free or best != self.slots.oldest)
             if not spared and self.slots.take_over(best, stream, need):
                 live.slot, live.inherited = best, written
                 return True
