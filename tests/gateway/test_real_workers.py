@@ -60,6 +60,26 @@ async def test_three_prompts_give_exactly_the_counts_that_users_know() -> None:
     assert (worker["state"], worker["slots_total"], worker["slots_active"]) == ("ready", 4, 0)
 
 
+async def test_a_prompt_that_was_seen_is_not_computed_again_and_usage_says_so() -> None:
+    prompt = "You are a helpful assistant, and this is a prompt that many requests begin with. "
+    body = COMPLETION | {"prompt": prompt + "One.", "max_tokens": 8, "ignore_eos": True, "seed": 3}
+    async with real_gateway(launch("w0", slots=4)) as real:
+        first = (await real.client.post("/v1/completions", json=body)).json()
+        again = (await real.client.post("/v1/completions", json=body)).json()
+        other = (await real.client.post("/v1/completions", json=body | {"prompt": prompt + "Two."})).json()
+        chunks = await streamed(real, body | {"stream_options": {"include_usage": True}})
+        seen = await scrape(real)  # type: ignore[arg-type]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, again, other, chunks[-2])]
+    # The third one takes the slot over, and a few rows of what was in it are lost to the fourth.
+    assert cached == [0, len(prompt) + 3, len(prompt), len(prompt)]
+    assert again["choices"] == first["choices"]
+    assert other["choices"] != first["choices"]
+    assert seen["baton_prefix_cache_hits_total"] == 3
+    assert seen["baton_prefix_cache_tokens_total"] == sum(cached)
+    assert seen["baton_kv_retained_tokens"] > 0
+    assert seen["baton_slots_available"] == 4
+
+
 async def test_streams_and_whole_answers_agree() -> None:
     async with real_gateway(launch("w0")) as real:
         body = COMPLETION | {"prompt": "abc", "n": 3, "seed": 7, "return_token_ids": True}
