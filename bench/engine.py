@@ -2,7 +2,8 @@
 
     python bench/engine.py [--quick] [--models 110m 0.5b] [--precisions bf16 int8 int4] [--streams 1 4 8 16 32]
 
-Each figure is the median of --rounds rounds, in which every subject is measured in turn on the same weights:
+Each figure is the median of --rounds rounds, in which every subject is measured in turn on the same weights. What is
+measured while other programs take CPU is measured again; a figure that they disturbed all the same has a "~".
 
   decode N   generated tokens a second of N sequences together, 64 to 128 positions of context, greedy
   engine       `BatchEngine` in this process; llama-batched-bench (llama-bench for one sequence) is its peer
@@ -35,7 +36,7 @@ from bench.limits import read_bandwidth, step_bytes
 from bench.ours import Client, Engine, Setup, server
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
 from bench.plots import plot_engine
-from bench.rounds import RefusedError, Series, interleave, markdown, ratio
+from bench.rounds import Others, RefusedError, Series, interleave, markdown, ratio
 from bench.shapes import SHAPES, default_cache, make_model
 from bench.to_gguf import Kind, convert
 from workers.affinity import usable_cores
@@ -112,6 +113,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace, model: str, precision: str, peer: LlamaCpp | None) -> None:
         self._args = args
         self._model, self._precision, self._peer = model, precision, peer
+        self._others = Others()
         self._path = make_model(args.cache_dir, model)
         self._config = ModelConfig.from_dir(self._path)
         self._gguf = self._path.with_name(f"{self._path.name}-{PRECISIONS[precision].gguf}.gguf")
@@ -180,7 +182,7 @@ class Bench:
                 subjects["llama-server"] = lambda: other.decode(*work)
             subjects["bandwidth"] = lambda: read_bandwidth(usable_cores())
             ordered = {name: subjects[name] for name in NAMES if name in subjects}
-            series = interleave(ordered, self._args.rounds)
+            series = interleave(ordered, self._args.rounds, self._others.share)
         read = step_bytes(self._config, engine.runner).total(streams, PROMPT + self._args.tokens / 2)
         return self._line("decode", streams, series, read)
 
@@ -190,7 +192,7 @@ class Bench:
         if peer is not None:
             subjects["llama.cpp"] = lambda: peer.prefill(self._gguf, length)
         engine.prefill(length)  # the first of a length may load its graph
-        return self._line("prefill", length, interleave(subjects, max(3, self._args.rounds)))
+        return self._line("prefill", length, interleave(subjects, max(3, self._args.rounds), self._others.share))
 
     def _peer_alone(self, reason: str) -> Iterator[Line]:
         for streams in self._args.streams:

@@ -1,8 +1,9 @@
+import time
 from collections.abc import Callable
 
 import pytest
 
-from bench.rounds import RefusedError, Series, interleave, markdown, ratio
+from bench.rounds import DISTURBED, TRIES, Others, RefusedError, Series, interleave, markdown, ratio
 
 
 def counter(log: list[str], name: str, values: list[float]) -> Callable[[], float]:
@@ -33,6 +34,32 @@ def test_a_refusal_is_shown_and_not_asked_for_again() -> None:
     assert found["a"].median is None
     assert asked == ["a"]
     assert found["b"].values == [1.0, 1.0, 1.0]
+
+
+def test_a_disturbed_measurement_is_made_again() -> None:
+    shares = iter([0.0, 0.5, 0.0, DISTURBED])  # before and after each try
+    found = interleave({"a": counter([], "a", [1.0, 2.0])}, 1, lambda: next(shares))["a"]
+    assert (found.values, found.others, found.cell()) == ([2.0], [DISTURBED], "2.0")
+
+
+def test_the_least_disturbed_of_a_few_tries_counts_and_is_marked() -> None:
+    shares = iter([0.0, 0.5, 0.0, 0.2, 0.0, 0.3])
+    values = [1.0, 2.0, 3.0]
+    assert len(values) == TRIES
+    found = interleave({"a": counter([], "a", values)}, 1, lambda: next(shares))["a"]
+    assert (found.values, found.others, found.cell()) == ([2.0], [0.2], "~2.0")
+
+
+def test_what_this_process_uses_is_not_taken_by_others() -> None:
+    others = Others()
+    used = time.process_time()
+    while time.process_time() < used + 0.3:
+        pass
+    before = others._last
+    others.share()
+    passed, busy, own = (now - then for now, then in zip(others._last, before, strict=True))
+    assert own == pytest.approx(0.3, abs=0.1)
+    assert passed >= busy
 
 
 def test_nothing_measured_is_said() -> None:
