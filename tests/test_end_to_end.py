@@ -1,6 +1,7 @@
 """The whole of Baton with the model it ships: `baton serve`, HTTP, a real backend, and what clients are promised."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -100,19 +101,39 @@ def test_the_server_answers_what_generate_answers(served: Served) -> None:
     assert printed.startswith(" Paris")
 
 
-def test_a_killed_worker_comes_back_and_its_stream_ends_typed(served: Served) -> None:
-    body = {"model": "baton-tiny", "prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": True}
-    events: list[str] = []
-    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as stream:
-        for line in stream.iter_lines():
-            if line.startswith("data: "):
-                if not events:
-                    [worker] = httpx.get(f"{served.url}/admin/workers").json()["workers"]
-                    os.kill(worker["pid"], signal.SIGKILL)
-                events.append(line)
-    assert events[-1] == "data: [DONE]"
-    assert "worker_lost" in events[-2]
-    while httpx.get(f"{served.url}/health/ready", timeout=10).status_code != 200:
-        assert httpx.get(f"{served.url}/health/live", timeout=10).status_code == 200
-    body |= {"stream": False, "max_tokens": 4}
-    assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200
+async def stream_all(url: str, asked: list[dict[str, Any]], kill_at: int) -> list[dict[str, Any]]:
+    """All requests as streams; the worker is killed when one of them has so many tokens."""
+    found: list[dict[str, Any]] = [{"text": "", "token_ids": [], "finish_reason": None} for _ in asked]
+    killed = False
+    async with httpx.AsyncClient(base_url=url, timeout=100) as client:
+
+        async def read(body: dict[str, Any], choice: dict[str, Any]) -> None:
+            nonlocal killed
+            async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    (piece,) = json.loads(line.removeprefix("data: "))["choices"]
+                    choice["text"] += piece["text"]
+                    choice["token_ids"] += piece["token_ids"]
+                    choice["finish_reason"] = piece["finish_reason"]
+                    if len(choice["token_ids"]) >= kill_at and not killed:
+                        killed = True
+                        [worker] = (await client.get("/admin/workers")).json()["workers"]
+                        os.kill(worker["pid"], signal.SIGKILL)
+
+        await asyncio.gather(*(read(body, choice) for body, choice in zip(asked, found, strict=True)))
+    assert killed
+    return found
+
+
+def test_a_killed_worker_is_a_gap_in_its_streams_and_nothing_else(served: Served) -> None:
+    """Eight run and four wait for a slot when it dies; a restart goes on with all of them."""
+    asked = [body | {"max_tokens": 48} for body in bodies()[:12]]
+    answers = asyncio.run(stream_all(served.url, asked, kill_at=20))
+    for body, choice in zip(asked, answers, strict=True):
+        sampling = Sampling(temperature=body["temperature"], top_p=body["top_p"], seed=body["seed"])
+        alone = served.session.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
+        assert tuple(choice["token_ids"]) == alone.tokens, body
+        assert choice["text"] == alone.text
+        assert choice["finish_reason"] == "length"
