@@ -1,0 +1,140 @@
+"""How soon the loss of a worker is known, and how soon a standby answers in its place.
+
+    python -m bench.detection [--backend scripted] [--rounds 20]
+
+A gateway without its HTTP side runs one active worker and one standby. In each round the active one is ended (SIGKILL,
+or SIGABRT as native code does) or suspended (SIGSTOP, with work in flight), and these are measured from that moment: the
+router hears of the loss; the first token of a request that was given to the standby at once. `idle` is the CPU time of
+the standby while nothing happens, in percent of one core.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from actors.logs import configure_logging
+from actors.supervision import RestartPolicy
+from actors.worker import Deadlines, WorkerState
+from cli.model import ChosenModel
+from cli.serve import worker_launches
+from cli.settings import Settings
+from gateway.fleet import Fleet, Member
+from gateway.requests import RequestDecoder
+from gateway.router import Router
+from gateway.settings import GatewaySettings
+from gateway.workers import Role
+
+HANG_S = 1.0
+"""The bound for a hang in this benchmark; what is printed for it is the time beyond the bound."""
+FAULTS = {"SIGKILL": signal.SIGKILL, "SIGABRT": signal.SIGABRT, "SIGSTOP": signal.SIGSTOP}
+
+
+class Observer(Router):
+    """A router that notes when it hears of a loss."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        super().__init__(settings)
+        self.lost_at = 0.0
+        self.lost = anyio.Event()
+
+    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
+        """Note the time, then go on as ever."""
+        self.lost_at = time.perf_counter()
+        super().worker_lost(worker, incarnation, reason)
+        self.lost.set()
+
+
+@dataclass
+class Times:
+    """Of one kind of fault, in milliseconds."""
+
+    lost: list[float] = field(default_factory=list)
+    first_token: list[float] = field(default_factory=list)
+
+
+async def measure(settings: Settings, rounds: int) -> None:
+    """Run all rounds and print a table."""
+    model = ChosenModel.choose(settings)
+    router = Observer(GatewaySettings())
+    limits = Deadlines(hang=HANG_S, stop=0.2, term=0.2)
+    policy = RestartPolicy(max_failures=64, window_s=0.001, first_delay_s=0.0)
+    fleet = Fleet(router, policy=policy, deadlines=limits)
+    for launch in worker_launches(settings, model):
+        fleet.add(launch)
+    decoder = RequestDecoder(GatewaySettings())
+    body = b'{"model": "%s", "prompt": "The capital of", "stream": true, "max_tokens": %d, "ignore_eos": true}'
+    async with anyio.create_task_group() as group:
+        group.start_soon(fleet.run)
+        await ready(fleet)
+        idle = await idle_cpu(next(member for member in fleet if fleet.seat(member).role is Role.STANDBY))
+        print(f"{settings.backend}: a standby that idles uses {idle:.2f} % of a core")
+        print(f"{'fault':<9}{'known after, ms':>34}{'first token after, ms':>34}")
+        for name, number in FAULTS.items():
+            times = Times()
+            for _ in range(rounds if number is not signal.SIGSTOP else max(1, rounds // 4)):
+                live = router.open(decoder.completion(body % (model.name.encode(), 1000)), "live")
+                await live.wait()
+                router.lost = anyio.Event()
+                victim = fleet[live.worker]
+                began = time.perf_counter()
+                os.kill(victim.process.status.pid or 0, number)
+                await router.lost.wait()
+                beyond = HANG_S if number is signal.SIGSTOP else 0.0
+                times.lost.append((router.lost_at - began - beyond) * 1000)
+                call = router.open(decoder.completion(body % (model.name.encode(), 1)), "next")
+                await call.wait()
+                times.first_token.append((time.perf_counter() - began - beyond) * 1000)
+                live.cancel_nowait()
+                call.cancel_nowait()
+                await ready(fleet)
+            print(f"{name:<9}{summary(times.lost):>34}{summary(times.first_token):>34}")
+        await fleet.stop(30)
+        group.cancel_scope.cancel()
+
+
+async def ready(fleet: Fleet) -> None:
+    """Until all workers take requests."""
+    await fleet.until(lambda: all(member.state is WorkerState.READY for member in fleet))
+
+
+async def idle_cpu(member: Member, seconds: float = 5.0) -> float:
+    """CPU time of a worker in percent of one core (Linux)."""
+    stat = anyio.Path(f"/proc/{member.process.status.pid}/stat")
+    before = await stat.read_text()
+    await anyio.sleep(seconds)
+    ticks = _ticks(await stat.read_text()) - _ticks(before)
+    return 100 * ticks / os.sysconf("SC_CLK_TCK") / seconds
+
+
+def _ticks(stat: str) -> int:
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def summary(times: list[float]) -> str:
+    """Median, 99th percentile (of few: the largest) and largest."""
+    ordered = sorted(times)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return f"p50 {statistics.median(ordered):.1f}  p99 {p99:.1f}  max {ordered[-1]:.1f}"
+
+
+def main() -> None:
+    """Measure what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="scripted")
+    parser.add_argument("--rounds", type=int, default=20)
+    arguments = parser.parse_args()
+    configure_logging("bench", "critical")
+    folder = Path.home() / ".cache" / "baton"
+    settings = Settings(backend=arguments.backend, standby=1, cache_dir=str(folder), log_level="error")
+    anyio.run(measure, settings, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
