@@ -144,6 +144,8 @@ class IncarnationActor(Actor[None]):
             before = self.seen.state, self.seen.loading
             try:
                 event = decode_event(frame)
+                if isinstance(event, Hello):
+                    self._check_peer()
                 self.seen.receive(event, now)
             except (ProtocolError, PeerMisbehaved) as error:
                 self._drop(error)
@@ -155,6 +157,12 @@ class IncarnationActor(Actor[None]):
                 self._note(event)
             if self._fault is None and before != (self.seen.state, self.seen.loading):
                 worker.changed()
+
+    def _check_peer(self) -> None:
+        """Raise `PeerMisbehaved` when not the child but somebody else has connected to its socket."""
+        pid = None if self._link is None else self._link.peer_pid
+        if pid is not None and self._child is not None and not self._child.owns(pid):
+            raise PeerMisbehaved(f"process {pid} said Hello, which was not started here")
 
     def _note(self, event: Hello | Loading | Ready | Bye) -> None:
         if isinstance(event, Hello):

@@ -7,6 +7,10 @@ by itself, and every send is followed by a look at the events (ZeroMQ manual, zm
 """
 
 import asyncio
+import os
+import socket as sockets
+import struct
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +29,10 @@ DRAIN_BATCH = 64
 NEVER_MS = 7 * 24 * 3600 * 1000
 _LOSS_EVENTS = int(zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 _REFUSAL_EVENTS = int(
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    zmq.EVENT_ACCEPT_FAILED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _REFUSED = int(zmq.EVENT_CLOSED)
 _EVENTS = int(zmq.EVENTS)
@@ -101,6 +108,9 @@ class Link:
         """Messages handed to the socket."""
         self.received = 0
         """Messages delivered to `on_message`."""
+        self.peer_pid: int | None = None
+        """The process that connected to this end, by the kernel's word; known before its first message is delivered.
+        None over TCP, and where the system does not tell (it does on Linux)."""
         try:
             self._configure(keys, bind)
             self._socket.bind(endpoint) if bind else self._socket.connect(endpoint)
@@ -210,6 +220,12 @@ class Link:
                 socket.setsockopt(zmq.CURVE_SERVER, 1)
             else:
                 socket.setsockopt_string(zmq.CURVE_SERVERKEY, keys.server)
+        if bind:
+            try:
+                # Other users' processes are turned away by libzmq, whatever the folder's mode.
+                socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+            except zmq.ZMQError:
+                pass  # a libzmq or a system without peer credentials: the folder alone keeps them out
 
     def _close_sockets(self, linger_ms: int) -> None:
         self._socket.disable_monitor()
@@ -225,6 +241,8 @@ class Link:
             self._again = self._loop.call_soon(self._on_readable)
 
     def _on_readable(self) -> None:
+        if self._peer is None:
+            self._on_monitor()  # who connected is noted before it is heard
         if self.closed:
             return
         if self._again is not None:
@@ -283,7 +301,9 @@ class Link:
             if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED):
                 self._accepted = value
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._peer = self._accepted if self._peer is None else self._peer
+                if self._peer is None:
+                    self._peer = self._accepted
+                    self.peer_pid = None if self._peer is None else _peer_pid(self._peer)
                 self._come_back()  # a send that waits may go on
             elif kind == _REFUSED:
                 self._lose("nobody listens at the address")
@@ -310,6 +330,21 @@ class Link:
     def _end_wait(self) -> None:
         if self._writable is not None and not self._writable.done():
             self._writable.set_exception(LinkClosed("the link is closed"))
+
+
+def _peer_pid(descriptor: int) -> int | None:
+    """Which process is at the other end of a Unix socket (unix(7), SO_PEERCRED)."""
+    if sys.platform != "linux":
+        return None
+    try:
+        with sockets.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family != sockets.AF_UNIX:
+                return None
+            credentials = connection.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:  # the connection has ended already
+        return None
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid or None
 
 
 def _check_message(frames: Sequence[bytes]) -> None:

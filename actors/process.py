@@ -73,6 +73,13 @@ class ChildProcess:
         """The exit status once it has exited, as in `subprocess`: negative is the signal that killed it."""
         return self._returncode
 
+    def owns(self, pid: int) -> bool:
+        """Whether a process is this child or one that it has started, by its session."""
+        try:
+            return pid == self.pid or os.getsid(pid) == self.pid
+        except ProcessLookupError:
+            return False
+
     def describe_exit(self) -> str:
         """How it ended, in words."""
         code = self._returncode

@@ -2,10 +2,10 @@
 
     python -m bench.detection [--backend scripted] [--rounds 20]
 
-A gateway without its HTTP side runs one active worker and one standby. In each round the active one is ended (SIGKILL,
-or SIGABRT as native code does) or suspended (SIGSTOP, with work in flight), and these are measured from that moment: the
-router hears of the loss; the first token of a request that was given to the standby at once. `idle` is the CPU time of
-the standby while nothing happens, in percent of one core.
+A gateway without its HTTP side runs one active worker and one standby. In each round the active one, which has a
+stream, is ended (SIGKILL, or SIGABRT as native code does) or suspended (SIGSTOP), and these are measured from that moment:
+the router hears of the loss; the first token of a request that was given to the standby at once. `idle` is the CPU
+time of the standby while nothing happens, in percent of one core.
 """
 
 import argparse

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 import pytest
 import zmq
 
@@ -399,3 +400,52 @@ async def test_a_closed_link_leaves_no_descriptor(endpoint: str) -> None:
                 there.link.send_nowait([b"x"])
                 await here.until(lambda end=here: bool(end.messages))  # type: ignore[misc]
     assert len(os.listdir(DESCRIPTORS)) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word on who connected is asked on Linux alone")
+async def test_the_connecting_process_is_known_before_its_first_message(endpoint: str) -> None:
+    said: list[int | None] = []
+    here = End()
+
+    def heard(frames: list[bytes]) -> None:
+        said.append(here.link.peer_pid)
+        here.heard(frames)
+
+    here.link = Link.bind(endpoint, heard)
+    program = (
+        "import asyncio, sys\n"
+        "from actors.link import Link\n"
+        "async def main():\n"
+        "    link = Link.connect(sys.argv[1], lambda frames: None)\n"
+        "    await link.send([b'x'])\n"
+        "    link.close(5)\n"
+        "asyncio.run(main())\n"
+    )
+    async with await anyio.open_process([sys.executable, "-c", program, here.link.address]) as child:
+        await child.wait()
+        await here.until(lambda: bool(said))
+        assert said == [child.pid]
+    here.link.close()
+
+
+async def test_nobody_is_known_over_tcp() -> None:
+    async with pair("tcp://127.0.0.1:*") as (here, there):
+        there.link.send_nowait([b"x"])
+        await here.until(lambda: here.messages == [[b"x"]])
+        assert here.link.peer_pid is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libzmq asks for the peer's user on Linux")
+async def test_another_users_process_is_turned_away(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.link.os.getuid", lambda: os.geteuid() + 1)
+    here, there = End(), End()
+    here.link = Link.bind(endpoint, here.heard, on_lost=here.gone)
+    monkeypatch.undo()
+    there.link = Link.connect(endpoint, there.heard, on_lost=there.gone)
+    while not here.link.refused:
+        await anyio.lowlevel.checkpoint()
+    with pytest.raises(LinkFull):
+        here.link.send_nowait([b"x"])
+    assert here.messages == []
+    here.link.close()
+    there.link.close(0)

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +15,13 @@ import anyio
 import pytest
 import structlog
 
+from actors.link import Link
 from actors.supervision import RestartPolicy
 from actors.worker_process import Deadlines, WorkerProcess, WorkerState, WorkerUnavailable
+from protocol.bounds import PROTOCOL_VERSION
+from protocol.codec import encode
 from protocol.commands import Cancel, Command, Submit
-from protocol.events import Event, Finished, Step
+from protocol.events import Event, Finished, Hello, Step
 from protocol.request import Limits, Sampling, TokensInput
 from tests.actors.processes import HERE, PATIENT, WAIT_S, Recorder, fake_worker, running, submit, wait_gone
 
@@ -152,6 +155,29 @@ async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str,
         assert len(heard.events) == {"last_words": 100, "garbage": 1}.get(mode, 0)
     with pytest.raises(WorkerUnavailable, match="given_up"):
         worker.send_nowait([submit()])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word on who connected is asked on Linux alone")
+async def test_a_stranger_at_the_socket_is_not_taken_for_the_worker() -> None:
+    endpoints: list[str] = []
+    silent = fake_worker("silent_start", "good")
+
+    def command(endpoint: str, incarnation: int) -> Sequence[str]:
+        endpoints.append(endpoint)
+        return silent(endpoint, incarnation)
+
+    heard = Recorder()
+    worker = WorkerProcess("w", command, heard, policy=AT_ONCE, deadlines=replace(PATIENT, term=0.2))
+    async with running(worker, heard):
+        await heard.until(lambda: worker.status.pid is not None)
+        stranger = Link.connect(endpoints[0], lambda frames: None)
+        hello = Hello(PROTOCOL_VERSION, "w", 1, worker.status.pid or 0, "m", "fake", "none", 4, 128)
+        await stranger.send([encode(hello)])
+        await heard.until(lambda: WorkerState.BACKOFF in heard.states)
+        stranger.close(0)
+        status = await heard.until_state(WorkerState.READY)
+    assert status.incarnation == 2
+    assert any(f"process {os.getpid()} said Hello, which was not started" in each.reason for each in heard.statuses)
 
 
 async def test_another_protocol_version_is_refused_for_good() -> None:
