@@ -3,8 +3,8 @@
     python -m bench.detection [--backend scripted] [--rounds 20]
 
 A gateway without its HTTP side runs one active worker and one standby. In each round the active one, which has a
-stream, is ended (SIGKILL, or SIGABRT as native code does) or suspended (SIGSTOP), and these are measured from that moment:
-the router hears of the loss; the first token of a request that was given to the standby at once. `idle` is the CPU
+stream, is ended (SIGKILL, or SIGABRT as native code does) or suspended (SIGSTOP). Measured from that moment are: the
+router hears of the loss; the first token of a request that was given to the standby at once. `idle` is the CPU
 time of the standby while nothing happens, in percent of one core.
 """
 
