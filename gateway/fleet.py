@@ -14,6 +14,9 @@ from gateway.router import Router
 from gateway.workers import Role, Seat
 from protocol.events import Event
 
+MOVE_S = 5.0
+"""What a worker gets beyond the grace of its drain, for the gateway to take away what it still has."""
+
 
 class Member:
     """One worker of the fleet: its process, and how it was launched."""
@@ -98,9 +101,11 @@ class Fleet:
     # What operators ask for, one worker at a time.
 
     async def drain(self, member: Member, grace_s: float) -> None:
-        """Let a worker finish what it has within the grace, and stop it for good."""
+        """Let a worker finish what it has within the grace, move the rest elsewhere, and stop it for good."""
+        incarnation = member.process.status.incarnation
         if member.running:
-            member.process.drain_nowait(grace_s)
+            member.process.drain_nowait(grace_s + MOVE_S)
+            await self._empty(member, incarnation, grace_s)
         await self.until(lambda: not member.running)
 
     async def renew(self, member: Member, grace_s: float) -> None:
@@ -108,7 +113,8 @@ class Fleet:
         requests, or is given up."""
         incarnation = member.process.status.incarnation
         if member.running:
-            member.process.restart_nowait(grace_s)
+            member.process.restart_nowait(grace_s + MOVE_S)
+            await self._empty(member, incarnation, grace_s)
         else:
             self._start(member)
         await self.until(lambda: _settled(member, incarnation))
@@ -136,6 +142,13 @@ class Fleet:
     def seat(self, member: Member) -> Seat:
         """What the router knows of it."""
         return self._router.roster[member.name]
+
+    async def _empty(self, member: Member, incarnation: int, grace_s: float) -> None:
+        """Until that incarnation has nothing more. What it still has after the grace goes on elsewhere."""
+        with anyio.move_on_after(grace_s):
+            await self.until(lambda: _gone(member, incarnation))
+        if not _gone(member, incarnation):
+            self._router.migrate(member.name)
 
     def _start(self, member: Member) -> None:
         if self._stopping or self._group is None:
@@ -172,6 +185,12 @@ class Fleet:
     def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
         """An incarnation is gone."""
         self._router.worker_lost(worker, incarnation, reason)
+
+
+def _gone(member: Member, incarnation: int) -> bool:
+    """That incarnation's process takes no more part: another one follows, or none."""
+    status = member.process.status
+    return status.incarnation != incarnation or status.pid is None
 
 
 def _settled(member: Member, incarnation: int) -> bool:

@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from actors.worker import WorkerState
+from actors.worker import WorkerState, WorkerStatus
 from gateway.breaker import Circuit
 from gateway.workers import Role, Seat
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished
 
 _WORKERS_FAULT = frozenset({ErrorCode.STEP, ErrorCode.INTERNAL})
-_OUT_OF_SERVICE = frozenset({WorkerState.GIVEN_UP, WorkerState.STOPPED})
 
 _log = structlog.get_logger("gateway.roster")
 
@@ -93,7 +92,7 @@ class Roster:
     def hopeless(self, model: str) -> str | None:
         """Why no worker of this model will come back by itself, in words; None while one may."""
         seats = self.of(model)
-        if not all(seat.status.state in _OUT_OF_SERVICE for seat in seats):
+        if not all(_is_out(seat.status) for seat in seats):
             return None
         return "; ".join(f"worker {seat.name} is {_state(seat)}: {seat.status.reason}" for seat in seats)
 
@@ -104,6 +103,11 @@ class Roster:
         if any(seat.ready for seat in self.of(model)):
             return f"the requests of model {model!r} keep failing; its workers get a pause"
         return f"no worker of model {model!r} is ready"
+
+
+def _is_out(status: WorkerStatus) -> bool:
+    """It was given up, or stopped; not one that has not been started yet."""
+    return status.state is WorkerState.GIVEN_UP or (status.state is WorkerState.STOPPED and status.incarnation > 0)
 
 
 def _state(seat: Seat) -> str:

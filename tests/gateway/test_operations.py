@@ -116,6 +116,23 @@ async def test_a_rolling_restart_refuses_nobody(standby: int) -> None:
     assert sorted(line.split()[0] for line in operation["lines"]) == (names if standby else ["extra0", "extra0", "w0"])
 
 
+@pytest.mark.parametrize("path", ["/admin/restart?rolling", "/admin/restart", "/admin/reload"])
+async def test_a_stream_that_outlives_the_grace_goes_on_with_the_next_worker(path: str) -> None:
+    body = COMPLETION | {"max_tokens": 150, "ignore_eos": True, "return_token_ids": True, "seed": 7, "temperature": 1}
+    async with real_gateway(launch("w0", rate=100)) as real:
+        whole = (await real.client.post("/v1/completions", json=body)).json()["choices"][0]
+        async with real.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+            fields = {"checkpoint": "/new"} if path == "/admin/reload" else {}
+            operation = await ask(real, path, grace_s=0, **fields)
+            got = await events(response)
+        assert operation["outcome"] == "done", operation
+        assert (await workers(real)) == {"w0": ("ready", "active", 2)}
+    chunks = [chunk["choices"][0] for chunk in got[:-1] if chunk["choices"]]
+    assert got[-1] == "[DONE]"
+    assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
+    assert [token for chunk in chunks for token in chunk["token_ids"]] == whole["token_ids"]
+
+
 async def test_a_restart_in_place_needs_no_other_worker() -> None:
     async with real_gateway(launch("a"), launch("b")) as real:
         async with Traffic(real):
