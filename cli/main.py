@@ -50,11 +50,21 @@ def _root(
 
 @app.command()
 @takes_settings(*Settings.model_fields)
-def serve(settings: Settings) -> None:
+def serve(
+    settings: Settings,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Take the port over from a server that has it, once the workers are ready.",
+            show_default=False,
+        ),
+    ] = False,
+) -> None:
     """Serve a model over HTTP, in the manner of OpenAI's API."""
     from cli.serve import run_server
 
-    run_server(settings)
+    run_server(settings, take_over=take_over)
 
 
 @app.command()

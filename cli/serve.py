@@ -12,6 +12,7 @@ from cli.invitation import Invitation
 from cli.loading import LoadingDisplay, choose_display
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
+from cli.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
@@ -20,8 +21,11 @@ from gateway.settings import GatewaySettings, SettingsError
 from workers.spec import WorkerSpec
 
 
-def run_server(settings: Settings) -> None:
-    """Serve until a signal or until no worker is left. Raises `CommandFailed` in a sentence."""
+def run_server(settings: Settings, *, take_over: bool = False) -> None:
+    """Serve until a signal or until no worker is left. Raises `CommandFailed` in a sentence.
+
+    With `take_over`, a gateway that has the port already is relieved as soon as the workers are ready.
+    """
     gateway = gateway_settings(settings)
     model = ChosenModel.choose(settings)
     check_model(worker_spec(settings, model))
@@ -32,15 +36,26 @@ def run_server(settings: Settings) -> None:
         # Within the display, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
-            anyio.run(functools.partial(_serve, gateway, launches, invitation, display))
+            anyio.run(functools.partial(_serve, gateway, launches, invitation, display, settings, take_over))
         except (BindError, WorkersGaveUp) as error:
             raise CommandFailed(str(error)) from error
 
 
 async def _serve(
-    settings: GatewaySettings, launches: Sequence[WorkerLaunch], invitation: Invitation, display: LoadingDisplay
+    gateway: GatewaySettings,
+    launches: Sequence[WorkerLaunch],
+    invitation: Invitation,
+    display: LoadingDisplay,
+    settings: Settings,
+    take_over: bool,
 ) -> None:
-    await run_daemon(settings, launches, on_status=display.worker_changed, on_listening=invitation.listening)
+    await run_daemon(
+        gateway,
+        launches,
+        on_status=display.worker_changed,
+        on_listening=invitation.listening,
+        predecessor=HttpPredecessor(settings) if take_over else None,
+    )
 
 
 def log_level(settings: Settings, terminal: bool) -> str:

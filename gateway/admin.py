@@ -1,5 +1,6 @@
 """The endpoints that change something: drain, restart, reload. They start an operation and do not wait for its end."""
 
+import os
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -17,7 +18,7 @@ from protocol.bounds import Label
 MAX_BODY_BYTES = 64 * 1024
 MAX_GRACE_S = 86400.0
 
-Body = TypeVar("Body", bound="Leave")
+Body = TypeVar("Body", bound=Struct)
 
 
 class Leave(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +42,12 @@ class Reload(LeaveAll, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A directory on the gateway's machine."""
 
 
+class Successor(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whom another gateway, which has taken the port, asks to leave."""
+
+    pid: int
+
+
 class Admin:
     """Each method answers one route. What is accepted is answered 202, with the operation."""
 
@@ -56,6 +63,8 @@ class Admin:
             Route("/admin/workers/{name}/restart", self.restart, methods=["POST"]),
             Route("/admin/restart", self.restart_all, methods=["POST"]),
             Route("/admin/reload", self.reload, methods=["POST"]),
+            Route("/admin/gateway", self.gateway),
+            Route("/admin/leave", self.leave, methods=["POST"]),
         ]
 
     async def operation(self, _: Request) -> Response:
@@ -88,6 +97,18 @@ class Admin:
         return self._begin(
             lambda: self._operations.replace_all(grace_s, wanted.model, wanted.checkpoint), "model", wanted.model
         )
+
+    async def gateway(self, _: Request) -> Response:
+        """`GET /admin/gateway`: which process this is."""
+        return Response(msgspec.json.encode({"pid": os.getpid()}), media_type="application/json")
+
+    async def leave(self, request: Request) -> Response:
+        """`POST /admin/leave`: to the gateway of that process alone, for two of them may have the port."""
+        wanted = await _body(request, Successor)
+        if wanted.pid != os.getpid():
+            raise ApiError(409, f"this is the gateway of process {os.getpid()}", "another_gateway", param="pid")
+        self._operations.hand_over()
+        return Response(msgspec.json.encode({"pid": wanted.pid}), 202, media_type="application/json")
 
     def _grace(self, leave: Leave) -> float:
         return self._settings.shutdown_grace_s if leave.grace_s is None else leave.grace_s

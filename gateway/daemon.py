@@ -3,12 +3,13 @@
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import anyio
 import structlog
 
 from actors.supervision import Policy
-from actors.worker import Deadlines, WorkerStatus
+from actors.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.app import create_app
 from gateway.fleet import Fleet
 from gateway.launch import WorkerLaunch
@@ -23,6 +24,19 @@ WORKERS_END_S = 15.0
 """Time in which the workers must have ended after they were asked to; their supervisors kill before this."""
 
 
+SETTLED = frozenset({WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED})
+
+
+class Predecessor(Protocol):
+    """The gateway whose port is taken over. Both methods log what goes wrong, and do not raise."""
+
+    async def meet(self) -> None:
+        """Find it, while whoever connects to the port is connected to it alone."""
+
+    async def relieve(self) -> None:
+        """Ask it to take no more connections and to leave when the ones it has are done."""
+
+
 class WorkersGaveUp(Exception):
     """Raised when no worker can be kept alive: there is nothing left to serve. The message has the reasons."""
 
@@ -35,20 +49,23 @@ async def run_daemon(
     on_listening: Callable[[str, int], None] | None = None,
     policy: Policy | None = None,
     deadlines: Deadlines | None = None,
+    predecessor: Predecessor | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then end cleanly; a second signal skips the grace.
 
-    `on_listening` is told the address once connections are taken, `on_status` of every change of a worker. Raises
-    `BindError` before anything starts, and `WorkersGaveUp` after everything has ended.
+    With a `predecessor` connections are taken only when the workers are ready; then it is asked to leave.
+
+    `on_listening` is told the address once it is ours, `on_status` of every change of a worker. Raises `BindError`
+    before anything starts, and `WorkersGaveUp` after everything has ended.
     """
-    listener = listen(settings)
-    host, port = listener.getsockname()[:2]
+    listener = listen(settings, take_over=predecessor is not None)
     router = Router(settings)
     limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
     fleet = Fleet(router, on_status=on_status, policy=policy, deadlines=limits)
     for launch in workers:
         fleet.add(launch)
     daemon = _Daemon(settings, router, fleet)
+    host, port = listener.getsockname()[:2]
     if on_listening is not None:
         on_listening(host, port)
     _log.info("listening", host=host, port=port)
@@ -56,7 +73,7 @@ async def run_daemon(
         group.start_soon(daemon.watch_signals)
         group.start_soon(fleet.run)
         group.start_soon(daemon.watch_fleet)
-        group.start_soon(daemon.run_server, listener)
+        group.start_soon(daemon.run_server, listener, predecessor)
         await daemon.leave.wait()
         reasons = fleet.reasons() if fleet.gave_up.is_set() else []
         await daemon.end()
@@ -73,7 +90,8 @@ class _Daemon:
         self._settings = settings
         self._router = router
         self._fleet = fleet
-        self._operations = Operations(fleet, router.roster)
+        self._operations = Operations(fleet, router.roster, self._hand_over)
+        self._handing_over = False
         self._operating = anyio.CancelScope()
         self._hurry = anyio.Event()
         self._shutdown = anyio.Event()
@@ -99,24 +117,47 @@ class _Daemon:
                 _log.error("workers_gave_up", reasons=self._fleet.reasons())
                 self.leave.set()
 
-    async def run_server(self, listener: socket.socket) -> None:
+    async def run_server(self, listener: socket.socket, predecessor: Predecessor | None) -> None:
         try:
-            app = create_app(self._router, self._settings, self._operations)
-            await serve(app, self._settings, shutdown=self._shutdown, listener=listener)
+            if predecessor is not None:
+                await self._fleet.until(lambda: all(each.state in SETTLED for each in self._fleet))
+                await predecessor.meet()
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._serve, listener)
+                if predecessor is not None:
+                    await predecessor.relieve()
         finally:
             self._server_ended.set()
             self.leave.set()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        app = create_app(self._router, self._settings, self._operations)
+        await serve(app, self._settings, shutdown=self._shutdown, listener=listener, grace_s=self._grace_s)
+
+    def _grace_s(self) -> float:
+        """What connections get when the server ends: all their time when that is the beginning of the end."""
+        return self._settings.flush_s + (self._settings.shutdown_grace_s if self._handing_over else 0.0)
+
+    def _hand_over(self) -> None:
+        """Another gateway has the port, too: take no more connections. Those that are here may finish."""
+        _log.info("hands_over")
+        self._handing_over = True
+        self.leave.set()
 
     async def end(self) -> None:
         """Each step is bounded."""
         router, settings = self._router, self._settings
         self._operating.cancel()
-        router.drain_nowait()
+        if self._handing_over:
+            self._shutdown.set()  # a request that has been accepted is served
+        else:
+            router.drain_nowait()
         async with anyio.create_task_group() as group:
             group.start_soon(self._cut_grace, group.cancel_scope)
             with anyio.move_on_after(settings.shutdown_grace_s):
-                await router.idle()
+                await (self._server_ended.wait() if self._handing_over else router.idle())
             group.cancel_scope.cancel()
+        router.drain_nowait()
         router.fail_all("the gateway is shutting down")
         self._shutdown.set()
         with anyio.move_on_after(settings.flush_s + 1):

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from actors.worker import WorkerState, WorkerStatus
+from actors.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.breaker import Circuit
 from gateway.workers import Role, Seat
+from protocol.commands import Stop
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished
 
@@ -88,6 +89,15 @@ class Roster:
             if before is not Circuit.OPEN and seat.breaker.state(now) is Circuit.OPEN:
                 _log.warning("circuit_opened", worker=seat.name, model=seat.model, reason=event.text)
                 self.promote(seat.model)
+                if seat.role is Role.STANDBY:
+                    self._renew(seat)
+
+    def _renew(self, seat: Seat) -> None:
+        """One that fails its requests is no standby: it is to leave, and its supervisor starts it again."""
+        try:
+            seat.worker.send_nowait([Stop()])
+        except WorkerUnavailable as error:
+            _log.info("stop_not_sent", worker=seat.name, reason=str(error))  # it is about to be lost anyway
 
     def hopeless(self, model: str) -> str | None:
         """Why no worker of this model will come back by itself, in words; None while one may."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 from actors.worker import Worker, WorkerState, WorkerStatus
+from gateway.breaker import Breaker
 from gateway.errors import ApiError, from_code
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.placement import Placement
@@ -125,6 +126,7 @@ class Router:
         if status.incarnation != seat.incarnation:
             self._placement.lose(seat, Cause.DIED, f"worker {seat.name} was replaced")
             seat.incarnation = status.incarnation
+            seat.breaker = Breaker()
         seat.refresh(status)
         self.roster.promote(seat.model)
         self._placement.serve(seat.model)

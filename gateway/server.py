@@ -6,6 +6,7 @@ import logging
 import resource
 import socket
 import sys
+from collections.abc import Callable
 
 import anyio
 from hypercorn.asyncio import serve as hypercorn_serve
@@ -25,11 +26,19 @@ class BindError(Exception):
     """Raised when the address cannot be listened on; the message says which and why."""
 
 
-def listen(settings: GatewaySettings) -> socket.socket:
-    """A listening socket on the address of the settings. Raises `BindError`."""
+def listen(settings: GatewaySettings, *, take_over: bool = False) -> socket.socket:
+    """A listening socket on the address of the settings. Raises `BindError`.
+
+    With `take_over` a gateway may have the port already: the socket shares it (SO_REUSEPORT, socket(7)), and does not
+    listen yet. `serve` does; from then on both get connections, until the other one closes its own.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if not take_over:
+            _check_free(family, settings)
+        if hasattr(socket, "SO_REUSEPORT"):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -37,7 +46,8 @@ def listen(settings: GatewaySettings) -> socket.socket:
             timeout = int(settings.client_stall_s * 1000)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout)
         listener.bind((settings.host, settings.port))
-        listener.listen(BACKLOG)
+        if not take_over:
+            listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
@@ -48,8 +58,25 @@ def listen(settings: GatewaySettings) -> socket.socket:
     return listener
 
 
-async def serve(app: ASGIApp, settings: GatewaySettings, *, shutdown: anyio.Event, listener: socket.socket) -> None:
-    """Serve `app` on `listener`, which it closes, until `shutdown` is set and the connections are done."""
+def _check_free(family: socket.AddressFamily, settings: GatewaySettings) -> None:
+    """Raise `OSError` when somebody has the port, though he would share it: two gateways there are mostly a mistake."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((settings.host, settings.port))
+
+
+async def serve(
+    app: ASGIApp,
+    settings: GatewaySettings,
+    *,
+    shutdown: anyio.Event,
+    listener: socket.socket,
+    grace_s: Callable[[], float] | None = None,
+) -> None:
+    """Serve `app` on `listener`, which it closes, until `shutdown` is set and the connections are done.
+
+    They get `grace_s()` seconds then (`flush_s` unless given), asked for at that moment.
+    """
     raise_file_limit()
     config = Config()
     # Hypercorn makes its own socket object of this descriptor and closes it.
@@ -67,7 +94,7 @@ async def serve(app: ASGIApp, settings: GatewaySettings, *, shutdown: anyio.Even
     leave = anyio.Event()
     hard = anyio.CancelScope(shield=True)
     async with anyio.create_task_group() as group:
-        group.start_soon(_leave, shutdown, leave, hard, config.graceful_timeout + END_S)
+        group.start_soon(_leave, shutdown, leave, hard, config, grace_s)
         # Hypercorn does not end well when it is cancelled, so a cancellation reaches it as an ordinary shutdown.
         with hard:
             try:
@@ -79,13 +106,21 @@ async def serve(app: ASGIApp, settings: GatewaySettings, *, shutdown: anyio.Even
         group.cancel_scope.cancel()
 
 
-async def _leave(shutdown: anyio.Event, leave: anyio.Event, hard: anyio.CancelScope, within_s: float) -> None:
+async def _leave(
+    shutdown: anyio.Event,
+    leave: anyio.Event,
+    hard: anyio.CancelScope,
+    config: Config,
+    grace_s: Callable[[], float] | None,
+) -> None:
     """Pass a shutdown or a cancellation on, and set the end of Hypercorn's time."""
     try:
         await shutdown.wait()
+        if grace_s is not None:
+            config.graceful_timeout = max(grace_s(), 0.1)
     finally:
         leave.set()
-        hard.deadline = anyio.current_time() + within_s
+        hard.deadline = anyio.current_time() + config.graceful_timeout + END_S
 
 
 def raise_file_limit() -> None:

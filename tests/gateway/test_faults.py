@@ -43,11 +43,9 @@ async def test_a_fault_inside_a_step_is_noticed_and_named(kind: str, reason: str
 async def test_a_worker_whose_every_step_fails_is_replaced(kind: str) -> None:
     fault = Fault(kind, calls=0, incarnation=1)  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as logs:
-        async with real_gateway(launch("w0", faults=(fault,))) as real:
-            body = COMPLETION | {"n": MAX_FAILED_STEPS, "seed": 1}
-            await real.client.post("/v1/completions", json=body)
-            while real.status().incarnation == 1:
-                await real.client.post("/v1/completions", json=body)
+        async with real_gateway(launch("w0", slots=1, faults=(fault,))) as real:
+            await real.client.post("/v1/completions", json=COMPLETION | {"n": MAX_FAILED_STEPS})
+            await real.until(lambda: real.status().incarnation == 2)
             await real.ready()
     (restart,) = [line for line in logs if line["event"] == "worker_restarts"]
     assert "steps in a row failed" in restart["reason"]

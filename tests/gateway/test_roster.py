@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.worker import WorkerState
-from gateway.breaker import FIRST_COOLDOWN_S, TRIP_AFTER
+from gateway.breaker import FIRST_COOLDOWN_S, TRIP_AFTER, Circuit
 from gateway.errors import ApiError
 from gateway.requests import Plan, RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
 from gateway.workers import Role
+from protocol.commands import Stop
 from protocol.errors import ErrorCode
 from protocol.events import Gauges, Step
 from tests.gateway.fakes import FakeWorker
@@ -117,7 +118,11 @@ async def test_a_standby_takes_over_from_a_worker_whose_requests_keep_failing() 
     router, active, _ = pair("s")
     fail(router, active, TRIP_AFTER)
     assert roles(router) == {"a": "standby", "s": "active"}
+    assert active.sent[-1] == [Stop()], "and starts again, for one that fails its requests is no standby"
     assert router.open(plan(), "r").worker == "s"
+    active.die()
+    active.come_back()
+    assert [seat.breaker.state(0.0) for seat in router.seats()] == [Circuit.CLOSED] * 2
 
 
 async def test_one_bad_step_of_many_rows_and_bad_requests_open_nothing() -> None:
