@@ -8,7 +8,7 @@ run undisturbed first; then all are run again for each phase, and a worker that 
   admitted   they have been sent: prompts are queued or computed
   first      the first token of any has come
   middle     one has --delivered tokens
-  last       one has all of its tokens but one
+  last       one has all of its tokens but two
 
 Half of the requests are greedy, half are drawn with a seed; every second one is a chat. A line counts the streams that
 
@@ -16,8 +16,9 @@ Half of the requests are greedy, half are drawn with a seed; every second one is
   duplicated  got more token ids than undisturbed
   altered     differ from the undisturbed in any id, character, finish reason or count
 
-and gives the gap that a client saw: the longest time between two of a stream's chunks, of streams that had some before
-the kill and some after it; p50 and p99 over them, and the undisturbed run's longest beside it.
+and gives the gap that a client saw: the time from the last chunk of a stream before its kill to the first one after
+what was on its way then; p50 and p99 over the streams of the killed worker that had begun. Beside it stands the longest
+time between two chunks of the undisturbed run.
 """
 
 import argparse
@@ -92,9 +93,10 @@ class Stream:
     def same(self, other: "Stream") -> bool:
         return all(getattr(self, name) == getattr(other, name) for name in ("text", "ids", "finish", "usage"))
 
-    def gap(self) -> float:
-        """Seconds between two chunks, the longest."""
-        return max((after - before for before, after in itertools.pairwise(self.stamps)), default=0.0)
+    def gap(self, since: float = 0.0) -> float:
+        """Seconds between two chunks, the longest with its end after `since`; 0 where there are none."""
+        pairs = itertools.pairwise(self.stamps)
+        return max((after - before for before, after in pairs if after > since), default=0.0)
 
 
 def bodies(count: int, prompt_words: int, tokens: int) -> list[tuple[str, dict[str, Any]]]:
@@ -130,8 +132,10 @@ async def request(port: int, path: str, body: dict[str, Any], stream: Stream, se
     writer.close()
 
 
-async def run(port: int, requests: Sequence[tuple[str, dict[str, Any]]], when: "Trigger | None") -> list[Stream]:
-    """All requests at once; a worker is killed at its moment."""
+async def run(
+    port: int, requests: Sequence[tuple[str, dict[str, Any]]], when: "Trigger | None"
+) -> tuple[list[Stream], float]:
+    """All requests at once; a worker is killed at its moment, which is returned in the time of the stamps."""
     streams = [Stream() for _ in requests]
     sent = iter(range(1, len(requests) + 1))
     all_sent = asyncio.Event()
@@ -140,6 +144,7 @@ async def run(port: int, requests: Sequence[tuple[str, dict[str, Any]]], when: "
         if next(sent) == len(requests):
             all_sent.set()
 
+    killed_at = 0.0
     async with asyncio.TaskGroup() as group:
         for (path, body), stream in zip(requests, streams, strict=True):
             group.create_task(request(port, path, body, stream, note))
@@ -147,8 +152,9 @@ async def run(port: int, requests: Sequence[tuple[str, dict[str, Any]]], when: "
             await all_sent.wait()
             while not when.reached(streams):  # noqa: ASYNC110  what it waits for comes from sockets, in many tasks
                 await asyncio.sleep(0.001)
-            await asyncio.to_thread(kill, port)
-    return streams
+            killed_at = time.perf_counter()
+            os.kill(when.pid, signal.SIGKILL)
+    return streams, killed_at
 
 
 @dataclass(frozen=True)
@@ -158,9 +164,10 @@ class Trigger:
     phase: str
     delivered: int
     tokens: int
+    pid: int
 
     def reached(self, streams: Sequence[Stream]) -> bool:
-        wanted = {"admitted": 0, "first": 1, "middle": self.delivered, "last": self.tokens - 1}[self.phase]
+        wanted = {"admitted": 0, "first": 1, "middle": self.delivered, "last": self.tokens - 2}[self.phase]
         return max(len(stream.ids) for stream in streams) >= wanted
 
 
@@ -169,10 +176,9 @@ def workers(port: int) -> list[dict[str, Any]]:
         return list(json.load(response)["workers"])
 
 
-def kill(port: int) -> None:
-    """SIGKILL for an active worker, the busiest."""
-    active = [each for each in workers(port) if each["role"] == "active" and each["pid"] is not None]
-    os.kill(max(active, key=lambda each: each["slots_active"])["pid"], signal.SIGKILL)
+def victim(port: int) -> int:
+    """The process id of an active worker; each has as many streams as another."""
+    return next(int(each["pid"]) for each in workers(port) if each["role"] == "active")
 
 
 def wait_until_ready(port: int) -> None:
@@ -227,7 +233,7 @@ class Line:
     duplicated: int
     altered: int
     cut: int
-    """Streams that had some tokens before the kill and some after it."""
+    """Streams that had begun and then saw a gap."""
     gap_p50_ms: float | None
     gap_p99_ms: float | None
     undisturbed_ms: float | None
@@ -237,15 +243,16 @@ class Line:
         return self.failed + self.duplicated + self.altered
 
 
-def compare(name: str, phase: str, streams: Sequence[Stream], whole: Sequence[Stream]) -> Line:
+def compare(name: str, phase: str, streams: Sequence[Stream], killed_at: float, whole: Sequence[Stream]) -> Line:
     """Hold a run against the undisturbed one."""
     failed = [stream for stream in streams if not stream.good]
     pairs = [(stream, other) for stream, other in zip(streams, whole, strict=True) if stream.good]
     duplicated = sum(len(stream.ids) > len(other.ids) for stream, other in pairs)
     altered = sum(not stream.same(other) and len(stream.ids) <= len(other.ids) for stream, other in pairs)
     longest = max(stream.gap() for stream in whole)
-    # A gap that is longer than any without a kill is one of the kill.
-    gaps = [1e3 * stream.gap() for stream in streams if stream.gap() > longest]
+    begun = [stream for stream in streams if stream.stamps and stream.stamps[0] <= killed_at]
+    # The other worker's streams have none that is longer than without a kill.
+    gaps = [1e3 * gap for stream in begun if (gap := stream.gap(killed_at)) > longest]
     for stream in failed[:1]:
         print(f"  {stream.problem}", flush=True)
     figures = percentile(gaps, 0.5), percentile(gaps, 0.99), percentile([1e3 * longest], 0.5)
@@ -286,10 +293,11 @@ def main() -> None:
         with server(name, args.slots, args.cache_dir) as port:
             for count in map(int, args.streams.split(",")):
                 requests = bodies(count, args.prompt_words, args.tokens)
-                whole = asyncio.run(run(port, requests, None))
+                whole, _ = asyncio.run(run(port, requests, None))
                 for phase in args.phases.split(","):
-                    streams = asyncio.run(run(port, requests, Trigger(phase, args.delivered, args.tokens)))
-                    lines.append(compare(name, phase, streams, whole))
+                    trigger = Trigger(phase, args.delivered, args.tokens, victim(port))
+                    streams, killed_at = asyncio.run(run(port, requests, trigger))
+                    lines.append(compare(name, phase, streams, killed_at, whole))
                     print(" | ".join(map(str, dataclasses.astuple(lines[-1]))), flush=True)
                     if phase == "middle" and name not in pictures:
                         pictures[name] = max(streams, key=Stream.gap)

@@ -241,6 +241,52 @@ class TestResume:
         assert second.finished(1).reason == whole.finished(1).reason
         assert second.finished(1).usage.completion_tokens == len(whole.tokens(1))
 
+    @settings(max_examples=300, deadline=None)
+    @given(
+        tokens=st.lists(st.sampled_from([*"aé😀e".encode(), 0xFF, 999]), min_size=1, max_size=16),
+        eos=st.booleans(),
+        stop=st.lists(st.text("aeé😀\ufffd", min_size=1, max_size=3), max_size=3).map(tuple),
+        prompt=st.sampled_from(["p", "half 😀".encode()[:-2], "chat"]),
+        data=st.data(),
+    )
+    def test_text_before_and_after_any_cut_is_the_text(
+        self, tokens: list[int], eos: bool, stop: tuple[str, ...], prompt: Any, data: st.DataObject
+    ) -> None:
+        """Any tokens (bytes that are no UTF-8 and ids that are no token among them), any stops, any cut."""
+        tokens += [EOS_ID] * eos
+        source: Input = TokensInput(tuple(prompt)) if isinstance(prompt, bytes) else TextInput(prompt)
+        if prompt == "chat":
+            source = ChatInput((Message("user", "hi"),))
+        whole = self._run(submit(1, source, stop=stop), tokens)
+        cut = data.draw(st.integers(0, len(whole[0])), label="cut")
+        begun = self._run(submit(1, source, stop=stop), tokens[:cut], ends=False)
+        rest = self._run(submit(2, source, stop=stop, resume=tuple(tokens[:cut])), tokens[cut:])
+        assert [a + b for a, b in zip(begun[:2], rest[:2], strict=True)] == list(whole[:2])
+        assert rest[2:] == whole[2:]
+
+    @staticmethod
+    def _run(given: Submit, tokens: Sequence[int], ends: bool = True) -> tuple[list[int], str, str, int, int]:
+        """Ids, text, reason and counts of a request whose engine brings these tokens and then ends."""
+        table = delivery()
+        admitted = table.admit(given)
+        frames: list[Event] = [admitted.answer] if admitted.answer is not None else []
+        for token in tokens if admitted.request is not None else ():
+            delivered = table.deliver(step((given.stream, token)))
+            frames += delivered.frames
+            if delivered.finish:
+                break
+        if table.is_live(given.stream) and ends:
+            reason = "stop" if tokens[-1:] == [EOS_ID] or given.resume[-1:] == (EOS_ID,) else "length"
+            frames += table.deliver(Outcome(None, (end(given.stream, reason),), (), GAUGES)).frames
+        deltas = [delta for frame in frames if isinstance(frame, Step) for delta in frame.deltas]
+        ids = [token for delta in deltas for token in delta.tokens]
+        text = "".join(delta.text for delta in deltas)
+        finished = [frame for frame in frames if isinstance(frame, Finished)]
+        if not finished:
+            return ids, text, "", 0, 0
+        (last,) = finished
+        return ids, text + last.text, last.reason, last.usage.prompt_tokens, last.usage.completion_tokens
+
     def test_a_stop_that_was_complete_needs_no_engine(self) -> None:
         table = delivery()
         admitted = table.admit(submit(stop=("b",), resume=tuple(b"ab")))
