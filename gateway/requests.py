@@ -15,6 +15,7 @@ from gateway.settings import GatewaySettings
 from protocol.bounds import (
     MAX_FRAMES_PER_MESSAGE,
     MAX_MESSAGES,
+    MAX_NAME,
     MAX_SEED,
     MAX_STOPS,
     MAX_TEMPERATURE,
@@ -64,6 +65,7 @@ class _Body(Generation, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     # Labels of the client's own, which change no answer.
     user: Label | None = None
     metadata: Annotated[dict[Label, Label], Meta(max_length=MAX_METADATA)] | None = None
@@ -131,6 +133,8 @@ class Choice:
     input: Input
     sampling: Sampling
     limits: Limits
+    tenant: str = ""
+    """Whose KV it may reuse, and who may reuse its: those with the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +202,8 @@ class RequestDecoder:
         first = secrets.randbits(63) if body.seed is None else body.seed
         seeds = (first + (index if body.seed is None else index % n) for index in range(len(inputs) * n))
         choices = tuple(
-            Choice(inputs[index // n], _sampling(body, seed & MAX_SEED), limits) for index, seed in enumerate(seeds)
+            Choice(inputs[index // n], _sampling(body, seed & MAX_SEED), limits, body.cache_salt or "")
+            for index, seed in enumerate(seeds)
         )
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return Plan(chat, body.model, choices, n, bool(body.stream), usage, bool(body.return_token_ids))

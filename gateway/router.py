@@ -76,7 +76,7 @@ class Router:
 
     def _submit(self, call: Call, choice: Choice) -> Submit:
         self._admitted += 1
-        return Submit(self._admitted, call.request, choice.input, choice.sampling, choice.limits)
+        return Submit(self._admitted, call.request, choice.input, choice.sampling, choice.limits, tenant=choice.tenant)
 
     def _release(self, call: Call) -> None:
         """The client lets go: what still lives of its call is cancelled at its worker."""

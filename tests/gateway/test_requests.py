@@ -21,7 +21,16 @@ from gateway.requests import (
     RequestDecoder,
 )
 from gateway.settings import GatewaySettings
-from protocol.bounds import MAX_MESSAGES, MAX_SEED, MAX_STOP_CHARS, MAX_STOPS, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_K
+from protocol.bounds import (
+    MAX_MESSAGES,
+    MAX_NAME,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MAX_TOKENS,
+    MAX_TOP_K,
+)
 from protocol.request import Limits, Message, Sampling
 
 COMPLETION = {"model": "tiny", "prompt": "hi"}
@@ -80,6 +89,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("ignore_eos", 1, "ignore_eos"),
     ("return_token_ids", "x", "return_token_ids"),
     ("user", "u" * (MAX_LABEL + 1), "user"),
+    ("cache_salt", "s" * (MAX_NAME + 1), "cache_salt"),
     ("metadata", {str(i): "" for i in range(MAX_METADATA + 1)}, "metadata"),
     ("no_such_field", 1, "no_such_field"),
     ("chat_template_kwargs", {}, "chat_template_kwargs"),
@@ -222,6 +232,11 @@ def test_the_defaults_are_those_of_the_api() -> None:
     assert plan.choices[0].sampling.temperature == 1.0
     assert (plan.stream, plan.include_usage, plan.return_token_ids, plan.per_prompt) == (False, False, False, 1)
     assert chat().choices[0].limits.max_tokens is None
+
+
+def test_the_salt_is_whose_request_it_is() -> None:
+    assert completion().choices[0].tenant == ""
+    assert {choice.tenant for choice in completion(n=2, cache_salt="s" * MAX_NAME).choices} == {"s" * MAX_NAME}
 
 
 @pytest.mark.parametrize(
