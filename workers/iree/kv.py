@@ -60,9 +60,11 @@ class HostKv:
         """Rows `0 .. length` of one slot to another."""
         for part in self._parts:
             whole, rest = divmod(length, part.shape[1])
-            part[:whole, :, :, target] = part[:whole, :, :, source]
-            if rest:
-                part[whole, :rest, :, target] = part[whole, :rest, :, source]
+            # Layer by layer: of all at once numpy cannot tell that source and target are apart, and copies twice.
+            for layer in range(self._cache.layers):
+                part[:whole, :, layer, target] = part[:whole, :, layer, source]
+                if rest:
+                    part[whole, :rest, layer, target] = part[whole, :rest, layer, source]
 
     @property
     def _row_bytes(self) -> int:
