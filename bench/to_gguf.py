@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
-from workers.weights import read_json
+from workers.description import read_json
 
 Kind = Literal["f32", "bf16", "q8_0", "q4_0"]
 TYPES = {

@@ -23,7 +23,7 @@ app = typer.Typer(
 
 app.add_typer(admin.app, name="admin")
 
-IN_PROCESS = ("model", "backend", "device", "dtype", "context", "threads", "cache_dir")
+IN_PROCESS = ("model", "backend", "device", "dtype", "quantize", "context", "threads", "cache_dir")
 """The settings of a command that runs the model itself."""
 
 Url = Annotated[

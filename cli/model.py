@@ -50,6 +50,7 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
         backend=settings.backend,
         device=settings.device,
         dtype=settings.dtype,
+        quantize=settings.quantize,
         max_batch_size=settings.max_batch_size,
         context=settings.context,
         max_queue=settings.max_queue,

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
+from workers.spec import Quantize
 
 ENV_PREFIX = "BATON_"
 DEFAULT_FILE = Path("baton.toml")
@@ -44,6 +45,9 @@ class Settings(BaseSettings):
     device: str = _field("", MODEL, "The backend's device, such as local-task or cuda; empty is its default.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = _field(
         "auto", MODEL, "Number type of weights and KV; auto is the best the device runs."
+    )
+    quantize: Quantize = _field(
+        "none", MODEL, "Make the matrices int8 or int4 while loading: less memory, and more tokens a second."
     )
     context: int = _field(
         0, MODEL, "Tokens of prompt and answer together; 0 is the model's own, up to 4096.", ge=0, le=MAX_TOKENS

@@ -49,7 +49,13 @@ TRAINING_TEXT = (
     "def answer(question: str) -> str:\n    return question.strip().lower()\n"
 )
 _NUMPY_DTYPES: Mapping[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-_FORMAT_DTYPES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint32": "U32"}
+_FORMAT_DTYPES: Mapping[str, str] = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+}
 
 
 @functools.cache

@@ -84,6 +84,7 @@ def _options(spec: WorkerSpec, config: "ModelConfig") -> dict[str, Any]:
     return {
         "device": spec.device,
         "dtype": spec.dtype,
+        "quantize": config.choose_quantization(spec.quantize),
         "slots": spec.max_batch_size,
         "context": config.choose_context(spec.context),
         "cache_dir": cache_dir(spec),

@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 
 from workers.architectures.config import DEFAULT_CONTEXT, ModelConfig
-from workers.weights import CheckpointError, Quantization, Weights, parse_quantization, read_json
+from workers.description import CheckpointError, read_json
+from workers.scheme import Quantization, parse_quantization
+from workers.weights import Weights
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -24,7 +26,7 @@ _DIGEST_EDGE = 1 << 20
 
 
 def open_weights(path: Path) -> Weights:
-    """The tensors of `path` by their Hugging Face names, read when asked for; MLX-quantized ones are dequantized.
+    """The tensors of `path` by their Hugging Face names, read when asked for; quantized ones are dequantized.
 
     Raises `CheckpointError` for a missing or damaged file and for a tensor type that is not supported.
     """

@@ -50,10 +50,11 @@ def describe(spec: WorkerSpec) -> Described:
 
     backend = choose_backend(spec)
     path = Path(spec.model_path)
-    context = ModelConfig.from_dir(path).choose_context(spec.context)
+    config = ModelConfig.from_dir(path)
+    context, quantize = config.choose_context(spec.context), config.choose_quantization(spec.quantize)
     device = (spec.device or _default_device(backend))[:MAX_NAME]
     # What decides a sequence's tokens besides the model's files. How many share a batch does not.
-    settings = f"{config_digest(path)} {backend} {device} {spec.dtype} {context}"
+    settings = f"{config_digest(path)} {backend} {device} {spec.dtype} {quantize} {context}"
     return Described(backend, device, context, hashlib.sha256(settings.encode()).hexdigest()[:32])
 
 

@@ -30,6 +30,8 @@ class RunnerCapabilities:
     """A row is the same to the bit however it is computed: in any chunk, decode step or batch."""
     row_bytes: int = 0
     """Bytes of one cache row: keys and values of one token in all layers. 0 where nothing is held."""
+    quantization: str = ""
+    """Of the matrices: "int8", "int4", "int4+int8" where layers differ; empty when they are of `dtype`."""
 
 
 class Chunk(Struct, frozen=True, gc=False):

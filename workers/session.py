@@ -32,6 +32,8 @@ class SessionCapabilities:
     backend: str
     device: str
     dtype: str
+    quantization: str
+    """int8, int4 or both; empty when the matrices are of `dtype`."""
     context: int
     vocab_size: int
     text: bool
@@ -111,6 +113,7 @@ class Session:
             backend=runner.backend,
             device=runner.device,
             dtype=runner.dtype,
+            quantization=runner.quantization,
             context=runner.context,
             vocab_size=runner.vocab_size,
             text=self._vocabulary is not None,

@@ -10,6 +10,8 @@ from workers.faults import Fault, of_incarnation
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+Quantize = Literal["none", "int8", "int4"]
+"""What is made of matrices that the checkpoint does not have in few bits already."""
 
 
 class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +39,7 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     device: str = ""
     """A device URI of the backend; empty is the backend's default."""
     dtype: Dtype = "auto"
+    quantize: Quantize = "none"
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 8
     context: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Tokens of one slot; 0 is what the model states, bounded by `workers.checkpoint.DEFAULT_CONTEXT`."""

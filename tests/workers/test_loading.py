@@ -7,10 +7,10 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.workers.process import scripted
+from workers.description import CheckpointError
 from workers.loading import Described, describe, load, warm_up
 from workers.scripted import ScriptedRunner
 from workers.text.bytes import ByteTokenizer
-from workers.weights import CheckpointError
 
 
 def test_a_scripted_worker_needs_no_files() -> None:

@@ -200,7 +200,7 @@ def test_a_failing_step_is_an_error_and_the_session_goes_on() -> None:
 
 
 def test_a_model_that_is_not_there_is_said_by_name(tmp_path: Path) -> None:
-    from workers.weights import CheckpointError
+    from workers.description import CheckpointError
 
     with pytest.raises(CheckpointError, match=r"config\.json"):
         Session.open(WorkerSpec("w0", "m", str(tmp_path / "none"), backend="mlx"))

@@ -10,7 +10,6 @@ import pytest
 
 from tests.checkpoints import make_checkpoint, write_safetensors
 from workers.checkpoint import CheckpointError, open_weights
-from workers.weights import dequantize
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -42,18 +41,6 @@ def test_quantized_tensors_come_back_under_their_own_names(tmp_path: Path, bits:
     for name in plain:
         span = float(np.ptp(plain[name]))
         np.testing.assert_allclose(quantized[name], plain[name], atol=tolerance * span, rtol=0)
-
-
-def test_dequantize_by_hand() -> None:
-    packed = np.array([[0x76543210, 0xFEDCBA98]], np.uint32)  # 0, 1, ... 15: the lowest bits come first
-    scales, biases = np.array([[0.5, 2.0]], np.float32), np.array([[-1.0, 100.0]], np.float32)
-    expected = np.concatenate([np.arange(8) * 0.5 - 1.0, np.arange(8, 16) * 2.0 + 100.0])[None]
-    np.testing.assert_array_equal(dequantize(packed, scales, biases, 8, 4), expected)
-
-
-def test_quantized_shapes_must_fit() -> None:
-    with pytest.raises(ValueError, match="do not fit"):
-        dequantize(np.zeros((2, 4), np.uint32), np.zeros((2, 2), np.float32), np.zeros((2, 2), np.float32), 32, 4)
 
 
 def test_modules_may_differ_in_bits(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from workers.architectures.fields import Fields
 from workers.architectures.parts import Activation, Experts, HeadNorm, Layer, Names, Norms
 from workers.architectures.rope import Rope, Yarn
 from workers.architectures.rope_fields import read_ropes
-from workers.weights import CheckpointError, Quantization, parse_quantization
+from workers.description import CheckpointError
+from workers.scheme import Quantization, parse_quantization
+from workers.spec import Quantize
 
 DEFAULT_CONTEXT = 4096
 """Tokens of one slot when nobody asks for more: KV memory is slots x context, and models state up to millions."""
@@ -75,6 +77,16 @@ class ModelConfig:
         if requested > self.max_positions:
             raise CheckpointError(
                 "config.json", "max_position_embeddings", f"is {self.max_positions}, {requested} tokens were asked for"
+            )
+        return requested
+
+    def choose_quantization(self, requested: Quantize) -> Quantize:
+        """What to make of the matrices: `requested`. Raises `CheckpointError` when they are of few bits already."""
+        if requested != "none" and self.quantization is not None:
+            raise CheckpointError(
+                "config.json",
+                "quantization",
+                f"the model is quantized to {self.quantization.bits} bits already: it cannot be made {requested}",
             )
         return requested
 

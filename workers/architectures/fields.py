@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.weights import CheckpointError, read_json
+from workers.description import CheckpointError, read_json
 
 MAX_SIZE = 1 << 24
 """Above any real layer count, width or vocabulary; keeps a hostile config from asking for absurd memory."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.architectures.config import ModelConfig
-from workers.weights import CheckpointError
+from workers.description import CheckpointError
 
 EMBEDDING = "model.embed_tokens.weight"
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,7})\.(.+)")

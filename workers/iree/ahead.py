@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from workers.affinity import usable_cores
-from workers.checkpoint import ModelConfig
+from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.archive import open_archive
 from workers.iree.builder import Builder, Built, build_all
 from workers.iree.device import Device
 from workers.iree.recipe import Recipe
-from workers.spec import Dtype
+from workers.spec import Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
 
@@ -20,6 +20,7 @@ def compile_ahead(
     *,
     device: str,
     dtype: Dtype,
+    quantize: Quantize = "none",
     slots: int,
     context: int,
     cache_dir: Path,
@@ -33,11 +34,13 @@ def compile_ahead(
     threads = threads or usable_cores()
     opened = Device(device, threads)
     try:
-        recipe = Recipe.of(path, config, opened, dtype=dtype, slots=slots, context=context, cache_dir=cache_dir)
+        recipe = Recipe.of(
+            path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
+        )
     finally:
         opened.close()
     builder = Builder(recipe)
-    open_archive(path, config, builder.plan.ops, cache_dir, progress)
+    open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, cache_dir, progress)
     groups = builder.plan.everything()
     progress("compile graphs", 0, len(groups))
     for done, built in enumerate(build_all(builder, groups, threads), 1):

@@ -9,26 +9,23 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import iree.runtime as rt
-import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
-from workers.checkpoint import ModelConfig, Weights, config_digest, open_weights
-from workers.iree.model import Parameter, parameters
-from workers.iree.ops import Ops, Shape
+from workers.checkpoint import Weights, config_digest
+from workers.iree.ops import Ops
+from workers.iree.storage import Stored, build
 
 FORMAT = 3
 """Raise it when the contents of an archive change for the same key."""
 ALIGNMENT = 64
 """Bytes; IREE computes in place on host memory only where it is aligned so."""
 
-_NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 Progress = Callable[[str, int, int], None]
 
 
@@ -48,46 +45,38 @@ class Layout:
     """Of the file."""
 
     @classmethod
-    def of(cls, wanted: Sequence[Parameter], ops: Ops) -> "Layout":
+    def of(cls, wanted: Sequence[Stored]) -> "Layout":
         table, starts, end = {}, [], 0
-        for parameter in wanted:
+        for stored in wanted:
             start = -(-end // ALIGNMENT) * ALIGNMENT
-            size = int(np.prod(stored_shape(parameter, ops))) * np.dtype(_NUMPY[parameter.dtype]).itemsize
-            end = start + size
+            end = start + stored.nbytes
             starts.append(start)
             # As bytes: the graphs say what they are.
-            table[parameter.name] = {"dtype": "U8", "shape": [size], "data_offsets": [start, end]}
+            table[stored.name] = {"dtype": "U8", "shape": [stored.nbytes], "data_offsets": [start, end]}
         text = json.dumps(table).encode()
         text += b" " * (-(8 + len(text)) % ALIGNMENT)
         header = len(text).to_bytes(8, "little") + text
         return cls(header, tuple(len(header) + start for start in starts), len(header) + end)
 
 
-def stored_shape(parameter: Parameter, ops: Ops) -> Shape:
-    """The parameter's shape in the archive."""
-    tail = parameter.sources[0][1][1:]
-    return ops.stored_shape(parameter.rows, *tail) if parameter.matrix else (parameter.rows, *tail)
-
-
 def open_archive(
-    path: Path, config: ModelConfig, ops: Ops, cache_dir: Path, progress: Progress
+    weights: Weights, wanted: Sequence[Stored], ops: Ops, cache_dir: Path, progress: Progress
 ) -> tuple[rt.ParameterIndex, int]:
-    """The parameters of the checkpoint at `path`, and their bytes; made on first use, then found in `cache_dir`.
+    """The parameters of a checkpoint as `wanted`, and their bytes; made on first use, then found in `cache_dir`.
 
     Raises `CheckpointError` for tensors that are missing or have another shape than config.json says, `ArchiveError`
     when there is no room or no permission.
     """
     folder = cache_dir / "weights"
-    file = folder / f"{_digest(path, ops)}.safetensors"
-    wanted = parameters(config, ops.dtype)
-    layout = Layout.of(wanted, ops)
+    file = folder / f"{_digest(weights.directory, wanted)}.safetensors"
+    layout = Layout.of(wanted)
     if not _whole(file, layout):  # one that is may be on a disk that cannot be written
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with file.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _whole(file, layout):
-                    _write(file, layout, wanted, open_weights(path), ops, progress)
+                    _write(file, layout, wanted, weights, ops, progress)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ArchiveError(f"{folder}: cannot keep {layout.size} bytes of packed weights: {reason}") from error
@@ -96,10 +85,10 @@ def open_archive(
     return index, layout.size
 
 
-def _digest(path: Path, ops: Ops) -> str:
+def _digest(path: Path, wanted: Sequence[Stored]) -> str:
     """Of the checkpoint's content and of the layout. Times count too: they tell weights that were trained on."""
     stamps = [(file.name, file.stat().st_mtime_ns) for file in sorted(path.glob("*.safetensors"))]
-    layout = [ops.dtype, ops.stored_shape(64, 64)]
+    layout = [(stored.name, stored.shape, stored.dtype, repr(stored.packing)) for stored in wanted]
     parts = [FORMAT, config_digest(path), stamps, layout]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
@@ -113,7 +102,7 @@ def _whole(file: Path, layout: Layout) -> bool:
 
 
 def _write(
-    file: Path, layout: Layout, wanted: Sequence[Parameter], weights: Weights, ops: Ops, progress: Progress
+    file: Path, layout: Layout, wanted: Sequence[Stored], weights: Weights, ops: Ops, progress: Progress
 ) -> None:
     """Write beside the file and rename; the caller holds the lock."""
     for left in file.parent.glob(f"{file.stem}*.tmp"):  # of a process that died while it wrote
@@ -131,26 +120,12 @@ def _write(
 
 
 def _pack(
-    out: BinaryIO, layout: Layout, wanted: Sequence[Parameter], weights: Weights, ops: Ops, progress: Progress
+    out: BinaryIO, layout: Layout, wanted: Sequence[Stored], weights: Weights, ops: Ops, progress: Progress
 ) -> None:
     """One tensor after the other, so that one at a time is in memory."""
     out.write(layout.header)
-    for done, (parameter, offset) in enumerate(zip(wanted, layout.offsets, strict=True)):
+    for done, (stored, offset) in enumerate(zip(wanted, layout.offsets, strict=True)):
         progress("pack weights", done, len(wanted))
         out.seek(offset)
-        out.write(np.ascontiguousarray(_build(parameter, weights, ops)).view(np.uint8).data)
+        out.write(np.ascontiguousarray(build(stored, weights, ops)).view(np.uint8).data)
     progress("pack weights", len(wanted), len(wanted))
-
-
-def _build(parameter: Parameter, weights: Weights, ops: Ops) -> NDArray[Any]:
-    parts = [weights.take(name, shape) for name, shape in parameter.sources]
-    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    whole = whole.astype(_NUMPY[parameter.dtype], copy=False)
-    if parameter.offset:
-        whole = whole + whole.dtype.type(parameter.offset)
-    return ops.store(whole) if parameter.matrix else whole
-
-
-def as_arrays(config: ModelConfig, ops: Ops) -> Mapping[str, tuple[Shape, str]]:
-    """Name -> (stored shape, dtype) of every parameter."""
-    return {p.name: (stored_shape(p, ops), p.dtype) for p in parameters(config, ops.dtype)}

@@ -49,6 +49,7 @@ _ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
     "float32": rt.HalElementType.FLOAT_32,
     "float16": rt.HalElementType.FLOAT_16,
     "bfloat16": rt.HalElementType.BFLOAT_16,
+    "int8": rt.HalElementType.INT_8,
     "int32": rt.HalElementType.SINT_32,
     "uint32": rt.HalElementType.UINT_32,
 }
@@ -77,7 +78,13 @@ class Cpu:
 
 def _host_features() -> frozenset[str]:
     """What `--iree-llvmcpu-target-cpu=host` will see, from the kernel's list."""
-    renamed = {"avx512_bf16": "avx512bf16", "avx512_fp16": "avx512fp16", "asimdhp": "fullfp16"}
+    renamed = {
+        "avx512_bf16": "avx512bf16",
+        "avx512_fp16": "avx512fp16",
+        "avx512_vnni": "avx512vnni",
+        "avx_vnni": "avxvnni",
+        "asimdhp": "fullfp16",
+    }
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")

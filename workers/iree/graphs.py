@@ -18,7 +18,8 @@ from workers import sampling
 from workers.checkpoint import ModelConfig
 from workers.iree.lower import Graph, module, struct
 from workers.iree.model import Inputs, Parameters, forward
-from workers.iree.ops import Cache, Place, PlainOps, Shape, TiledOps
+from workers.iree.ops import Cache, Place, PlainOps, TiledOps
+from workers.iree.storage import Stored
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)
 FIRST_CHUNK = 128
@@ -47,8 +48,7 @@ class Plan:
     config: ModelConfig
     ops: TiledOps | PlainOps
     cache: Cache
-    weights: Mapping[str, tuple[Shape, str]]
-    """Name -> (stored shape, dtype)."""
+    weights: Sequence[Stored]
     buckets: tuple[int, ...] = field(default=())
     chunks: tuple[int, ...] = field(default=())
 
@@ -91,8 +91,8 @@ class Plan:
     def module(self, names: Sequence[str]) -> str:
         """MLIR of one module with these graphs."""
         graphs = [self._graph(name) for name in names]
-        used = {} if all(graph.pure for graph in graphs) else self.weights
-        needed = {name: struct(*spec) for name, spec in used.items()}
+        used = () if all(graph.pure for graph in graphs) else self.weights
+        needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}
         if isinstance(self.ops, PlainOps):
             return module(graphs, needed, {})
         for graph in graphs:  # tracing tells which kernels there are
@@ -119,10 +119,15 @@ class Plan:
     def _run(self, values: Sequence[Any], weights: Parameters) -> tuple[jax.Array, jax.Array]:
         tokens, cos, sin, rows, slots, kv = values
         inputs = Inputs(tokens, cos, sin, Place(slots, rows))
-        return forward(self.config, self.ops, self.cache, weights, inputs, kv)
+        return forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv)
+
+    def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
+        """With matrices of few bits as what they are."""
+        stored = {each.name: each for each in self.weights}
+        return {name: stored[name].typed(array) for name, array in arrays.items()}
 
     def _head(self, hidden: jax.Array, weights: Parameters) -> jax.Array:
-        return self.ops.linear(hidden, weights["head"], self.config.vocab_size)
+        return self.ops.linear(hidden, self._typed(weights)["head"], self.config.vocab_size)
 
     def _decode(self, name: str, batch: int) -> Graph:
         """One row of each of `batch` slots -> greedy tokens [batch], logits [batch, vocab], cache."""

@@ -8,6 +8,7 @@ the rows before came in the same step.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ from workers.architectures.tensors import tensors
 from workers.checkpoint import CheckpointError, ModelConfig
 from workers.iree.ops import Angles, Cache, Ops, Place, Shape
 
-Parameters = dict[str, jax.Array]
+Parameters = dict[str, Any]
+"""By name: an array, or for `Ops.linear` alone a `quantized.Packed`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,11 @@ from workers.checkpoint import ModelConfig
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.attention import attention
 from workers.iree.kernels.code import LANES
+from workers.iree.kernels.dot import Dot, Product, gate, product, round_rows, rounded_rows
 from workers.iree.kernels.linear import gated, linear, stride
 from workers.iree.kernels.norm import norm
 from workers.iree.kernels.place import Heads, place
+from workers.iree.quantized import Packed
 
 Shape = tuple[int, ...]
 NEGATIVE = np.float32(-1e30)
@@ -94,10 +96,12 @@ class Ops(Protocol):
     def norm(self, x: jax.Array, delta: jax.Array | None, weight: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
         """x + delta, float32 [rows, width], and its RMS norm times the weight as an operand."""
 
-    def linear(self, x: jax.Array, weight: jax.Array, outputs: int, bias: jax.Array | None = None) -> jax.Array:
+    def linear(
+        self, x: jax.Array, weight: jax.Array | Packed, outputs: int, bias: jax.Array | None = None
+    ) -> jax.Array:
         """An operand times a stored weight (, plus float32 [outputs]) -> float32 [rows, outputs]."""
 
-    def gated(self, x: jax.Array, weight: jax.Array, inputs: int, ffn: int) -> jax.Array:
+    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int) -> jax.Array:
         """silu(gate) * up as an operand of width ffn: `x` is one of width `inputs`, the weight [2 * ffn, inputs]."""
 
     def place(
@@ -128,6 +132,8 @@ class TiledOps:
 
     dtype: str
     arithmetic: Arithmetic
+    dot: Dot = "plain"
+    """For weights of few bits."""
     bodies: dict[str, str] = field(default_factory=dict, repr=False)
 
     def stored_shape(self, outputs: int, inputs: int) -> Shape:
@@ -147,7 +153,11 @@ class TiledOps:
         out: tuple[jax.Array, jax.Array] = _call(name, (_floats(rows, width), words), x, delta, weight)
         return out
 
-    def linear(self, x: jax.Array, weight: jax.Array, outputs: int, bias: jax.Array | None = None) -> jax.Array:
+    def linear(
+        self, x: jax.Array, weight: jax.Array | Packed, outputs: int, bias: jax.Array | None = None
+    ) -> jax.Array:
+        if isinstance(weight, Packed):
+            return self._linear_packed(x, weight, outputs, bias)
         tiles, steps, _, k = weight.shape
         rows, inputs = x.shape[0], steps * k
         name = f"baton_linear_{rows}_{tiles}_{inputs}{'' if bias is None else '_bias'}"
@@ -156,8 +166,28 @@ class TiledOps:
         out: jax.Array = _call(name, _floats(rows, tiles * LANES), *operands)
         return out if tiles * LANES == outputs else out[:, :outputs]
 
-    def gated(self, x: jax.Array, weight: jax.Array, inputs: int, ffn: int) -> jax.Array:
+    def _linear_packed(self, x: jax.Array, weight: Packed, outputs: int, bias: jax.Array | None) -> jax.Array:
+        rows = x.shape[0]
+        # float32 asks for what float32 would give.
+        planes = 2 if self.dtype == "float32" else 1
+        rounded = rounded_rows(rows, weight.inputs, weight.packing, self.arithmetic, planes)
+        tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, bias is not None)
+        self.bodies[rounded.name] = round_rows(rounded)
+        self.bodies[tiled.name] = product(tiled)
+        shapes = [(rounded.levels_shape, jnp.int8), (rounded.sums_shape, jnp.float32)]
+        levels, sums = _call(rounded.name, [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes], x)
+        operands = (levels, sums, weight.data) + (() if bias is None else (bias,))
+        out: jax.Array = _call(tiled.name, _floats(rounded.padded, tiled.outputs), *operands)
+        return out[:rows, :outputs]
+
+    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int) -> jax.Array:
         rows, tiles = x.shape[0], ffn // LANES
+        if isinstance(weight, Packed):
+            name = f"baton_gate_{rows}_{ffn}"
+            self.bodies[name] = gate(name, rows, ffn, self.arithmetic)
+            words = _words(rows, stride(ffn, self.arithmetic))
+            halves: jax.Array = _call(name, words, self.linear(x, weight, 2 * ffn))
+            return halves
         name = f"baton_gated_{rows}_{tiles}_{inputs}"
         self.bodies[name] = gated(name, rows, tiles, inputs, self.arithmetic)
         out: jax.Array = _call(name, _words(rows, stride(ffn, self.arithmetic)), x, weight.reshape(2 * tiles, -1))
@@ -251,11 +281,15 @@ class PlainOps:
         x = x if delta is None else x + delta
         return x, (_unit(x, eps) * weight).astype(self.dtype)
 
-    def linear(self, x: jax.Array, weight: jax.Array, outputs: int, bias: jax.Array | None = None) -> jax.Array:
+    def linear(
+        self, x: jax.Array, weight: jax.Array | Packed, outputs: int, bias: jax.Array | None = None
+    ) -> jax.Array:
+        if isinstance(weight, Packed):
+            raise TypeError("plain StableHLO has no products with packed weights")
         out = jnp.einsum("mk,nk->mn", x, weight, preferred_element_type=jnp.float32)
         return out if bias is None else out + bias
 
-    def gated(self, x: jax.Array, weight: jax.Array, inputs: int, ffn: int) -> jax.Array:
+    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int) -> jax.Array:
         both = self.linear(x, weight, 2 * ffn)
         gate, up = both[:, :ffn], both[:, ffn:]
         return (gate * jax.nn.sigmoid(gate) * up).astype(self.dtype)

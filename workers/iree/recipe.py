@@ -4,16 +4,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from workers.checkpoint import ModelConfig
-from workers.iree.archive import as_arrays
+from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu, Device
+from workers.iree.device import Cpu, Device, DeviceError
 from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
 from workers.iree.kernels.arithmetic import arithmetic_of
 from workers.iree.kernels.attention import POSITIONS
 from workers.iree.kernels.code import LANES
+from workers.iree.kernels.dot import choose_dot
 from workers.iree.ops import Cache, PlainOps, TiledOps
-from workers.spec import Dtype
+from workers.iree.storage import stored_parameters
+from workers.spec import Dtype, Quantize
 
 PLAIN_TILE = 16
 """Rows to which the plain cache's capacity is rounded."""
@@ -23,7 +24,7 @@ class Recipe(Struct, frozen=True):
     """The arguments of a load that matter to its graphs. Travels to the compile process as JSON."""
 
     model: str
-    """The checkpoint's directory; only its config.json is read."""
+    """The checkpoint's directory; its config.json and what its files say of their tensors are read."""
     dtype: Dtype
     local: bool
     """The device computes on this CPU."""
@@ -33,6 +34,7 @@ class Recipe(Struct, frozen=True):
     """iree-compile's."""
     target: str
     cache_dir: str
+    quantize: Quantize = "none"
 
     @classmethod
     def of(
@@ -42,14 +44,19 @@ class Recipe(Struct, frozen=True):
         device: Device,
         *,
         dtype: Dtype,
+        quantize: Quantize,
         slots: int,
         context: int,
         cache_dir: Path,
     ) -> "Recipe":
         """The recipe of a load on an opened device. Raises `CheckpointError` and `DeviceError`."""
+        ops = choose_ops(config, dtype, local=device.local)
+        if quantize != "none" and not isinstance(ops, TiledOps):
+            raise DeviceError(f"device: {device.uri!r} has no products with {quantize} weights for this model")
         return cls(
             model=str(path),
             dtype=dtype,
+            quantize=quantize,
             local=device.local,
             slots=slots,
             context=config.choose_context(context),
@@ -64,9 +71,10 @@ class Recipe(Struct, frozen=True):
         ops = choose_ops(config, self.dtype, local=self.local)
         tiled = isinstance(ops, TiledOps)
         cache = Cache.of(config, self.slots, self.context, POSITIONS if isinstance(ops, TiledOps) else PLAIN_TILE)
+        stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         # One decode graph where its rows cost next to nothing and kernels may change with their number.
         buckets = decode_buckets(self.slots) if tiled else (self.slots,)
-        return Plan(config, ops, cache, as_arrays(config, ops), buckets, prefill_chunks(self.context))
+        return Plan(config, ops, cache, stored, buckets, prefill_chunks(self.context))
 
     def compiler(self) -> Compiler:
         """Raises `CacheError`."""
@@ -81,5 +89,6 @@ def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool) -> TiledOps | 
     kind = config.dtype if dtype == "auto" else dtype
     widths = (config.hidden_size, config.ffn, config.head_dim)
     if local and all(width % LANES == 0 for width in widths):
-        return TiledOps(kind, arithmetic_of(Cpu.of_host().features, kind))
+        features = Cpu.of_host().features
+        return TiledOps(kind, arithmetic_of(features, kind), choose_dot(features))
     return PlainOps(kind)

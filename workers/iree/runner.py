@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 from workers import sampling
 from workers.affinity import usable_cores
-from workers.checkpoint import ModelConfig
+from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.archive import open_archive
 from workers.iree.builder import Builder
 from workers.iree.device import Device, Resident
@@ -23,8 +23,9 @@ from workers.iree.lower import SCOPE
 from workers.iree.model import refuse_unsupported, rope_frequencies
 from workers.iree.ops import TiledOps
 from workers.iree.recipe import Recipe
+from workers.iree.storage import quantization_of
 from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy
-from workers.spec import Dtype
+from workers.spec import Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
 
@@ -48,6 +49,7 @@ class IreeRunner:
             backend="iree",
             device=device.uri,
             dtype=plan.ops.dtype,
+            quantization=quantization_of(plan.weights),
             slots=plan.cache.slots,
             context=context,
             vocab_size=plan.config.vocab_size,
@@ -64,6 +66,7 @@ class IreeRunner:
         *,
         device: str,
         dtype: Dtype,
+        quantize: Quantize = "none",
         slots: int,
         context: int,
         cache_dir: Path,
@@ -75,16 +78,19 @@ class IreeRunner:
 
         Returns with the fewest graphs that can serve everything; the rest come in the background, or without
         `background` when `graphs.fetch` asks for them.
-        `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `context` 0 is the model's;
-        `threads` 0 is one a core. `progress` gets (phase, done, total). Raises `CheckpointError`, `DeviceError`,
+        `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `quantize`
+        makes matrices of few bits of those that are not; `context` 0 is the model's; `threads` 0 is one a core.
+        `progress` gets (phase, done, total). Raises `CheckpointError`, `DeviceError`,
         `CacheError`, `ArchiveError` and `CompileError`.
         """
         threads = threads or usable_cores()
         refuse_unsupported(path, config, config.choose_context(context))
         opened = Device(device, threads)
-        recipe = Recipe.of(path, config, opened, dtype=dtype, slots=slots, context=context, cache_dir=cache_dir)
+        recipe = Recipe.of(
+            path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
+        )
         builder = Builder(recipe)
-        weights, nbytes = open_archive(path, config, builder.plan.ops, cache_dir, progress)
+        weights, nbytes = open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, cache_dir, progress)
         runner = cls(builder, opened, weights, nbytes)
         runner.graphs.open(builder.plan.required(), threads, progress)
         if background:

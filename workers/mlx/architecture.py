@@ -8,12 +8,16 @@ from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.models import base
 from mlx_lm.utils import load_model
 
 from workers.checkpoint import CheckpointError, ModelConfig
 from workers.mlx.kv import FreshRows
 from workers.mlx.rotary import Rotary, no_positions
+
+QUANTIZED_GROUP = 64
+"""Inputs that share a scale in the matrices that are quantized here."""
 
 
 def ragged_attention(
@@ -113,9 +117,21 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     return model
 
 
+def quantize_matrices(model: Any, bits: int) -> None:
+    """Make the matrices of a model that is read lazily into ones of few bits, in place, where the groups fit."""
+
+    def fits(_: str, module: Any) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % QUANTIZED_GROUP == 0
+
+    nn.quantize(model, group_size=QUANTIZED_GROUP, bits=bits, class_predicate=fits)
+
+
 def _adapter(path: Path, config: ModelConfig) -> Adapter:
     """The family's adapter, or `CheckpointError` for what it would compute differently."""
     file = path / "config.json"
+    if config.quantization is not None and config.quantization.method == "gptq":
+        problem = "'gptq' is not supported by the MLX backend"  # mlx-lm would read its integers as AWQ's
+        raise CheckpointError(file, "quantization_config.quant_method", problem)
     adapter = ADAPTERS.get(config.family)
     if adapter is None:
         known = ", ".join(ADAPTERS)

@@ -13,11 +13,11 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
 from workers.checkpoint import ModelConfig
-from workers.mlx.architecture import load_architecture
+from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
 from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy
 from workers.sampling import greedy, needs_filters, needs_sampling, parameters, sample
-from workers.spec import Dtype
+from workers.spec import Dtype, Quantize
 
 PREFILL_CHUNKS = (32, 128, 512)
 TENSORS_PER_STEP = 16
@@ -45,6 +45,7 @@ class MlxRunner:
         *,
         device: str,
         dtype: Dtype,
+        quantize: Quantize = "none",
         slots: int,
         context: int,
         cache_dir: Path,
@@ -54,9 +55,9 @@ class MlxRunner:
         """Load a checkpoint in the calling thread, which owns the runner from then on.
 
         `device` is "cpu", "gpu" or "" for the best there is; `dtype` "auto" is the checkpoint's; `context` 0 is the
-        model's. `progress` gets (phase, done, total) in tensors. Nothing is compiled to disk and MLX sizes its own
-        threads, so `cache_dir` and `threads` have no use here. Raises `CheckpointError` for what cannot be served,
-        ValueError for a device that is not there.
+        model's; `quantize` makes matrices of few bits. `progress` gets (phase, done, total) in tensors. Nothing is
+        compiled to disk and MLX sizes its own threads, so `cache_dir` and `threads` have no use here. Raises
+        `CheckpointError` for what cannot be served, ValueError for a device that is not there.
         """
         context = config.choose_context(context)
         name, chosen = _choose_device(device)
@@ -66,6 +67,8 @@ class MlxRunner:
         with mx.stream(chosen):
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
             kind = config.dtype if dtype == "auto" else dtype
+            if quantize != "none":
+                quantize_matrices(model, 8 if quantize == "int8" else 4)
             _evaluate_weights(model, getattr(mx, kind), progress)
         capabilities = RunnerCapabilities(
             backend="mlx",
@@ -78,6 +81,7 @@ class MlxRunner:
             # On a CPU MLX adds one term after the other; kernels of other devices change with the number of rows.
             exact_rows=name == "cpu",
             row_bytes=2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size,
+            quantization=_quantization(config, quantize),
         )
         return cls(model, config, capabilities, chosen)
 
@@ -170,6 +174,12 @@ def _draw(logits: mx.array, draws: Sequence[Draw]) -> list[int]:
     if min(tokens) < 0:
         raise NotFiniteError
     return tokens
+
+
+def _quantization(config: ModelConfig, made: Quantize) -> str:
+    if config.quantization is not None:
+        return config.quantization.widths
+    return "" if made == "none" else made
 
 
 def _choose_device(device: str) -> tuple[str, mx.Device]:

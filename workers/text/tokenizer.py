@@ -7,10 +7,10 @@ from typing import Any
 
 import tokenizers
 
+from workers.description import CheckpointError, read_json
 from workers.text.pieces import DecoderRefused, Pieces
 from workers.text.template import ChatTemplate, TemplateError
 from workers.text.vocabulary import decode
-from workers.weights import CheckpointError, read_json
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """What templates may name, as in transformers' `special_tokens_map`."""

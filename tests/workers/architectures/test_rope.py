@@ -73,7 +73,7 @@ def test_a_part_of_the_lanes() -> None:
     ],
 )
 def test_refused_by_name(values: dict[str, Any], words: str) -> None:
-    from workers.weights import CheckpointError
+    from workers.description import CheckpointError
 
     with pytest.raises(CheckpointError, match=words):
         read(values, partial=True)

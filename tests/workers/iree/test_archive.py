@@ -4,18 +4,26 @@ import errno
 import os
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from workers.checkpoint import ModelConfig
+from workers.checkpoint import ModelConfig, open_weights
 from workers.iree import archive
-from workers.iree.archive import ALIGNMENT, ArchiveError, open_archive
+from workers.iree.archive import ALIGNMENT, ArchiveError, Progress, open_archive
 from workers.iree.kernels.arithmetic import Pairs, Singles
 from workers.iree.ops import PlainOps, TiledOps
+from workers.iree.storage import stored_parameters
 
 OPS = TiledOps("float32", Singles("f32", 16))
+
+
+def open_at(path: Path, ops: TiledOps | PlainOps, cache_dir: Path, progress: Progress) -> tuple[Any, int]:
+    weights = open_weights(path)
+    wanted = stored_parameters(ModelConfig.from_dir(path), ops, weights, "none")
+    return open_archive(weights, wanted, ops, cache_dir, progress)
 
 
 class Packing:
@@ -27,13 +35,7 @@ class Packing:
 
     def made(self, ops: TiledOps | PlainOps = OPS) -> bool:
         phases: list[str] = []
-        index, size = open_archive(
-            self.path,
-            ModelConfig.from_dir(self.path),
-            ops,
-            self.cache_dir,
-            lambda phase, done, total: phases.append(phase),
-        )
+        index, size = open_at(self.path, ops, self.cache_dir, lambda phase, done, total: phases.append(phase))
         assert size > 0
         assert len(index.items()) == 15  # embedding, head, last norm, 6 tensors of each of 2 layers
         return bool(phases)
@@ -75,15 +77,14 @@ def test_repaired(packing: Packing, damage: str) -> None:
 
 
 def open_plain(path: Path, cache_dir: Path) -> None:
-    config = ModelConfig.from_dir(path)
-    open_archive(path, config, PlainOps("float32"), cache_dir, lambda phase, done, total: None)
+    open_at(path, PlainOps("float32"), cache_dir, lambda phase, done, total: None)
 
 
 def test_every_tensor_is_aligned(tmp_path: Path) -> None:
     """Biases of 3 kv heads of 2 lanes leave gaps behind them."""
     path = make_checkpoint(tmp_path / "model", "qwen2", heads=3, kv_heads=3, head_dim=2, hidden=6)
     ops = PlainOps("float32")
-    index, _ = open_archive(path, ModelConfig.from_dir(path), ops, tmp_path, lambda phase, done, total: None)
+    index, _ = open_at(path, ops, tmp_path, lambda phase, done, total: None)
     for name, entry in index.items():
         assert np.asarray(entry.file_view).ctypes.data % ALIGNMENT == 0, name
 
@@ -128,7 +129,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(tmp_path: Path, monke
     lock.mkdir()  # whoever opens it for writing fails, root included
     open_plain(path, tmp_path)
     make_checkpoint(path, seed=1)
-    monkeypatch.setattr(archive, "_digest", lambda path, ops: lock.stem)
+    monkeypatch.setattr(archive, "_digest", lambda path, wanted: lock.stem)
     (file,) = (tmp_path / "weights").glob("*.safetensors")
     file.unlink()
     with pytest.raises(ArchiveError, match="cannot keep"):

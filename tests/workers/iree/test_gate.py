@@ -106,6 +106,14 @@ def test_gate(load: Load, dtype: str, slots: int, drawn_here: bool, monkeypatch:
     assert drawn_here or {"filter_1", "filter_8"} <= set(rationed.taken)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_gate_with_weights_of_few_bits(load: Load, kind: str) -> None:
+    report = run_gate(lambda: load(quantize=kind, dtype="bfloat16"), longest=70, requests=32)
+    assert report.requests >= 32
+    assert min(report.cancelled, report.resumed, report.stopped) > 0
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_rows_from_others_are_as_good_as_computed_ones(load: Load, dtype: str) -> None:
     report = run_prefix_gate(lambda: load(dtype=dtype))
@@ -130,6 +138,17 @@ class LogitsSpy:
 
 
 def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_logits(runner, monkeypatch)
+
+
+def test_logits_of_few_bits_are_equal_to_the_bit(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(quantize="int4")
+    assert runner.capabilities.quantization == "int4"
+    check_logits(runner, monkeypatch)
+    runner.close()
+
+
+def check_logits(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """However a row is computed: scored, prefilled in any chunks, decoded in any bucket, beside whatever neighbours."""
     expected = runner.logits(Chunk(7, TOKENS, 0, 0))
     spy = LogitsSpy(runner, monkeypatch)

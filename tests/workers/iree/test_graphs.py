@@ -11,13 +11,13 @@ import pytest
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.families import Family
-from workers.checkpoint import CheckpointError, ModelConfig
-from workers.iree.archive import as_arrays
+from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.iree.graphs import PREFILL_CHUNKS, Plan, decode_buckets, prefill_chunks
 from workers.iree.kernels.arithmetic import Pairs
 from workers.iree.model import refuse_unsupported
 from workers.iree.ops import Cache, PlainOps, TiledOps
 from workers.iree.recipe import Recipe
+from workers.iree.storage import stored_parameters
 
 
 def test_jax_looks_for_no_accelerator() -> None:
@@ -33,7 +33,7 @@ def test_jax_looks_for_no_accelerator() -> None:
 def make_plan(path: Path, ops: TiledOps | PlainOps) -> Plan:
     config = ModelConfig.from_dir(path)
     cache = Cache.of(config, 4, 64, 16)
-    return Plan(config, ops, cache, as_arrays(config, ops), (1, 2, 4), (32, 64))
+    return Plan(config, ops, cache, stored_parameters(config, ops, open_weights(path), "none"), (1, 2, 4), (32, 64))
 
 
 @pytest.fixture

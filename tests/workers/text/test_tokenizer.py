@@ -10,9 +10,9 @@ from tokenizers import decoders
 
 from tests.checkpoints import EOS_ID, make_tokenizer
 from tests.workers.text.samples import BOS, EOS, byte_level, sentencepiece, write
+from workers.description import CheckpointError
 from workers.text.bytes import ByteTokenizer
 from workers.text.tokenizer import Tokenizer
-from workers.weights import CheckpointError
 
 USER = {"role": "user", "content": "hi"}
 

@@ -11,7 +11,7 @@ LANES = 16
 """Lanes of a vector: one AVX-512 register of float32; narrower machines use several registers."""
 FLOATS = f"vector<{LANES}xf32>"
 DISPATCH = "!iree_tensor_ext.dispatch.tensor"
-ELEMENT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "uint32": "ui32"}
+ELEMENT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8", "int32": "i32", "uint32": "ui32"}
 """MLIR's names of the element types."""
 
 

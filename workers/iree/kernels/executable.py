@@ -1,0 +1,68 @@
+"""Dispatches that are written by hand: a body of loops over memory and vectors in place of tensor operations.
+
+`hal.executable.source` is IREE's way to bring one's own (samples/custom_dispatch): what is in it is compiled for the
+target like the compiler's own dispatches, and nothing is fused into it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.iree.kernels.code import tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One buffer of a dispatch: its name in the body, shape and element."""
+
+    name: str
+    shape: tuple[int, ...]
+    element: str
+    seen_as: tuple[tuple[int, ...], str] | None = None
+    """Another shape and element for the same bytes, in the body."""
+
+    @property
+    def outside(self) -> str:
+        return tensor(self.shape, self.element)
+
+    @property
+    def inside(self) -> str:
+        return tensor(*(self.seen_as or (self.shape, self.element))).replace("tensor", "memref", 1)
+
+
+def dispatch(name: str, inputs: Sequence[Operand], results: Sequence[Operand], workgroups: int, body: str) -> str:
+    """A function `name` over tensors that runs `body` once for each of `workgroups`, whose number is `%id` there."""
+    operands = [*inputs, *results]
+    kinds = ["storage_buffer, ReadOnly"] * len(inputs) + ["storage_buffer"] * len(results)
+    bindings = ", ".join(f"#hal.pipeline.binding<{kind}>" for kind in kinds)
+    layout = f"#hal.pipeline.layout<constants = 0, bindings = [{bindings}]>"
+    spans = "".join(
+        f"""
+        %{each.name} = hal.interface.binding.subspan layout({layout}) binding({i}) alignment(64) offset(%c0)
+          : {each.inside}"""
+        for i, each in enumerate(operands)
+    )
+    arguments = ", ".join(f"%{each.name}: {each.outside}" for each in inputs)
+    passed, kinds_in = (", ".join(each) for each in ([f"%{x.name}" for x in inputs], [x.outside for x in inputs]))
+    kinds_out = ", ".join(each.outside for each in results)
+    return f"""
+  hal.executable.source private @{name}_code {{
+    hal.executable.export public @{name}_run ordinal(0) layout({layout}) count(%device: !hal.device)
+        -> (index, index, index) {{
+      %one = arith.constant 1 : index
+      %count = arith.constant {workgroups} : index
+      hal.return %count, %one, %one : index, index, index
+    }}
+    builtin.module {{
+      func.func @{name}_run() {{
+        %c0 = arith.constant 0 : index
+        %c1 = arith.constant 1 : index{spans}
+        %id = hal.interface.workgroup.id[0] : index
+{body}
+        return
+      }}
+    }}
+  }}
+  func.func private @{name}({arguments}) -> ({kinds_out}) {{
+    %out:{len(results)} = flow.dispatch @{name}_code::@{name}_run({passed}) : ({kinds_in}) -> ({kinds_out})
+    return {", ".join(f"%out#{i}" for i in range(len(results)))} : {kinds_out}
+  }}"""
