@@ -3,8 +3,9 @@
 A request that kills its worker would kill the next one too, so nothing may be tried without end; but those that merely
 shared the worker should live. The rule:
 
-1. Only what ran can have done it: the first `slots` of the worker's sequences, for a worker's queue is first-in
-   first-out. Whoever waited behind them is innocent.
+1. Only what ran can have done it. A worker's queue is first-in first-out, so that is the first `slots` of its
+   sequences, and as many again: one step may end all that run and begin others, and the news die with it. Whoever
+   waited behind those is innocent.
 2. All that ran at a death become suspects, unless one of them was a suspect already: then it was that one, the others
    stay innocent, and it is tried no third time.
 3. A suspect runs apart: a worker gets one only where a slot is free and no other suspect is, so that rule 2 never has
@@ -26,7 +27,7 @@ CLEARED_AFTER = 3
 def blame(live: Iterable[Stream], slots: int) -> list[Stream]:
     """The sequences that are not to be tried again after the death of a worker that had these, in the order in which
     it got them. The other ones that ran become suspects, if none was."""
-    ran = list(islice(live, slots))
+    ran = list(islice(live, 2 * slots))
     guilty = [stream for stream in ran if stream.suspect]
     if not guilty:
         for stream in ran:

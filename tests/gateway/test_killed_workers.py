@@ -1,4 +1,4 @@
-"""kill -9 of real worker processes at chosen moments: eight streams each equal the run in which nothing happened."""
+"""Deaths of real worker processes at chosen moments: eight streams each equal the run in which nothing happened."""
 
 import os
 import signal
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from actors.worker import Deadlines
 from tests.gateway.real import Real, gather, launch, real_gateway
 from tests.gateway.serving import events
+from workers.faults import Fault
 
 pytestmark = pytest.mark.anyio
 
@@ -55,11 +57,9 @@ async def ask_all(real: Real) -> list[Any]:
     return await gather(*[lambda index=index: ask(real, index) for index in range(8)])  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("workers", [1, 2], ids=["restarts", "another takes over"])
 @pytest.mark.parametrize("phase", PHASES)
-async def test_eight_streams_equal_the_undisturbed_ones(phase: str, workers: int) -> None:
-    launches = [launch(f"w{number}", slots=4, rate=300) for number in range(workers)]
-    async with real_gateway(*launches) as real:
+async def test_streams_go_on_with_the_restart(phase: str) -> None:
+    async with real_gateway(launch("w0", slots=4, rate=300)) as real:
         whole = await ask_all(real)
         before = real.status().gauges.prefill_tokens
 
@@ -70,3 +70,35 @@ async def test_eight_streams_equal_the_undisturbed_ones(phase: str, workers: int
         again, _ = await gather(lambda: ask_all(real), kill)
         assert again == whole
         await real.until(lambda: real.status().incarnation == 2)
+
+
+@pytest.mark.parametrize("kind", ["kill", "abort", "hang", "stop"])
+async def test_streams_go_on_with_another_worker(kind: str) -> None:
+    """Four each; one worker is gone in the middle of a step of its own."""
+    fault = Fault(kind, call=30, incarnation=1)  # type: ignore[arg-type]
+    deadlines = Deadlines(hang=0.5, stop=0.5, term=0.2)
+    async with real_gateway(launch("b", slots=8, rate=300)) as undisturbed:
+        whole = await ask_all(undisturbed)
+    launches = launch("a", rate=300, faults=(fault,)), launch("b", rate=300)
+    async with real_gateway(*launches, deadlines=deadlines) as real:
+        assert await ask_all(real) == whole
+        await real.until(lambda: real.status().incarnation == 2)
+
+
+async def test_a_poisonous_request_ends_alone() -> None:
+    """It kills whoever computes it; seven others share its worker."""
+    poison = Fault("kill", calls=0, token=ord("!"))
+    async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
+        whole = await ask_all(undisturbed)
+    async with real_gateway(launch("w0", slots=8, rate=300, faults=(poison,))) as real:
+        bad = body(0) | {"prompt": "die!", "stream": False}
+        del bad["stream_options"]
+
+        async def ask_bad() -> Any:
+            await real.until(lambda: len(delivered(real)) == 8)
+            return await real.client.post("/v1/completions", json=bad)
+
+        again, answer = await gather(lambda: ask_all(real), ask_bad)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "quarantined")
+        assert again == whole
+        assert real.status().restarts == 2
