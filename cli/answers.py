@@ -121,7 +121,14 @@ class RemoteAnswers:
             "top_p": ask.sampling.top_p,
             "min_p": ask.sampling.min_p,
             "seed": ask.sampling.seed,
+            "presence_penalty": ask.sampling.presence_penalty,
+            "frequency_penalty": ask.sampling.frequency_penalty,
+            "repetition_penalty": ask.sampling.repetition_penalty,
         }
+        if ask.sampling.logit_bias:
+            body["logit_bias"] = {str(each.token): each.bias for each in ask.sampling.logit_bias}
+        if ask.limits.min_tokens:
+            body["min_tokens"] = ask.limits.min_tokens
         if ask.limits.max_tokens is not None:
             body["max_tokens"] = ask.limits.max_tokens
         if ask.limits.stop:

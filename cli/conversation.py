@@ -14,7 +14,7 @@ HELP = """\
 /clear           forget the conversation; the system text stays
 /system [TEXT]   show or set what the model is told first; starts over
 /params          show the parameters
-/params K=V ...  set some: temperature, top_k, top_p, min_p, seed, max_tokens
+/params K=V ...  set some: temperature, top_k, top_p, min_p, seed, max_tokens, and the penalties
 Ctrl-C           cancels a reply
 Ctrl-D           leaves"""
 
@@ -24,6 +24,9 @@ PARAMETERS: dict[str, Callable[[str], Any]] = {
     "top_p": float,
     "min_p": float,
     "seed": int,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "repetition_penalty": float,
     "max_tokens": int,
 }
 
@@ -81,7 +84,7 @@ class Conversation:
 
     def _parameters(self) -> str:
         values = msgspec.structs.asdict(self._sampling) | {"max_tokens": self._limits.max_tokens}
-        return "  ".join(f"{name}={value}" for name, value in values.items())
+        return "  ".join(f"{name}={values[name]}" for name in PARAMETERS)
 
     def _set_parameters(self, assignments: list[str]) -> str:
         values = msgspec.structs.asdict(self._sampling) | {"max_tokens": self._limits.max_tokens}

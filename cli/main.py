@@ -78,6 +78,11 @@ def generate(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: options.Seed = 0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    logit_bias: options.LogitBias = None,
+    min_tokens: options.MinTokens = 0,
     stop: options.Stops = None,
     ignore_eos: options.IgnoreEos = False,
     no_chat_template: Annotated[
@@ -90,8 +95,18 @@ def generate(
     """Answer one prompt and leave."""
     from cli.generate import answer_once, ask_for
 
-    sampling = options.sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    limits = options.limits(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)
+    sampling = options.sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        logit_bias=options.biases(logit_bias),
+    )
+    limits = options.limits(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, min_tokens=min_tokens)
     ask = ask_for(prompt, sampling, limits, system=system, chat=not no_chat_template)
     answer_once(settings, ask, url=url, stats=stats)
 
@@ -106,13 +121,25 @@ def chat(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: options.Seed = 0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
     system: Annotated[str, typer.Option(help="What the model is told first.", show_default=False)] = "",
     url: Url = None,
 ) -> None:
     """Talk with a model. Ctrl-C cancels a reply, Ctrl-D leaves, /help lists the commands."""
     from cli.chat import run_chat
 
-    sampling = options.sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    sampling = options.sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+    )
     run_chat(settings, sampling, options.limits(max_tokens=max_tokens), system=system, url=url)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cli.settings import Settings, SettingsError, flag, load, unknown_variables
-from protocol.request import Limits, Sampling
+from protocol.request import Bias, Limits, Sampling
 
 Made = TypeVar("Made", Sampling, Limits)
 
@@ -108,19 +108,52 @@ Stops = Annotated[
     list[str] | None,
     typer.Option("--stop", help="End before this text. May be given again.", rich_help_panel=SAMPLING),
 ]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Taken off the logits of tokens that were generated.", rich_help_panel=SAMPLING)
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="Taken off a token's logit for each time it was generated.", rich_help_panel=SAMPLING)
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1 makes what was said or asked less likely.", rich_help_panel=SAMPLING)
+]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logit-bias",
+        help="Add this to a token's logit. May be given again.",
+        metavar="ID=BIAS",
+        rich_help_panel=SAMPLING,
+    ),
+]
+MinTokens = Annotated[int, typer.Option(help="Tokens to generate at least.", rich_help_panel=SAMPLING)]
 IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Run to --max-tokens.", show_default=False, rich_help_panel=SAMPLING)
 ]
 
 
-def sampling(*, temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> Sampling:
-    """Checked sampling parameters. Raises `Refusal` that names the flag."""
-    return _checked(Sampling(temperature, top_k, top_p, min_p, seed))
+def sampling(**values: Any) -> Sampling:
+    """Checked sampling parameters, by the names of `Sampling`'s fields. Raises `Refusal` that names the flag."""
+    return _checked(Sampling(**values))
 
 
-def limits(*, max_tokens: int | None, stop: list[str] | None = None, ignore_eos: bool = False) -> Limits:
+def biases(assignments: list[str] | None) -> tuple[Bias, ...]:
+    """The values of `--logit-bias`. Raises `Refusal`."""
+    out = []
+    for assignment in assignments or ():
+        token, _, bias = assignment.partition("=")
+        try:
+            out.append(Bias(int(token), float(bias)))
+        except ValueError as error:
+            raise Refusal(f"--logit-bias: write ID=BIAS, both numbers, not {assignment!r}") from error
+    return tuple(out)
+
+
+def limits(
+    *, max_tokens: int | None, stop: list[str] | None = None, ignore_eos: bool = False, min_tokens: int = 0
+) -> Limits:
     """Checked limits. Raises `Refusal` that names the flag."""
-    return _checked(Limits(max_tokens, tuple(stop or ()), ignore_eos))
+    return _checked(Limits(max_tokens, tuple(stop or ()), ignore_eos, min_tokens=min_tokens))
 
 
 def _checked(made: Made) -> Made:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.requests import Plan
 from gateway.sse import extension, usage_json
 from gateway.streams import Call, Piece
@@ -39,7 +40,10 @@ def _choice(plan: Plan, piece: Piece) -> dict[str, Any]:
         choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
     else:
         choice["text"] = piece.text
-    choice |= {"logprobs": None, "finish_reason": piece.reason}
+    logprobs = None
+    if plan.logprobs:
+        logprobs = chat_logprobs(piece.logprobs) if plan.chat else CompletionLogprobs().write(piece.logprobs)
+    choice |= {"logprobs": logprobs, "finish_reason": piece.reason}
     if plan.return_token_ids:
         choice["token_ids"] = piece.tokens
     return choice

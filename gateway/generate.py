@@ -107,11 +107,12 @@ class Generate:
             fingerprint=call.fingerprint,
             include_usage=plan.include_usage,
             return_token_ids=plan.return_token_ids,
+            logprobs=plan.logprobs,
         )
         while True:
             # Read before taking: what comes after this look is in the next round.
             ended = call.ended
-            chunk = writer.pieces(call.take(plan.return_token_ids))
+            chunk = writer.pieces(call.take(plan.by_token))
             if ended:
                 break
             if chunk:

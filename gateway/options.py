@@ -11,19 +11,14 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0, 0.0),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "name": (),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0, 0.0),
     "reasoning_effort": ("none",),
     "refusal": (),
-    "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -32,7 +27,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -42,11 +36,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 class Generation(Struct, kw_only=True):
     """The options of this kind that both endpoints know; the base of their bodies."""
 
-    frequency_penalty: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
-    presence_penalty: Any = None
-    repetition_penalty: Any = None
     service_tier: Any = None
     store: Any = None
 
@@ -56,7 +45,7 @@ def refuse_set(body: Struct, at: str = "") -> None:
     for name in body.__struct_fields__:
         nothing = OPTIONS.get(name)
         value = None if nothing is None else getattr(body, name)
-        # Types count: 0 == False in Python, and `logprobs: 0` asks for something where `logprobs: false` does not.
+        # Types count: 0 == False in Python.
         if value is None or any(type(value) is type(none) and value == none for none in nothing or ()):
             continue
         raise unsupported(at + name)

@@ -13,21 +13,26 @@ from gateway.errors import ApiError, invalid
 from gateway.options import Generation, refuse_set
 from gateway.settings import GatewaySettings
 from protocol.bounds import (
+    MAX_BIAS,
+    MAX_BIASES,
     MAX_FRAMES_PER_MESSAGE,
     MAX_MESSAGES,
     MAX_NAME,
+    MAX_REPETITION,
     MAX_SEED,
     MAX_STOPS,
     MAX_TEMPERATURE,
     MAX_TEXT,
     MAX_TOKENS,
     MAX_TOP_K,
+    MAX_TOP_LOGPROBS,
+    MIN_REPETITION,
     Name,
     Stop,
     Text,
     TokenId,
 )
-from protocol.request import ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
+from protocol.request import Bias, ChatInput, Input, Limits, Message, Penalty, Sampling, TextInput, TokensInput
 
 MAX_PARTS = 256
 MAX_LABEL = 512
@@ -37,6 +42,8 @@ COMPLETION_MAX_TOKENS = 16
 
 Label = Annotated[str, Meta(max_length=MAX_LABEL)]
 TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+Biases = Annotated[dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]], Meta(max_length=MAX_BIASES)]
 Stops = Stop | Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
 TokenPrompt = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
 Prompt = Text | Annotated[tuple[Text | TokenId | TokenPrompt, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
@@ -50,7 +57,8 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class _Body(Generation, kw_only=True):
-    """What both endpoints share. OpenAI's defaults; `top_k`, `min_p`, `ignore_eos`, `return_token_ids` are added."""
+    """What both endpoints share. OpenAI's defaults; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`
+    and `return_token_ids` are added, under the names that they have in vLLM."""
 
     model: Name
     n: Annotated[int, Meta(ge=1, le=MAX_FRAMES_PER_MESSAGE)] | None = None
@@ -60,6 +68,11 @@ class _Body(Generation, kw_only=True):
     top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION, le=MAX_REPETITION)] | None = None
+    logit_bias: Biases | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -77,6 +90,8 @@ class CompletionBody(_Body, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/completions`."""
 
     prompt: Prompt
+    logprobs: TopLogprobs | Literal[False] | None = None
+    """How many most likely tokens to report with each."""
     # Refused when they ask for something: see `gateway.options`.
     best_of: Any = None
     echo: Any = None
@@ -110,6 +125,8 @@ class ChatBody(_Body, forbid_unknown_fields=True, kw_only=True):
 
     messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
     # Refused when they ask for something: see `gateway.options`.
     audio: Any = None
     function_call: Any = None
@@ -121,7 +138,6 @@ class ChatBody(_Body, forbid_unknown_fields=True, kw_only=True):
     response_format: Any = None
     tool_choice: Any = None
     tools: Any = None
-    top_logprobs: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -150,8 +166,19 @@ class Plan:
     include_usage: bool
     return_token_ids: bool
 
+    @property
+    def logprobs(self) -> bool:
+        """Every token is reported with its log-probability."""
+        return self.choices[0].sampling.logprobs is not None
 
-_AT = re.compile(r" - at `\$\.?([^`]*)`$")
+    @property
+    def by_token(self) -> bool:
+        """The answer tells of each token, not of text alone."""
+        return self.return_token_ids or self.logprobs
+
+
+_AT = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*?)(?:\[\.\.\.\])?`$")
+"""Where the decoder stopped; of a mapping it is the mapping, whether a key or a value is wrong."""
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `([^`]*)`")
 
 Body = TypeVar("Body", CompletionBody, ChatBody)
@@ -171,7 +198,8 @@ class RequestDecoder:
         refuse_set(body)
         prompts = _prompts(body.prompt)
         limit = body.max_tokens or COMPLETION_MAX_TOKENS
-        return self._plan(body, prompts, limit, size=len(raw), chat=False)
+        top = None if body.logprobs is False else body.logprobs
+        return self._plan(body, prompts, limit, top, size=len(raw))
 
     def chat(self, raw: bytes) -> Plan:
         """Decode a body of `/v1/chat/completions`."""
@@ -182,30 +210,37 @@ class RequestDecoder:
             limit = body.max_tokens
         elif body.max_tokens not in (None, limit):
             raise invalid("max_tokens", "`max_tokens` and `max_completion_tokens` differ; send one of them")
+        if body.top_logprobs and not body.logprobs:
+            raise invalid("top_logprobs", "`top_logprobs` goes with `logprobs: true` only")
+        top = (body.top_logprobs or 0) if body.logprobs else None
         messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
-        return self._plan(body, [ChatInput(messages, now=int(time.time()))], limit, size=len(raw), chat=True)
+        return self._plan(body, [ChatInput(messages, now=int(time.time()))], limit, top, size=len(raw))
 
     def _plan(
-        self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, *, size: int, chat: bool
+        self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, top: int | None, *, size: int
     ) -> Plan:
         n = body.n or 1
         self._check_fanout(len(inputs), n, size)
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options", "`stream_options` goes with `stream: true` only")
+        if limit is not None and (body.min_tokens or 0) > limit:
+            raise invalid("min_tokens", f"`min_tokens` is over the {limit} tokens that are generated at most")
         limits = Limits(
             max_tokens=limit,
             stop=_stops(body.stop),
             ignore_eos=bool(body.ignore_eos),
             deadline_ms=int(self._settings.request_timeout_s * 1000),
+            min_tokens=body.min_tokens or 0,
         )
         # A seed gives a prompt the same choices whatever stands beside it; without one, equal prompts should differ.
         first = secrets.randbits(63) if body.seed is None else body.seed
         seeds = (first + (index if body.seed is None else index % n) for index in range(len(inputs) * n))
         choices = tuple(
-            Choice(inputs[index // n], _sampling(body, seed & MAX_SEED), limits, body.cache_salt or "")
+            Choice(inputs[index // n], _sampling(body, seed & MAX_SEED, top), limits, body.cache_salt or "")
             for index, seed in enumerate(seeds)
         )
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        chat = isinstance(body, ChatBody)
         return Plan(chat, body.model, choices, n, bool(body.stream), usage, bool(body.return_token_ids))
 
     def _check_fanout(self, prompts: int, n: int, size: int) -> None:
@@ -274,11 +309,16 @@ def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else stop
 
 
-def _sampling(body: CompletionBody | ChatBody, seed: int) -> Sampling:
+def _sampling(body: CompletionBody | ChatBody, seed: int, logprobs: int | None) -> Sampling:
     return Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=body.top_k or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         min_p=body.min_p or 0.0,
         seed=seed,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=tuple(Bias(token, bias) for token, bias in (body.logit_bias or {}).items()),
+        logprobs=logprobs,
     )

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ApiError
+from gateway.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.streams import Piece
 
 DONE = b"data: [DONE]\n\n"
@@ -30,17 +31,21 @@ class EventWriter:
         fingerprint: str | None,
         include_usage: bool,
         return_token_ids: bool,
+        logprobs: bool = False,
     ) -> None:
         kind = "chat.completion.chunk" if chat else "text_completion"
         head = {"id": answer_id, "object": kind, "created": created, "model": model, "system_fingerprint": fingerprint}
         self._chat = chat
         self._token_ids = return_token_ids
+        self._logprobs = logprobs
+        self._offsets: dict[int, CompletionLogprobs] = {}
         self._head = b"data: " + _encode(head)[:-1]
         # With `include_usage` every chunk but the last says that it has none.
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._before: dict[int, bytes] = {}
         self._between = b'},"logprobs":null,"finish_reason":' if chat else b',"logprobs":null,"finish_reason":'
         self._plain = self._between + b"null}]" + self._tail
+        self._by_token = return_token_ids or logprobs
 
     def pieces(self, pieces: Iterable[Piece]) -> bytes:
         """One chunk a piece; before a chat choice's first, the chunk with its role."""
@@ -53,7 +58,7 @@ class EventWriter:
                 out.append(before[: -len(b'"content":')])
             else:
                 out += (before, _encode(piece.text))
-            out.append(self._plain if piece.reason is None and not self._token_ids else self._close(piece))
+            out.append(self._plain if piece.reason is None and not self._by_token else self._close(piece))
         return b"".join(out)
 
     def _open(self, index: int, out: list[bytes]) -> bytes:
@@ -67,7 +72,16 @@ class EventWriter:
     def _close(self, piece: Piece) -> bytes:
         reason = b"null" if piece.reason is None else _encode(piece.reason)
         ids = b',"token_ids":' + _encode(piece.tokens) if self._token_ids else b""
-        return self._between + reason + ids + b"}]" + self._tail
+        between = self._between
+        if self._logprobs and piece.logprobs:
+            between = between.replace(b"null", self._report(piece), 1)
+        return between + reason + ids + b"}]" + self._tail
+
+    def _report(self, piece: Piece) -> bytes:
+        if self._chat:
+            return _encode(chat_logprobs(piece.logprobs))
+        offsets = self._offsets.setdefault(piece.index, CompletionLogprobs())
+        return _encode(offsets.write(piece.logprobs))
 
     def usage(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, *, continued: bool) -> bytes:
         """The chunk with the counts of the whole call, and no choices. `continued`: see `extension`."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Finished, Usage
+from protocol.events import Delta, Finished, Logprobs, Usage
 
 
 class Cause(StrEnum):
@@ -43,6 +43,8 @@ class Piece(Struct, frozen=True, gc=False):
     text: str
     tokens: tuple[int, ...]
     reason: Literal["stop", "length"] | None
+    logprobs: tuple[Logprobs, ...] = ()
+    """One for each of the tokens, where the request asked for them."""
 
 
 class Stream:
@@ -54,6 +56,7 @@ class Stream:
     """
 
     __slots__ = (
+        "_logprobs",
         "_taken",
         "_text",
         "call",
@@ -110,6 +113,7 @@ class Stream:
         self.since_replay = 0
         """Tokens that came since it became a suspect."""
         self._text: list[str] = []
+        self._logprobs: list[Logprobs] = []
         self._taken = 0
 
     def submit_as(self, number: int, now: float) -> Submit:
@@ -146,6 +150,8 @@ class Stream:
         self.tokens += delta.tokens
         if delta.text:
             self._text.append(delta.text)
+        if delta.logprobs:
+            self._logprobs += delta.logprobs
         self.call.changed(self)
         return True
 
@@ -178,9 +184,11 @@ class Stream:
         if with_tokens and self._taken < len(self.tokens):
             tokens = tuple(self.tokens[self._taken :])
             self._taken = len(self.tokens)
+        logprobs = tuple(self._logprobs)
+        self._logprobs.clear()
         if not (text or tokens or self.reason is not None):
             return None
-        return Piece(self.index, text, tokens, self.reason)
+        return Piece(self.index, text, tokens, self.reason, logprobs)
 
 
 class Call:

@@ -4,7 +4,22 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from protocol.bounds import MAX_SLOTS, Count, Label, Milliseconds, Name, Reason, StreamId, Text, Tokens
+from protocol.bounds import (
+    MAX_PIECE_BYTES,
+    MAX_SLOTS,
+    MAX_TOKENS,
+    MAX_TOP_LOGPROBS,
+    MIN_LOGPROB,
+    Count,
+    Label,
+    Milliseconds,
+    Name,
+    Reason,
+    StreamId,
+    Text,
+    TokenId,
+    Tokens,
+)
 from protocol.errors import ByeReason, ErrorCode
 from protocol.request import FinishReason
 
@@ -20,6 +35,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     """The model has a tokenizer; without it only token prompts are taken."""
     score: bool = False
     resume: bool = True
+    logprobs: bool = False
+    """Log-probabilities of generated tokens are reported to those who ask."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -87,12 +104,35 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=Tru
     """What a step with a full budget of prompt tokens may take, from the pace of the warm-up; 0 is not known."""
 
 
+class Likely(Struct, frozen=True, array_like=True, gc=False):
+    """One token and how likely it was, by the model's own logits: before bias, penalties, temperature and filters."""
+
+    token: TokenId
+    logprob: Annotated[float, Meta(ge=MIN_LOGPROB, le=0.0)]
+    """Natural logarithm; `MIN_LOGPROB` also stands for what is less likely."""
+    piece: Annotated[bytes, Meta(max_length=MAX_PIECE_BYTES)]
+    """The token's bytes, or a special token's name; maybe half a character."""
+
+
+class Logprobs(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """The log-probabilities of one generated token."""
+
+    drawn: Likely
+    top: Annotated[tuple[Likely, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
+    """The most likely tokens, likeliest first; equal ones by their ids."""
+
+
+LogprobsList = Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_TOKENS)]
+
+
 class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """What one sequence got in one step. The text may lag behind the tokens (a split character, a possible stop)."""
 
     stream: StreamId
     tokens: Tokens
     text: Text = ""
+    logprobs: LogprobsList = ()
+    """One for each token, where the request asked for them."""
 
 
 class Step(Struct, frozen=True, array_like=True, tag="step", omit_defaults=True):
@@ -123,6 +163,8 @@ class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaul
     usage: Usage
     tokens: Tokens = ()
     text: Text = ""
+    logprobs: LogprobsList = ()
+    """One for each of these tokens, where the request asked for them."""
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=True, gc=False):

@@ -5,17 +5,24 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
+    MAX_BIAS,
+    MAX_BIASES,
     MAX_MESSAGES,
+    MAX_PENALTY,
+    MAX_REPETITION,
     MAX_SEED,
     MAX_STOPS,
     MAX_TEMPERATURE,
     MAX_TOKENS,
     MAX_TOOLS_JSON,
     MAX_TOP_K,
+    MAX_TOP_LOGPROBS,
+    MIN_REPETITION,
     Milliseconds,
     Stop,
     Text,
     Time,
+    TokenId,
     Tokens,
 )
 
@@ -53,10 +60,21 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
 Input = TextInput | TokensInput | ChatInput
 
 
+Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+
+
+class Bias(Struct, frozen=True, array_like=True, gc=False):
+    """What is added to one token's logit."""
+
+    token: TokenId
+    bias: Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
+
+
 class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """How the next token is drawn. The noise depends on (seed, position) alone, never on the batch.
 
-    The order of the filters is temperature, top_k, top_p, min_p, as in `workers/sampling.py`, which defines them.
+    Logits are changed by logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty together
+    (`workers/edits.py`), then by temperature, top_k, top_p, min_p (`workers/sampling.py`).
     """
 
     temperature: Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)] = 0.0
@@ -68,6 +86,15 @@ class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fals
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """Keep tokens with at least this fraction of the most likely token's probability."""
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
+    presence_penalty: Penalty = 0.0
+    """Subtracted from the logits of tokens that were generated already."""
+    frequency_penalty: Penalty = 0.0
+    """Subtracted from a token's logit once for each time that it was generated."""
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION, le=MAX_REPETITION)] = 1.0
+    """Divides positive and multiplies other logits of tokens that are in the prompt or were generated."""
+    logit_bias: Annotated[tuple[Bias, ...], Meta(max_length=MAX_BIASES)] = ()
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """Report log-probabilities: of the drawn token and of this many most likely ones; None is no report."""
 
 
 class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -80,6 +107,8 @@ class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     ignore_eos: bool = False
     deadline_ms: Milliseconds = 0
     """Milliseconds from the worker's receipt until the request fails with `DEADLINE`; 0 is no deadline."""
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    """An end-of-sequence token is not drawn before so many tokens are generated."""
 
 
 FinishReason = Literal["stop", "length", "cancelled"]

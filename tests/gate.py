@@ -2,18 +2,24 @@
 
 `run_gate(make_runner)` sends at least 32 requests with mixed prompt lengths (around every chunk boundary) through the
 runner's slots, admitted mid-stream, some cancelled, some resumed, some ended by a token, greedy and seeded, and
-compares every stream, token for token, with the same request run alone. It raises `AssertionError` on a difference.
+compares every stream, token for token, with the same request run alone. Some have penalties, a bias, a mask, a
+minimal length or log-probabilities, which must come out the same as well. It raises `AssertionError` on a difference.
 """
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from protocol.request import Sampling
+from msgspec import structs
+
+from protocol.request import Bias, Sampling
 from workers.engine import BatchEngine, Request
 from workers.prefix import PrefixPolicy
+from workers.request import Token
 from workers.runner import Runner, RunnerCapabilities
 from workers.scheduler import cut
+from workers.shaping import AllowedTokens
 
 SAMPLINGS = (
     Sampling(),
@@ -22,6 +28,9 @@ SAMPLINGS = (
     Sampling(temperature=1.3, top_p=0.95, seed=7),
     Sampling(),
     Sampling(temperature=0.7, seed=1 << 40),
+    Sampling(presence_penalty=1.5, frequency_penalty=0.5, logprobs=3),
+    Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.3, logit_bias=(Bias(97, 4.0), Bias(98, -100.0)), seed=3),
+    Sampling(temperature=1.0, frequency_penalty=2.0, logprobs=0, seed=5),
 )
 
 
@@ -34,6 +43,8 @@ class GateReport:
     resumed: int
     stopped: int
     full: int
+    masked: int
+    reported: int
     tokens: int
     steps: int
     most_active: int
@@ -62,7 +73,7 @@ def run_gate(
     reference = make_reference() if make_reference else runner
     try:
         planned = _requests(runner.capabilities, randomness, requests, max_tokens, longest)
-        expected = {request.stream: alone(reference, request) for request in planned}
+        expected = {request.stream: generated_alone(reference, request) for request in planned}
         planned = [_vary(request, expected[request.stream], resume) for request in planned]
         return _batch(runner, planned, expected, randomness, step_tokens, before_step)
     finally:
@@ -73,14 +84,19 @@ def run_gate(
 
 def alone(runner: Runner, request: Request) -> list[int]:
     """The tokens of one request on an engine of its own: the reference that a batch must reproduce."""
+    return [token.token for token in generated_alone(runner, request)]
+
+
+def generated_alone(runner: Runner, request: Request) -> list[Token]:
+    """`alone`, with the log-probabilities that the request asks for."""
     # The runner is given back as it was: nothing may stay in its slots.
     engine = BatchEngine(runner, max_queue=1, step_tokens=1 << 20, prefixes=PrefixPolicy(enabled=False))
     engine.submit(request)
-    tokens: list[int] = []
+    tokens: list[Token] = []
     while not engine.idle:
         result = engine.step()
         assert not result.failures, result.failures
-        tokens += [token.token for token in result.tokens]
+        tokens += result.tokens
     return tokens
 
 
@@ -100,12 +116,15 @@ def _requests(
     lengths += [randomness.randint(1, min(most, 2 * capabilities.prefill_chunks[0] + 8)) for _ in range(count)]
     lengths = lengths[: max(count, len(lengths) - count)]
     randomness.shuffle(lengths)
+    vocab = capabilities.vocab_size
     return [
         Request(
             stream,
-            tuple(randomness.randrange(capabilities.vocab_size) for _ in range(length)),
+            tuple(randomness.randrange(vocab) for _ in range(length)),
             replace_seed(SAMPLINGS[stream % len(SAMPLINGS)], stream),
             randomness.randint(max_tokens // 2, max_tokens),
+            # Of every other token, so that many rows are masked beside others that are not.
+            constraint=partial(AllowedTokens, range(stream % 2, vocab, 2), vocab) if stream % 7 == 6 else None,
         )
         for stream, length in enumerate(lengths)
     ]
@@ -113,21 +132,22 @@ def _requests(
 
 def replace_seed(sampling: Sampling, stream: int) -> Sampling:
     """The same sampling with a seed of its own, for greedy nothing changes."""
-    return Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed + stream)
+    return structs.replace(sampling, seed=sampling.seed + stream)
 
 
-def _vary(request: Request, expected: list[int], resume: bool) -> Request:
+def _vary(request: Request, expected: list[Token], resume: bool) -> Request:
     """Let some requests go on from tokens that they had already, and some end at a token."""
-    if resume and request.stream % 5 == 2:
-        return replace(request, resume=tuple(expected[: len(expected) // 2]))
+    ids = [token.token for token in expected]
+    if resume and request.stream % 5 in (1, 2):
+        return replace(request, resume=tuple(ids[: len(ids) // 2]))
     if request.stream % 5 == 4:
-        return replace(request, eos=frozenset({expected[len(expected) // 2]}))
+        return replace(request, eos=frozenset({ids[len(ids) // 2]}))
     return request
 
 
-def _expected(request: Request, reference: list[int]) -> tuple[list[int], str]:
+def _expected(request: Request, reference: list[Token]) -> tuple[list[Token], str]:
     """What the batch must emit, and the reason of its end."""
-    ends = [index for index, token in enumerate(reference) if token in request.eos]
+    ends = [index for index, token in enumerate(reference) if token.token in request.eos]
     if ends:
         return reference[len(request.resume) : ends[0] + 1], "stop"
     return reference[len(request.resume) :], "length"
@@ -136,13 +156,13 @@ def _expected(request: Request, reference: list[int]) -> tuple[list[int], str]:
 def _batch(
     runner: Runner,
     planned: list[Request],
-    references: dict[int, list[int]],
+    references: dict[int, list[Token]],
     randomness: random.Random,
     step_tokens: int,
     before_step: Callable[[], None],
 ) -> GateReport:
     engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens)
-    got: dict[int, list[int]] = {request.stream: [] for request in planned}
+    got: dict[int, list[Token]] = {request.stream: [] for request in planned}
     reasons: dict[int, str] = {}
     # Every fourth request is cancelled once it has this many tokens; 0 is before its first step.
     cancels = {request.stream: randomness.randint(0, 9) for request in planned if request.stream % 4 == 3}
@@ -161,7 +181,7 @@ def _batch(
         most_active = max(most_active, engine.gauges().slots_active)
         for token in result.tokens:
             assert type(token.token) is int, f"the runner returned {type(token.token)}, not int"
-            got[token.stream].append(token.token)
+            got[token.stream].append(token)
         for end in result.ends:
             assert end.stream not in reasons, f"stream {end.stream} ended twice"
             reasons[end.stream] = end.reason
@@ -174,6 +194,8 @@ def _batch(
         resumed=sum(bool(request.resume) for request in planned),
         stopped=sum(reason == "stop" for reason in reasons.values()),
         full=sum(len(r.prompt) + len(references[r.stream]) == runner.capabilities.context for r in planned),
+        masked=sum(request.constraint is not None for request in planned),
+        reported=sum(token.logprobs is not None for tokens in got.values() for token in tokens),
         tokens=sum(map(len, got.values())),
         steps=gauges.steps,
         most_active=most_active,
@@ -182,8 +204,8 @@ def _batch(
 
 def _compare(
     planned: list[Request],
-    references: dict[int, list[int]],
-    got: dict[int, list[int]],
+    references: dict[int, list[Token]],
+    got: dict[int, list[Token]],
     reasons: dict[int, str],
     capabilities: RunnerCapabilities,
 ) -> None:

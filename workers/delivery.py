@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.bounds import MAX_TOKENS, clip
+from protocol.bounds import MAX_PIECE_BYTES, MAX_TOKENS, clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Gauges, Step, Usage
+from protocol.events import Delta, Event, Failed, Finished, Gauges, Likely, Logprobs, Step, Usage
 from protocol.request import ChatInput, FinishReason, Input, TextInput
 from workers.request import End, Failure, Request, StepResult
+from workers.runner import TokenLogprobs
 from workers.text.budget import TemplateError
 from workers.text.stream import TextStream
 from workers.text.vocabulary import Chat, Vocabulary
@@ -66,6 +67,9 @@ class _Live:
     """A stop string was found: what the engine still brings is dropped."""
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
+    top: int = 0
+    """Most likely tokens to report with each, when the runner reports any."""
+    logprobs: list[Logprobs] = field(default_factory=list)
 
 
 class _Refused(Exception):
@@ -113,7 +117,7 @@ class Delivery:
             return _refused(stream, refusal.code, str(refusal), refusal.field)
         eos = self._vocabulary.eos_ids if self._vocabulary and not submit.limits.ignore_eos else frozenset()
         source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
-        live = _Live(eos, text, source, len(prompt), len(submit.resume))
+        live = _Live(eos, text, source, len(prompt), len(submit.resume), top=submit.sampling.logprobs or 0)
         for token in submit.resume:
             # The client has this text already; what was held back of it comes with the next token.
             if text is not None and token not in eos:
@@ -124,7 +128,16 @@ class Delivery:
         if submit.limits.deadline_ms:
             heapq.heappush(self._deadlines, (self._clock() + submit.limits.deadline_ms / 1000, stream))
         limits = submit.limits
-        request = Request(stream, prompt, submit.sampling, limits.max_tokens, eos, submit.resume, tenant=submit.tenant)
+        request = Request(
+            stream,
+            prompt,
+            submit.sampling,
+            limits.max_tokens,
+            eos,
+            submit.resume,
+            tenant=submit.tenant,
+            min_tokens=limits.min_tokens,
+        )
         return Admitted(request, None)
 
     def is_live(self, stream: int) -> bool:
@@ -212,6 +225,8 @@ class Delivery:
             touched[item.stream] = live
             live.completion_tokens += 1
             live.tokens.append(item.token)
+            if item.logprobs is not None:
+                live.logprobs.append(self._logprobs(item.token, item.logprobs, live.top))
             if live.text is not None and item.token not in live.eos:
                 live.pieces.append(live.text.push(item.token))
                 if live.text.stopped:
@@ -219,10 +234,20 @@ class Delivery:
                     finish.append(item.stream)
         deltas = []
         for stream, live in touched.items():
-            deltas.append(Delta(stream, tuple(live.tokens), "".join(live.pieces)))
+            deltas.append(Delta(stream, tuple(live.tokens), "".join(live.pieces), tuple(live.logprobs)))
             live.tokens.clear()
             live.pieces.clear()
+            live.logprobs.clear()
         return tuple(deltas)
+
+    def _logprobs(self, token: int, logprobs: TokenLogprobs, count: int) -> Logprobs:
+        """The report of one token, with the bytes of those that it names."""
+        top = zip(logprobs.tokens[:count], logprobs.logprobs, strict=False)
+        likely = (Likely(other, logprob, self._label(other)) for other, logprob in top)
+        return Logprobs(Likely(token, logprobs.logprob, self._label(token)), tuple(likely))
+
+    def _label(self, token: int) -> bytes:
+        return b"" if self._vocabulary is None else self._vocabulary.label(token)[:MAX_PIECE_BYTES]
 
     def _end(self, end: End) -> Iterable[Finished]:
         live = self._live.pop(end.stream, None)

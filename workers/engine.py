@@ -20,7 +20,7 @@ from protocol.request import FinishReason
 from workers.pace import DEFAULT_STEP_TOKENS, Pace
 from workers.prefix import PrefixPolicy
 from workers.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
-from workers.runner import Runner, RunnerCapabilities
+from workers.runner import Runner, RunnerCapabilities, TokenLogprobs
 from workers.scheduler import Live, Prefill, Scheduler, row
 from workers.scoring import score
 
@@ -175,6 +175,7 @@ class BatchEngine:
                 self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
             began = self._clock()
             token = self._runner.prefill(work.chunk, work.draw)
+            logprobs = self._logprobs([live]) if work.draw is not None else [None]
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
             self._fail(live, "prefill", error)
             return
@@ -187,7 +188,7 @@ class BatchEngine:
         self._scheduler.prefilled(work)
         if work.draw is not None:
             live.first = self._clock()
-            self._accept(live, -1 if token is None else token, live.first)
+            self._accept(live, -1 if token is None else token, logprobs[0], live.first)
 
     def _decode(self, decoding: list[Live]) -> None:
         self._decode_steps += 1
@@ -196,6 +197,7 @@ class BatchEngine:
             tokens = self._runner.decode([row(live) for live in decoding])
             if len(tokens) != len(decoding):
                 raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(decoding)} rows")
+            logprobs = self._logprobs(decoding)
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
             for live in decoding:
                 self._fail(live, "decode", error)
@@ -204,15 +206,24 @@ class BatchEngine:
         now = self._clock()
         if self._pace is not None:
             self._pace.decoded(now - began)
-        for live, token in zip(decoding, tokens, strict=True):
-            self._accept(live, token, now)
+        for live, token, likely in zip(decoding, tokens, logprobs, strict=True):
+            self._accept(live, token, likely, now)
 
-    def _accept(self, live: Live, token: int, now: float) -> None:
+    def _logprobs(self, drawing: list[Live]) -> list[TokenLogprobs | None]:
+        """Of the rows that asked for them, of those that the last call drew."""
+        wanted = [row for row, live in enumerate(drawing) if live.request.sampling.logprobs is not None]
+        out: list[TokenLogprobs | None] = [None] * len(drawing)
+        if wanted:
+            for row, likely in zip(wanted, self._runner.logprobs(wanted), strict=True):
+                out[row] = likely
+        return out
+
+    def _accept(self, live: Live, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
         if not 0 <= token < self._vocab_size:
             self._fail(live, "sampling", ValueError(f"the runner drew token {token} of {self._vocab_size}"))
             return
         self._decode_tokens += 1
-        self._tokens.append(Token(live.request.stream, token))
+        self._tokens.append(Token(live.request.stream, token, logprobs))
         reason = self._scheduler.accept(live, token)
         if reason is not None:
             self._scheduler.remove(live.request.stream)

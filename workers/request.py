@@ -1,15 +1,45 @@
 """What goes into the engine and what comes out of it: token ids only, no text and no frames."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
-from protocol.bounds import MAX_SEED, MAX_TEMPERATURE, MAX_TOP_K
+from protocol.bounds import (
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_PENALTY,
+    MAX_REPETITION,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
+    MAX_TOP_LOGPROBS,
+    MIN_REPETITION,
+)
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason, Sampling
+from workers.runner import TokenLogprobs
 
 GREEDY = Sampling()
+
+
+class Constraint(Protocol):
+    """Which tokens may come next in one sequence, as a function of the tokens of its answer so far: a grammar's seam.
+
+    Made anew for each life of a sequence; `accept` is told every token of the answer in order, resumed ones first.
+    """
+
+    def accept(self, token: int) -> None:
+        """The answer goes on with this token."""
+
+    def mask(self) -> NDArray[np.uint32]:
+        """The tokens that may follow, as `workers.runner.Draw.mask`; not changed afterwards.
+
+        When it allows none, the answer has come to its end.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +57,10 @@ class Request:
     """Tokens that an earlier run generated already: they are not emitted again, and the answer goes on after them."""
     tenant: str = ""
     """Whose it is: cache rows are shared between sequences of one tenant only."""
+    min_tokens: int = 0
+    """No token of `eos` is drawn before so many are generated, resumed ones included."""
+    constraint: Callable[[], Constraint] | None = None
+    """Makes the constraint of one life of this sequence."""
 
 
 class Token(Struct, frozen=True, gc=False):
@@ -34,6 +68,8 @@ class Token(Struct, frozen=True, gc=False):
 
     stream: int
     token: int
+    logprobs: TokenLogprobs | None = None
+    """Where `sampling.logprobs` asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +137,8 @@ def check(request: Request, vocab_size: int, context: int) -> None:
         raise _invalid("resume", f"resume has {len(request.resume)} tokens, more than max_tokens {request.max_tokens}")
     if not request.eos.isdisjoint(request.resume[:-1]):
         raise _invalid("resume", "resume goes on after an end-of-sequence token")
+    if request.min_tokens < 0 or (request.max_tokens is not None and request.min_tokens > request.max_tokens):
+        raise _invalid("min_tokens", f"min_tokens must be within 0 and max_tokens, not {request.min_tokens}")
     if len(request.prompt) >= context:
         text = f"prompt of {len(request.prompt)} tokens leaves no room for an answer in a context of {context}"
         raise RequestRefused(ErrorCode.CONTEXT, text, "prompt")
@@ -108,6 +146,8 @@ def check(request: Request, vocab_size: int, context: int) -> None:
         text = f"prompt and resume have {len(request.prompt) + len(request.resume)} tokens, the context is {context}"
         raise RequestRefused(ErrorCode.CONTEXT, text, "resume")
     check_sampling(request.sampling)
+    biased = [each.token for each in request.sampling.logit_bias]
+    _check_tokens("logit_bias", biased, vocab_size)
 
 
 def check_score(tokens: Sequence[int], vocab_size: int, context: int) -> None:
@@ -134,6 +174,28 @@ def check_sampling(sampling: Sampling) -> None:
         raise _invalid("min_p", f"min_p must be within 0 and 1, not {sampling.min_p}")
     if not (0 <= sampling.seed <= MAX_SEED):
         raise _invalid("seed", f"seed must be within 0 and {MAX_SEED}, not {sampling.seed}")
+    _check_penalties(sampling)
+    if not (0 <= (sampling.logprobs or 0) <= MAX_TOP_LOGPROBS):
+        raise _invalid("logprobs", f"logprobs must be within 0 and {MAX_TOP_LOGPROBS}, not {sampling.logprobs}")
+
+
+def _check_penalties(sampling: Sampling) -> None:
+    for name, value in (
+        ("presence_penalty", sampling.presence_penalty),
+        ("frequency_penalty", sampling.frequency_penalty),
+    ):
+        if not (-MAX_PENALTY <= value <= MAX_PENALTY):
+            raise _invalid(name, f"{name} must be within {-MAX_PENALTY} and {MAX_PENALTY}, not {value}")
+    penalty = sampling.repetition_penalty
+    if not (MIN_REPETITION <= penalty <= MAX_REPETITION):
+        text = f"repetition_penalty must be within {MIN_REPETITION} and {MAX_REPETITION}, not {penalty}"
+        raise _invalid("repetition_penalty", text)
+    if len(sampling.logit_bias) > MAX_BIASES:
+        raise _invalid("logit_bias", f"logit_bias has {len(sampling.logit_bias)} tokens, {MAX_BIASES} are allowed")
+    for each in sampling.logit_bias:
+        if not (-MAX_BIAS <= each.bias <= MAX_BIAS):
+            text = f"logit_bias of token {each.token} must be within {-MAX_BIAS} and {MAX_BIAS}, not {each.bias}"
+            raise _invalid("logit_bias", text)
 
 
 def _check_tokens(field: str, tokens: Sequence[int], vocab_size: int) -> None:

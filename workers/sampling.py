@@ -30,25 +30,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.blocks import BLOCK, LOW, best_of, blocks_of, first, fold, limbs, sum_of, take
 from workers.noise import Array, noise
+from workers.ratios import FAR, WEIGHT_ONE, distances, steps_of, weights_of
 from workers.runner import Draw
 
-BLOCK = 128
-"""Lanes of a block: 128 weights of at most 2**24 sum to less than 2**32."""
 GROUP = 32
 """Blocks of a group."""
-MIN_TEMPERATURE = 1e-6
-WEIGHT_ONE = 1 << 24
-
-_OCTAVE = 1 << 16
-"""Steps in which the logarithm of a probability ratio is counted, per halving."""
-_FAR = 26 * _OCTAVE
-"""Steps at which a weight is 0."""
-_LIMIT = 1e20
-"""Distances are clipped here."""
-_POLYNOMIAL = (726735, 62782, 55864, 28735)
-"""2**-f = 1 - c1 f + c2 f^2 - c3 f^3 + c4 f^4 on [0, 1], as integers scaled by 2**20, 2**18, 2**20 and 2**22."""
-_LOW = 0xFFFF
 
 
 class Parameters(NamedTuple):
@@ -78,8 +66,13 @@ def parameters(draws: Sequence[Draw]) -> Parameters:
 
 
 def needs_sampling(draws: Sequence[Draw]) -> bool:
-    """False when all rows are greedy, so that `greedy` does."""
-    return any(draw.sampling.temperature > 0.0 and draw.sampling.top_k != 1 for draw in draws)
+    """False when all rows are greedy on the logits as they are, so that `greedy` does."""
+    return any(
+        (draw.sampling.temperature > 0.0 and draw.sampling.top_k != 1)
+        or draw.edits is not None
+        or draw.mask is not None
+        for draw in draws
+    )
 
 
 def needs_filters(draws: Sequence[Draw]) -> bool:
@@ -90,10 +83,10 @@ def needs_filters(draws: Sequence[Draw]) -> bool:
 
 def greedy(xp: Any, logits: Array) -> Array:
     """The smallest id among the highest logits: float32 [B, V] -> int32 [B]; -1 for a row without a finite maximum."""
-    blocks = _blocks(xp, logits)
-    maxima, best = _best(xp, blocks)
-    block = _first(xp, maxima >= best[:, None])
-    lane = _first(xp, _take(xp, blocks, block) >= best[:, None])
+    blocks = blocks_of(xp, logits)
+    maxima, best = best_of(xp, blocks)
+    block = first(xp, maxima >= best[:, None])
+    lane = first(xp, take(xp, blocks, block) >= best[:, None])
     finite = (best > -math.inf) & (best < math.inf)
     return xp.where(finite, block * BLOCK + lane, -1).astype(xp.int32)
 
@@ -127,9 +120,9 @@ def kept(
     xp: Any, logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array, *, filters: bool = True
 ) -> Array:
     """The weights that `sample` draws by, 0 for what the filters leave out: uint32 [B, n, BLOCK], filled up with 0."""
-    distance = _distance(xp, _blocks(xp, logits))
-    steps = _steps(xp, distance, temperature)
-    weights = _weights(xp, steps)
+    distance = distances(xp, blocks_of(xp, logits))
+    steps = steps_of(xp, distance, temperature)
+    weights = weights_of(xp, steps)
     if not filters:
         return weights
     nearest = _nearest(xp, distance, top_k, logits.shape[1])
@@ -137,77 +130,6 @@ def kept(
     likely = _likely(xp, steps, weights, top_p)
     least = (min_p * WEIGHT_ONE).astype(xp.uint32)[:, None, None]
     return weights * ((steps <= likely) & (weights >= least)).astype(xp.uint32)
-
-
-def _blocks(xp: Any, logits: Array) -> Array:
-    """[B, V] -> [B, n, BLOCK], filled up with -inf."""
-    return _fold(xp, logits, BLOCK, -math.inf)
-
-
-def _fold(xp: Any, values: Array, width: int, filler: float) -> Array:
-    """[B, m] -> [B, n, width], filled up."""
-    rows, length = values.shape
-    missing = -length % width
-    if missing:
-        values = xp.pad(values, ((0, 0), (0, missing)), constant_values=filler)
-    return values.reshape(rows, (length + missing) // width, width)
-
-
-def _best(xp: Any, blocks: Array) -> tuple[Array, Array]:
-    """The blocks' maxima [B, n] and the rows' [B]; a NaN counts as +inf, as not every maximum passes it on."""
-    maxima = xp.max(xp.where(blocks == blocks, blocks, math.inf), axis=2)
-    return maxima, xp.max(maxima, axis=1)
-
-
-def _first(xp: Any, found: Array) -> Array:
-    """The index of the first True in each row, the last index where there is none: bool [B, m] -> int32 [B]."""
-    size = found.shape[1]
-    indices = xp.arange(size, dtype=xp.int32)[None, :]
-    return xp.min(xp.where(found, indices, size - 1), axis=1).astype(xp.int32)
-
-
-def _take(xp: Any, blocks: Array, index: Array) -> Array:
-    """Row b of the result is blocks[b, index[b]]: [B, n, m] and [B] -> [B, m]."""
-    return xp.take_along_axis(blocks, index[:, None, None], axis=1)[:, 0]
-
-
-def _distance(xp: Any, blocks: Array) -> Array:
-    """How far each logit is below its row's highest: float32, 0 and up, `_LIMIT` for what can never be drawn.
-
-    Comparisons with NaN are false, so that whatever is not finite is far.
-    """
-    best = _best(xp, blocks)[1]
-    finite = (best > -math.inf) & (best < math.inf)
-    distance = xp.where(finite, best, 0.0)[:, None, None] - blocks
-    return xp.where(distance < _LIMIT, xp.maximum(distance, 0.0), _LIMIT).astype(xp.float32)
-
-
-def _steps(xp: Any, distance: Array, temperature: Array) -> Array:
-    """The distance as -log2 of the probability ratio, in steps of 1/_OCTAVE: uint32, at most `_FAR`.
-
-    One product and a truncation, and no sum after it, which a compiler could fuse and round differently.
-    """
-    scale = xp.array(_OCTAVE * math.log2(math.e), dtype=xp.float32) / xp.maximum(temperature, MIN_TEMPERATURE)
-    steps = xp.minimum(distance * scale[:, None, None], float(_FAR))
-    return steps.astype(xp.int32).astype(xp.uint32)
-
-
-def _weights(xp: Any, steps: Array) -> Array:
-    """WEIGHT_ONE * 2**-(steps / _OCTAVE), rounded: uint32. Never rises with the steps; exact at 0."""
-    c1, c2, c3, c4 = _POLYNOMIAL
-    fraction, octave = steps & _LOW, steps >> 16
-    a3 = c3 - ((fraction * c4 + (1 << 17)) >> 18)
-    a2 = c2 - ((fraction * a3 + (1 << 17)) >> 18)
-    a1 = c1 - ((fraction * a2 + (1 << 13)) >> 14)
-    # a1 has 20 bits, so that the product with 16 goes in two parts.
-    value = WEIGHT_ONE - (((a1 >> 4) * fraction + (((a1 & 15) * fraction) >> 4)) >> 8)
-    half = (xp.array(1, dtype=xp.uint32) << octave) >> 1
-    return (value + half) >> octave
-
-
-def _sum(xp: Any, values: Array, axis: int) -> Array:
-    """A sum of uint32 as uint32 (numpy would widen it; the sums here fit)."""
-    return xp.sum(values, axis=axis).astype(xp.uint32)
 
 
 def _nearest(xp: Any, distance: Array, top_k: Array, length: int) -> Array:
@@ -239,10 +161,10 @@ def _likely(xp: Any, steps: Array, weights: Array, top_p: Array) -> Array:
     def enough(limit: Array) -> Array:
         return _mass(xp, weights * (steps <= limit[:, None, None]).astype(xp.uint32)) >= wanted
 
-    likely = _bisect(xp, enough, top_p.shape[0], _FAR)
+    likely = _bisect(xp, enough, top_p.shape[0], FAR)
     # The mass is rounded: a tail below its last place would be dropped from the rows that keep all.
     keeps_all = (top_p >= 1.0)[:, None, None]
-    return xp.where(keeps_all, xp.array(_FAR, dtype=xp.uint32), likely)
+    return xp.where(keeps_all, xp.array(FAR, dtype=xp.uint32), likely)
 
 
 def _bisect(xp: Any, enough: Any, rows: int, highest: int) -> Array:
@@ -257,15 +179,9 @@ def _bisect(xp: Any, enough: Any, rows: int, highest: int) -> Array:
     return high[:, None, None]
 
 
-def _limbs(xp: Any, values: Array, axis: int) -> tuple[Array, Array]:
-    """The exact sum of uint32 along an axis as (high, low): high * 2**16 + low, low below 2**16."""
-    low = _sum(xp, values & _LOW, axis)
-    return _sum(xp, values >> 16, axis) + (low >> 16), low & _LOW
-
-
 def _mass(xp: Any, weights: Array) -> Array:
     """A row's sum of weights as float32 [B], rounded in a way that never falls when the sum rises."""
-    high, low = _limbs(xp, _sum(xp, weights, 2), 1)
+    high, low = limbs(xp, sum_of(xp, weights, 2), 1)
     return high.astype(xp.float32) * 65536.0 + low.astype(xp.float32)
 
 
@@ -274,37 +190,37 @@ def _draw(xp: Any, weights: Array, bits: Array) -> Array:
 
     The search goes down from groups to blocks to lanes; all sums are exact.
     """
-    blocks = _fold(xp, _sum(xp, weights, 2), GROUP, 0)
-    high, low = _limbs(xp, blocks, 2)
-    point = _point(bits, *_total(xp, high, low))
+    blocks = fold(xp, sum_of(xp, weights, 2), GROUP, 0)
+    high, low = limbs(xp, blocks, 2)
+    point = _point(bits, *_both(xp, high, low))
     group, point = _locate(xp, high, low, point)
-    inside = _take(xp, blocks, group)
-    block, point = _locate(xp, inside >> 16, inside & _LOW, point)
+    inside = take(xp, blocks, group)
+    block, point = _locate(xp, inside >> 16, inside & LOW, point)
     # Only a row that has no weight at all, which -1 answers for, can come out of range.
     block = xp.minimum(group * GROUP + block, weights.shape[1] - 1)
-    lanes = _take(xp, weights, block)
-    lane, _ = _locate(xp, lanes >> 16, lanes & _LOW, point)
+    lanes = take(xp, weights, block)
+    lane, _ = _locate(xp, lanes >> 16, lanes & LOW, point)
     return block * BLOCK + lane
 
 
-def _total(xp: Any, high: Array, low: Array) -> tuple[Array, Array]:
+def _both(xp: Any, high: Array, low: Array) -> tuple[Array, Array]:
     """The sum of two-limb numbers [B, m] as two limbs [B]."""
-    total = _sum(xp, low, 1)
-    return _sum(xp, high, 1) + (total >> 16), total & _LOW
+    lows = sum_of(xp, low, 1)
+    return sum_of(xp, high, 1) + (lows >> 16), lows & LOW
 
 
 def _point(bits: Array, high: Array, low: Array) -> tuple[Array, Array]:
     """floor(bits * total / 2**32) as two limbs, for totals below 2**47: schoolbook products of 16-bit digits."""
-    digits = (low, high & _LOW, high >> 16)
+    digits = (low, high & LOW, high >> 16)
     columns = [low * 0 for _ in range(6)]
-    for i, factor in enumerate((bits & _LOW, bits >> 16)):
+    for i, factor in enumerate((bits & LOW, bits >> 16)):
         for j, digit in enumerate(digits):
             product = factor * digit
-            columns[i + j] = columns[i + j] + (product & _LOW)
+            columns[i + j] = columns[i + j] + (product & LOW)
             columns[i + j + 1] = columns[i + j + 1] + (product >> 16)
     for index in range(5):
         columns[index + 1] = columns[index + 1] + (columns[index] >> 16)
-    return (columns[4] << 16) | (columns[3] & _LOW), columns[2] & _LOW
+    return (columns[4] << 16) | (columns[3] & LOW), columns[2] & LOW
 
 
 def _locate(xp: Any, high: Array, low: Array, point: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
@@ -315,13 +231,13 @@ def _locate(xp: Any, high: Array, low: Array, point: tuple[Array, Array]) -> tup
     size = high.shape[1]
     indices = xp.arange(size, dtype=xp.int32)
     triangle = (indices[None, :, None] >= indices[None, None, :]).astype(xp.uint32)
-    lows = _sum(xp, low[:, None, :] * triangle, 2)
-    highs = _sum(xp, high[:, None, :] * triangle, 2) + (lows >> 16)
-    lows = lows & _LOW
+    lows = sum_of(xp, low[:, None, :] * triangle, 2)
+    highs = sum_of(xp, high[:, None, :] * triangle, 2) + (lows >> 16)
+    lows = lows & LOW
     point_high, point_low = point[0][:, None], point[1][:, None]
     passed = ((highs < point_high) | ((highs == point_high) & (lows <= point_low))).astype(xp.uint32)
-    before_high, before_low = _total(xp, high * passed, low * passed)
-    index = xp.minimum(_sum(xp, passed, 1), xp.array(size - 1, dtype=xp.uint32)).astype(xp.int32)
+    before_high, before_low = _both(xp, high * passed, low * passed)
+    index = xp.minimum(sum_of(xp, passed, 1), xp.array(size - 1, dtype=xp.uint32)).astype(xp.int32)
     # Borrow one from the high limb, and give it back where it was not needed.
-    rest = point[1] + (_LOW + 1) - before_low
-    return index, (point[0] - before_high - 1 + (rest >> 16), rest & _LOW)
+    rest = point[1] + (LOW + 1) - before_low
+    return index, (point[0] - before_high - 1 + (rest >> 16), rest & LOW)

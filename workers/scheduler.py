@@ -16,6 +16,7 @@ from protocol.request import FinishReason
 from workers.prefix import PrefixPolicy, Written, reusable
 from workers.request import Request, RequestRefused, check
 from workers.runner import Chunk, Draw, Row, RunnerCapabilities
+from workers.shaping import Shaping
 from workers.slots import SlotTable
 
 CALL_TOKENS = 32
@@ -77,6 +78,7 @@ class Live:
     limit: int
     """The length at which it ends."""
     submitted: float
+    shaping: Shaping | None = None
     written: Written = field(init=False)
     """Its cache rows."""
     slot: int = -1
@@ -186,7 +188,10 @@ class Scheduler:
         ends = tuple(accumulate(cut(len(request.prompt), ladder) + cut(len(request.resume), ladder)))
         tokens = [*request.prompt, *request.resume]
         most = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
-        self._waiting[stream] = Live(request, tokens, len(tokens), ends, most, now)
+        shaping = Shaping.of(request)
+        if shaping is not None and shaping.exhausted and not request.resume:
+            raise RequestRefused(ErrorCode.INVALID, "the constraint allows no token to begin with", "constraint")
+        self._waiting[stream] = Live(request, tokens, len(tokens), ends, most, now, shaping)
 
     def admit(self, now: float) -> list[tuple[Live, FinishReason]]:
         """Begin a step: move waiting sequences to slots. Repeatable, after what `give_up` named was reset.
@@ -248,7 +253,7 @@ class Scheduler:
         self._chunks_run += 1
         copy = self._begin(live, source, reused) if begins else None
         chunk = Chunk(live.slot, tuple(live.tokens[start : start + length]), start, start)
-        return Prefill(live, chunk, Draw(live.request.sampling, len(live.tokens)) if last else None, copy, begins)
+        return Prefill(live, chunk, draw(live) if last else None, copy, begins)
 
     def prefilled(self, work: Prefill) -> None:
         """The chunk's rows are written."""
@@ -271,9 +276,16 @@ class Scheduler:
         self.slots.wrote_one([live.slot for live in decoding])
 
     def accept(self, live: Live, token: int) -> FinishReason | None:
-        """Append a drawn token; the reason when the sequence ends with it (end-of-sequence before length)."""
+        """Append a drawn token; the reason when the sequence ends with it (end-of-sequence before length).
+
+        A sequence whose constraint allows nothing more has come to its end.
+        """
         live.last = token
         live.tokens.append(token)
+        if live.shaping is not None:
+            live.shaping.accept(token)
+            if live.shaping.exhausted:
+                return "stop"
         if token in live.request.eos:
             return "stop"
         return "length" if len(live.tokens) >= live.limit else None
@@ -381,16 +393,22 @@ class Scheduler:
         return min(rest, max((chunk for chunk in ladder if chunk <= self._left), default=ladder[0]))
 
 
+def draw(live: Live) -> Draw:
+    """How a sequence's next token is drawn."""
+    sampling, position = live.request.sampling, len(live.tokens)
+    return Draw(sampling, position) if live.shaping is None else live.shaping.draw(sampling, position)
+
+
 def row(live: Live) -> Row:
     """The decode row of a sequence: its last token goes to the row after those written, and the next is drawn."""
     at = live.written.rows
-    return Row(live.slot, live.last, at, at, Draw(live.request.sampling, len(live.tokens)))
+    return Row(live.slot, live.last, at, at, draw(live))
 
 
 def _resumed_end(live: Live) -> FinishReason | None:
     """Why what a sequence resumes had ended already; None when it had not, or when it resumes nothing."""
     if not live.request.resume:
         return None
-    if live.request.resume[-1] in live.request.eos:
+    if live.request.resume[-1] in live.request.eos or (live.shaping is not None and live.shaping.exhausted):
         return "stop"
     return "length" if len(live.tokens) >= live.limit else None

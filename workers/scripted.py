@@ -5,15 +5,18 @@ is a function of the last: a scheduler that writes or copies a wrong row, skips 
 tokens.
 """
 
+import math
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
 from workers.faults import Fault, FaultPlan, ScriptedFault
-from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_copy
+from workers.runner import Chunk, Draw, Edits, NotFiniteError, Row, RunnerCapabilities, TokenLogprobs, check_copy
 
 BYTES_VOCAB = 257
 """The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
@@ -62,6 +65,7 @@ class ScriptedRunner:
         self._next_tick = 0.0
         self._history: list[list[int]] = [[0] for _ in range(slots)]
         self._broken: set[int] = set()
+        self._drawn: list[int] = []
         self.calls = 0
         self.violations: list[str] = []
 
@@ -76,7 +80,8 @@ class ScriptedRunner:
         self._enter([chunk.slot], chunk.tokens)
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position + index)
-        return None if draw is None else self._draw(chunk.slot, draw)
+        self._drawn = [] if draw is None else [self._draw(chunk.slot, draw)]
+        return self._drawn[0] if self._drawn else None
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
         if not rows:
@@ -87,11 +92,17 @@ class ScriptedRunner:
             self._check_row(row)
         self._enter([row.slot for row in rows], [row.token for row in rows])
         self._pace()
-        drawn = []
+        self._drawn = []
         for row in rows:
             self._write(row.slot, row.token, row.position)
-            drawn.append(self._draw(row.slot, row.draw))
-        return drawn
+            self._drawn.append(self._draw(row.slot, row.draw))
+        return list(self._drawn)
+
+    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+        """The drawn token has half of the mass, the others of the alphabet half of what is left each."""
+        if not all(0 <= row < len(self._drawn) for row in rows):
+            raise self._violation(f"log-probabilities of rows {list(rows)}, {len(self._drawn)} tokens were drawn")
+        return [self._likely(self._drawn[row]) for row in rows]
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         self._check_chunk(chunk)
@@ -173,7 +184,23 @@ class ScriptedRunner:
         value = self._history[slot][-1]
         if draw.sampling.temperature > 0.0:
             value = _mix(value + draw.sampling.seed * 0xD6E8FEB86659FD93 + draw.position)
-        return self._alphabet[value % len(self._alphabet)]
+        if draw.edits is not None:
+            value = _mix(value + _fingerprint(draw.edits))
+        alphabet = self._alphabet if draw.mask is None else self._allowed(draw.mask)
+        return alphabet[value % len(alphabet)]
+
+    def _allowed(self, mask: NDArray[np.uint32]) -> Sequence[int]:
+        """The alphabet as the mask leaves it, or all that it allows."""
+        bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits[: self._capabilities.vocab_size]).tolist()
+        if not allowed:
+            raise self._violation("a mask that allows no token")
+        return [token for token in self._alphabet if bits[token]] or allowed
+
+    def _likely(self, token: int) -> TokenLogprobs:
+        others = [other for other in sorted(set(self._alphabet)) if other != token][: MAX_TOP_LOGPROBS - 1]
+        logs = tuple(-math.log(2.0) * (place + 1) for place in range(len(others) + 1))
+        return TokenLogprobs(logs[0], (token, *others), logs)
 
     def _pace(self) -> None:
         if not self._interval:
@@ -187,6 +214,13 @@ class ScriptedRunner:
     def _violation(self, text: str) -> ContractError:
         self.violations.append(text)
         return ContractError(text)
+
+
+def _fingerprint(edits: Edits) -> int:
+    """A number that follows from the edits, in whatever order they are."""
+    order = np.argsort(edits.tokens, kind="stable")
+    parts = (edits.tokens, edits.bias, edits.up, edits.down, edits.minus)
+    return zlib.crc32(b"".join(part[order].tobytes() for part in parts))
 
 
 def _mix(value: int) -> int:

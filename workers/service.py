@@ -117,7 +117,7 @@ class WorkerService:
         vocabulary = loaded.vocabulary
         self._delivery = Delivery(vocabulary, max_live=most, clock=self._loop.time, context=loaded.context)
         capabilities = Capabilities(
-            chat=vocabulary is not None and vocabulary.chat is not None, text=vocabulary is not None
+            chat=vocabulary is not None and vocabulary.chat is not None, text=vocabulary is not None, logprobs=True
         )
         load_ms = round((self._loop.time() - self._began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)

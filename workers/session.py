@@ -11,7 +11,7 @@ from typing import Self
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Step
+from protocol.events import Delta, Event, Failed, Finished, Logprobs, Step
 from protocol.request import ChatInput, FinishReason, Input, Limits, Sampling, TextInput, TokensInput
 from workers.backends import Progress
 from workers.delivery import Delivery, Outcome
@@ -51,6 +51,8 @@ class Generation:
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
+    logprobs: tuple[Logprobs, ...] = ()
+    """One for each token, where `sampling.logprobs` asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +167,15 @@ class Session:
         """The whole answer. Raises `SessionError`."""
         tokens: list[int] = []
         text: list[str] = []
+        logprobs: list[Logprobs] = []
         for event in self.stream(prompt, sampling, limits, resume=resume):
             tokens += event.tokens
             text.append(event.text)
+            logprobs += event.logprobs
             if isinstance(event, Finished):
                 usage = event.usage
                 counts = usage.prompt_tokens, usage.completion_tokens
-                return Generation(tuple(tokens), "".join(text), event.reason, *counts)
+                return Generation(tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs))
         raise RuntimeError("the stream ended without a terminal")
 
     def score(self, prompt: str | Sequence[int]) -> Score:

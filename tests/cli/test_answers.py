@@ -8,9 +8,13 @@ import pytest
 
 from cli.answers import Ask, RemoteAnswers, Summary
 from cli.options import CommandFailed
-from protocol.request import Limits, Message, Sampling
+from protocol.request import Bias, Limits, Message, Sampling
 
-ASK = Ask(Sampling(temperature=0.5, seed=7), Limits(max_tokens=3, stop=("\n",), ignore_eos=True), prompt="One")
+ASK = Ask(
+    Sampling(temperature=0.5, seed=7, presence_penalty=0.5, logit_bias=(Bias(5, -100.0),)),
+    Limits(max_tokens=3, stop=("\n",), ignore_eos=True, min_tokens=2),
+    prompt="One",
+)
 CHAT = Ask(Sampling(), Limits(), messages=(Message("user", "Hi"),))
 
 
@@ -53,6 +57,11 @@ def test_a_completion_is_streamed_and_summed_up() -> None:
             "top_p": 1.0,
             "min_p": 0.0,
             "seed": 7,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "logit_bias": {"5": -100.0},
+            "min_tokens": 2,
             "max_tokens": 3,
             "stop": ["\n"],
             "ignore_eos": True,

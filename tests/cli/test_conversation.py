@@ -43,7 +43,8 @@ def test_system_is_shown_and_set(conversation: Conversation) -> None:
 
 def test_params_are_shown_and_set(conversation: Conversation) -> None:
     shown = conversation.obey("/params temperature=0.5 top_k=3 seed=9 max_tokens=4")
-    assert shown == "temperature=0.5  top_k=3  top_p=1.0  min_p=0.0  seed=9  max_tokens=4"
+    penalties = "presence_penalty=0.0  frequency_penalty=0.0  repetition_penalty=1.0"
+    assert shown == f"temperature=0.5  top_k=3  top_p=1.0  min_p=0.0  seed=9  {penalties}  max_tokens=4"
     assert conversation.obey("/params") == shown
     ask = conversation.ask("Hello")
     assert ask.sampling == Sampling(temperature=0.5, top_k=3, seed=9)
@@ -59,6 +60,7 @@ def test_params_are_shown_and_set(conversation: Conversation) -> None:
         ("/params top_p=0", "top_p: expected float > 0.0, not 0.0"),
         ("/params top_p=nan", "top_p: expected float"),
         ("/params max_tokens=0", "max_tokens: expected"),
+        ("/params repetition_penalty=0", "repetition_penalty: expected float >= 0.01, not 0.0"),
         ("/params temperature=0.5 top_k=-1", "top_k: expected int >= 0, not -1"),
     ],
 )

@@ -9,7 +9,7 @@ from gateway.router import Router
 from gateway.workers import Role
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
-from protocol.events import Capabilities, Delta, Event, Failed, Finished, Gauges, Hello, Ready, Step, Usage
+from protocol.events import Capabilities, Delta, Event, Failed, Finished, Gauges, Hello, Logprobs, Ready, Step, Usage
 from protocol.request import FinishReason
 
 DIGEST = "0123456789abcdef0123"
@@ -90,6 +90,10 @@ class FakeWorker:
 
     def token(self, stream: int, text: str, *tokens: int) -> None:
         self.say(Step((Delta(stream, tokens or (len(text),), text),), self.status.gauges))
+
+    def report(self, stream: int, text: str, logprobs: Logprobs) -> None:
+        """One token with its log-probabilities."""
+        self.say(Step((Delta(stream, (logprobs.drawn.token,), text, (logprobs,)),), self.status.gauges))
 
     def finish(self, stream: int, text: str = "", *, reason: FinishReason = "stop", usage: Usage = ONE_TOKEN) -> None:
         self.say(Finished(stream, reason, usage, (), text))

@@ -11,7 +11,8 @@ import pytest
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Usage
+from protocol.events import Likely, Logprobs, Usage
+from protocol.request import Bias
 from tests.gateway.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -85,6 +86,73 @@ async def test_completions_stream() -> None:
     async with openai_client(answering("a", "b")) as client:
         stream = await client.completions.create(model="tiny", prompt=[1, 2, 3], stream=True)
         assert "".join([choice.text async for chunk in stream for choice in chunk.choices]) == "ab"
+
+
+HALVES = (
+    Logprobs(Likely(7, -0.5, b"a\xc3"), (Likely(7, -0.5, b"a\xc3"), Likely(9, -1.5, b" b"))),
+    Logprobs(Likely(8, -2.0, b"\xa9"), (Likely(9, -0.25, b" b"), Likely(8, -2.0, b"\xa9"))),
+)
+"""Two tokens that share a character."""
+
+
+async def reporting(served: Served) -> None:
+    """Answer with two tokens, the text of which comes with the second one."""
+    await served.worker.wait_submits(1)
+    for submit in served.worker.submits:
+        for text, half in zip(("a", "é"), HALVES, strict=True):
+            served.worker.report(submit.stream, text, half)
+            await anyio.lowlevel.checkpoint()
+        served.worker.finish(submit.stream, usage=Usage(4, 2))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_log_probabilities_of_a_chat(stream: bool) -> None:
+    options: Any = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": stream}
+    async with openai_client(reporting) as client:
+        answer: Any = await client.chat.completions.create(**options, logprobs=True, top_logprobs=2)
+        choices = [chunk.choices[0] async for chunk in answer] if stream else answer.choices
+    content = [each for choice in choices if choice.logprobs for each in choice.logprobs.content]
+    assert [(each.token, each.logprob, each.bytes) for each in content] == [
+        ("a\ufffd", -0.5, [97, 0xC3]),
+        ("\ufffd", -2.0, [0xA9]),
+    ]
+    assert [(each.token, each.logprob) for each in content[1].top_logprobs] == [(" b", -0.25), ("\ufffd", -2.0)]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_log_probabilities_of_a_completion(stream: bool) -> None:
+    async with openai_client(reporting) as client:
+        answer: Any = await client.completions.create(model="tiny", prompt="x", logprobs=2, stream=stream)
+        choices = [chunk.choices[0] async for chunk in answer] if stream else answer.choices
+    reports = [choice.logprobs for choice in choices if choice.logprobs]
+    assert [token for each in reports for token in each.tokens] == ["bytes:\\x61\\xc3", "bytes:\\xa9"]
+    assert [value for each in reports for value in each.token_logprobs] == [-0.5, -2.0]
+    assert [offset for each in reports for offset in each.text_offset] == [0, 1]
+    tops = [top for each in reports for top in each.top_logprobs]
+    assert tops[1] == {" b": -0.25, "bytes:\\xa9": -2.0}
+
+
+async def test_what_shapes_logits_reaches_the_worker() -> None:
+    async def script(served: Served) -> None:
+        (submit,) = await served.worker.wait_submits(1)
+        sampling = submit.sampling
+        assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+        assert sampling.logit_bias == (Bias(50256, -100.0),)
+        assert sampling.repetition_penalty == 1.25
+        assert submit.limits.min_tokens == 3
+        served.worker.finish(submit.stream, "ok")
+
+    async with openai_client(script) as client:
+        answer = await client.completions.create(
+            model="tiny",
+            prompt="x",
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias={"50256": -100},
+            extra_body={"repetition_penalty": 1.25, "min_tokens": 3},
+        )
+    assert answer.choices[0].text == "ok"
+    assert answer.choices[0].logprobs is None
 
 
 async def test_models() -> None:

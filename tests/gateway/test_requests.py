@@ -22,6 +22,7 @@ from gateway.requests import (
 )
 from gateway.settings import GatewaySettings
 from protocol.bounds import (
+    MAX_BIASES,
     MAX_MESSAGES,
     MAX_NAME,
     MAX_SEED,
@@ -30,8 +31,9 @@ from protocol.bounds import (
     MAX_TEMPERATURE,
     MAX_TOKENS,
     MAX_TOP_K,
+    MAX_TOP_LOGPROBS,
 )
-from protocol.request import Limits, Message, Sampling
+from protocol.request import Bias, Limits, Message, Sampling
 
 COMPLETION = {"model": "tiny", "prompt": "hi"}
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -186,8 +188,58 @@ def test_every_option_is_offered_somewhere() -> None:
     assert offered == set(OPTIONS)
 
 
-def test_logprobs_zero_asks_for_something() -> None:
-    assert refusal(completion, logprobs=0).param == "logprobs"
+@pytest.mark.parametrize(
+    ("call", "fields", "asked"),
+    [
+        (completion, {}, None),
+        (completion, {"logprobs": False}, None),
+        (completion, {"logprobs": 0}, 0),
+        (completion, {"logprobs": MAX_TOP_LOGPROBS}, MAX_TOP_LOGPROBS),
+        (chat, {"logprobs": False, "top_logprobs": 0}, None),
+        (chat, {"logprobs": True}, 0),
+        (chat, {"logprobs": True, "top_logprobs": MAX_TOP_LOGPROBS}, MAX_TOP_LOGPROBS),
+    ],
+)
+def test_log_probabilities_are_asked_for_in_the_manner_of_the_endpoint(
+    call: Any, fields: dict[str, Any], asked: int | None
+) -> None:
+    plan = call(**fields)
+    assert plan.choices[0].sampling.logprobs == asked
+    assert plan.by_token == (asked is not None)
+
+
+@pytest.mark.parametrize(
+    ("call", "fields", "param"),
+    [
+        (completion, {"logprobs": MAX_TOP_LOGPROBS + 1}, "logprobs"),
+        (completion, {"logprobs": True}, "logprobs"),
+        (chat, {"logprobs": 1}, "logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": MAX_TOP_LOGPROBS + 1}, "top_logprobs"),
+        (chat, {"top_logprobs": 1}, "top_logprobs"),
+        (completion, {"presence_penalty": 2.01}, "presence_penalty"),
+        (completion, {"frequency_penalty": -2.01}, "frequency_penalty"),
+        (completion, {"repetition_penalty": 0}, "repetition_penalty"),
+        (completion, {"logit_bias": {"5": 100.5}}, "logit_bias"),
+        (completion, {"logit_bias": {"-5": 1}}, "logit_bias"),
+        (completion, {"logit_bias": {"x": 1}}, "logit_bias"),
+        (completion, {"logit_bias": {str(token): 1 for token in range(MAX_BIASES + 1)}}, "logit_bias"),
+        (completion, {"min_tokens": 17}, "min_tokens"),
+        (chat, {"max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+    ],
+)
+def test_what_shapes_logits_is_bounded_by_name(call: Any, fields: dict[str, Any], param: str) -> None:
+    assert refusal(call, **fields).param == param
+
+
+def test_what_shapes_logits_is_taken_at_its_bounds() -> None:
+    bias = {str(token): -100 for token in range(MAX_BIASES)}
+    plan = chat(
+        presence_penalty=-2, frequency_penalty=2, repetition_penalty=0.01, logit_bias=bias, max_tokens=5, min_tokens=5
+    )
+    sampling = plan.choices[0].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-2.0, 2.0, 0.01)
+    assert sampling.logit_bias == tuple(Bias(token, -100.0) for token in range(MAX_BIASES))
+    assert plan.choices[0].limits.min_tokens == 5
 
 
 def test_a_reply_can_be_sent_back_as_clients_dump_it() -> None:

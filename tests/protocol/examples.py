@@ -16,15 +16,18 @@ from protocol.events import (
     Finished,
     Gauges,
     Hello,
+    Likely,
     Loading,
+    Logprobs,
     Ready,
     Step,
     Usage,
 )
-from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
+from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 
 GOLDEN = Path(__file__).parent / "golden"
 GAUGES = Gauges(3, 2, 640, 1000, 1, 900, 4096, 2700, 12, 9, 31, 320, 4, 512)
+LOGPROBS = Logprobs(Likely(12, -0.25, b" Paris"), (Likely(12, -0.25, b" Paris"), Likely(9, -9999.0, b"\xf0\x9f")))
 
 COMMANDS: dict[str, Command] = {
     "welcome": Welcome(7),
@@ -38,6 +41,19 @@ COMMANDS: dict[str, Command] = {
         Limits(max_tokens=16, stop=("\n\n", "é"), ignore_eos=True, deadline_ms=30_000),
         resume=(17, 18),
         tenant="team-a",
+    ),
+    "submit_penalties": Submit(
+        4,
+        "cmpl-4",
+        TokensInput((1,)),
+        Sampling(
+            presence_penalty=0.5,
+            frequency_penalty=-0.25,
+            repetition_penalty=1.125,
+            logit_bias=(Bias(50256, -100.0), Bias(7, 1.5)),
+            logprobs=2,
+        ),
+        Limits(min_tokens=3),
     ),
     "submit_chat": Submit(
         3,
@@ -58,6 +74,7 @@ EVENTS: dict[str, Event] = {
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, score=True), 2150, "local-task", 96),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
+    "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
     "step_idle": Step(()),
     "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300, 4), (13, 2), "."),
     "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k"),

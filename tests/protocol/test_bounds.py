@@ -11,8 +11,8 @@ from msgspec import inspect as types
 from protocol.codec import decode_command, decode_event, encode
 from protocol.commands import Submit
 from protocol.errors import ProtocolError
-from protocol.events import Beat, Capabilities, Delta, Finished, Gauges, Ready, Step, Usage
-from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
+from protocol.events import Beat, Capabilities, Delta, Finished, Gauges, Likely, Logprobs, Ready, Step, Usage
+from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from tests.protocol import vocabulary
 
 AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
@@ -21,10 +21,13 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     ChatInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
     Message: lambda inner: Submit(1, "r", ChatInput((inner,)), Sampling(), Limits()),
     Sampling: lambda inner: Submit(1, "r", TextInput(""), inner, Limits()),
+    Bias: lambda inner: Submit(1, "r", TextInput(""), Sampling(logit_bias=(inner,)), Limits()),
     Limits: lambda inner: Submit(1, "r", TextInput(""), Sampling(), inner),
     Capabilities: lambda inner: Ready(inner),
     Gauges: lambda inner: Beat(inner),
     Delta: lambda inner: Step((inner,)),
+    Logprobs: lambda inner: Step((Delta(1, (), "", (inner,)),)),
+    Likely: lambda inner: Step((Delta(1, (), "", (Logprobs(inner),)),)),
     Usage: lambda inner: Finished(1, "stop", inner),
 }
 
@@ -48,6 +51,8 @@ def smallest(info: types.Type) -> Any:
             return low if low is not None else high
         case types.StrType(min_length=low):
             return "a" * (low or 0)
+        case types.BytesType(min_length=low):
+            return b"a" * (low or 0)
         case types.BoolType():
             return False
         case types.NoneType():
@@ -88,6 +93,9 @@ def edges(info: types.Type) -> Iterator[tuple[str, Any, Any]]:
             yield "longest", "é" * high, "é" * (high + 1)
             if low:
                 yield "shortest", "a" * low, "a" * (low - 1)
+        case types.BytesType(max_length=high):
+            assert high is not None
+            yield "longest", b"a" * high, b"a" * (high + 1)
 
 
 CASES = [

@@ -58,6 +58,8 @@ def type_text(info: types.Type) -> str:
             return "float"
         case types.StrType():
             return "str"
+        case types.BytesType():
+            return "bin"
         case types.BoolType():
             return "bool"
     raise TypeError(f"no text for {info}")
@@ -74,6 +76,8 @@ def bound_text(info: types.Type) -> str:
             return f"{text}, each {inner}" if inner else text
         case types.StrType():
             return _span(info.min_length, info.max_length, "characters")
+        case types.BytesType():
+            return _span(info.min_length, info.max_length, "bytes")
         case types.IntType(ge=low, le=high):
             return f"{low} to {high}"
         case types.FloatType(gt=above, ge=low, le=high):

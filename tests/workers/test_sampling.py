@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers import sampling
+from workers import ratios
 from workers.runner import Draw
 from workers.sampling import Parameters, greedy, kept, needs_filters, needs_sampling, parameters, sample
 
@@ -63,7 +63,7 @@ def by_sorting(row: Floats, temperature: float, top_k: int, top_p: float, min_p:
 
 def test_weights_are_powers_of_two_that_never_rise() -> None:
     steps = np.arange(26 * 65536 + 1, dtype=np.uint32)
-    weights = sampling._weights(np, steps)
+    weights = ratios.weights_of(np, steps)
     exact = 2.0 ** (24 - steps / 65536.0)
     assert weights[0] == 1 << 24
     assert weights[-1] == 0

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from workers import sampling
+from workers import edits, logprobs, sampling
 from workers.checkpoint import ModelConfig
 from workers.iree.lower import Graph, module, struct
 from workers.iree.model import Inputs, Parameters, forward
@@ -26,6 +26,8 @@ FIRST_CHUNK = 128
 """The prefill graph that serves until the others are there: neither short prompts nor long ones pay much for it."""
 SCORE_CHUNK = 128
 """Rows of the scoring graph; their logits leave the device."""
+DRAWS = (("draw", "filter"), ("edit", "mask"), ("report",))
+"""What is done with logits, by graphs of their own (those of one module together): a request pays for what it uses."""
 KV = 5
 """The cache's place among a step's inputs."""
 
@@ -63,7 +65,7 @@ class Plan:
 
     def optional(self) -> list[tuple[str, ...]]:
         """The graphs that make serving cheaper, those first that are missed most."""
-        draws: list[tuple[str, ...]] = [(f"draw_{rows}", f"filter_{rows}") for rows in self.draw_sizes]
+        draws = [tuple(f"{kind}_{rows}" for kind in kinds) for kinds in DRAWS for rows in self.draw_sizes]
         if isinstance(self.ops, PlainOps):
             return draws
         required = self.required()
@@ -109,7 +111,7 @@ class Plan:
             return self._score(name, int(size))
         if kind == "copy":
             return self._copy(name)
-        return self._draw(name, int(size), filters=kind == "filter")
+        return self._on_logits(kind, name, int(size))
 
     def _step_inputs(self, batch: int, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         angles = struct((batch, tokens, self.config.head_dim // 2), "float32")
@@ -184,16 +186,33 @@ class Plan:
         inputs = (struct(cache.shape, self.ops.dtype), scalar, scalar, scalar)
         return Graph(name, copy, inputs, 3, (0, 0), pure=True)
 
-    def _draw(self, name: str, rows: int, *, filters: bool) -> Graph:
-        """Logits [rows, vocab] and the sampling parameters of `workers.sampling.Parameters` -> tokens [rows]."""
+    def _on_logits(self, kind: str, name: str, rows: int) -> Graph:
+        """Logits [rows, vocab] and arguments -> tokens [rows], changed logits, or what `workers.logprobs` needs."""
+        parameters = ("float32", "int32", "float32", "float32", "uint32", "uint32", "uint32")
+        entries = ("int32", "float32", "float32", "float32", "float32")
+        arguments = {
+            "draw": [struct((rows,), kind) for kind in parameters],
+            "filter": [struct((rows,), kind) for kind in parameters],
+            "edit": [struct((rows, edits.ENTRIES), kind) for kind in entries],
+            "mask": [struct((rows, -(-self.config.vocab_size // 32)), "uint32")],
+            "report": [struct((rows,), "int32")],
+        }[kind]
 
-        def draw(*values: Any) -> tuple[jax.Array, ...]:
+        def on_logits(*values: Any) -> tuple[jax.Array, ...]:
             *arrays, _ = values
-            return (sampling.sample(jnp, *arrays, filters=filters),)
+            match kind:
+                case "edit":
+                    return (edits.edited(jnp, *arrays),)
+                case "mask":
+                    return (edits.masked(jnp, *arrays),)
+                case "report":
+                    return logprobs.report(jnp, *arrays)
+            return (sampling.sample(jnp, *arrays, filters=kind == "filter"),)
 
-        kinds = ("float32", "int32", "float32", "float32", "uint32", "uint32", "uint32")
-        inputs = (struct((rows, self.config.vocab_size), "float32"), *(struct((rows,), kind) for kind in kinds))
-        return Graph(name, draw, inputs, pure=True)
+        # IREE scatters into the argument, told so or not.
+        in_place = (0, 0) if kind == "edit" else None
+        logits = struct((rows, self.config.vocab_size), "float32")
+        return Graph(name, on_logits, (logits, *arguments), in_place=in_place, pure=True)
 
 
 @functools.cache

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers import sampling
 from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.archive import open_archive
 from workers.iree.builder import Builder
 from workers.iree.device import Device, Resident
+from workers.iree.drawing import Drawing
 from workers.iree.graphs import Plan
 from workers.iree.kernels.code import LANES
 from workers.iree.kv import HostKv
@@ -24,7 +24,7 @@ from workers.iree.model import refuse_unsupported, rope_frequencies
 from workers.iree.ops import TiledOps
 from workers.iree.recipe import Recipe
 from workers.iree.storage import quantization_of
-from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy
+from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, TokenLogprobs, check_chunks, check_copy
 from workers.spec import Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
@@ -44,6 +44,7 @@ class IreeRunner:
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
         self._host_kv = host_kv(plan, self._kv)
         self._written = [0] * plan.cache.slots
+        self._drawing = Drawing(device, self.graphs, lambda *call: self._call(*call), plan.config.vocab_size)
         self._angles = Angles(*rope_frequencies(plan.config, context), context)
         self.capabilities = RunnerCapabilities(
             backend="iree",
@@ -99,6 +100,7 @@ class IreeRunner:
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
         check_chunks(self.capabilities, self._written.__getitem__, [chunk])
+        self._drawing.forget()
         result: list[rt.HalBufferView] = []
         at = 0
         while at < len(chunk.tokens):
@@ -109,7 +111,7 @@ class IreeRunner:
             arguments = self._chunk_inputs(chunk.slot, part, chunk.start + at, chunk.position + at, size)
             result = self._call(f"prefill_{size}", *arguments, len(part) - 1)
             at += len(part)
-        return None if draw is None else self._draw(result, [draw])[0]
+        return None if draw is None else self._drawing.draw(result, [draw], [0])[0]
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
         if not rows:
@@ -118,8 +120,10 @@ class IreeRunner:
         draws: list[Draw | None] = [None] * batch
         for line, row in zip(lines, rows, strict=True):
             draws[line] = row.draw
-        drawn = self._draw(result, draws)
-        return [drawn[line] for line in lines]
+        return self._drawing.draw(result, draws, lines)
+
+    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+        return self._drawing.logprobs(rows)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         check_chunks(self.capabilities, self._written.__getitem__, [chunk])
@@ -195,6 +199,7 @@ class IreeRunner:
 
     def close(self) -> None:
         self.graphs.close()
+        self._drawing.forget()
         del self._host_kv, self._kv, self._weights
         self._device.close()
 
@@ -216,32 +221,6 @@ class IreeRunner:
     ) -> list[rt.HalBufferView | int]:
         cos, sin = self._angles.at(positions)
         return [*map(self._device.upload, (tokens, cos, sin, places, slots)), self._kv.view]
-
-    def _draw(self, result: list[rt.HalBufferView], draws: Sequence[Draw | None]) -> list[int]:
-        """Tokens of the rows that draw (others are meaningless). Raises `NotFiniteError`."""
-        active = [draw for draw in draws if draw is not None]
-        if sampling.needs_sampling(active):
-            drawn = self._sample(result[1], draws, active)
-        else:
-            drawn = self._device.download(result[0]).tolist()
-        if any(token < 0 for token, draw in zip(drawn, draws, strict=True) if draw is not None):
-            raise NotFiniteError
-        return drawn
-
-    def _sample(self, logits: rt.HalBufferView, draws: Sequence[Draw | None], active: list[Draw]) -> list[int]:
-        """Tokens of the rows that draw, in one call: on the device, or here until the graph for it is ready."""
-        filters, size = sampling.needs_filters(active), len(draws)
-        kind = "filter" if filters else "draw"
-        if self.graphs.covering(kind, (size,), size):
-            filled = [draw or active[0] for draw in draws]  # rows that do not draw cost what they cost
-            wanted = map(self._device.upload, sampling.parameters(filled))
-            tokens = self._call(f"{kind}_{size}", logits, *wanted)[0]
-            return list(self._device.download(tokens).tolist())
-        rows = [row for row, draw in enumerate(draws) if draw is not None]
-        some = self._device.download(logits)[rows]
-        drawn = np.zeros(size, np.int32)
-        drawn[rows] = sampling.sample(np, some, *sampling.parameters(active), filters=filters)
-        return list(drawn.tolist())
 
     def _call(self, name: str, *arguments: rt.HalBufferView | int) -> list[rt.HalBufferView]:
         return self.graphs[name].call(name, *arguments)

@@ -13,9 +13,11 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
 from workers.checkpoint import ModelConfig
+from workers.edits import shaped
+from workers.logprobs import finish, report
 from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
-from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy
+from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, TokenLogprobs, check_chunks, check_copy
 from workers.sampling import greedy, needs_filters, needs_sampling, parameters, sample
 from workers.spec import Dtype, Quantize
 
@@ -36,6 +38,7 @@ class MlxRunner:
         self._slots = [SlotKV(config.layers) for _ in range(capabilities.slots)]
         self._thread = threading.get_ident()
         self._steps = 0
+        self._drawn: tuple[mx.array, list[int]] | None = None
 
     @classmethod
     def load(
@@ -86,19 +89,30 @@ class MlxRunner:
         return cls(model, config, capabilities, chosen)
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
+        self._drawn = None
         with self._owned():
             hidden = self._forward([chunk])
             if draw is None:
                 mx.eval(self._slots[chunk.slot].arrays)
                 return None
-            return _draw(self._head(hidden[-1:]), [draw])[0]
+            return self._draw(self._head(hidden[-1:]), [draw])[0]
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
         if not rows:
             return []
         with self._owned():
             hidden = self._forward([Chunk(row.slot, (row.token,), row.start, row.position) for row in rows])
-            return _draw(self._head(hidden), [row.draw for row in rows])
+            return self._draw(self._head(hidden), [row.draw for row in rows])
+
+    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+        if self._drawn is None:
+            raise RuntimeError("no token was drawn by the last call")
+        logits, tokens = self._drawn
+        with self._owned():
+            wanted = list(rows)
+            arrays = report(mx, logits[mx.array(wanted)], mx.array([tokens[row] for row in wanted], dtype=mx.int32))
+            ids, distance, mass = map(np.array, arrays)
+        return finish(ids, distance, mass, self.capabilities.vocab_size)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         with self._owned():
@@ -127,6 +141,7 @@ class MlxRunner:
     def close(self) -> None:
         with self._owned():
             self._model = None
+            self._drawn = None
             self._slots = []
             mx.clear_cache()
 
@@ -162,18 +177,19 @@ class MlxRunner:
         logits: mx.array = head(hidden).astype(mx.float32)
         return logits
 
-
-def _draw(logits: mx.array, draws: Sequence[Draw]) -> list[int]:
-    """One token a row; `NotFiniteError` when the logits of one are not numbers."""
-    if needs_sampling(draws):
-        rows = map(mx.array, parameters(draws))
-        drawn = sample(mx, logits, *rows, filters=needs_filters(draws))
-    else:
-        drawn = greedy(mx, logits)
-    tokens: list[int] = np.array(drawn).tolist()
-    if min(tokens) < 0:
-        raise NotFiniteError
-    return tokens
+    def _draw(self, logits: mx.array, draws: Sequence[Draw]) -> list[int]:
+        """One token a row; `NotFiniteError` when the logits of one are not numbers."""
+        self._drawn = None
+        if needs_sampling(draws):
+            rows = map(mx.array, parameters(draws))
+            drawn = sample(mx, shaped(mx, logits, draws), *rows, filters=needs_filters(draws))
+        else:
+            drawn = greedy(mx, logits)
+        tokens: list[int] = np.array(drawn).tolist()
+        if min(tokens) < 0:
+            raise NotFiniteError
+        self._drawn = logits, tokens
+        return tokens
 
 
 def _quantization(config: ModelConfig, made: Quantize) -> str:

@@ -39,5 +39,8 @@ class ByteTokenizer:
     def piece(self, token: int, *, first: bool = False) -> bytes:
         return bytes((token,)) if 0 <= token < EOS_ID else b""
 
+    def label(self, token: int) -> bytes:
+        return b"<|im_end|>" if token == EOS_ID else self.piece(token)
+
     def decode(self, tokens: Iterable[int]) -> str:
         return decode(self, tokens)

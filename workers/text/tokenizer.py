@@ -81,6 +81,9 @@ class Tokenizer:
     def piece(self, token: int, *, first: bool = False) -> bytes:
         return self._pieces.piece(token, first=first)
 
+    def label(self, token: int) -> bytes:
+        return self._pieces.piece(token) or (self._library.id_to_token(token) or "").encode("utf-8", "replace")
+
     def decode(self, tokens: Iterable[int]) -> str:
         return decode(self, tokens)
 

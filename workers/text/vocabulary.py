@@ -49,6 +49,9 @@ class Vocabulary(Protocol):
         `first` is for the token that a text begins with: some tokenizers spell a space there that is not in the text.
         """
 
+    def label(self, token: int) -> bytes:
+        """What to call a token in a report: its bytes, or a special token's name; nothing for unknown ones."""
+
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of a whole sequence, special tokens left out; bytes that are not UTF-8 become U+FFFD."""
 

@@ -101,9 +101,10 @@ def test_gate(load: Load, dtype: str, slots: int, drawn_here: bool, monkeypatch:
     report = run_gate(lambda: runner, requests=3 * slots + 12, step_tokens=12 * slots, before_step=rationed.some)
     assert report.requests >= 32
     assert report.most_active >= min(slots, 24)  # beyond the bucket of 16, and so in that of 32
-    assert min(report.cancelled, report.resumed, report.stopped, report.full) > 0
-    assert {"decode_4", "prefill_32", "prefill_64"} <= set(rationed.taken)
-    assert drawn_here or {"filter_1", "filter_8"} <= set(rationed.taken)
+    assert min(report.cancelled, report.resumed, report.stopped, report.full, report.masked, report.reported) > 0
+    assert {"prefill_32", "prefill_64"} <= set(rationed.taken)
+    kinds = ("filter", "edit", "mask", "report")
+    assert drawn_here or {f"{kind}_8" for kind in kinds} <= set(rationed.taken)
 
 
 @pytest.mark.slow

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.workers.iree.conftest import CONTEXT, Load
 from workers.checkpoint import CheckpointError, open_weights
 from workers.iree.runner import IreeRunner
-from workers.runner import Chunk, Draw, NotFiniteError, Row
+from workers.runner import Chunk, Draw, Edits, NotFiniteError, Row
 
 PROMPT = tuple(range(10, 50))
 SEEDED = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)
@@ -133,6 +134,50 @@ def test_greedy_and_seeded_rows_mix_in_one_step(runner: IreeRunner) -> None:
         draws = Draw(Sampling(), position + 1), Draw(SEEDED, position + 1)
         rows = [Row(slot, tokens[at], position, position, draws[slot]) for slot, tokens in enumerate((greedy, seeded))]
         assert runner.decode(rows[::-1]) == [seeded[at + 1], greedy[at + 1]]
+
+
+def test_what_is_changed_of_logits_is_changed_for_its_row_alone(runner: IreeRunner) -> None:
+    """Edits, a mask and plain rows in one step; reports are of the logits before any change."""
+    logits = runner.logits(Chunk(0, PROMPT, 0, 0))[-1]
+    best, second = np.argsort(-logits, kind="stable")[:2].tolist()
+    out, one, zero = (np.array([value], np.float32) for value in (-np.inf, 1, 0))
+    ban = Edits(np.array([best], np.int32), out, one, one, zero)
+    mask = np.zeros(16, np.uint32)
+    mask[7] = 1 << 9
+    at = len(PROMPT)
+    greedy, seeded = Sampling(logprobs=2), structs.replace(SEEDED, logprobs=0)
+    draws = [Draw(greedy, at), Draw(greedy, at, ban), Draw(greedy, at, None, mask), Draw(seeded, at, ban, mask)]
+    expected = [best, second, 7 * 32 + 9, 7 * 32 + 9]
+    for slot, draw in enumerate(draws):
+        runner.reset(slot)
+        assert runner.prefill(Chunk(slot, PROMPT, 0, 0), draw) == expected[slot]
+        (alone,) = runner.logprobs([0])
+        assert alone.tokens[:2] == (best, second)
+        runner.reset(slot)
+        runner.prefill(Chunk(slot, PROMPT[:-1], 0, 0), None)
+    rows = [Row(slot, PROMPT[-1], at - 1, at - 1, draw) for slot, draw in enumerate(draws)]
+    order = (2, 0, 3, 1)  # of the bucket of 4, whose rows are drawn one by one
+    assert runner.decode([rows[slot] for slot in order]) == [expected[slot] for slot in order]
+    assert runner.logprobs([2, 0]) == [alone, alone]
+    runner.prefill(Chunk(7, PROMPT[:-1], 0, 0), None)
+    last = Row(7, PROMPT[-1], at - 1, at - 1, draws[0])  # all slots at once
+    for slot in range(4):
+        runner.reset(slot)
+        runner.prefill(Chunk(slot, PROMPT[:-1], 0, 0), None)
+    assert runner.decode([last, *rows[::-1]]) == [best, *expected[::-1]]
+    assert runner.logprobs([0, 1, 2, 3, 4])[1] == alone
+    runner.reset(1)
+    runner.prefill(Chunk(1, PROMPT[:-1], 0, 0), None)
+    assert runner.decode([rows[1]]) == [second]  # edits without a mask are made in place, but not of what is reported
+    assert runner.logprobs([0])[0].tokens[:2] == (best, second)
+    whole = np.log(np.exp(logits.astype(np.float64)).sum())
+    assert alone.logprob == pytest.approx(logits[expected[3]] - whole, abs=3e-5)
+
+
+def test_log_probabilities_need_a_drawn_token(runner: IreeRunner) -> None:
+    runner.prefill(Chunk(0, PROMPT, 0, 0), None)
+    with pytest.raises(RuntimeError, match="no token was drawn"):
+        runner.logprobs([0])
 
 
 def test_logits_agree_with_greedy_tokens(runner: IreeRunner) -> None:

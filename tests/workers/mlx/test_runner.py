@@ -45,7 +45,7 @@ def test_gate(path: Path) -> None:
     report = run_gate(lambda: load_runner(path, slots=8, context=160), longest=140)
     assert report.requests >= 32
     assert report.most_active == 8
-    assert min(report.cancelled, report.resumed, report.stopped) > 0
+    assert min(report.cancelled, report.resumed, report.stopped, report.masked, report.reported) > 0
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
