@@ -35,6 +35,7 @@ class CopySpy:
         self._runner = runner
         self.capabilities = runner.capabilities
         self.reset, self.memory, self.close, self.logits = runner.reset, runner.memory, runner.close, runner.logits
+        self.logprobs = runner.logprobs
         self.in_place = self.copies = 0
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
