@@ -40,7 +40,7 @@ def compile_ahead(
     finally:
         opened.close()
     builder = Builder(recipe)
-    open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, cache_dir, progress)
+    open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, cache_dir, progress).close()
     groups = builder.plan.everything()
     progress("compile graphs", 0, len(groups))
     for done, built in enumerate(build_all(builder, groups, threads), 1):

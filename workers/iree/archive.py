@@ -4,6 +4,7 @@ The file is mapped, not read: graphs and processes share its pages, and no secon
 written tensor by tensor, in the safetensors format, with gaps so that each tensor can be used where it is mapped.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -12,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import iree.runtime as rt
 import numpy as np
@@ -23,6 +24,8 @@ from workers.iree.storage import Stored, build
 
 FORMAT = 3
 """Raise it when the contents of an archive change for the same key."""
+MAX_BYTES = 64 << 30
+"""Of all archives in a cache folder together."""
 ALIGNMENT = 64
 """Bytes; IREE computes in place on host memory only where it is aligned so."""
 
@@ -59,30 +62,89 @@ class Layout:
         return cls(header, tuple(len(header) + start for start in starts), len(header) + end)
 
 
-def open_archive(
-    weights: Weights, wanted: Sequence[Stored], ops: Ops, cache_dir: Path, progress: Progress
-) -> tuple[rt.ParameterIndex, int]:
-    """The parameters of a checkpoint as `wanted`, and their bytes; made on first use, then found in `cache_dir`.
+class Archive:
+    """Packed weights on the disk. While one is open no process removes its file."""
 
-    Raises `CheckpointError` for tensors that are missing or have another shape than config.json says, `ArchiveError`
-    when there is no room or no permission.
+    def __init__(self, file: Path, nbytes: int, lock: IO[str] | None) -> None:
+        self.nbytes = nbytes
+        self.index = rt.ParameterIndex()
+        self.index.load(str(file), "safetensors")
+        self._lock = lock
+
+    def close(self) -> None:
+        """The file may go from now on; what is mapped of it stays readable."""
+        if self._lock is not None:
+            self._lock.close()
+
+
+def open_archive(
+    weights: Weights,
+    wanted: Sequence[Stored],
+    ops: Ops,
+    cache_dir: Path,
+    progress: Progress,
+    max_bytes: int = MAX_BYTES,
+) -> Archive:
+    """The parameters of a checkpoint as `wanted`; made on first use, then found in `cache_dir`.
+
+    A new archive makes room: those used least recently go until all are `max_bytes` together, except those that are
+    open and the new one. Raises `CheckpointError` for tensors that are missing or have another shape than config.json
+    says, `ArchiveError` when there is no room or no permission.
     """
     folder = cache_dir / "weights"
     file = folder / f"{_digest(weights.directory, wanted)}.safetensors"
     layout = Layout.of(wanted)
-    if not _whole(file, layout):  # one that is may be on a disk that cannot be written
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with file.with_suffix(".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _whole(file, layout):
-                    _write(file, layout, wanted, weights, ops, progress)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ArchiveError(f"{folder}: cannot keep {layout.size} bytes of packed weights: {reason}") from error
-    index = rt.ParameterIndex()
-    index.load(str(file), "safetensors")
-    return index, layout.size
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = file.with_suffix(".lock").open("w")
+    except OSError as error:
+        if not _whole(file, layout):
+            raise _cannot_keep(folder, layout, error) from error
+        return Archive(file, layout.size, None)  # found on a disk that cannot be written, where nothing is removed
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        while not _whole(file, layout):  # what another process made it may remove before it is locked here
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _whole(file, layout):
+                _write(file, layout, wanted, weights, ops, progress)
+                _make_room(folder, file, max_bytes)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        with contextlib.suppress(OSError):  # another user's: it is in use all the same
+            os.utime(file)
+        return Archive(file, layout.size, lock)
+    except OSError as error:
+        lock.close()
+        raise _cannot_keep(folder, layout, error) from error
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _cannot_keep(folder: Path, layout: Layout, error: OSError) -> ArchiveError:
+    reason = error.strerror or str(error)
+    return ArchiveError(f"{folder}: cannot keep {layout.size} bytes of packed weights: {reason}")
+
+
+def _make_room(folder: Path, kept: Path, max_bytes: int) -> None:
+    """Remove the archives used least recently until all are `max_bytes` together.
+
+    Their empty locks stay: a process may be about to lock one, and must not find itself with another file than the
+    next process.
+    """
+    files = sorted(((file, file.stat()) for file in folder.glob("*.safetensors")), key=lambda each: each[1].st_mtime)
+    total = sum(stat.st_size for _, stat in files)
+    for file, stat in files:
+        if total <= max_bytes:
+            return
+        if file == kept:
+            continue
+        with file.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue  # in use
+            file.unlink(missing_ok=True)
+            total -= stat.st_size
 
 
 def _digest(path: Path, wanted: Sequence[Stored]) -> str:

@@ -1,5 +1,6 @@
 """The IREE runner: compiled graphs over one KV cache that never leaves the device."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig, open_weights
-from workers.iree.archive import open_archive
+from workers.iree.archive import Archive, open_archive
 from workers.iree.builder import Builder
 from workers.iree.device import Device, Resident
 from workers.iree.drawing import Drawing
@@ -24,6 +25,7 @@ from workers.iree.model import refuse_unsupported, rope_frequencies
 from workers.iree.ops import TiledOps
 from workers.iree.recipe import Recipe
 from workers.iree.storage import quantization_of
+from workers.memory import Needed, free_bytes
 from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, TokenLogprobs, check_chunks, check_copy
 from workers.spec import Dtype, Quantize
 
@@ -33,14 +35,13 @@ Progress = Callable[[str, int, int], None]
 class IreeRunner:
     """`workers.runner.Runner` on IREE. Owns the device and the cache; used only by the thread that loaded it."""
 
-    def __init__(self, builder: Builder, device: Device, weights: rt.ParameterIndex, nbytes: int) -> None:
+    def __init__(self, builder: Builder, device: Device, archive: Archive) -> None:
         plan, context = builder.plan, builder.recipe.context
         self._plan = plan
         self._cache = plan.cache
         self._device = device
-        self._weights = weights
-        self._weight_bytes = nbytes
-        self.graphs = Library(builder, lambda file: device.load(file, weights, SCOPE))
+        self._archive = archive
+        self.graphs = Library(builder, lambda file: device.load(file, archive.index, SCOPE))
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
         self._host_kv = host_kv(plan, self._kv)
         self._written = [0] * plan.cache.slots
@@ -82,7 +83,7 @@ class IreeRunner:
         `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `quantize`
         makes matrices of few bits of those that are not; `context` 0 is the model's; `threads` 0 is one a core.
         `progress` gets (phase, done, total). Raises `CheckpointError`, `DeviceError`,
-        `CacheError`, `ArchiveError` and `CompileError`.
+        `CacheError`, `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         threads = threads or usable_cores()
         refuse_unsupported(path, config, config.choose_context(context))
@@ -91,11 +92,19 @@ class IreeRunner:
             path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
         )
         builder = Builder(recipe)
-        weights, nbytes = open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, cache_dir, progress)
-        runner = cls(builder, opened, weights, nbytes)
-        runner.graphs.open(builder.plan.required(), threads, progress)
+        plan = builder.plan
+        if opened.local:
+            quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
+            needed(plan, recipe.context).check(free_bytes(), quantize, quantizable=quantizable)
+        archive = open_archive(open_weights(path), plan.weights, plan.ops, cache_dir, progress)
+        try:
+            runner = cls(builder, opened, archive)
+            runner.graphs.open(plan.required(), threads, progress)
+        except BaseException:
+            archive.close()
+            raise
         if background:
-            runner.graphs.fetch(builder.plan.optional())
+            runner.graphs.fetch(plan.optional())
         return runner
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
@@ -192,7 +201,7 @@ class IreeRunner:
 
     def memory(self) -> dict[str, int]:
         """Bytes of the packed weights and of the cache; `allocated` is what the device's allocator has handed out."""
-        return {"weights": self._weight_bytes, "kv": self._kv.nbytes, "allocated": self._device.allocated}
+        return {"weights": self._archive.nbytes, "kv": self._kv.nbytes, "allocated": self._device.allocated}
 
     def settle(self) -> None:
         self.graphs.settle()
@@ -200,7 +209,8 @@ class IreeRunner:
     def close(self) -> None:
         self.graphs.close()
         self._drawing.forget()
-        del self._host_kv, self._kv, self._weights
+        self._archive.close()
+        del self._host_kv, self._kv, self._archive
         self._device.close()
 
     def _chunk_inputs(
@@ -224,6 +234,13 @@ class IreeRunner:
 
     def _call(self, name: str, *arguments: rt.HalBufferView | int) -> list[rt.HalBufferView]:
         return self.graphs[name].call(name, *arguments)
+
+
+def needed(plan: Plan, context: int) -> Needed:
+    """What a plan's weights and cache take."""
+    itemsize = 4 if plan.ops.dtype == "float32" else 2
+    weights = sum(stored.nbytes for stored in plan.weights)
+    return Needed(weights, math.prod(plan.cache.shape) * itemsize, plan.cache.slots, context)
 
 
 def host_kv(plan: Plan, kv: Resident) -> HostKv | None:

@@ -12,10 +12,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
+from workers.architectures.config import WeightDtype
 from workers.checkpoint import ModelConfig
 from workers.edits import shaped
 from workers.logprobs import finish, report
-from workers.mlx.architecture import load_architecture, quantize_matrices
+from workers.memory import Needed, free_bytes
+from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
 from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, TokenLogprobs, check_chunks, check_copy
 from workers.sampling import greedy, needs_filters, needs_sampling, parameters, sample
@@ -67,9 +69,12 @@ class MlxRunner:
         if name == "gpu":
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
             maybe_set_recommended_wired_limit()
+        kind = config.dtype if dtype == "auto" else dtype
+        needed(path, config, kind, quantize, slots, context).check(
+            free_bytes(), quantize, quantizable=config.quantization is None
+        )
         with mx.stream(chosen):
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
-            kind = config.dtype if dtype == "auto" else dtype
             if quantize != "none":
                 quantize_matrices(model, 8 if quantize == "int8" else 4)
             _evaluate_weights(model, getattr(mx, kind), progress)
@@ -190,6 +195,19 @@ class MlxRunner:
             raise NotFiniteError
         self._drawn = logits, tokens
         return tokens
+
+
+def needed(path: Path, config: ModelConfig, kind: WeightDtype, quantize: Quantize, slots: int, context: int) -> Needed:
+    """What a load takes, from the sizes of the files."""
+    itemsize = getattr(mx, kind).size
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    if quantize != "none":  # integers, and a scale and a bias for each group
+        bits = (8 if quantize == "int8" else 4) + 2 * 8 * itemsize / QUANTIZED_GROUP
+        weights = int(weights * bits / (8 * getattr(mx, config.dtype).size))
+    elif config.quantization is None:
+        weights = weights * itemsize // getattr(mx, config.dtype).size
+    rows = 2 * config.layers * config.kv_heads * config.head_dim * itemsize
+    return Needed(weights, rows * slots * context, slots, context)
 
 
 def _quantization(config: ModelConfig, made: Quantize) -> str:

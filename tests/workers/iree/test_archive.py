@@ -4,7 +4,6 @@ import errno
 import os
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from workers.checkpoint import ModelConfig, open_weights
 from workers.iree import archive
-from workers.iree.archive import ALIGNMENT, ArchiveError, Progress, open_archive
+from workers.iree.archive import ALIGNMENT, Archive, ArchiveError, Progress, open_archive
 from workers.iree.kernels.arithmetic import Pairs, Singles
 from workers.iree.ops import PlainOps, TiledOps
 from workers.iree.storage import stored_parameters
@@ -20,10 +19,10 @@ from workers.iree.storage import stored_parameters
 OPS = TiledOps("float32", Singles("f32", 16))
 
 
-def open_at(path: Path, ops: TiledOps | PlainOps, cache_dir: Path, progress: Progress) -> tuple[Any, int]:
+def open_at(path: Path, ops: TiledOps | PlainOps, cache_dir: Path, progress: Progress, **bound: int) -> Archive:
     weights = open_weights(path)
     wanted = stored_parameters(ModelConfig.from_dir(path), ops, weights, "none")
-    return open_archive(weights, wanted, ops, cache_dir, progress)
+    return open_archive(weights, wanted, ops, cache_dir, progress, **bound)
 
 
 class Packing:
@@ -35,9 +34,10 @@ class Packing:
 
     def made(self, ops: TiledOps | PlainOps = OPS) -> bool:
         phases: list[str] = []
-        index, size = open_at(self.path, ops, self.cache_dir, lambda phase, done, total: phases.append(phase))
-        assert size > 0
-        assert len(index.items()) == 15  # embedding, head, last norm, 6 tensors of each of 2 layers
+        archive = open_at(self.path, ops, self.cache_dir, lambda phase, done, total: phases.append(phase))
+        archive.close()
+        assert archive.nbytes > 0
+        assert len(archive.index.items()) == 15  # embedding, head, last norm, 6 tensors of each of 2 layers
         return bool(phases)
 
 
@@ -77,16 +77,17 @@ def test_repaired(packing: Packing, damage: str) -> None:
 
 
 def open_plain(path: Path, cache_dir: Path) -> None:
-    open_at(path, PlainOps("float32"), cache_dir, lambda phase, done, total: None)
+    open_at(path, PlainOps("float32"), cache_dir, lambda phase, done, total: None).close()
 
 
 def test_every_tensor_is_aligned(tmp_path: Path) -> None:
     """Biases of 3 kv heads of 2 lanes leave gaps behind them."""
     path = make_checkpoint(tmp_path / "model", "qwen2", heads=3, kv_heads=3, head_dim=2, hidden=6)
     ops = PlainOps("float32")
-    index, _ = open_at(path, ops, tmp_path, lambda phase, done, total: None)
-    for name, entry in index.items():
+    archive = open_at(path, ops, tmp_path, lambda phase, done, total: None)
+    for name, entry in archive.index.items():
         assert np.asarray(entry.file_view).ctypes.data % ALIGNMENT == 0, name
+    archive.close()
 
 
 def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
@@ -134,3 +135,29 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(tmp_path: Path, monke
     file.unlink()
     with pytest.raises(ArchiveError, match="cannot keep"):
         open_plain(path, tmp_path)
+
+
+def test_the_least_recently_used_make_room_and_no_open_one_does(tmp_path: Path) -> None:
+    def open_model(seed: int, max_bytes: int = 1 << 40) -> Archive:
+        path = make_checkpoint(tmp_path / f"model{seed}", seed=seed)
+        ops, quiet = PlainOps("float32"), lambda phase, done, total: None
+        return open_at(path, ops, tmp_path, quiet, max_bytes=max_bytes)
+
+    def names() -> set[str]:
+        return {file.name for file in (tmp_path / "weights").glob("*.safetensors")}
+
+    first, kept = open_model(1), names()
+    size = first.nbytes
+    open_model(2).close()
+    old = names() - kept
+    for at, file in enumerate([*kept, *old]):
+        os.utime(tmp_path / "weights" / file, (at, at))
+    open_model(3, 3 * size).close()
+    assert names() > kept | old  # three fit to the byte
+    third = names() - kept - old
+    open_model(4, 3 * size - 1).close()
+    assert names() & (kept | old | third) == kept  # two fit: the open one is the oldest, and stays
+    first.close()
+    open_model(5, size).close()
+    assert len(names()) == 1
+    assert not names() & kept

@@ -1,0 +1,61 @@
+"""What is free, and the sentence for what does not fit."""
+
+from pathlib import Path
+
+import pytest
+
+from workers.memory import MemoryRefused, Needed, free_bytes
+from workers.spec import Quantize
+
+NEEDED = Needed(weights=3_000_000_000, kv=1_000_000_000, slots=8, context=4096)
+
+
+def test_what_fits_to_the_byte_is_taken() -> None:
+    NEEDED.check(4_000_000_000, "none", quantizable=True)
+    NEEDED.check(None, "none", quantizable=True)
+    with pytest.raises(MemoryRefused):
+        NEEDED.check(3_999_999_999, "none", quantizable=True)
+
+
+@pytest.mark.parametrize(
+    ("free", "quantize", "quantizable", "advice"),
+    [
+        (3.5e9, "none", True, "lower --context or --max-batch-size, or set --quantize int8 or int4"),
+        (3.5e9, "int8", True, "lower --context or --max-batch-size, or set --quantize int4"),
+        (3.5e9, "int4", True, "lower --context or --max-batch-size"),
+        (2.0e9, "none", True, "set --quantize int8 or int4"),
+        (2.0e9, "none", False, "free some, or take a smaller model"),
+    ],
+)
+def test_the_sentence_names_what_helps(free: float, quantize: Quantize, quantizable: bool, advice: str) -> None:
+    with pytest.raises(MemoryRefused) as caught:
+        NEEDED.check(int(free), quantize, quantizable=quantizable)
+    assert str(caught.value) == (
+        "the model needs 4.00 GB of memory, 3.00 GB of weights and 1.00 GB of KV cache for 8 slots of 4096 tokens, "
+        f"and {free / 1e9:.2f} GB are free: {advice}"
+    )
+
+
+def system(root: Path, available_kib: int, **files: str) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {available_kib} kB\n")
+    (root / "proc/self/cgroup").write_text("0::/unit\n")
+    folder = root / "sys/fs/cgroup/unit"
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(text)
+    return root
+
+
+def test_the_machine_sets_the_bound(tmp_path: Path) -> None:
+    assert free_bytes(system(tmp_path, 1000, memory_max="max\n", memory_current="5\n")) == 1000 * 1024
+
+
+def test_the_cgroup_sets_the_bound(tmp_path: Path) -> None:
+    stat = "anon 50\nactive_file 7\ninactive_file 13\n"
+    root = system(tmp_path, 1000, memory_max="1000\n", memory_current="400\n", memory_stat=stat)
+    assert free_bytes(root) == 1000 - 400 + 20
+
+
+def test_a_system_that_does_not_say(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) is None
