@@ -32,6 +32,9 @@ class HostKv:
         # Views [tiles, rows of a tile, layers, slots, ...]: row r of a slot is [r // rows, r % rows, :, slot].
         self._parts = [np.moveaxis(part, axes, (0, 1)) for part, axes in _parts(window, cache, packed)]
         segment = window[0, 0, 0].nbytes
+        lanes = (cache.head_dim, cache.head_dim if packed is None else packed[0])
+        # Bytes of a row within a run of rows: keys have a run for each head, packed values one for each 16 lanes of it.
+        self._strip_rows = [count * window.itemsize for count in lanes]
         self._segments = [
             ((layer * 2 + part) * cache.slots * segment, segment) for layer in range(cache.layers) for part in range(2)
         ]
@@ -39,13 +42,15 @@ class HostKv:
     def clear(self, slot: int, start: int, end: int) -> None:
         """Zero rows `start .. end` of a slot and the rest of their last tile, and its spare row. They are masked, but a
         NaN there would pass a mask, and what they hold is another's."""
-        end = -(-end // self._cache.tile) * self._cache.tile
+        tile = self._cache.tile
+        end = -(-end // tile) * tile
+        if CAN_DROP and (end - start) * self._row_bytes >= DROP_BYTES:
+            whole = -(-start // tile) * tile
+            self._zero(slot, start, whole)
+            self._drop_rows(slot, whole, end)
+        else:
+            self._zero(slot, start, end)
         for part in self._parts:
-            size = part.shape[1]
-            whole = -(-start // size)
-            if start % size:
-                part[start // size, start % size :, :, slot] = 0
-            part[whole : -(-end // size), :, :, slot] = 0
             part[-1, :, :, slot] = 0
 
     def forget(self, slot: int, rows: int) -> None:
@@ -65,6 +70,23 @@ class HostKv:
                 part[:whole, :, layer, target] = part[:whole, :, layer, source]
                 if rest:
                     part[whole, :rest, layer, target] = part[whole, :rest, layer, source]
+
+    def _zero(self, slot: int, start: int, end: int) -> None:
+        for part in self._parts:
+            size = part.shape[1]
+            whole = -(-start // size)
+            if start % size:
+                part[start // size, start % size :, :, slot] = 0
+            part[whole : -(-end // size), :, :, slot] = 0
+
+    def _drop_rows(self, slot: int, start: int, end: int) -> None:
+        """Zero whole tiles of rows, a strip of addresses for each run of rows, and give their pages back."""
+        for index, (base, size) in enumerate(self._segments):
+            row = self._strip_rows[index % 2]
+            strip = row * self._cache.capacity
+            first = base + slot * size
+            for at in range(first, first + size, strip):
+                self._drop(at + start * row, at + end * row)
 
     @property
     def _row_bytes(self) -> int:

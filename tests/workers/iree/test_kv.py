@@ -47,7 +47,11 @@ def test_rows_are_copied_and_no_others(packed: tuple[int, int] | None, length: i
 
 @pytest.mark.parametrize("packed", LAYOUTS)
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 5), (5, 20), (16, 32), (17, 33), (40, 48)])
-def test_rows_are_cleared_and_none_before_them(packed: tuple[int, int] | None, start: int, end: int) -> None:
+@pytest.mark.parametrize("drop", [False, True])
+def test_rows_are_cleared_and_none_before_them(
+    packed: tuple[int, int] | None, start: int, end: int, drop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv, "DROP_BYTES", 0 if drop else 1 << 40)
     host, window = make(packed)
     window[...] = 7
     host.clear(1, start, end)
@@ -81,6 +85,8 @@ def test_a_slot_takes_memory_for_what_is_written_and_gives_it_back() -> None:
         part[:, :, :, 1][: 2048 * part.shape[0] // cache.capacity] = 1
     written = 2048 * host._row_bytes
     assert written <= resident(window) <= 1.2 * written
+    host.clear(1, 500, 2048)
+    assert resident(window) <= 0.35 * written
     host.forget(1, 2048)
     assert resident(window) <= 0.1 * written
     assert not window.any()
