@@ -319,6 +319,8 @@ class Scheduler:
 
     def _seat(self, live: Live) -> bool:
         """Find a slot for a waiting sequence: a retained one that it can go on in, or a free one."""
+        if not self.slots.available:
+            return False
         stream, need = live.request.stream, live.limit
         best, length, written = self._best_retained(live)
         if written is not None:
