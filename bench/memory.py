@@ -2,9 +2,10 @@
 
     python bench/memory.py [--requests 10000] [--seed N] [--slots 8] [--device local-task]
 
-A tiny model; random prompts (some share a beginning), lengths and sampling; a third of the requests is cancelled at a
-random moment: queued, in the middle of its prompt, or decoding. After every --every requests the engine runs dry and is
-looked at: resident memory, bytes allocated on the device, slots in use, file descriptors, threads, Python's objects.
+A tiny model; random prompts (some share a beginning), lengths, sampling, penalties and reports of log-probabilities; a
+third of the requests is cancelled at a random moment: queued, in the middle of its prompt, or decoding. After every
+--every requests the engine runs dry and is looked at: resident memory, bytes allocated on the device, slots in use,
+file descriptors, threads, Python's objects.
 
 Slots, descriptors and threads must be at the end what they were after the first quarter, which is for warming up;
 device bytes and objects may not grow from quarter to quarter, resident memory by at most --tolerance bytes a request.
@@ -105,6 +106,9 @@ class Soak:
             top_k=draw.choice([0, 0, 20]),
             top_p=draw.choice([1.0, 0.9]),
             seed=draw.randrange(1 << 32),
+            frequency_penalty=draw.choice([0.0, 0.0, 0.5]),
+            repetition_penalty=draw.choice([1.0, 1.0, 1.2]),
+            logprobs=draw.choice([None, None, 0, 5]),
         )
         self._engine.submit(Request(self._submitted, tuple(prompt), sampling, draw.randint(1, 24)))
         self._live[self._submitted] = draw.randint(0, 20) if draw.random() < CANCELLED else None
