@@ -23,9 +23,16 @@ class Needed:
 
     weights: int
     kv: int
+    """Of all slots, or as much as is allowed for them together."""
     slots: int
     context: int
     """Tokens of a slot."""
+
+    @classmethod
+    def of(cls, weights: int, row_bytes: int, slots: int, context: int, kv_bytes: int) -> "Needed":
+        """`row_bytes` for each token of each slot, at most `kv_bytes` where that is not 0."""
+        full = row_bytes * slots * context
+        return cls(weights, min(full, kv_bytes) if kv_bytes else full, slots, context)
 
     @property
     def total(self) -> int:
@@ -41,7 +48,7 @@ class Needed:
             return
         changes = []
         if self.weights < free:  # the cache can be made to fit
-            changes.append("lower --context or --max-batch-size")
+            changes.append("lower --context, --max-batch-size or --kv-bytes")
         if quantizable and quantize != "int4":
             changes.append("set --quantize int4" if quantize == "int8" else "set --quantize int8 or int4")
         raise MemoryRefused(

@@ -20,9 +20,9 @@ def test_what_fits_to_the_byte_is_taken() -> None:
 @pytest.mark.parametrize(
     ("free", "quantize", "quantizable", "advice"),
     [
-        (3.5e9, "none", True, "lower --context or --max-batch-size, or set --quantize int8 or int4"),
-        (3.5e9, "int8", True, "lower --context or --max-batch-size, or set --quantize int4"),
-        (3.5e9, "int4", True, "lower --context or --max-batch-size"),
+        (3.5e9, "none", True, "lower --context, --max-batch-size or --kv-bytes, or set --quantize int8 or int4"),
+        (3.5e9, "int8", True, "lower --context, --max-batch-size or --kv-bytes, or set --quantize int4"),
+        (3.5e9, "int4", True, "lower --context, --max-batch-size or --kv-bytes"),
         (2.0e9, "none", True, "set --quantize int8 or int4"),
         (2.0e9, "none", False, "free some, or take a smaller model"),
     ],
@@ -34,6 +34,12 @@ def test_the_sentence_names_what_helps(free: float, quantize: Quantize, quantiza
         "the model needs 4.00 GB of memory, 3.00 GB of weights and 1.00 GB of KV cache for 8 slots of 4096 tokens, "
         f"and {free / 1e9:.2f} GB are free: {advice}"
     )
+
+
+def test_the_cache_is_counted_as_far_as_it_may_grow() -> None:
+    assert Needed.of(1, 10, 4, 100, 0).kv == 4000
+    assert Needed.of(1, 10, 4, 100, 3999).kv == 3999
+    assert Needed.of(1, 10, 4, 100, 4001).kv == 4000
 
 
 def system(root: Path, available_kib: int, **files: str) -> Path:

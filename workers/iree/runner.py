@@ -74,16 +74,17 @@ class IreeRunner:
         cache_dir: Path,
         threads: int,
         progress: Progress,
+        kv_bytes: int = 0,
         background: bool = True,
     ) -> "IreeRunner":
         """Open the device, pack the weights and compile the graphs, or find both in `cache_dir`.
 
         Returns with the fewest graphs that can serve everything; the rest come in the background, or without
         `background` when `graphs.fetch` asks for them.
-        `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `quantize`
-        makes matrices of few bits of those that are not; `context` 0 is the model's; `threads` 0 is one a core.
-        `progress` gets (phase, done, total). Raises `CheckpointError`, `DeviceError`,
-        `CacheError`, `ArchiveError`, `MemoryRefused` and `CompileError`.
+        `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `quantize` makes matrices of
+        few bits of those that are not; `context` 0 is the model's; `threads` 0 is one a core; `kv_bytes` is what the
+        slots may come to hold together, 0 all. `progress` gets (phase, done, total). Raises `CheckpointError`,
+        `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         threads = threads or usable_cores()
         refuse_unsupported(path, config, config.choose_context(context))
@@ -95,7 +96,7 @@ class IreeRunner:
         plan = builder.plan
         if opened.local:
             quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
-            needed(plan, recipe.context).check(free_bytes(), quantize, quantizable=quantizable)
+            needed(plan, recipe.context, kv_bytes).check(free_bytes(), quantize, quantizable=quantizable)
         archive = open_archive(open_weights(path), plan.weights, plan.ops, cache_dir, progress)
         try:
             runner = cls(builder, opened, archive)
@@ -236,11 +237,15 @@ class IreeRunner:
         return self.graphs[name].call(name, *arguments)
 
 
-def needed(plan: Plan, context: int) -> Needed:
-    """What a plan's weights and cache take."""
-    itemsize = 4 if plan.ops.dtype == "float32" else 2
+def needed(plan: Plan, context: int, kv_bytes: int) -> Needed:
+    """What a plan's weights take, and its cache when it is full."""
+    row = (
+        math.prod(plan.cache.shape)
+        // (plan.cache.slots * plan.cache.capacity)
+        * (4 if plan.ops.dtype == "float32" else 2)
+    )
     weights = sum(stored.nbytes for stored in plan.weights)
-    return Needed(weights, math.prod(plan.cache.shape) * itemsize, plan.cache.slots, context)
+    return Needed.of(weights, row, plan.cache.slots, context, kv_bytes)
 
 
 def host_kv(plan: Plan, kv: Resident) -> HostKv | None:

@@ -56,6 +56,7 @@ class MlxRunner:
         cache_dir: Path,
         threads: int,
         progress: Callable[[str, int, int], None],
+        kv_bytes: int = 0,
     ) -> "MlxRunner":
         """Load a checkpoint in the calling thread, which owns the runner from then on.
 
@@ -70,9 +71,9 @@ class MlxRunner:
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
             maybe_set_recommended_wired_limit()
         kind = config.dtype if dtype == "auto" else dtype
-        needed(path, config, kind, quantize, slots, context).check(
-            free_bytes(), quantize, quantizable=config.quantization is None
-        )
+        row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
+        needed = Needed.of(weight_bytes(path, config, kind, quantize), row_bytes, slots, context, kv_bytes)
+        needed.check(free_bytes(), quantize, quantizable=config.quantization is None)
         with mx.stream(chosen):
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
             if quantize != "none":
@@ -88,7 +89,7 @@ class MlxRunner:
             prefill_chunks=tuple(sorted({min(chunk, context) for chunk in PREFILL_CHUNKS})),
             # On a CPU MLX adds one term after the other; kernels of other devices change with the number of rows.
             exact_rows=name == "cpu",
-            row_bytes=2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size,
+            row_bytes=row_bytes,
             quantization=_quantization(config, quantize),
         )
         return cls(model, config, capabilities, chosen)
@@ -197,7 +198,7 @@ class MlxRunner:
         return tokens
 
 
-def needed(path: Path, config: ModelConfig, kind: WeightDtype, quantize: Quantize, slots: int, context: int) -> Needed:
+def weight_bytes(path: Path, config: ModelConfig, kind: WeightDtype, quantize: Quantize) -> int:
     """What a load takes, from the sizes of the files."""
     itemsize = getattr(mx, kind).size
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
@@ -206,8 +207,7 @@ def needed(path: Path, config: ModelConfig, kind: WeightDtype, quantize: Quantiz
         weights = int(weights * bits / (8 * getattr(mx, config.dtype).size))
     elif config.quantization is None:
         weights = weights * itemsize // getattr(mx, config.dtype).size
-    rows = 2 * config.layers * config.kv_heads * config.head_dim * itemsize
-    return Needed(weights, rows * slots * context, slots, context)
+    return weights
 
 
 def _quantization(config: ModelConfig, made: Quantize) -> str:

@@ -1,0 +1,122 @@
+"""How parameters are stored: in the checkpoint's format, in the one asked for, or as they are."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.quantized import requantize
+from tests.workers.iree.conftest import Load
+from workers.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.iree import runner as runner_module
+from workers.iree.device import DeviceError
+from workers.iree.kernels.arithmetic import Pairs
+from workers.iree.ops import PlainOps, TiledOps
+from workers.iree.quantized import Packing, made_format, restore, stored_format
+from workers.iree.storage import Stored, build, quantization_of, stored_parameters
+from workers.memory import MemoryRefused
+from workers.quantization import GroupFormat, Quantized, quantize
+from workers.spec import Quantize
+
+OPS = TiledOps("bfloat16", Pairs())
+
+
+def stored(path: Path, kind: Quantize = "none", ops: TiledOps | PlainOps = OPS) -> dict[str, Stored]:
+    return {each.name: each for each in stored_parameters(ModelConfig.from_dir(path), ops, open_weights(path), kind)}
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("int4", 4)])
+def test_matrices_are_made_of_few_bits(tmp_path: Path, kind: Quantize, bits: int) -> None:
+    made = stored(make_checkpoint(tmp_path), kind)
+    packed = {name: each for name, each in made.items() if each.packing is not None}
+    assert set(packed) == {"head"} | {f"{layer}.{part}" for layer in (0, 1) for part in ("qkv", "o", "gate_up", "down")}
+    assert {each.packing.format.bits for each in packed.values() if each.packing} == {bits}
+    assert quantization_of(list(made.values())) == kind
+    weights = open_weights(tmp_path)
+    for each in made.values():
+        assert build(each, weights, OPS).nbytes == each.nbytes
+
+
+@pytest.mark.parametrize("method", ["mlx", "gptq", "awq"])
+def test_quantized_checkpoints_keep_their_levels(tmp_path: Path, method: Literal["mlx", "gptq", "awq"]) -> None:
+    if method == "mlx":
+        path = make_checkpoint(tmp_path, quantized_bits=4)
+    else:
+        path = requantize(make_checkpoint(tmp_path), method)
+    weights, down = open_weights(path), stored(path)["0.down"]
+    assert down.packing is not None
+    matrix = weights.take_quantized("model.layers.0.mlp.down_proj.weight", (64, 128))
+    np.testing.assert_array_equal(build(down, weights, OPS), down.packing.pack(matrix))
+    assert quantization_of(list(stored(path).values())) == "int4"
+    assert quantization_of(list(stored(path, ops=PlainOps("bfloat16")).values())) == ""
+
+
+def test_parts_that_differ_are_widened(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, quantized_bits=4)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization"]["model.layers.0.self_attn.v_proj"] = {"group_size": 64, "bits": 4}
+    (path / "config.json").write_text(json.dumps(config))
+    made = stored(path)
+    assert made["0.qkv"].packing is None
+    assert made["1.qkv"].packing is not None
+
+
+@pytest.mark.parametrize(
+    ("format", "inputs", "expected"),
+    [
+        (GroupFormat(4, 64, "bias", "bfloat16"), 128, GroupFormat(4, 64, "bias", "bfloat16")),
+        (GroupFormat(6, 64, "bias", "float16"), 128, GroupFormat(8, 64, "bias", "float16")),
+        (GroupFormat(2, 32, "middle", "float16"), 128, GroupFormat(4, 32, "level", "float16")),
+        (GroupFormat(4, 4096, "middle", "float16"), 4096, GroupFormat(4, 128, "middle", "float16")),
+        (GroupFormat(4, 16, "bias", "float16"), 128, None),
+    ],
+)
+def test_stored_formats(format: GroupFormat, inputs: int, expected: GroupFormat | None) -> None:
+    assert stored_format(format, inputs) == expected
+
+
+def test_a_stored_format_changes_no_weight() -> None:
+    random = np.random.default_rng(0)
+    format = GroupFormat(2, 256, "middle", "float16")
+    levels, scales = random.integers(0, 4, (16, 512)).astype(np.uint8), random.random((16, 2)).astype(np.float16)
+    matrix = Quantized(format, levels, scales, None)
+    target = stored_format(format, 512)
+    assert target is not None
+    np.testing.assert_array_equal(restore(matrix, target).dequantize(), matrix.dequantize())
+
+
+def test_a_matrix_that_no_group_divides_stays(tmp_path: Path) -> None:
+    assert made_format("int4", 96) == GroupFormat(4, 32, "bias", "float16")
+    assert made_format("int4", 48) is None
+    assert made_format("none", 64) is None
+
+
+def test_a_tile_ends_with_a_line() -> None:
+    matrix = quantize(np.ones((3, 96), np.float32), GroupFormat(4, 32, "bias", "float16"))
+    packing = Packing(matrix.format)
+    assert packing.pack(matrix).shape == packing.stored_shape(3, 96) == (1, 96 * 8 + 2 * 3 * 32)
+    assert packing.tile_bytes(32) == 32 * 8 + 64
+
+
+def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
+    config = ModelConfig.from_dir(make_checkpoint(tmp_path, quantized_bits=4))
+    assert config.choose_quantization("none") == "none"
+    with pytest.raises(CheckpointError, match="quantization: the model is quantized to 4 bits already"):
+        config.choose_quantization("int8")
+
+
+def test_a_model_without_kernels_is_refused(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="'local-task' has no products with int4 weights for this model"):
+        load(make_checkpoint(tmp_path, head_dim=8), quantize="int4")
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "free_bytes", lambda: 100_000)
+    with pytest.raises(MemoryRefused, match=r"the model needs .* set --quantize int8 or int4"):
+        load(make_checkpoint(tmp_path / "model"), cache_dir=tmp_path / "cache")
+    assert not (tmp_path / "cache" / "weights").exists()

@@ -1,0 +1,41 @@
+"""Quantized models on MLX: AWQ checkpoints, and matrices made of few bits while loading."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.quantized import requantize
+from tests.workers.mlx.conftest import Load
+from workers.checkpoint import CheckpointError
+from workers.runner import Chunk
+
+TOKENS = tuple(range(5, 25))
+
+
+def test_awq(load: Load, tmp_path: Path) -> None:
+    plain = load(make_checkpoint(tmp_path / "plain", dtype="float16"), dtype="float32").logits(Chunk(0, TOKENS, 0, 0))
+    path = requantize(make_checkpoint(tmp_path / "awq", dtype="float16"), "awq")
+    runner = load(path, dtype="float32")
+    assert runner.capabilities.quantization == "int4"
+    logits = runner.logits(Chunk(0, TOKENS, 0, 0))
+    assert 0 < np.abs(logits - plain).mean() < 0.5 * plain.std()
+
+
+def test_gptq_is_refused(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="'gptq' is not supported by the MLX backend"):
+        load(requantize(make_checkpoint(tmp_path), "gptq"))
+
+
+def test_made_of_few_bits(load: Load, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    plain = load(path)
+    exact = plain.logits(Chunk(0, TOKENS, 0, 0))
+    errors = []
+    for kind in ("int8", "int4"):
+        runner = load(path, quantize=kind)
+        assert runner.capabilities.quantization == kind
+        assert runner.memory()["weights"] < plain.memory()["weights"] / 2
+        errors.append(np.abs(runner.logits(Chunk(0, TOKENS, 0, 0)) - exact).mean())
+    assert 0 < errors[0] < errors[1] / 5
