@@ -1,4 +1,4 @@
-"""A link between two processes: bounded, message by message, one peer at the other end. The only import of zmq.
+"""A link between two processes: bounded, message by message, one peer at the other end. It and `admission` import zmq.
 
 The event loop must be asyncio's (for its `add_reader`): a link reads its socket in a loop callback, without a task or a
 queue of its own. libzmq's file descriptor is edge-triggered: it becomes readable when the state *changes*, and any call
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from actors.admission import DOMAIN, Admission
 from actors.endpoint import EndpointError, check_address
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
 
@@ -60,15 +61,14 @@ class MessageRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """CURVE keys in Z85 text, 40 characters each. The connecting side also needs the binding side's public key.
-
-    They encrypt, and prove the binding side to the connecting one. Whom the binding side admits is for an allow-list
-    (ZAP), which comes with remote workers: until then its public key is all that a stranger needs to connect.
-    """
+    """CURVE keys in Z85 text, 40 characters each: they encrypt, and prove each side to the other."""
 
     public: str
     secret: str
     server: str = ""
+    """For the connecting side: the public key of the binding one."""
+    allowed: frozenset[str] = frozenset()
+    """For the binding side: the public keys of those that may connect; nobody else can."""
 
 
 class Link:
@@ -84,7 +84,7 @@ class Link:
     def __init__(
         self, endpoint: str, bind: bool, on_message: OnMessage, on_lost: OnLost | None, keys: CurveKeys | None
     ):
-        check_address(endpoint, secured=keys is not None)
+        check_address(endpoint, secured=keys is not None and (bool(keys.allowed) or not bind))
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._on_lost = on_lost
@@ -93,6 +93,7 @@ class Link:
         self._socket = self._context.socket(zmq.PAIR)
         watched = _LOSS_EVENTS | _REFUSAL_EVENTS | (0 if bind else _REFUSED)
         self._monitor = self._socket.get_monitor_socket(watched)
+        self._admission: Admission | None = None
         self._peer: int | None = None
         self._accepted: int | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -217,6 +218,8 @@ class Link:
             socket.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
             socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
             if bind:
+                self._admission = Admission(self._context, keys.allowed)
+                socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
                 socket.setsockopt(zmq.CURVE_SERVER, 1)
             else:
                 socket.setsockopt_string(zmq.CURVE_SERVERKEY, keys.server)
@@ -231,6 +234,8 @@ class Link:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(linger_ms)
+        if self._admission is not None:
+            self._admission.close()
         self._context.term()
 
     def _events(self) -> int:

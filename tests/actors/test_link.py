@@ -357,12 +357,36 @@ async def test_tcp_on_loopback_and_with_curve_keys() -> None:
         await here.until(lambda: here.messages == [[b"plain"]])
     (server, server_secret), (client, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
     keys = (
-        CurveKeys(server.decode(), server_secret.decode()),
+        CurveKeys(server.decode(), server_secret.decode(), allowed=frozenset({client.decode()})),
         CurveKeys(client.decode(), client_secret.decode(), server.decode()),
     )
     async with pair("tcp://127.0.0.1:*", keys) as (here, there):
         there.link.send_nowait([b"secret"])
         await here.until(lambda: here.messages == [[b"secret"]])
+
+
+@pytest.mark.parametrize("listed", ["nobody", "another"])
+async def test_a_key_that_is_not_on_the_allow_list_is_turned_away(listed: str) -> None:
+    (server, server_secret), (client, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+    allowed = frozenset({zmq.curve_keypair()[0].decode()} if listed == "another" else ())
+    keys = (
+        CurveKeys(server.decode(), server_secret.decode(), allowed=allowed),
+        CurveKeys(client.decode(), client_secret.decode(), server.decode()),
+    )
+    async with pair("tcp://127.0.0.1:*", keys) as (here, there):
+        while not here.link.refused:
+            await anyio.lowlevel.checkpoint()
+        with pytest.raises((LinkFull, LinkClosed)):
+            there.link.send_nowait([b"secret"])
+        assert here.messages == []
+
+
+async def test_a_public_address_needs_keys_and_an_allow_list() -> None:
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    with pytest.raises(EndpointError, match="leaves this machine"):
+        Link.bind("tcp://0.0.0.0:*", lambda frames: None, keys=CurveKeys(public, secret))
+    allowing = CurveKeys(public, secret, allowed=frozenset({public}))
+    Link.bind("tcp://0.0.0.0:*", lambda frames: None, keys=allowing).close()
 
 
 @pytest.mark.parametrize(

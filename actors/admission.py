@@ -1,0 +1,53 @@
+"""Who may connect to a CURVE link: libzmq asks about each client's key, and an allow-list answers.
+
+The question and the answer are those of ZAP (ZeroMQ RFC 27), over a socket inside this process.
+"""
+
+import asyncio
+from collections.abc import Collection
+
+import zmq
+from zmq.utils import z85
+
+ENDPOINT = "inproc://zeromq.zap.01"
+"""Where libzmq asks, by the RFC."""
+DOMAIN = "baton"
+_VERSION = b"1.0"
+_FRAMES = 7
+"""Of a request about a CURVE client: version, id, domain, address, identity, mechanism, key."""
+
+
+class Admission:
+    """Answers for all sockets of one context, on the event loop that it was made on, before they are bound."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Collection[str]) -> None:
+        """`allowed` are public keys in Z85 text; any other client is turned away before it can send a frame."""
+        self._allowed = frozenset(allowed)
+        self._loop = asyncio.get_running_loop()
+        self._socket = context.socket(zmq.REP)
+        self._socket.bind(ENDPOINT)
+        self._descriptor = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._answer)
+        self._loop.call_soon(self._answer)  # the descriptor tells of changes alone
+
+    def close(self) -> None:
+        """Answer no more; before the context ends."""
+        if not self._socket.closed:
+            self._loop.remove_reader(self._descriptor)
+            self._socket.close(0)
+
+    def _answer(self) -> None:
+        while not self._socket.closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            request = self._socket.recv_multipart(zmq.NOBLOCK)
+            self._socket.send_multipart(answer(request, self._allowed), zmq.NOBLOCK)
+
+
+def answer(request: list[bytes], allowed: Collection[str]) -> list[bytes]:
+    """The reply to one ZAP request: version, id, status, text, user, metadata. Pure."""
+    number = request[1] if len(request) > 1 else b""
+    if len(request) != _FRAMES or request[0] != _VERSION or request[5] != b"CURVE" or len(request[6]) != 32:
+        return [_VERSION, number, b"400", b"only CURVE clients are admitted", b"", b""]
+    key = z85.encode(request[6]).decode("ascii")
+    if key not in allowed:
+        return [_VERSION, number, b"400", b"the key is not on the allow-list", b"", b""]
+    return [_VERSION, number, b"200", b"OK", key.encode("ascii"), b""]
