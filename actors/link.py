@@ -111,7 +111,7 @@ class Link:
         """Messages delivered to `on_message`."""
         self.peer_pid: int | None = None
         """The process that connected to this end, by the kernel's word; known before its first message is delivered.
-        None over TCP, and where the system does not tell (it does on Linux)."""
+        None over TCP, and where the system does not tell (it does on Linux); 0 for one that was gone too soon."""
         try:
             self._configure(keys, bind)
             self._socket.bind(endpoint) if bind else self._socket.connect(endpoint)
@@ -347,9 +347,9 @@ def _peer_pid(descriptor: int) -> int | None:
                 return None
             credentials = connection.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i"))
     except OSError:  # the connection has ended already
-        return None
+        return 0
     pid: int = struct.unpack("3i", credentials)[0]
-    return pid or None
+    return pid
 
 
 def _check_message(frames: Sequence[bytes]) -> None:

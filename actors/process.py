@@ -76,7 +76,7 @@ class ChildProcess:
     def owns(self, pid: int) -> bool:
         """Whether a process is this child or one that it has started, by its session."""
         try:
-            return pid == self.pid or os.getsid(pid) == self.pid
+            return pid == self.pid or (pid > 0 and os.getsid(pid) == self.pid)
         except ProcessLookupError:
             return False
 

@@ -442,11 +442,11 @@ async def test_the_connecting_process_is_known_before_its_first_message(endpoint
         "async def main():\n"
         "    link = Link.connect(sys.argv[1], lambda frames: None)\n"
         "    await link.send([b'x'])\n"
+        "    await asyncio.to_thread(sys.stdin.read)\n"
         "    link.close(5)\n"
         "asyncio.run(main())\n"
     )
     async with await anyio.open_process([sys.executable, "-c", program, here.link.address]) as child:
-        await child.wait()
         await here.until(lambda: bool(said))
         assert said == [child.pid]
     here.link.close()

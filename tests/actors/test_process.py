@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from actors.lines import LINES_PER_SECOND, MAX_LINE_BYTES
@@ -170,3 +171,21 @@ async def test_nothing_is_left_open() -> None:
     for script in ("exit 0", "kill -9 $$", "cat"):
         await shell(script).end(ask_s=0.0, term_s=1.0)
     assert len(os.listdir("/dev/fd")) == before
+
+
+async def test_a_child_owns_itself_and_what_it_started_and_nobody_else() -> None:
+    lines: list[bytes] = []
+    program = (
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, file=sys.stderr, flush=True); input()"
+    )
+    child = ChildProcess.spawn([sys.executable, "-c", program], lines.append)
+    try:
+        while not lines:
+            await anyio.lowlevel.checkpoint()
+        assert child.owns(child.pid)
+        assert not child.owns(os.getpid())
+        assert not child.owns(0), "which would be this process's own session"
+        assert child.owns(int(lines[0])), "what it started is in its session"
+    finally:
+        await child.end()
+    assert not child.owns(child.pid + (1 << 30)), "there is no such process"
