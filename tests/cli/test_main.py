@@ -38,6 +38,19 @@ def test_every_command_and_option_explains_itself(run: CliRunner, command: str) 
     assert "Usage: baton" in result.output or "Usage: root" in result.output
 
 
+@pytest.mark.parametrize("command", ["workers", "drain", "restart", "reload"])
+def test_every_command_of_the_administration_explains_itself(run: CliRunner, command: str) -> None:
+    result = run.invoke(app, ["admin", command, "--help"])
+    assert result.exit_code == 0
+    assert "--url" in result.output
+
+
+def test_a_rolling_restart_is_of_all_workers(run: CliRunner) -> None:
+    result = run.invoke(app, ["admin", "restart", "w0", "--rolling"])
+    assert result.exit_code == 1
+    assert "for all workers" in result.stderr
+
+
 def test_serve_has_a_flag_for_every_setting(run: CliRunner) -> None:
     output = run.invoke(app, ["serve", "--help"]).output
     assert all(flag(name) in output for name in Settings.model_fields if name != "model")
