@@ -282,6 +282,7 @@ def main() -> None:
     parser.add_argument("--prompt-words", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--delivered", type=int, default=100)
+    parser.add_argument("--settle", type=float, default=3.0, help="seconds between a restart and the next run")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path, help="where the lines go as well")
@@ -292,9 +293,12 @@ def main() -> None:
     for name in args.workers.split(","):
         with server(name, args.slots, args.cache_dir) as port:
             for count in map(int, args.streams.split(",")):
+                time.sleep(args.settle)
                 requests = bodies(count, args.prompt_words, args.tokens)
                 whole, _ = asyncio.run(run(port, requests, None))
                 for phase in args.phases.split(","):
+                    # A worker that has just become ready may still load graphs beside its first requests.
+                    time.sleep(args.settle)
                     trigger = Trigger(phase, args.delivered, args.tokens, victim(port))
                     streams, killed_at = asyncio.run(run(port, requests, trigger))
                     lines.append(compare(name, phase, streams, killed_at, whole))
