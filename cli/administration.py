@@ -16,6 +16,9 @@ from cli.settings import Settings
 POLL_S = 0.5
 """Between two looks at an operation that runs."""
 
+WIDTH = 1000
+"""Of a line at most."""
+
 
 class Administration:
     """The administration of one server over HTTP. All methods raise `CommandFailed` in a sentence."""
@@ -90,4 +93,5 @@ def show_workers(found: list[dict[str, Any]]) -> None:
         slots = f"{worker['slots_active']}/{worker['slots_total']}"
         shown = ["-" if worker[name] is None else str(worker[name]) for name in columns]
         table.add_row(*shown, slots, str(worker["queue_depth"]), escape(worker["reason"]))
-    Console(highlight=False, soft_wrap=True).print(table)
+    # As wide as it is: a terminal breaks a line where it must, and no cell is cut.
+    Console(highlight=False, width=WIDTH).print(table)
