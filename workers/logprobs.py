@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.bounds import MAX_TOP_LOGPROBS, MIN_LOGPROB
-from workers.blocks import blocks_of, fold, limbs, sum_of
+from workers.blocks import best_of, blocks_of, fold, limbs, sum_of
 from workers.noise import Array
 from workers.ratios import FAR, OCTAVE, WEIGHT_ONE, distances, steps_of, weights_of
 from workers.runner import TokenLogprobs
@@ -32,7 +32,8 @@ def report(xp: Any, logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
     likely token, and two of what is far below it, in units 2**TAIL times finer.
     """
     top = most_likely(xp, logits, MAX_TOP_LOGPROBS)
-    distance = distances(xp, blocks_of(xp, logits))
+    blocks = blocks_of(xp, logits)
+    distance = distances(xp, blocks, best_of(xp, blocks)[1])
     flat = distance.reshape(distance.shape[0], distance.shape[1] * distance.shape[2])
     wanted = xp.concatenate([top, tokens[:, None].astype(xp.int32)], axis=1)
     return top, xp.take_along_axis(flat, xp.maximum(wanted, 0), axis=1), _mass(xp, distance)

@@ -8,7 +8,7 @@ of half a unit), so that what is less likely than 2**-25 times the most likely t
 import math
 from typing import Any
 
-from workers.blocks import LOW, best_of
+from workers.blocks import LOW
 from workers.noise import Array
 
 MIN_TEMPERATURE = 1e-6
@@ -23,14 +23,17 @@ _POLYNOMIAL = (726735, 62782, 55864, 28735)
 """2**-f = 1 - c1 f + c2 f^2 - c3 f^3 + c4 f^4 on [0, 1], as integers scaled by 2**20, 2**18, 2**20 and 2**22."""
 
 
-def distances(xp: Any, blocks: Array) -> Array:
+def is_finite(best: Array) -> Array:
+    """Where a row's highest logit, as `workers.blocks.best_of` has it, is a number: bool [B]."""
+    return (best > -math.inf) & (best < math.inf)
+
+
+def distances(xp: Any, blocks: Array, best: Array) -> Array:
     """How far each logit is below its row's highest: float32, 0 and up, `LIMIT` for what can never be drawn.
 
-    Comparisons with NaN are false, so that whatever is not finite is far.
+    blocks float32 [B, n, m], best float32 [B]. Comparisons with NaN are false, so that whatever is not finite is far.
     """
-    best = best_of(xp, blocks)[1]
-    finite = (best > -math.inf) & (best < math.inf)
-    distance = xp.where(finite, best, 0.0)[:, None, None] - blocks
+    distance = xp.where(is_finite(best), best, 0.0)[:, None, None] - blocks
     return xp.where(distance < LIMIT, xp.maximum(distance, 0.0), LIMIT).astype(xp.float32)
 
 

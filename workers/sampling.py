@@ -23,8 +23,7 @@ There is no sort, scatter, float64, or argmax over the vocabulary: compilers mak
 found bit by bit on integers, and maxima and sums go by blocks.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 
 from workers.blocks import BLOCK, LOW, best_of, blocks_of, first, fold, limbs, sum_of, take
 from workers.noise import Array, noise
-from workers.ratios import FAR, WEIGHT_ONE, distances, steps_of, weights_of
+from workers.ratios import FAR, WEIGHT_ONE, distances, is_finite, steps_of, weights_of
 from workers.runner import Draw
 
 GROUP = 32
@@ -84,11 +83,13 @@ def needs_filters(draws: Sequence[Draw]) -> bool:
 def greedy(xp: Any, logits: Array) -> Array:
     """The smallest id among the highest logits: float32 [B, V] -> int32 [B]; -1 for a row without a finite maximum."""
     blocks = blocks_of(xp, logits)
-    maxima, best = best_of(xp, blocks)
+    return _greedy(xp, blocks, *best_of(xp, blocks))
+
+
+def _greedy(xp: Any, blocks: Array, maxima: Array, best: Array) -> Array:
     block = first(xp, maxima >= best[:, None])
     lane = first(xp, take(xp, blocks, block) >= best[:, None])
-    finite = (best > -math.inf) & (best < math.inf)
-    return xp.where(finite, block * BLOCK + lane, -1).astype(xp.int32)
+    return xp.where(is_finite(best), block * BLOCK + lane, -1).astype(xp.int32)
 
 
 def sample(
@@ -110,35 +111,69 @@ def sample(
     A logit of -inf is never drawn. `filters=False` leaves top_k, top_p and min_p
     out, for calls where no row uses them: the tokens are the same, for less work.
     """
-    weights = kept(xp, logits, temperature, top_k, top_p, min_p, filters=filters)
-    drawn = _draw(xp, weights, noise(xp, seed_low, seed_high, position))
-    best = greedy(xp, logits)
-    return xp.where((temperature <= 0.0) | (top_k == 1) | (best < 0), best, drawn)
+    blocks = blocks_of(xp, logits)
+    maxima, best = best_of(xp, blocks)
+    bits = noise(xp, seed_low, seed_high, position)
+    if filters:
+        weights = kept(xp, logits, temperature, top_k, top_p, min_p)
+        drawn = draw_at(xp, sum_of(xp, weights, 2), lambda block: take(xp, weights, block), bits)
+    else:
+        drawn = unfiltered(xp, blocks, best, temperature, bits)
+    highest = _greedy(xp, blocks, maxima, best)
+    return xp.where((temperature <= 0.0) | (top_k == 1) | (highest < 0), highest, drawn)
 
 
-def kept(
-    xp: Any, logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array, *, filters: bool = True
-) -> Array:
+def unfiltered(xp: Any, blocks: Array, best: Array, temperature: Array, bits: Array) -> Array:
+    """Draw from all tokens: int32 [B]. Weights are computed once for their sums, and again where the token is."""
+
+    def weigh(some: Array) -> Array:
+        return weights_of(xp, steps_of(xp, distances(xp, some, best), temperature))
+
+    def fetch(block: Array) -> Array:
+        return weigh(take(xp, blocks, block)[:, None])[:, 0]
+
+    return draw_at(xp, sum_of(xp, weigh(blocks), 2), fetch, bits)
+
+
+def kept(xp: Any, logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
     """The weights that `sample` draws by, 0 for what the filters leave out: uint32 [B, n, BLOCK], filled up with 0."""
-    distance = distances(xp, blocks_of(xp, logits))
+    blocks = blocks_of(xp, logits)
+    distance = distances(xp, blocks, best_of(xp, blocks)[1])
+    return filtered(xp, distance, temperature, top_k, top_p, min_p)
+
+
+def filtered(
+    xp: Any,
+    distance: Array,
+    temperature: Array,
+    top_k: Array,
+    top_p: Array,
+    min_p: Array,
+    mass: Array | None = None,
+) -> Array:
+    """The weights of tokens at these distances, [B, n, BLOCK], 0 for what the filters leave out.
+
+    `mass` [B] is that of all tokens where those given are not all; the shares of rows that use top_k are of theirs.
+    """
     steps = steps_of(xp, distance, temperature)
     weights = weights_of(xp, steps)
-    if not filters:
-        return weights
-    nearest = _nearest(xp, distance, top_k, logits.shape[1])
+    nearest = _nearest(xp, distance, top_k)
     weights = weights * (distance.view(xp.uint32) <= nearest).astype(xp.uint32)
-    likely = _likely(xp, steps, weights, top_p)
+    whole = mass_of(xp, weights)
+    wanted = top_p * (whole if mass is None else xp.where(top_k > 0, whole, mass))
+    likely = _likely(xp, steps, weights, top_p, wanted)
     least = (min_p * WEIGHT_ONE).astype(xp.uint32)[:, None, None]
     return weights * ((steps <= likely) & (weights >= least)).astype(xp.uint32)
 
 
-def _nearest(xp: Any, distance: Array, top_k: Array, length: int) -> Array:
+def _nearest(xp: Any, distance: Array, top_k: Array) -> Array:
     """The k-th smallest distance, as bits [B, 1, 1]: non-negative floats are ordered as their bits are.
 
     Found two bits at a time. The counts of the three candidates go through the blocks in one float32, eight bits each:
     a block's sum is below 2**24 and so exact, and compilers sum float32 fastest.
     """
     bits = distance.view(xp.uint32)
+    length = bits.shape[1] * bits.shape[2]  # what fills the blocks up is farther than any token
     wanted = xp.minimum(xp.where(top_k > 0, top_k, length), length).astype(xp.float32)
     none = xp.array(0, dtype=xp.float32)
     ones = [xp.array(1 << place, dtype=xp.float32) for place in (0, 8, 16)]
@@ -154,12 +189,11 @@ def _nearest(xp: Any, distance: Array, top_k: Array, length: int) -> Array:
     return found[:, None, None]
 
 
-def _likely(xp: Any, steps: Array, weights: Array, top_p: Array) -> Array:
-    """The smallest number of steps, [B, 1, 1], at which the tokens so far have the share top_p of the mass."""
-    wanted = top_p * _mass(xp, weights)
+def _likely(xp: Any, steps: Array, weights: Array, top_p: Array, wanted: Array) -> Array:
+    """The smallest number of steps, [B, 1, 1], at which the tokens so far have the wanted mass."""
 
     def enough(limit: Array) -> Array:
-        return _mass(xp, weights * (steps <= limit[:, None, None]).astype(xp.uint32)) >= wanted
+        return mass_of(xp, weights * (steps <= limit[:, None, None]).astype(xp.uint32)) >= wanted
 
     likely = _bisect(xp, enough, top_p.shape[0], FAR)
     # The mass is rounded: a tail below its last place would be dropped from the rows that keep all.
@@ -179,26 +213,27 @@ def _bisect(xp: Any, enough: Any, rows: int, highest: int) -> Array:
     return high[:, None, None]
 
 
-def _mass(xp: Any, weights: Array) -> Array:
+def mass_of(xp: Any, weights: Array) -> Array:
     """A row's sum of weights as float32 [B], rounded in a way that never falls when the sum rises."""
     high, low = limbs(xp, sum_of(xp, weights, 2), 1)
     return high.astype(xp.float32) * 65536.0 + low.astype(xp.float32)
 
 
-def _draw(xp: Any, weights: Array, bits: Array) -> Array:
-    """The token at the point bits / 2**32 of the rows' cumulative weights: [B, n, BLOCK], uint32 [B] -> int32 [B].
+def draw_at(xp: Any, sums: Array, fetch: Callable[[Array], Array], bits: Array) -> Array:
+    """The token at the point bits / 2**32 of the rows' cumulative weights: int32 [B].
 
-    The search goes down from groups to blocks to lanes; all sums are exact.
+    `sums` uint32 [B, n] are those of blocks, and `fetch` takes a block a row, [B], to its weights, [B, BLOCK]. The
+    search goes down from groups to blocks to lanes; all sums are exact.
     """
-    blocks = fold(xp, sum_of(xp, weights, 2), GROUP, 0)
+    blocks = fold(xp, sums, GROUP, 0)
     high, low = limbs(xp, blocks, 2)
     point = _point(bits, *_both(xp, high, low))
     group, point = _locate(xp, high, low, point)
     inside = take(xp, blocks, group)
     block, point = _locate(xp, inside >> 16, inside & LOW, point)
     # Only a row that has no weight at all, which -1 answers for, can come out of range.
-    block = xp.minimum(group * GROUP + block, weights.shape[1] - 1)
-    lanes = take(xp, weights, block)
+    block = xp.minimum(group * GROUP + block, sums.shape[1] - 1)
+    lanes = fetch(block)
     lane, _ = _locate(xp, lanes >> 16, lanes & LOW, point)
     return block * BLOCK + lane
 

@@ -15,6 +15,7 @@ from workers.edits import all_allowed, edit_calls, masks, shaped
 from workers.iree.device import Device
 from workers.iree.library import Library
 from workers.logprobs import finish, report
+from workers.narrow import UNDECIDED
 from workers.runner import Draw, NotFiniteError, TokenLogprobs
 
 Call = Callable[..., list[rt.HalBufferView]]
@@ -75,20 +76,32 @@ class Drawing:
     def _sample(self, logits: rt.HalBufferView, draws: Sequence[Draw | None], active: list[Draw]) -> list[int]:
         """Tokens of all rows in one call; those of rows that do not draw are meaningless."""
         filters, size = sampling.needs_filters(active), len(draws)
-        kind = "filter" if filters else "draw"
+        kind = "narrow" if filters else "draw"
         changes = _changes(active)
-        if all(self._ready(name, size) for name in (kind, *changes)):
-            filler = Draw(active[0].sampling, active[0].position)  # rows that do not draw cost what they cost
-            filled = [draw or filler for draw in draws]
-            if changes:
-                logits = self._change(logits, filled)
-            wanted = map(self._device.upload, sampling.parameters(filled))
-            (tokens,) = self._call(f"{kind}_{size}", logits, *wanted)
-            return list(self._device.download(tokens).tolist())
-        rows = [row for row, draw in enumerate(draws) if draw is not None]
-        some = shaped(np, self._device.download(logits)[rows], active)
-        drawn: NDArray[np.int32] = np.zeros(size, np.int32)
-        drawn[rows] = sampling.sample(np, some, *sampling.parameters(active), filters=filters)
+        if not all(self._ready(name, size) for name in (kind, *changes)):
+            some = shaped(np, self._device.download(logits)[_drawing(draws)], active)
+            return self._sample_here(some, draws, filters)
+        filler = Draw(active[0].sampling, active[0].position)  # rows that do not draw cost what they cost
+        filled = [draw or filler for draw in draws]
+        if changes:
+            logits = self._change(logits, filled)
+        wanted = [self._device.upload(values) for values in sampling.parameters(filled)]
+        tokens = self._tokens(kind, logits, wanted)
+        if all(tokens[row] != UNDECIDED for row in _drawing(draws)):
+            return tokens
+        if self._ready("filter", size):
+            return self._tokens("filter", logits, wanted)
+        return self._sample_here(self._device.download(logits)[_drawing(draws)], draws, filters)
+
+    def _tokens(self, kind: str, logits: rt.HalBufferView, wanted: Sequence[rt.HalBufferView]) -> list[int]:
+        (tokens,) = self._call(f"{kind}_{logits.shape[0]}", logits, *wanted)
+        return list(self._device.download(tokens).tolist())
+
+    def _sample_here(self, logits: NDArray[np.float32], draws: Sequence[Draw | None], filters: bool) -> list[int]:
+        """`_sample` in numpy, from the changed logits of the rows that draw."""
+        active = [draw for draw in draws if draw is not None]
+        drawn: NDArray[np.int32] = np.zeros(len(draws), np.int32)
+        drawn[_drawing(draws)] = sampling.sample(np, logits, *sampling.parameters(active), filters=filters)
         return list(drawn.tolist())
 
     def _change(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> rt.HalBufferView:
@@ -105,6 +118,11 @@ class Drawing:
 
     def _ready(self, kind: str, size: int) -> bool:
         return self._graphs.covering(kind, (size,), size) is not None
+
+
+def _drawing(draws: Sequence[Draw | None]) -> list[int]:
+    """The rows that draw."""
+    return [row for row, draw in enumerate(draws) if draw is not None]
 
 
 def _changes(draws: Sequence[Draw]) -> tuple[str, ...]:

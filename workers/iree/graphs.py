@@ -20,13 +20,14 @@ from workers.iree.lower import Graph, module, struct
 from workers.iree.model import Inputs, Parameters, forward
 from workers.iree.ops import Cache, Place, PlainOps, TiledOps
 from workers.iree.storage import Stored
+from workers.narrow import narrow
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)
 FIRST_CHUNK = 128
 """The prefill graph that serves until the others are there: neither short prompts nor long ones pay much for it."""
 SCORE_CHUNK = 128
 """Rows of the scoring graph; their logits leave the device."""
-DRAWS = (("draw", "filter"), ("edit", "mask"), ("report",))
+DRAWS = (("draw", "narrow"), ("edit", "mask"), ("report",), ("filter",))
 """What is done with logits, by graphs of their own (those of one module together): a request pays for what it uses."""
 KV = 5
 """The cache's place among a step's inputs."""
@@ -193,6 +194,7 @@ class Plan:
         arguments = {
             "draw": [struct((rows,), kind) for kind in parameters],
             "filter": [struct((rows,), kind) for kind in parameters],
+            "narrow": [struct((rows,), kind) for kind in parameters],
             "edit": [struct((rows, edits.ENTRIES), kind) for kind in entries],
             "mask": [struct((rows, -(-self.config.vocab_size // 32)), "uint32")],
             "report": [struct((rows,), "int32")],
@@ -207,6 +209,8 @@ class Plan:
                     return (edits.masked(jnp, *arrays),)
                 case "report":
                     return logprobs.report(jnp, *arrays)
+                case "narrow":
+                    return (narrow(jnp, *arrays),)
             return (sampling.sample(jnp, *arrays, filters=kind == "filter"),)
 
         # IREE scatters into the argument, told so or not.

@@ -19,6 +19,7 @@ from workers.logprobs import finish, report
 from workers.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
+from workers.narrow import UNDECIDED, narrow
 from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, TokenLogprobs, check_chunks, check_copy
 from workers.sampling import greedy, needs_filters, needs_sampling, parameters, sample
 from workers.spec import Dtype, Quantize
@@ -187,8 +188,11 @@ class MlxRunner:
         """One token a row; `NotFiniteError` when the logits of one are not numbers."""
         self._drawn = None
         if needs_sampling(draws):
-            rows = map(mx.array, parameters(draws))
-            drawn = sample(mx, shaped(mx, logits, draws), *rows, filters=needs_filters(draws))
+            rows = [mx.array(values) for values in parameters(draws)]
+            changed, filters = shaped(mx, logits, draws), needs_filters(draws)
+            drawn = narrow(mx, changed, *rows) if filters else sample(mx, changed, *rows, filters=False)
+            if filters and (drawn == UNDECIDED).any().item():
+                drawn = sample(mx, changed, *rows)
         else:
             drawn = greedy(mx, logits)
         tokens: list[int] = np.array(drawn).tolist()

@@ -103,7 +103,7 @@ def test_gate(load: Load, dtype: str, slots: int, drawn_here: bool, monkeypatch:
     assert report.most_active >= min(slots, 24)  # beyond the bucket of 16, and so in that of 32
     assert min(report.cancelled, report.resumed, report.stopped, report.full, report.masked, report.reported) > 0
     assert {"prefill_32", "prefill_64"} <= set(rationed.taken)
-    kinds = ("filter", "edit", "mask", "report")
+    kinds = ("narrow", "edit", "mask", "report")
     assert drawn_here or {f"{kind}_8" for kind in kinds} <= set(rationed.taken)
 
 
