@@ -9,7 +9,7 @@ import pytest
 
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
-from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
+from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from workers.engine import BatchEngine
 from workers.faults import ScriptedFault
 from workers.request import RequestRefused
@@ -47,6 +47,45 @@ def test_the_capabilities(session: Session) -> None:
     )
     without = bare(ScriptedRunner()).capabilities
     assert (without.text, without.chat) == (False, False)
+
+
+def test_log_probabilities_come_with_their_tokens(session: Session) -> None:
+    """A number of the most likely tokens, each by its bytes; none where none were asked for."""
+    answer = session.generate("a", Sampling(logprobs=2), Limits(max_tokens=5))
+    assert [each.drawn.token for each in answer.logprobs] == list(answer.tokens)
+    assert all(each.top[0] == each.drawn and len(each.top) == 2 for each in answer.logprobs)
+    assert b"".join(each.drawn.piece for each in answer.logprobs).decode() == answer.text
+    assert [each.top for each in session.generate("a", Sampling(logprobs=0), Limits(max_tokens=2)).logprobs] == [()] * 2
+    assert session.generate("a", limits=Limits(max_tokens=2)).logprobs == ()
+
+
+def test_what_history_does_goes_on_where_an_answer_is_resumed(session: Session) -> None:
+    sampling = Sampling(presence_penalty=1.0, repetition_penalty=1.2, logit_bias=(Bias(97, 2.0),), logprobs=1)
+    whole = session.generate("abc", sampling, Limits(max_tokens=12))
+    for cut in (1, 7, 11):
+        rest = session.generate("abc", sampling, Limits(max_tokens=12), resume=whole.tokens[:cut])
+        assert rest.tokens == whole.tokens[cut:]
+        assert rest.logprobs == whole.logprobs[cut:]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "limits", "field"),
+    [
+        (Sampling(presence_penalty=2.1), Limits(), "presence_penalty"),
+        (Sampling(frequency_penalty=math.nan), Limits(), "frequency_penalty"),
+        (Sampling(repetition_penalty=0.0), Limits(), "repetition_penalty"),
+        (Sampling(logit_bias=(Bias(257, 1.0),)), Limits(), "logit_bias"),
+        (Sampling(logit_bias=(Bias(5, math.inf),)), Limits(), "logit_bias"),
+        (Sampling(logprobs=21), Limits(), "logprobs"),
+        (Sampling(), Limits(max_tokens=3, min_tokens=4), "min_tokens"),
+    ],
+)
+def test_what_shapes_logits_is_refused_by_name(
+    session: Session, sampling: Sampling, limits: Limits, field: str
+) -> None:
+    with pytest.raises(SessionError) as refused:
+        session.generate("a", sampling, limits)
+    assert (refused.value.code, refused.value.field) == (ErrorCode.INVALID, field)
 
 
 def test_a_deadline_and_a_text_that_cannot_fit_are_refused_as_by_a_worker() -> None:
