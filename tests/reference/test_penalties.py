@@ -56,7 +56,7 @@ def test_minimal_length(torch: Any, more: int) -> None:
 
     minimum = len(ANSWER) + more
     processor = MinNewTokensLengthLogitsProcessor(len(PROMPT), minimum, [7, 9])
-    request = Request(1, PROMPT, Sampling(), eos=frozenset({7, 9}), resume=ANSWER[:-1] + (5,), min_tokens=minimum)
+    request = Request(1, PROMPT, Sampling(), eos=frozenset({7, 9}), resume=(*ANSWER[:-1], 5), min_tokens=minimum)
     np.testing.assert_array_equal(by_us(request), by_transformers(torch, processor))
 
 
