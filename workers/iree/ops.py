@@ -169,7 +169,7 @@ class TiledOps:
     def _linear_packed(self, x: jax.Array, weight: Packed, outputs: int, bias: jax.Array | None) -> jax.Array:
         rows = x.shape[0]
         # float32 asks for what float32 would give.
-        planes = 2 if self.dtype == "float32" else 1
+        planes = 3 if self.dtype == "float32" else 1
         rounded = rounded_rows(rows, weight.inputs, weight.packing, self.arithmetic, planes)
         tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, bias is not None)
         self.bodies[rounded.name] = round_rows(rounded)

@@ -23,7 +23,7 @@ Dot = Literal["vpdpbusd", "plain"]
 ROUND_GROUP = 64
 """The most activations that share a scale."""
 LOW_BITS = 7
-"""Of an integer of two planes, in the lower one."""
+"""Of an integer of several planes, in each but the first."""
 MAX_ROWS = 8
 """Rows of one block: their sums, of integers and of floats, stay in registers."""
 ROWS_IN_CACHE = 64
@@ -55,12 +55,12 @@ class Rounded:
     words: Arithmetic
     """Of the rows before they are rounded."""
     planes: int
-    """1: integers of 8 bits. 2: of 15 bits, their upper eight in one plane and what is left in the other."""
+    """1: integers of 8 bits. 3: of 22 bits, their upper eight in the first plane, then seven and seven."""
 
     @property
     def last(self) -> int:
         """The integer of a group's largest activation."""
-        return 127 if self.planes == 1 else 127 << LOW_BITS
+        return 127 << LOW_BITS * (self.planes - 1)
 
     @property
     def block(self) -> int:
@@ -121,8 +121,6 @@ def round_rows(r: Rounded) -> str:
     body = f"""
         %least = arith.constant {SMALLEST} : f32
         %last = arith.constant {r.last}.0 : f32
-        %half = arith.constant dense<{1 << LOW_BITS - 1}> : {ints}
-        %low_bits = arith.constant dense<{LOW_BITS}> : {ints}
         %group = arith.constant {r.group} : index
         %groups = arith.constant {r.groups} : index
         scf.for %i = %c0 to %groups step %c1 {{
@@ -155,19 +153,25 @@ def _widened(r: Rounded, j: int, x: str) -> str:
 
 
 def _planes(r: Rounded, j: int, levels: str) -> str:
-    """Store %int`j` in one plane or two."""
+    """Store %int`j` in its planes: each takes the nearest multiple of its lowest bit and leaves the rest."""
     ints, bytes_ = f"vector<{LANES}xi32>", f"vector<{LANES}xi8>"
-    lines = []
-    if r.planes == 2:
-        lines = [
-            f"%nearest{j} = arith.addi %int{j}, %half : {ints}",
-            f"%high{j} = arith.shrsi %nearest{j}, %low_bits : {ints}",
-            f"%covered{j} = arith.shli %high{j}, %low_bits : {ints}",
-            f"%low{j} = arith.subi %int{j}, %covered{j} : {ints}",
-        ]
-    for plane, part in enumerate(["int"] if r.planes == 1 else ["high", "low"]):
+    lines, rest = [], f"%int{j}"
+    for plane in range(r.planes):
+        part, bits = rest, LOW_BITS * (r.planes - 1 - plane)
+        if bits:
+            name = f"{j}_{plane}"
+            part = f"%part{name}"
+            lines += [
+                f"%half{name} = arith.constant dense<{1 << bits - 1}> : {ints}",
+                f"%bits{name} = arith.constant dense<{bits}> : {ints}",
+                f"%nearest{name} = arith.addi {rest}, %half{name} : {ints}",
+                f"{part} = arith.shrsi %nearest{name}, %bits{name} : {ints}",
+                f"%covered{name} = arith.shli {part}, %bits{name} : {ints}",
+                f"%rest{name} = arith.subi {rest}, %covered{name} : {ints}",
+            ]
+            rest = f"%rest{name}"
         lines += [
-            f"%byte{j}_{plane} = arith.trunci %{part}{j} : {ints} to {bytes_}",
+            f"%byte{j}_{plane} = arith.trunci {part} : {ints} to {bytes_}",
             f"vector.store %byte{j}_{plane}, %levels[%c{plane}, %id, %at{j}] : {levels}, {bytes_}",
         ]
     return "\n".join(f"          {line}" for line in lines)
@@ -307,7 +311,6 @@ def _group(p: Product) -> str:
     for row in range(r.block):
         lines += [
             *_dots(p, row),
-            f"%dot{row} = arith.sitofp %int{row} : vector<{lanes}xi32> to {floats}",
             f"%row_scale{row} = memref.load %sums[%c0, %row{row}, %i] : {sums}",
             f"%row_sum{row} = memref.load %sums[%c1, %row{row}, %i] : {sums}",
             f"%row_scales{row} = vector.broadcast %row_scale{row} : f32 to {floats}",
@@ -372,21 +375,28 @@ def _scales(p: Product, name: str, start: int, weights: str) -> list[str]:
 
 
 def _dots(p: Product, row: int) -> list[str]:
-    """The group's levels times a row's integers, added up: %int`row`."""
+    """The group's levels times a row's integers, added up: float32 %dot`row`.
+
+    A plane's sum is exact; of several planes each sum is fused onto the rounded one of those before it.
+    """
     words = f"vector<{LANES}xi32>"
-    lines, sum_ = [], "%no_sum"
+    lines = []
     for plane in range(p.rounded.planes):
-        if plane:
-            lines += [
-                f"%bits{row} = arith.constant dense<{LOW_BITS}> : {words}",
-                f"%upper{row} = arith.shli {sum_}, %bits{row} : {words}",
-            ]
-            sum_ = f"%upper{row}"
+        at, total = f"{row}_{plane}", "%no_sum"
         for j in range(p.dots):
-            last = plane == p.rounded.planes - 1 and j == p.dots - 1
-            result = f"%int{row}" if last else f"%int{row}_{plane}_{j}"
-            lines += _dot(p, (plane, row, j), sum_, result)
-            sum_ = result
+            result = f"%int{at}_{j}"
+            lines += _dot(p, (plane, row, j), total, result)
+            total = result
+        last = plane == p.rounded.planes - 1
+        out = f"%dot{row}" if last else f"%dot{at}"
+        if plane == 0:
+            lines.append(f"{out} = arith.sitofp {total} : {words} to {FLOATS}")
+            continue
+        lines += [
+            f"%float{at} = arith.sitofp {total} : {words} to {FLOATS}",
+            f"%unit{at} = arith.constant dense<{1 << LOW_BITS}.0> : {FLOATS}",
+            f"{out} = math.fma %dot{row}_{plane - 1}, %unit{at}, %float{at} : {FLOATS}",
+        ]
     return lines
 
 

@@ -55,7 +55,8 @@ def dispatch(name: str, inputs: Sequence[Operand], results: Sequence[Operand], w
     builtin.module {{
       func.func @{name}_run() {{
         %c0 = arith.constant 0 : index
-        %c1 = arith.constant 1 : index{spans}
+        %c1 = arith.constant 1 : index
+        %c2 = arith.constant 2 : index{spans}
         %id = hal.interface.workgroup.id[0] : index
 {body}
         return
