@@ -1,0 +1,117 @@
+"""Whatever graphs are ready, the tokens and the reports are the same; numpy stands in for the device."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.request import Bias, Sampling
+from workers.edits import edited, masked
+from workers.iree.drawing import Drawing
+from workers.logprobs import report
+from workers.narrow import UNDECIDED, narrow
+from workers.request import Request
+from workers.runner import Draw, NotFiniteError
+from workers.sampling import greedy, parameters, sample
+from workers.shaping import AllowedTokens, Shaping
+
+VOCAB = 5000
+LOGITS = (np.random.default_rng(0).standard_normal((4, VOCAB)) * 2).astype(np.float32)
+WIDE = Sampling(temperature=1.0, top_k=4000, seed=3)
+CLOSE = Sampling(temperature=0.7, top_k=20, top_p=0.9, seed=5)
+ALL = ("draw", "narrow", "filter", "edit", "mask", "report")
+
+
+class Numpy:
+    """A device, its graphs and the calls of them, of which some kinds are ready."""
+
+    def __init__(self, *ready: str) -> None:
+        self.ready = ready
+        self.called: list[str] = []
+
+    def upload(self, array: Any) -> Any:
+        return np.array(array)
+
+    def download(self, array: Any) -> Any:
+        return np.array(array)
+
+    def covering(self, kind: str, sizes: tuple[int, ...], needed: int) -> int | None:
+        return needed if kind in self.ready else None
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        kind = name.partition("_")[0]
+        assert kind in self.ready
+        self.called.append(name)
+        match kind:
+            case "narrow":
+                return [narrow(np, *arguments)]
+            case "report":
+                return report(np, *arguments)
+            case "mask":
+                return [masked(np, *arguments)]
+            case "edit":  # in place, as on the device
+                arguments[0][...] = edited(np, *arguments)
+                return [arguments[0]]
+        return [sample(np, *arguments, filters=kind == "filter")]
+
+
+def make(*ready: str) -> tuple[Drawing, Numpy]:
+    device: Any = Numpy(*ready)
+    return Drawing(device, device, device.call, VOCAB), device
+
+
+def result() -> list[Any]:
+    return [greedy(np, LOGITS), LOGITS.copy()]
+
+
+@pytest.mark.parametrize("ready", [(), ("narrow",), ("narrow", "filter"), ("filter",), ALL], ids="-".join)
+def test_filters_are_drawn_alike(ready: tuple[str, ...]) -> None:
+    draws = [Draw(CLOSE, 7), None, Draw(WIDE, 9), Draw(Sampling(), 4)]
+    expected = [
+        int(sample(np, LOGITS[row : row + 1], *parameters([draw]))[0]) for row, draw in enumerate(draws) if draw
+    ]
+    assert narrow(np, LOGITS[2:3], *parameters([draws[2]])).tolist() == [UNDECIDED]  # type: ignore[list-item]
+    drawing, device = make(*ready)
+    assert drawing.draw(result(), draws, [0, 2, 3]) == expected
+    assert ("filter_4" in device.called) == ("narrow" in ready and "filter" in ready)
+    assert drawing.draw(result(), [draws[0], None, None, draws[3]], [3, 0]) == [expected[2], expected[0]]
+    assert device.called.count("filter_4") <= 1  # what is decided is drawn once
+
+
+@pytest.mark.parametrize("ready", [(), ("draw", "edit"), ALL], ids="-".join)
+def test_changed_logits_are_drawn_alike_and_reported_as_they_were(ready: tuple[str, ...]) -> None:
+    sampling = Sampling(repetition_penalty=1.5, logit_bias=(Bias(4, 30.0),), logprobs=1)
+    shaping = Shaping.of(Request(1, (1, 2, 3), sampling))
+    free = Shaping.of(Request(2, (1,), constraint=lambda: AllowedTokens([77], VOCAB)))
+    assert shaping is not None
+    assert free is not None
+    drawing, _ = make(*ready)
+    draws = [shaping.draw(sampling, 4), None, Draw(Sampling(logprobs=0), 5), None]
+    best = LOGITS.argmax(1).tolist()
+    assert drawing.draw(result(), draws, [2, 0]) == [best[2], 4]
+    reports = drawing.logprobs([1, 0])
+    assert [each.tokens[0] for each in reports] == [best[0], best[2]]
+    assert reports[0].logprob < reports[0].logprobs[0]
+    assert drawing.draw(result(), [draws[0], free.draw(Sampling(), 3), None, None], [0, 1]) == [4, 77]
+
+
+def test_greedy_rows_take_what_the_step_brought() -> None:
+    drawing, device = make(*ALL)
+    assert drawing.draw(result(), [None, Draw(Sampling(), 1), None, None], [1]) == [int(LOGITS[1].argmax())]
+    assert device.called == []
+
+
+def test_what_is_no_number_fails_where_it_is_drawn() -> None:
+    drawing, _ = make()
+    broken = [np.array([3, -1, 5, 6]), LOGITS.copy()]
+    assert drawing.draw(broken, [Draw(Sampling(), 1), None, None, None], [0]) == [3]
+    with pytest.raises(NotFiniteError):
+        drawing.draw(broken, [None, Draw(Sampling(), 1), None, None], [1])
+
+
+def test_nothing_is_reported_of_a_step_that_is_over() -> None:
+    drawing, _ = make(*ALL)
+    drawing.draw(result(), [Draw(Sampling(), 1), None, None, None], [0])
+    drawing.forget()
+    with pytest.raises(RuntimeError, match="no token was drawn"):
+        drawing.logprobs([0])
