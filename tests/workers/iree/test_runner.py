@@ -247,7 +247,7 @@ def test_the_fewest_graphs_serve_everything_alike(load: Load, runner: IreeRunner
 
 
 @pytest.mark.slow
-def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, runner: IreeRunner) -> None:
+def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that no tile fits fall back to plain StableHLO, which is what other devices run."""
     path = make_checkpoint(tmp_path, "qwen3", head_dim=24)
     plain = load(path, context=48)  # as many slots as the others have: the drawing graphs are the same
@@ -261,6 +261,20 @@ def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, runner: Ir
         for at in range(20, 40):
             (token,) = plain.decode([Row(0, PROMPT[at], at, at, Draw(Sampling(), at + 1))])
             assert token == expected[at].argmax()
+        plain.copy_prefix(1, 2, 20)
+        # A device whose memory the host does not see copies by a graph.
+        monkeypatch.setattr(plain, "_host_kv", None)
+        plain.copy_prefix(0, 3, 30)
+        plain.copy_prefix(1, 3, 20)
+        window = plain._kv.window
+        assert window is not None
+        assert window[:, :, 3].any()
+        np.testing.assert_array_equal(window[:, :, 3], window[:, :, 2])
+        plain.copy_prefix(3, 3, 7)
+        plain.copy_prefix(1, 2, 7)
+        np.testing.assert_array_equal(window[:, :, 3], window[:, :, 2])
+        plain.reset(3)
+        assert not window[:, :, 3].any()
     finally:
         plain.close()
 
