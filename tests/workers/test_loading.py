@@ -47,7 +47,9 @@ def test_the_default_device_is_the_backends_own(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"dtype": "float32"}, {"context": 64}, {"device": "cpu"}], ids=lambda change: next(iter(change))
+    "change",
+    [{"dtype": "float32"}, {"quantize": "int8"}, {"context": 64}, {"device": "cpu"}],
+    ids=lambda change: next(iter(change)),
 )
 def test_the_digest_is_of_all_that_decides_tokens(checkpoint: Path, change: dict[str, Any]) -> None:
     pytest.importorskip("mlx.core")
