@@ -123,7 +123,9 @@ async def request(port: int, path: str, body: dict[str, Any], stream: Stream, se
     writer.write(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
     await writer.drain()
     sent()
+    stream.problem = (await reader.readline()).decode().strip()
     async for line in reader:
+        stream.problem += line.decode() if line.startswith(b'{"error"') else ""
         if line.startswith(b"data: [DONE]"):
             stream.done = True
             break

@@ -171,7 +171,7 @@ async def test_errors_are_those_that_the_client_knows() -> None:
         second = (await served.worker.wait_submits(2))[1]
         served.worker.token(second.stream, "x", 1)
         await served.until(lambda: served.live == 1)
-        served.worker.fail(second.stream, ErrorCode.STEP, "it broke")
+        served.worker.fail(second.stream, ErrorCode.DEADLINE, "it broke")
 
     async with openai_client(script) as client:
         with pytest.raises(openai.BadRequestError) as caught:
