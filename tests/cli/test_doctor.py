@@ -9,6 +9,7 @@ from rich.console import Console
 
 from cli import doctor
 from cli.settings import Settings
+from workers.affinity import find_cores
 from workers.backends import PACKAGES
 from workers.probe import Probe, short
 
@@ -28,7 +29,8 @@ def test_the_report_names_the_machine_and_what_works_here(tmp_path: Path) -> Non
     assert works
     assert "local-task" in report
     assert str(tmp_path) in report
-    assert f"of {os.cpu_count()}" in report
+    cores = find_cores()
+    assert f"{cores} of {os.cpu_count()} CPUs: {cores.usable} compute threads" in report
     assert "Try: baton serve" in report
 
 

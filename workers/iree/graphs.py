@@ -27,7 +27,8 @@ FIRST_CHUNK = 128
 """The prefill graph that serves until the others are there: neither short prompts nor long ones pay much for it."""
 SCORE_CHUNK = 128
 """Rows of the scoring graph; their logits leave the device."""
-DRAWS = (("draw", "narrow"), ("edit", "mask"), ("report",), ("filter",))
+DRAWS = (("draw", "narrow"),)
+RARE_DRAWS = (("edit", "mask"), ("report",), ("filter",))
 """What is done with logits, by graphs of their own (those of one module together): a request pays for what it uses."""
 KV = 5
 """The cache's place among a step's inputs."""
@@ -66,17 +67,22 @@ class Plan:
 
     def optional(self) -> list[tuple[str, ...]]:
         """The graphs that make serving cheaper, those first that are missed most."""
-        draws = [tuple(f"{kind}_{rows}" for kind in kinds) for kinds in DRAWS for rows in self.draw_sizes]
+        draws = self._draws(DRAWS)
         if isinstance(self.ops, PlainOps):
             return draws
         required = self.required()
         return [group for group in self._steps() if group not in required] + draws
 
+    def rare(self) -> list[tuple[str, ...]]:
+        """What is compiled when it is first missed: most servers never need it, and it can be done without."""
+        draws = self._draws(RARE_DRAWS)
+        return draws if isinstance(self.ops, PlainOps) else [(f"score_{self.score_chunk}",), *draws]
+
     def everything(self) -> list[tuple[str, ...]]:
-        """Also what no server needs until it is asked for it."""
-        known = self.required() + self.optional()
-        score = (f"score_{self.score_chunk}",)
-        return known if any(score[0] in group for group in known) else [*known, score]
+        return self.required() + self.optional() + self.rare()
+
+    def _draws(self, modules: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+        return [tuple(f"{kind}_{rows}" for kind in kinds) for kinds in modules for rows in self.draw_sizes]
 
     def _steps(self) -> list[tuple[str, ...]]:
         decode = [(f"decode_{bucket}",) for bucket in self.buckets]

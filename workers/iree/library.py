@@ -26,6 +26,7 @@ class Library:
         self.builder = builder
         self._load = load
         self._ready: dict[str, Module] = {}
+        self._rare = {name: group for group in builder.plan.rare() for name in group}
         self._failed = 0
         self._log = structlog.get_logger()
         self._arrivals: SimpleQueue[tuple[Group, Module] | None] = SimpleQueue()
@@ -73,7 +74,7 @@ class Library:
     def covering(self, kind: str, sizes: Sequence[int], needed: int) -> int | None:
         """The smallest size of `needed` or more whose graph is ready; None when there is none.
 
-        A smaller one that would do is asked for first from now on.
+        A smaller one that would do is asked for first from now on; a rare one is asked for now.
         """
         self._adopt()
         for size in sizes:
@@ -81,7 +82,7 @@ class Library:
                 continue
             if f"{kind}_{size}" in self._ready:
                 return size
-            self._prefer(f"{kind}_{size}")
+            self._miss(f"{kind}_{size}")
         return None
 
     def largest(self, kind: str, sizes: Sequence[int]) -> int:
@@ -127,6 +128,14 @@ class Library:
     def _enter(self, group: Group, module: Module) -> None:
         for name in group:
             self._ready[name] = module
+
+    def _miss(self, name: str) -> None:
+        if name in self._rare:
+            group = self._rare[name]
+            self._rare = {other: its for other, its in self._rare.items() if its != group}
+            self.fetch([group])
+        else:
+            self._prefer(name)
 
     def _prefer(self, name: str) -> None:
         """A hint, for which the engine's thread does not wait."""

@@ -141,7 +141,6 @@ class IreeRunner:
         if self.graphs.covering("score", (size,), size):
             parts = [self._score(chunk, at, size) for at in range(0, len(chunk.tokens), size)]
         else:  # by single steps, which are slower than the graph and faster than its compiler
-            self.graphs.fetch([(f"score_{size}",)])
             parts = [self._score_row(chunk, at) for at in range(len(chunk.tokens))]
         whole = np.concatenate(parts)
         if not np.isfinite(whole.max(axis=-1)).all():

@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.families import Family
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
-from workers.iree.graphs import DRAWS, PREFILL_CHUNKS, Plan, decode_buckets, prefill_chunks
+from workers.iree.graphs import PREFILL_CHUNKS, RARE_DRAWS, Plan, decode_buckets, prefill_chunks
 from workers.iree.kernels.arithmetic import Pairs
 from workers.iree.model import refuse_unsupported
 from workers.iree.ops import Cache, PlainOps, TiledOps
@@ -65,9 +65,9 @@ def test_a_cache_has_a_row_that_nobody_attends_to(tiled: Plan) -> None:
 def test_a_cpu_starts_with_the_fewest_graphs(tiled: Plan) -> None:
     assert tiled.required() == [("decode_4",), ("prefill_64",)]
     steps = [("decode_1",), ("prefill_32",), ("decode_2",)]
-    draws = [tuple(f"{kind}_{n}" for kind in kinds) for kinds in DRAWS for n in (1, 2, 4)]
-    assert tiled.optional() == [*steps, *draws]
-    assert tiled.everything() == [*tiled.required(), *tiled.optional(), ("score_64",)]
+    assert tiled.optional() == [*steps, *((f"draw_{n}", f"narrow_{n}") for n in (1, 2, 4))]
+    rare = [tuple(f"{kind}_{n}" for kind in kinds) for kinds in RARE_DRAWS for n in (1, 2, 4)]
+    assert tiled.rare() == [("score_64",), *rare]
 
 
 def test_the_first_prefill_graph_is_neither_short_nor_long(tiled: Plan) -> None:

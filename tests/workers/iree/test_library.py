@@ -54,6 +54,10 @@ class Builder:
         self.order: list[str] = []
         self.asked, self.may_answer = threading.Semaphore(0), threading.Semaphore(0)
         self.started = self.closed = 0
+        self.plan = self
+
+    def rare(self) -> list[Group]:
+        return [("score_8", "report_8")]
 
     def find(self, group: Group) -> Path | None:
         return Path(group[0]) if group[0] in self.cached else None
@@ -109,6 +113,17 @@ def test_what_was_missed_last_comes_next(library: Library, builder: Builder) -> 
     library.settle()
     assert builder.order == ["decode_1", "draw_4", "decode_4", "decode_2"]
     assert library.ready >= {"draw_4", "filter_4"}
+
+
+def test_what_is_rare_comes_when_it_is_missed_and_once(library: Library, builder: Builder) -> None:
+    builder.broken = {"score_8"}
+    builder.may_answer.release(2)
+    assert library.pending == 0
+    for kind in ("score", "report", "score"):
+        assert library.covering(kind, (8,), 8) is None
+        library.settle()
+    assert builder.order == ["score_8"]
+    assert library.failed == 1
 
 
 def test_a_failure_is_logged_once_counted_and_covered(library: Library, builder: Builder) -> None:
