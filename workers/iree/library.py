@@ -26,7 +26,7 @@ class Library:
         self.builder = builder
         self._load = load
         self._ready: dict[str, Module] = {}
-        self._rare = {name: group for group in builder.plan.rare() for name in group}
+        self._rare: dict[str, Group] = {}
         self._failed = 0
         self._log = structlog.get_logger()
         self._arrivals: SimpleQueue[tuple[Group, Module] | None] = SimpleQueue()
@@ -62,8 +62,9 @@ class Library:
             self._enter(built.group, self._load(built.file))
             progress("compile graphs", done, len(groups))
 
-    def fetch(self, groups: Iterable[Group]) -> None:
-        """Have these come in the background."""
+    def fetch(self, groups: Iterable[Group], rare: Iterable[Group] = ()) -> None:
+        """Have these come in the background, and rare ones once they are missed."""
+        self._rare |= {name: group for group in rare for name in group}
         with self._changed:
             self._wanted += [group for group in groups if group not in self._wanted]
             self._changed.notify_all()
