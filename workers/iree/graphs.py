@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from workers import edits, logprobs, sampling
 from workers.checkpoint import ModelConfig
 from workers.iree.lower import Graph, module, struct
-from workers.iree.model import Inputs, Parameters, forward
+from workers.iree.model import Inputs, Parameters, forward, head
 from workers.iree.ops import Cache, Place, PlainOps, TiledOps
 from workers.iree.storage import Stored
 from workers.narrow import narrow
@@ -121,7 +121,7 @@ class Plan:
         return self._on_logits(kind, name, int(size))
 
     def _step_inputs(self, batch: int, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-        angles = struct((batch, tokens, self.config.head_dim // 2), "float32")
+        angles = struct((batch, tokens, sum(rope.dims for rope in self.config.ropes) // 2), "float32")
         rows, slots = struct((batch, tokens), "int32"), struct((batch,), "int32")
         return (rows, angles, angles, rows, slots, struct(self.cache.shape, self.ops.dtype))
 
@@ -136,7 +136,7 @@ class Plan:
         return {name: stored[name].typed(array) for name, array in arrays.items()}
 
     def _head(self, hidden: jax.Array, weights: Parameters) -> jax.Array:
-        return self.ops.linear(hidden, self._typed(weights)["head"], self.config.vocab_size)
+        return head(self.config, self.ops, self._typed(weights), hidden)
 
     def _decode(self, name: str, batch: int) -> Graph:
         """One row of each of `batch` slots -> greedy tokens [batch], logits [batch, vocab], cache."""

@@ -1,4 +1,4 @@
-"""The Llama family's decoder as one JAX function over rows of a shared cache.
+"""A decoder as one JAX function over rows of a shared cache, as its `ModelConfig` describes it.
 
 One step computes `tokens` rows of each of `batch` slots: tokens = 1 is a decode step, batch = 1 is a
 chunk of a prompt. The keys and values of the rows are written before they are attended to, so that a row's result
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.architectures.families import BEFORE
+from workers.architectures.parts import Layer
 from workers.architectures.tensors import tensors
 from workers.checkpoint import CheckpointError, ModelConfig
 from workers.iree.ops import Angles, Cache, Ops, Place, Shape
@@ -41,27 +41,11 @@ class Parameter:
         return sum(shape[0] for _, shape in self.sources)
 
 
-def refuse_unsupported(path: Path, config: ModelConfig, context: int) -> None:
+def refuse_unsupported(path: Path, config: ModelConfig) -> None:
     """Raises `CheckpointError` for what the graphs would not compute as config.json says."""
-    windows = [layer.window for layer in config.plan if layer.window is not None]
-    if windows and context > min(windows):
-        problem = f"the IREE backend has no attention windows: the context can be {min(windows)} at most, not {context}"
-        raise CheckpointError(path / "config.json", "sliding_window", problem)
-    unlike_llama = (
-        config.norms != BEFORE
-        or config.head_norm == "all"
-        or config.activation != "silu"
-        or config.embedding_scale != 1
-        or config.attention_cap is not None
-        or config.logit_cap is not None
-        or config.experts is not None
-        or any(layer.rope != 0 for layer in config.plan)
-        or config.ropes[0].dims != config.head_dim
-    )
-    if unlike_llama:
-        raise CheckpointError(
-            path / "config.json", "architectures", f"{config.family} is not supported by the IREE backend"
-        )
+    if config.experts is not None:
+        problem = f"the experts of {config.family} are not supported by the IREE backend"
+        raise CheckpointError(path / "config.json", "architectures", problem)
 
 
 def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
@@ -92,28 +76,54 @@ class Inputs:
     """int32 [batch, tokens]."""
     cos: jax.Array
     sin: jax.Array
-    """float32 [batch, tokens, head_dim / 2]: the rows' RoPE angles."""
+    """float32 [batch, tokens, angles]: the rows' RoPE angles, in the order of `rope_frequencies`."""
     place: Place
+
+    def angles(self, config: ModelConfig, layer: Layer) -> Angles | None:
+        """Those of the layer's rotation."""
+        if layer.rope is None:
+            return None
+        half = config.ropes[layer.rope].dims // 2
+        mine = slice(layer.rope * half, (layer.rope + 1) * half)
+        return Angles(*(all_.reshape(-1, all_.shape[-1])[:, mine] for all_ in (self.cos, self.sin)))
 
 
 def forward(
     config: ModelConfig, ops: Ops, cache: Cache, w: Parameters, inputs: Inputs, kv: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """All layers: the normed hidden rows, an operand of batch * tokens rows, and the cache with the new rows."""
-    half = config.head_dim // 2
-    angles = Angles(inputs.cos.reshape(-1, half), inputs.sin.reshape(-1, half))
-    heads = config.heads + 2 * config.kv_heads
-    x, delta = w["embedding"][inputs.tokens.reshape(-1)].astype(jnp.float32), None
-    for layer in range(config.layers):
-        name = f"{layer}."
-        x, h = ops.norm(x, delta, w[name + "norm_attention"], config.rms_eps)
+    heads, eps = config.heads + 2 * config.kv_heads, config.rms_eps
+    x, delta, after = embed(config, ops, w, inputs), None, None
+    for number, layer in enumerate(config.plan):
+        name = f"{number}."
+        x, h = ops.norm(x, delta, after, w.get(name + "norm_attention"), eps)
         qkv = ops.linear(h, w[name + "qkv"], heads * config.head_dim, w.get(name + "qkv_bias"))
         norms = (w[name + "q_norm"], w[name + "k_norm"]) if config.head_norm is not None else None
-        q, kv = ops.place(qkv, angles, norms, kv, cache, layer, config, inputs.place)
-        mixed = ops.attend(q, kv, cache, layer, config, inputs.place)
+        q, kv = ops.place(qkv, inputs.angles(config, layer), norms, kv, cache, number, config, inputs.place)
+        mixed = ops.attend(q, kv, cache, number, config, inputs.place)
         delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"))
-        x, h = ops.norm(x, delta, w[name + "norm_mlp"], config.rms_eps)
-        h = ops.gated(h, w[name + "gate_up"], config.hidden_size, config.ffn)
-        delta = ops.linear(h, w[name + "down"], config.hidden_size)
-    _, h = ops.norm(x, delta, w["norm"], config.rms_eps)
+        x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps)
+        delta, after = mlp(config, ops, w, name, layer, h), w.get(name + "norm_mlp_out")
+    _, h = ops.norm(x, delta, after, w["norm"], eps)
     return h, kv
+
+
+def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: Inputs) -> jax.Array:
+    """float32 [rows, hidden]."""
+    x = w["embedding"][inputs.tokens.reshape(-1)].astype(jnp.float32)
+    if config.embedding_scale == 1:
+        return x
+    # Rounded like the weights, as where the models were trained.
+    return x * np.asarray(config.embedding_scale, jnp.dtype(ops.dtype)).astype(np.float32)
+
+
+def mlp(config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: Layer, h: jax.Array) -> jax.Array:
+    """What the second half of a layer adds to an operand's rows: float32 [rows, hidden]."""
+    h = ops.gated(h, w[name + "gate_up"], config.hidden_size, config.ffn, config.activation)
+    return ops.linear(h, w[name + "down"], config.hidden_size)
+
+
+def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array) -> jax.Array:
+    """Logits of normed hidden rows, an operand: float32 [rows, vocab]."""
+    logits, cap = ops.linear(hidden, w["head"], config.vocab_size), config.logit_cap
+    return logits if cap is None else jnp.tanh(logits / np.float32(cap)) * np.float32(cap)

@@ -13,13 +13,14 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
+from workers.architectures.parts import Activation
 from workers.checkpoint import ModelConfig
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.attention import attention
 from workers.iree.kernels.code import LANES
 from workers.iree.kernels.dot import Dot, Product, gate, product, round_rows, rounded_rows
 from workers.iree.kernels.linear import gated, linear, stride
-from workers.iree.kernels.norm import norm
+from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.place import Heads, place
 from workers.iree.quantized import Packed
 
@@ -76,7 +77,7 @@ class Angles:
 
     cos: jax.Array
     sin: jax.Array
-    """float32 [rows, head_dim / 2]."""
+    """float32 [rows, rotated lanes / 2]."""
 
 
 class Ops(Protocol):
@@ -93,21 +94,31 @@ class Ops(Protocol):
 
     def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]: ...
 
-    def norm(self, x: jax.Array, delta: jax.Array | None, weight: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
-        """x + delta, float32 [rows, width], and its RMS norm times the weight as an operand."""
+    def norm(
+        self,
+        x: jax.Array,
+        delta: jax.Array | None,
+        after: jax.Array | None,
+        before: jax.Array | None,
+        eps: float,
+    ) -> tuple[jax.Array, jax.Array]:
+        """x + delta, float32 [rows, width], and its RMS norm times the weight `before` as an operand.
+
+        With the weight `after` it is delta's norm that is added; without `before` the operand is the sum itself.
+        """
 
     def linear(
         self, x: jax.Array, weight: jax.Array | Packed, outputs: int, bias: jax.Array | None = None
     ) -> jax.Array:
         """An operand times a stored weight (, plus float32 [outputs]) -> float32 [rows, outputs]."""
 
-    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int) -> jax.Array:
-        """silu(gate) * up as an operand of width ffn: `x` is one of width `inputs`, the weight [2 * ffn, inputs]."""
+    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation) -> jax.Array:
+        """act(gate) * up as an operand of width ffn: `x` is one of width `inputs`, the weight [2 * ffn, inputs]."""
 
     def place(
         self,
         qkv: jax.Array,
-        angles: Angles,
+        angles: Angles | None,
         norms: tuple[jax.Array, jax.Array] | None,
         kv: jax.Array,
         cache: Cache,
@@ -115,7 +126,7 @@ class Ops(Protocol):
         config: ModelConfig,
         where: Place,
     ) -> tuple[jax.Array, jax.Array]:
-        """Norm the heads of qkv float32 [rows, heads * head_dim], rotate them, and put keys and values into the cache.
+        """Norm qkv, float32 [rows, heads * head_dim], rotate it, and put keys and values into the cache.
 
         Returns the queries as `attend` wants them and the cache.
         """
@@ -123,7 +134,7 @@ class Ops(Protocol):
     def attend(
         self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
     ) -> jax.Array:
-        """Queries -> an operand of width heads * head_dim."""
+        """Queries -> an operand of width heads * head_dim; the layer's window and the cap of scores hold."""
 
 
 @dataclass(slots=True)
@@ -143,14 +154,23 @@ class TiledOps:
     def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]:
         return pack(matrix, self.arithmetic.k)
 
-    def norm(self, x: jax.Array, delta: jax.Array | None, weight: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
+    def norm(
+        self,
+        x: jax.Array,
+        delta: jax.Array | None,
+        after: jax.Array | None,
+        before: jax.Array | None,
+        eps: float,
+    ) -> tuple[jax.Array, jax.Array]:
         rows, width = x.shape
-        name = f"baton_norm_{rows}_{width}{'' if delta is None else '_sum'}"
-        self.bodies[name] = norm(name, rows, width, eps, self.arithmetic, residual=delta is not None)
+        kind = Norm(delta is not None, after is not None, before is not None)
+        name = f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}"
+        self.bodies[name] = norm(name, rows, width, eps, self.arithmetic, kind)
         words = _words(rows, stride(width, self.arithmetic))
+        operands = [x, *(operand for operand in (delta, after, before) if operand is not None)]
         if delta is None:
-            return x, _call(name, words, x, weight)
-        out: tuple[jax.Array, jax.Array] = _call(name, (_floats(rows, width), words), x, delta, weight)
+            return x, _call(name, words, *operands)
+        out: tuple[jax.Array, jax.Array] = _call(name, (_floats(rows, width), words), *operands)
         return out
 
     def linear(
@@ -180,23 +200,23 @@ class TiledOps:
         out: jax.Array = _call(tiled.name, _floats(rounded.padded, tiled.outputs), *operands)
         return out[:rows, :outputs]
 
-    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int) -> jax.Array:
+    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation) -> jax.Array:
         rows, tiles = x.shape[0], ffn // LANES
         if isinstance(weight, Packed):
             name = f"baton_gate_{rows}_{ffn}"
-            self.bodies[name] = gate(name, rows, ffn, self.arithmetic)
+            self.bodies[name] = gate(name, rows, ffn, self.arithmetic, activation)
             words = _words(rows, stride(ffn, self.arithmetic))
             halves: jax.Array = _call(name, words, self.linear(x, weight, 2 * ffn))
             return halves
         name = f"baton_gated_{rows}_{tiles}_{inputs}"
-        self.bodies[name] = gated(name, rows, tiles, inputs, self.arithmetic)
+        self.bodies[name] = gated(name, rows, tiles, inputs, self.arithmetic, activation)
         out: jax.Array = _call(name, _words(rows, stride(ffn, self.arithmetic)), x, weight.reshape(2 * tiles, -1))
         return out
 
     def place(
         self,
         qkv: jax.Array,
-        angles: Angles,
+        angles: Angles | None,
         norms: tuple[jax.Array, jax.Array] | None,
         kv: jax.Array,
         cache: Cache,
@@ -206,9 +226,10 @@ class TiledOps:
     ) -> tuple[jax.Array, jax.Array]:
         heads, rows = _heads(cache, layer, config, where), qkv.shape[0]
         name = f"baton_place_{layer}_{heads.batch}_{heads.tokens}"
-        self.bodies[name] = place(name, heads, self.arithmetic, None if norms is None else config.rms_eps)
+        self.bodies[name] = place(name, heads, self.arithmetic, config.rms_eps, config.head_norm)
         depth = heads.head_dim
-        operands = (qkv.reshape(rows, -1, depth), angles.cos, angles.sin, where.slots, where.rows, *(norms or ()), kv)
+        turns = () if angles is None else (angles.cos, angles.sin)
+        operands = (qkv.reshape(rows, -1, depth), *turns, where.slots, where.rows, *(norms or ()), kv)
         results = (
             jax.ShapeDtypeStruct((rows, heads.queries, depth // self.arithmetic.k), jnp.int32),
             jax.ShapeDtypeStruct(kv.shape, kv.dtype),
@@ -221,7 +242,9 @@ class TiledOps:
     ) -> jax.Array:
         heads = _heads(cache, layer, config, where)
         name = f"baton_attention_{layer}_{heads.batch}_{heads.tokens}"
-        self.bodies[name] = attention(name, heads, self.arithmetic)
+        self.bodies[name] = attention(
+            name, heads, self.arithmetic, window=config.plan[layer].window or 0, cap=config.attention_cap or 0.0
+        )
         width = stride(heads.queries * heads.head_dim, self.arithmetic)
         out: jax.Array = _call(name, _words(q.shape[0], width), q, where.slots, where.rows, kv)
         return out
@@ -237,6 +260,7 @@ def pack(matrix: NDArray[Any], k: int) -> NDArray[Any]:
 
 def _heads(cache: Cache, layer: int, config: ModelConfig, where: Place) -> Heads:
     batch, tokens = where.rows.shape
+    rope = config.plan[layer].rope
     return Heads(
         layer=layer,
         layers=cache.layers,
@@ -249,6 +273,7 @@ def _heads(cache: Cache, layer: int, config: ModelConfig, where: Place) -> Heads
         batch=batch,
         tokens=tokens,
         scale=config.attention_scale,
+        rotated=0 if rope is None else config.ropes[rope].dims,
     )
 
 
@@ -277,9 +302,17 @@ class PlainOps:
     def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]:
         return matrix
 
-    def norm(self, x: jax.Array, delta: jax.Array | None, weight: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
-        x = x if delta is None else x + delta
-        return x, (_unit(x, eps) * weight).astype(self.dtype)
+    def norm(
+        self,
+        x: jax.Array,
+        delta: jax.Array | None,
+        after: jax.Array | None,
+        before: jax.Array | None,
+        eps: float,
+    ) -> tuple[jax.Array, jax.Array]:
+        if delta is not None:
+            x = x + (delta if after is None else _unit(delta, eps) * after)
+        return x, (x if before is None else _unit(x, eps) * before).astype(self.dtype)
 
     def linear(
         self, x: jax.Array, weight: jax.Array | Packed, outputs: int, bias: jax.Array | None = None
@@ -289,15 +322,16 @@ class PlainOps:
         out = jnp.einsum("mk,nk->mn", x, weight, preferred_element_type=jnp.float32)
         return out if bias is None else out + bias
 
-    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int) -> jax.Array:
+    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation) -> jax.Array:
         both = self.linear(x, weight, 2 * ffn)
         gate, up = both[:, :ffn], both[:, ffn:]
-        return (gate * jax.nn.sigmoid(gate) * up).astype(self.dtype)
+        act = jax.nn.silu if activation == "silu" else jax.nn.gelu
+        return (act(gate) * up).astype(self.dtype)
 
     def place(
         self,
         qkv: jax.Array,
-        angles: Angles,
+        angles: Angles | None,
         norms: tuple[jax.Array, jax.Array] | None,
         kv: jax.Array,
         cache: Cache,
@@ -309,8 +343,10 @@ class PlainOps:
         split = (config.heads, config.heads + cache.heads)
         q, k, v = jnp.split(qkv.reshape(batch * tokens, -1, cache.head_dim), split, axis=1)
         if norms is not None:
-            q, k = (_unit(x, config.rms_eps) * weight for x, weight in zip((q, k), norms, strict=True))
-        q, k = _rotate(q, angles) * np.float32(config.attention_scale), _rotate(k, angles)
+            q, k = (_norm_heads(x, weight, config) for x, weight in zip((q, k), norms, strict=True))
+        if angles is not None:
+            q, k = _rotate(q, angles), _rotate(k, angles)
+        q = q * np.float32(config.attention_scale)
         head = where.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
         flat = kv.reshape(-1, cache.head_dim)
         for part, new in enumerate((k, v)):
@@ -335,7 +371,12 @@ class PlainOps:
         mine = mine.reshape(shape)[:, :, :, : cache.attended]
         q = q.reshape(batch, tokens, cache.heads, group, cache.head_dim)
         score = jnp.einsum("bthgd,bhcd->bthgc", q, mine[0], preferred_element_type=jnp.float32)
-        seen = jnp.arange(cache.attended, dtype=jnp.int32) <= where.rows[:, :, None, None, None]
+        if config.attention_cap is not None:
+            score = jnp.tanh(score / np.float32(config.attention_cap)) * np.float32(config.attention_cap)
+        last, at = where.rows[:, :, None, None, None], jnp.arange(cache.attended, dtype=jnp.int32)
+        seen, window = at <= last, config.plan[layer].window
+        if window is not None:
+            seen = seen & (at > last - window)
         score = jnp.where(seen, score, NEGATIVE)
         weight = jnp.exp(score - jnp.max(score, -1, keepdims=True))
         mass = jnp.sum(weight, -1)
@@ -348,8 +389,16 @@ def _unit(x: jax.Array, eps: float) -> jax.Array:
     return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + np.float32(eps))
 
 
+def _norm_heads(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
+    """float32 [rows, heads, head_dim], normed head by head or all of a row's heads together."""
+    if config.head_norm == "each":
+        return _unit(x, config.rms_eps) * weight
+    return (_unit(x.reshape(len(x), -1), config.rms_eps) * weight).reshape(x.shape)
+
+
 def _rotate(x: jax.Array, angles: Angles) -> jax.Array:
-    """RoPE on x float32 [rows, heads, head_dim]. The pairs are a head's halves, not neighbours."""
-    a, b = jnp.split(x, 2, axis=-1)
+    """RoPE on the first lanes of x, float32 [rows, heads, head_dim]. Pairs are the halves of what is turned."""
+    half = angles.cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = angles.cos[:, None, :], angles.sin[:, None, :]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)

@@ -87,7 +87,7 @@ class IreeRunner:
         `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         threads = threads or usable_cores()
-        refuse_unsupported(path, config, config.choose_context(context))
+        refuse_unsupported(path, config)
         opened = Device(device, threads)
         recipe = Recipe.of(
             path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir

@@ -11,10 +11,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Dispatch, Value
 from workers.iree.kernels.executable import Operand, dispatch
-from workers.iree.kernels.linear import silu, stride
+from workers.iree.kernels.linear import ACTIVATIONS, stride
 from workers.iree.quantized import RUN, Packing
 
 Dot = Literal["vpdpbusd", "plain"]
@@ -439,8 +440,8 @@ def _dot(p: Product, at: tuple[int, int, int], before: str, result: str) -> list
     return lines
 
 
-def gate(name: str, rows: int, ffn: int, words: Arithmetic) -> str:
-    """silu(gate) * up: f32 [rows, 2 * ffn], gates first -> words int32 [rows, stride]."""
+def gate(name: str, rows: int, ffn: int, words: Arithmetic, activation: Activation) -> str:
+    """act(gate) * up: f32 [rows, 2 * ffn], gates first -> words int32 [rows, stride]."""
     d = Dispatch(name, (rows,))
     code = d.code
     row = d.workgroup()
@@ -448,7 +449,7 @@ def gate(name: str, rows: int, ffn: int, words: Arithmetic) -> str:
 
     def turn(column: str, part: Value) -> Value:
         gates, up = code.read(x, [row, column]), code.read(x, [row, code.add(column, ffn)])
-        product = code.let(f"arith.mulf {silu(code, gates)}, {up} : {FLOATS}")
+        product = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gates)}, {up} : {FLOATS}")
         where = [code.index(0), code.div(column, words.k)]
         return code.write(words.words(code, product), LANES // words.k, part, where)
 

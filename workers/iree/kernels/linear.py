@@ -1,7 +1,9 @@
 """Products with a packed weight: plain, with a bias, and the gated pair of an MLP."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 
+from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Code, Dispatch, Value
 
@@ -41,8 +43,8 @@ def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic
     return d.function()
 
 
-def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic) -> str:
-    """silu(gate) * up: words [rows, stride], a weight [2 * tiles, inputs / k, 16, k] -> words [rows, stride].
+def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, activation: Activation) -> str:
+    """act(gate) * up: words [rows, stride], a weight [2 * tiles, inputs / k, 16, k] -> words [rows, stride].
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
@@ -58,7 +60,7 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic)
         sums = _sums(code, x, first, count, w, [at, code.add(at, tiles)], inputs, arithmetic)
         part = code.empty((count, words), "i32")
         for row, (gate, up) in enumerate(sums):
-            product = code.let(f"arith.mulf {silu(code, gate)}, {up} : {FLOATS}")
+            product = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gate)}, {up} : {FLOATS}")
             part = code.write(arithmetic.words(code, product), words, part, [code.index(row), code.index(0)])
         d.store(part, out, [first, code.mul(at, words)])
 
@@ -71,6 +73,21 @@ def silu(code: Code, x: str) -> str:
     power = code.let(f"math.exp {code.let(f'arith.negf {x} : {FLOATS}')} : {FLOATS}")
     below = code.let(f"arith.addf {power}, {code.floats(1.0)} : {FLOATS}")
     return code.let(f"arith.divf {x}, {below} : {FLOATS}")
+
+
+def gelu_tanh(code: Code, x: str) -> str:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (https://arxiv.org/abs/1606.08415)."""
+    square = code.let(f"arith.mulf {x}, {x} : {FLOATS}")
+    cube = code.let(f"arith.mulf {square}, {x} : {FLOATS}")
+    inner = code.let(f"vector.fma {cube}, {code.floats(0.044715)}, {x} : {FLOATS}")
+    bent = code.let(
+        f"math.tanh {code.let(f'arith.mulf {inner}, {code.floats((2 / math.pi) ** 0.5)} : {FLOATS}')} : {FLOATS}"
+    )
+    half = code.let(f"arith.mulf {x}, {code.floats(0.5)} : {FLOATS}")
+    return code.let(f"vector.fma {half}, {bent}, {half} : {FLOATS}")
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
 def _group(tiles: int, inputs: int, arithmetic: Arithmetic) -> int:

@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass
 
+from workers.architectures.parts import HeadNorm
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import LANES, Code, Dispatch, Value
-from workers.iree.kernels.norm import inverse_root_mean_square
+from workers.iree.kernels.norm import inverse_root, inverse_root_mean_square
 
 TOKENS = 16
 """Tokens of a workgroup."""
@@ -33,6 +34,8 @@ class Heads:
     tokens: int
     scale: float
     """Queries are multiplied by it."""
+    rotated: int
+    """Lanes of a head that RoPE turns, the first ones; 0 where a layer has no positions."""
 
     @property
     def group(self) -> int:
@@ -44,21 +47,23 @@ class Heads:
         return (self.layers, 2, self.slots, self.heads, self.capacity * self.head_dim)
 
 
-def place(name: str, h: Heads, arithmetic: Arithmetic, eps: float | None) -> str:
-    """qkv f32 [batch * tokens, queries + 2 heads, head_dim], cos and sin f32 [batch * tokens, head_dim / 2], slots
-    int32 [batch], rows int32 [batch, tokens] (, weights of the norms of query and key heads f32 [head_dim]), cache
+def place(name: str, h: Heads, arithmetic: Arithmetic, eps: float, normed: HeadNorm | None) -> str:
+    """qkv f32 [batch * tokens, queries + 2 heads, head_dim] (, cos and sin f32 [batch * tokens, rotated / 2]), slots
+    int32 [batch], rows int32 [batch, tokens] (, weights of the norms of queries and keys, flat f32), cache
     -> words [batch * tokens, queries, head_dim / k] of the queries, scaled, and the cache with keys and values.
 
-    RoPE turns pairs made of a head's halves (https://arxiv.org/abs/2104.09864). `eps` is that of the head norms.
+    RoPE turns pairs made of the halves of a head's rotated lanes (https://arxiv.org/abs/2104.09864). `eps` is that of
+    the norms, whose weights are [head_dim] for each head or, of all heads together, [heads * head_dim].
     """
     per = math.gcd(h.tokens, TOKENS)
     d = Dispatch(name, (h.heads, h.tokens // per, h.batch))
     code, depth = d.code, h.head_dim
     rows = h.batch * h.tokens
     qkv = d.take((rows, h.queries + 2 * h.heads, depth), "f32")
-    cos, sin = (d.take((rows, depth // 2), "f32") for _ in range(2))
+    angles = [d.take((rows, h.rotated // 2), "f32") for _ in range(2)] if h.rotated else []
     slots, at = d.take((h.batch,), "i32"), d.take((h.batch, h.tokens), "i32")
-    norms = [d.take((depth,), "f32") for _ in range(2)] if eps is not None else []
+    counts = (h.queries, h.heads) if normed == "all" else (1, 1)
+    norms = [d.take((count * depth,), "f32") for count in counts] if normed else []
     cache = d.argument(h.cache, arithmetic.element, in_place=True)
     out = d.give((rows, h.queries, depth // arithmetic.k), "i32")
 
@@ -69,30 +74,49 @@ def place(name: str, h: Heads, arithmetic: Arithmetic, eps: float | None) -> str
     sizes = (1, 1, 1, 1, h.capacity * depth)
     keys, values = (d.load(cache, where, sizes, (h.capacity * depth,)) for where in wheres)
 
-    def turned(row: str, source_head: str, weight: int, scale: float | None) -> list[tuple[str, str, int]]:
-        """(vector, first lane, lanes) of one head, normed, rotated and scaled."""
-        lanes = math.gcd(LANES, depth // 2)
-        kind = f"vector<{lanes}xf32>"
-        factor = None
-        if eps is not None:
-            flat = [row, source_head]
-            factor = code.spread(inverse_root_mean_square(code, qkv, flat, depth, eps, lanes), lanes=lanes)
-        turned_halves: list[list[tuple[str, str, int]]] = [[], []]
-        for lane in range(0, depth // 2, lanes):
-            a, b = (
-                _normed(code, qkv, [row, source_head], lane + half, factor, norms[weight] if norms else None, lanes)
-                for half in (0, depth // 2)
-            )
-            c, s = (code.read(angle, [row, code.index(lane)], lanes) for angle in (cos, sin))
-            for half, (u, v, sign) in enumerate(((a, b, "-"), (b, a, "+"))):
-                cross = code.let(f"arith.mulf {v}, {s} : {kind}")
-                if sign == "-":
-                    cross = code.let(f"arith.negf {cross} : {kind}")
-                value = code.let(f"vector.fma {u}, {c}, {cross} : {kind}")
-                if scale is not None:
-                    value = code.let(f"arith.mulf {value}, {code.constant(f'dense<{scale:.9e}> : {kind}')} : {kind}")
-                turned_halves[half].append((value, code.index(lane + half * (depth // 2)), lanes))
-        return turned_halves[0] + turned_halves[1]
+    def factor(row: str, source_head: str, kind: int, lanes: int) -> str | None:
+        """What queries (0) or keys (1) are multiplied by before their norm's weight."""
+        if normed is None:
+            return None
+        if normed == "each":
+            root = inverse_root_mean_square(code, qkv, [row, source_head], depth, eps, lanes)
+        else:
+            root = _of_all(code, qkv, row, (0, h.queries)[kind], counts[kind], eps)
+        return code.spread(root, lanes=lanes)
+
+    def turned(row: str, head_of: str, kind: int, scale: float | None) -> list[tuple[str, str, int]]:
+        """(vector, first lane, lanes) of query or key head `head_of`, normed, rotated and scaled."""
+        half = h.rotated // 2
+        lanes, rest = math.gcd(LANES, half or LANES), math.gcd(LANES, depth - h.rotated or LANES)
+        source_head = head_of if kind == 0 else code.add(head_of, h.queries)
+        # Of the lanes that pass, whose vectors may be of another size.
+        factors = {size: factor(row, source_head, kind, size) for size in {lanes, rest}}
+
+        def read(lane: int, size: int) -> str:
+            value = code.read(qkv, [row, source_head, code.index(lane)], size)
+            if not norms:
+                return value
+            of = f"vector<{size}xf32>"
+            value = code.let(f"arith.mulf {value}, {factors[size]} : {of}")
+            at = code.add(code.mul(head_of, depth), lane) if normed == "all" else code.index(lane)
+            return code.let(f"arith.mulf {value}, {code.read(norms[kind], [at], size)} : {of}")
+
+        def scaled(value: str, size: int) -> str:
+            of = f"vector<{size}xf32>"
+            return value if scale is None else code.let(f"arith.mulf {value}, {_constant(code, scale, of)} : {of}")
+
+        halves: list[list[tuple[str, str, int]]] = [[], []]
+        of = f"vector<{lanes}xf32>"
+        for lane in range(0, half, lanes):
+            a, b = read(lane, lanes), read(lane + half, lanes)
+            c, s = (code.read(angle, [row, code.index(lane)], lanes) for angle in angles)
+            for i, (u, v) in enumerate(((a, b), (b, a))):
+                cross = code.let(f"arith.mulf {v}, {s} : {of}")
+                cross = cross if i else code.let(f"arith.negf {cross} : {of}")
+                value = scaled(code.let(f"vector.fma {u}, {c}, {cross} : {of}"), lanes)
+                halves[i].append((value, code.index(lane + i * half), lanes))
+        passed = [(scaled(read(lane, rest), rest), code.index(lane), rest) for lane in range(h.rotated, depth, rest)]
+        return [*halves[0], *halves[1], *passed]
 
     def queries(row: str) -> None:
         part = code.empty((1, h.group, depth // arithmetic.k), "i32")
@@ -112,7 +136,7 @@ def place(name: str, h: Heads, arithmetic: Arithmetic, eps: float | None) -> str
         queries(row)
         position = code.extract_index(at, [sequence, index])
         k, v = (Value(name, keys.shape, keys.element) for name in names)
-        for value, lane, lanes in turned(row, code.add(head, h.queries), 1, None):
+        for value, lane, lanes in turned(row, head, 1, None):
             k = _put_keys(code, arithmetic, k, value, lane, lanes, position, depth)
         source = code.add(head, h.queries + h.heads)
         for start in range(0, depth, LANES):
@@ -127,15 +151,26 @@ def place(name: str, h: Heads, arithmetic: Arithmetic, eps: float | None) -> str
     return d.function()
 
 
-def _normed(
-    code: Code, x: Value, at: list[str], lane: int, factor: str | None, weight: Value | None, lanes: int
-) -> str:
-    value = code.read(x, [*at, code.index(lane)], lanes)
-    if factor is None or weight is None:
-        return value
+def _constant(code: Code, value: float, kind: str) -> str:
+    return code.constant(f"dense<{value:.9e}> : {kind}")
+
+
+def _of_all(code: Code, x: Value, row: str, first: int, heads: int, eps: float) -> str:
+    """1 / sqrt(mean(x^2) + eps) of all lanes of some heads."""
+    depth = x.shape[-1]
+    lanes = math.gcd(LANES, depth)
     kind = f"vector<{lanes}xf32>"
-    value = code.let(f"arith.mulf {value}, {factor} : {kind}")
-    return code.let(f"arith.mulf {value}, {code.read(weight, [code.index(lane)], lanes)} : {kind}")
+
+    def head(at: str, sums: list[str]) -> list[str]:
+        def turn(column: str, inner: list[str]) -> list[str]:
+            value = code.read(x, [row, at, column], lanes)
+            return [code.let(f"vector.fma {value}, {value}, {inner[0]} : {kind}")]
+
+        return code.loop(code.index(0), code.index(depth), lanes, [(sums[0], kind)], turn)
+
+    zero = _constant(code, 0.0, kind)
+    (squares,) = code.loop(code.index(first), code.index(first + heads), 1, [(zero, kind)], head)
+    return inverse_root(code, code.sum_lanes(squares, lanes), heads * depth, eps)
 
 
 def _put_keys(

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from workers.architectures.parts import Activation
 from workers.iree.compiler import Compiler
 from workers.iree.device import Cpu, Device
 from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, arithmetic_of
 from workers.iree.kernels.attention import POSITIONS, attention
 from workers.iree.kernels.linear import gated, linear, stride
-from workers.iree.kernels.norm import norm
+from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.place import Heads, place
 from workers.iree.ops import pack
 
@@ -106,29 +107,41 @@ def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize("rows", [9])
-def test_gated(run: Run, arithmetic: Arithmetic, rows: int) -> None:
-    inputs, ffn = 64, 48
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated(run: Run, arithmetic: Arithmetic, activation: Activation) -> None:
+    rows, inputs, ffn = 9, 64, 48
     x, w = random(rows, inputs), random(2 * ffn, inputs, seed=1) / 8
     packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
-    text = gated("gated", rows, ffn // 16, inputs, arithmetic)
+    text = gated("gated", rows, ffn // 16, inputs, arithmetic, activation)
     padding = stride(inputs, arithmetic) - inputs // arithmetic.k
     (out,) = run(text, words(x, arithmetic, padding), packed.reshape(packed.shape[0], -1))
     both = rounded(x, arithmetic) @ rounded(w, arithmetic).T
-    expected = both[:, :ffn] / (1 + np.exp(-both[:, :ffn])) * both[:, ffn:]
+    gate = both[:, :ffn]
+    silu = gate / (1 + np.exp(-gate))
+    gelu = gate / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
+    expected = (silu if activation == "silu" else gelu) * both[:, ffn:]
     np.testing.assert_allclose(floats(out, ffn, arithmetic), expected, atol=TOLERANCE[arithmetic.element] * 8)
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
-def test_norm(run: Run, arithmetic: Arithmetic, residual: bool) -> None:
-    x, delta, weight = random(6, 80), random(6, 80, seed=1), random(80, seed=2)
-    text = norm("norm", 6, 80, 1e-5, arithmetic, residual=residual)
-    *total, out = run(text, x, *([delta] if residual else []), weight)
-    whole = x + delta if residual else x
-    if residual:
-        np.testing.assert_array_equal(total[0], whole)
-    expected = whole / np.sqrt((whole**2).mean(-1, keepdims=True) + 1e-5) * weight
+@pytest.mark.parametrize(
+    "kind",
+    [Norm(False, False, True), Norm(True, False, True), Norm(True, True, False), Norm(True, True, True)],
+    ids=str,
+)
+def test_norm(run: Run, arithmetic: Arithmetic, kind: Norm) -> None:
+    x, delta, after, before = (random(6, 80), random(6, 80, seed=1), random(80, seed=2), random(80, seed=3))
+    operands = [each for each, used in ((delta, kind.delta), (after, kind.after), (before, kind.before)) if used]
+    *total, out = run(norm("norm", 6, 80, 1e-5, arithmetic, kind), x, *operands)
+
+    def normed(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        unit: NDArray[np.float32] = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weight
+        return unit
+
+    whole = x + (normed(delta, after) if kind.after else delta) if kind.delta else x
+    if kind.delta:
+        np.testing.assert_allclose(total[0], whole, atol=1e-6)
+    expected = normed(whole, before) if kind.before else whole
     np.testing.assert_allclose(floats(out, 80, arithmetic), expected, atol=TOLERANCE[arithmetic.element] * 4, rtol=1e-2)
 
 
@@ -152,6 +165,7 @@ class Attended:
         return Heads(
             layer=1, layers=2, slots=3, queries=self.queries, heads=self.heads, head_dim=self.depth,
             capacity=self.capacity, attended=self.capacity - POSITIONS, batch=batch, tokens=tokens, scale=0.5,
+            rotated=self.depth,
         )  # fmt: skip
 
     def angles(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -161,7 +175,9 @@ class Attended:
     def place(self, slots: list[int], rows: NDArray[np.int32]) -> NDArray[np.int32]:
         batch, tokens = rows.shape
         qkv = np.concatenate([self.qkv[slot][at % self.lengths[slot]] for slot, at in zip(slots, rows, strict=True)])
-        text = place("place", self.heads_of(batch, tokens), self.arithmetic, self.eps)
+        text = place(
+            "place", self.heads_of(batch, tokens), self.arithmetic, self.eps or 0.0, "each" if self.eps else None
+        )
         norms = self.norms if self.eps is not None else []
         q, cache = self.run(text, qkv, *self.angles(rows), np.array(slots, np.int32), rows, *norms, self.cache)
         self.cache = cache.view(self.cache.dtype)
