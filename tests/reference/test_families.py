@@ -31,6 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3_text": {"family": "gemma3_text", "fields": {"sliding_window": 9}},
+    "qwen3_moe": {"family": "qwen3_moe", "tied": False},
+    "mixtral": {"family": "mixtral", "tied": False},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that."""
 

@@ -7,7 +7,6 @@ the rows before came in the same step.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,9 +16,11 @@ from numpy.typing import NDArray
 
 from workers.architectures.parts import Layer
 from workers.architectures.tensors import tensors
-from workers.checkpoint import CheckpointError, ModelConfig
+from workers.checkpoint import ModelConfig
 from workers.iree.ops import Angles, Cache, Ops, Place, Shape
 
+EXPERTS = ("router", "experts_gate_up", "experts_down")
+"""What a layer's mixture is made of."""
 Parameters = dict[str, Any]
 """By name: an array, or for `Ops.linear` alone a `quantized.Packed`."""
 
@@ -35,17 +36,12 @@ class Parameter:
     dtype: str
     offset: float = 0.0
     """Added to every value."""
+    few_bits: bool = True
+    """Its product takes weights of few bits."""
 
     @property
     def rows(self) -> int:
         return sum(shape[0] for _, shape in self.sources)
-
-
-def refuse_unsupported(path: Path, config: ModelConfig) -> None:
-    """Raises `CheckpointError` for what the graphs would not compute as config.json says."""
-    if config.experts is not None:
-        problem = f"the experts of {config.family} are not supported by the IREE backend"
-        raise CheckpointError(path / "config.json", "architectures", problem)
 
 
 def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
@@ -54,7 +50,8 @@ def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
     for tensor in tensors(config):
         matrix = tensor.matrix and tensor.name != "embedding"
         kind = dtype if tensor.matrix else "float32"
-        out.append(Parameter(tensor.name, tensor.sources, matrix, kind, tensor.offset))
+        mixed = tensor.name.rpartition(".")[2] in EXPERTS
+        out.append(Parameter(tensor.name, tensor.sources, matrix, kind, tensor.offset, few_bits=not mixed))
     return out
 
 
@@ -119,6 +116,9 @@ def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: Inputs) -> jax.A
 
 def mlp(config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: Layer, h: jax.Array) -> jax.Array:
     """What the second half of a layer adds to an operand's rows: float32 [rows, hidden]."""
+    if layer.experts:
+        router, up, down = (w[name + part] for part in EXPERTS)
+        return ops.experts(h, router, up, down, config)
     h = ops.gated(h, w[name + "gate_up"], config.hidden_size, config.ffn, config.activation)
     return ops.linear(h, w[name + "down"], config.hidden_size)
 

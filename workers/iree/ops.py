@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from workers.architectures.parts import Activation
 from workers.checkpoint import ModelConfig
+from workers.iree.kernels import experts as moe
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.attention import attention
 from workers.iree.kernels.code import LANES
@@ -115,6 +116,12 @@ class Ops(Protocol):
     def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation) -> jax.Array:
         """act(gate) * up as an operand of width ffn: `x` is one of width `inputs`, the weight [2 * ffn, inputs]."""
 
+    def experts(
+        self, x: jax.Array, router: jax.Array, up: jax.Array, down: jax.Array, config: ModelConfig
+    ) -> jax.Array:
+        """What a mixture adds to the rows of an operand: float32 [rows, hidden]. The weights of `up` and `down` are
+        those of all experts, one after the other."""
+
     def place(
         self,
         qkv: jax.Array,
@@ -213,6 +220,28 @@ class TiledOps:
         out: jax.Array = _call(name, _words(rows, stride(ffn, self.arithmetic)), x, weight.reshape(2 * tiles, -1))
         return out
 
+    def experts(
+        self, x: jax.Array, router: jax.Array, up: jax.Array, down: jax.Array, config: ModelConfig
+    ) -> jax.Array:
+        m, arithmetic = mixture_of(config, x.shape[0]), self.arithmetic
+        names = {part: f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "up", "down", "combine")}
+        self.bodies |= {
+            names["route"]: moe.route(names["route"], m),
+            names["group"]: moe.group(names["group"], m),
+            names["up"]: moe.up(names["up"], m, arithmetic, config.activation),
+            names["down"]: moe.down(names["down"], m, arithmetic),
+            names["combine"]: moe.combine(names["combine"], m),
+        }
+        per, lists = m.experts.per_token, (_numbers(m.pairs), *(_numbers(m.groups + 1) for _ in range(2)))
+        logits = self.linear(x, router, m.experts.count)
+        chosen, weights = _call(names["route"], (_words(m.rows, per), _floats(m.rows, per)), logits)
+        places = _call(names["group"], lists, chosen)
+        width = stride(m.experts.ffn, arithmetic)
+        mixed = _call(names["up"], _words(m.pairs, width), x, up.reshape(len(up), -1), *places)
+        added = _call(names["down"], _floats(m.pairs, m.hidden), mixed, down.reshape(len(down), -1), *places)
+        out: jax.Array = _call(names["combine"], _floats(m.rows, m.hidden), added, weights)
+        return out
+
     def place(
         self,
         qkv: jax.Array,
@@ -277,6 +306,15 @@ def _heads(cache: Cache, layer: int, config: ModelConfig, where: Place) -> Heads
     )
 
 
+def mixture_of(config: ModelConfig, rows: int) -> moe.Mixture:
+    assert config.experts is not None  # asked for by layers that have experts
+    return moe.Mixture(rows, config.hidden_size, config.experts)
+
+
+def _numbers(count: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((count,), jnp.int32)
+
+
 def _words(rows: int, width: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((rows, width), jnp.int32)
 
@@ -327,6 +365,11 @@ class PlainOps:
         gate, up = both[:, :ffn], both[:, ffn:]
         act = jax.nn.silu if activation == "silu" else jax.nn.gelu
         return (act(gate) * up).astype(self.dtype)
+
+    def experts(
+        self, x: jax.Array, router: jax.Array, up: jax.Array, down: jax.Array, config: ModelConfig
+    ) -> jax.Array:
+        raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
 
     def place(
         self,

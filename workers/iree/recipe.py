@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from workers.checkpoint import ModelConfig, open_weights
+from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.iree.compiler import Compiler
 from workers.iree.device import Cpu, Device, DeviceError
 from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
@@ -70,6 +70,11 @@ class Recipe(Struct, frozen=True):
         config = ModelConfig.from_dir(Path(self.model))
         ops = choose_ops(config, self.dtype, local=self.local)
         tiled = isinstance(ops, TiledOps)
+        if config.experts is not None and not tiled:
+            problem = f"the experts of {config.family} run on CPUs only, in widths that are multiples of {LANES}"
+            raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
+        if config.experts is not None and self.quantize != "none":
+            raise CheckpointError("--quantize", self.quantize, f"is not supported for the experts of {config.family}")
         cache = Cache.of(config, self.slots, self.context, POSITIONS if isinstance(ops, TiledOps) else PLAIN_TILE)
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         # One decode graph where its rows cost next to nothing and kernels may change with their number.
@@ -87,7 +92,9 @@ def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool) -> TiledOps | 
     `dtype` "auto" is the checkpoint's.
     """
     kind = config.dtype if dtype == "auto" else dtype
-    widths = (config.hidden_size, config.ffn, config.head_dim)
+    widths = [config.hidden_size, config.ffn, config.head_dim]
+    if config.experts is not None:
+        widths.append(config.experts.ffn)
     if local and all(width % LANES == 0 for width in widths):
         features = Cpu.of_host().features
         return TiledOps(kind, arithmetic_of(features, kind), choose_dot(features))

@@ -21,7 +21,7 @@ from workers.iree.kernels.code import LANES
 from workers.iree.kv import HostKv
 from workers.iree.library import Library
 from workers.iree.lower import SCOPE
-from workers.iree.model import refuse_unsupported, rope_frequencies
+from workers.iree.model import rope_frequencies
 from workers.iree.ops import TiledOps
 from workers.iree.recipe import Recipe
 from workers.iree.storage import quantization_of
@@ -87,7 +87,6 @@ class IreeRunner:
         `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         threads = threads or usable_cores()
-        refuse_unsupported(path, config)
         opened = Device(device, threads)
         recipe = Recipe.of(
             path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir

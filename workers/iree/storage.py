@@ -73,7 +73,8 @@ def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) ->
     tail = parameter.sources[0][1][1:]
     if not parameter.matrix:
         return Stored(parameter, (parameter.rows, *tail), parameter.dtype, None)
-    if isinstance(ops, TiledOps) and (format := _format(parameter, weights, kind)) is not None:
+    few_bits = parameter.few_bits and isinstance(ops, TiledOps)
+    if few_bits and (format := _format(parameter, weights, kind)) is not None:
         packing = Packing(format)
         return Stored(parameter, packing.stored_shape(parameter.rows, *tail), "int8", packing)
     return Stored(parameter, ops.stored_shape(parameter.rows, *tail), parameter.dtype, None)

@@ -20,7 +20,7 @@ def stride(inputs: int, arithmetic: Arithmetic) -> int:
 
 def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, *, bias: bool) -> str:
     """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) -> f32 [rows, tiles * 16]."""
-    per = _group(tiles, inputs, arithmetic)
+    per = group_of(tiles, inputs, arithmetic)
     d = Dispatch(name, (-(-tiles // per),))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
@@ -29,7 +29,7 @@ def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic
     out = d.give((rows, tiles * LANES), "f32")
 
     def tile(at: str, first: str, count: int) -> None:
-        sums = _sums(code, x, first, count, w, [at], inputs, arithmetic)
+        sums = sums_of(code, x, [code.add(first, i) for i in range(count)], w, [at], inputs, arithmetic)
         column = code.mul(at, LANES)
         start = code.read(offsets, [column]) if offsets is not None else None
         part = code.empty((count, LANES), "f32")
@@ -48,7 +48,7 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
-    per = _group(tiles, 2 * inputs, arithmetic)
+    per = group_of(tiles, 2 * inputs, arithmetic)
     d = Dispatch(name, (-(-tiles // per),))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
@@ -57,7 +57,9 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
     out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
 
     def tile(at: str, first: str, count: int) -> None:
-        sums = _sums(code, x, first, count, w, [at, code.add(at, tiles)], inputs, arithmetic)
+        sums = sums_of(
+            code, x, [code.add(first, i) for i in range(count)], w, [at, code.add(at, tiles)], inputs, arithmetic
+        )
         part = code.empty((count, words), "i32")
         for row, (gate, up) in enumerate(sums):
             product = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gate)}, {up} : {FLOATS}")
@@ -90,7 +92,7 @@ def gelu_tanh(code: Code, x: str) -> str:
 ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
-def _group(tiles: int, inputs: int, arithmetic: Arithmetic) -> int:
+def group_of(tiles: int, inputs: int, arithmetic: Arithmetic) -> int:
     """Tiles of a workgroup: few enough for the cache, and for sixteen workgroups where there are so many tiles."""
     size = inputs * LANES * {"f32": 4}.get(arithmetic.element, 2)
     return max(1, min(GROUP_BYTES // size, tiles // 16))
@@ -114,10 +116,10 @@ def _each(d: Dispatch, rows: int, block: int, tiles: int, per: int, tile: Callab
         rows_from(code.index(whole), rows % block)
 
 
-def _sums(
-    code: Code, x: Value, first: str, rows: int, w: Value, tiles: list[str], inputs: int, arithmetic: Arithmetic
+def sums_of(
+    code: Code, x: Value, rows: list[str], w: Value, tiles: list[str], inputs: int, arithmetic: Arithmetic
 ) -> list[list[str]]:
-    """float32 [16] of each row and tile."""
+    """float32 [16] of each of some rows and tiles."""
     words = inputs // arithmetic.k
     unroll = next(n for n in (4, 2, 1) if words % n == 0)
     zero = code.floats(0.0)
@@ -127,12 +129,12 @@ def _sums(
             word = code.add(at, ahead)
             offset = code.mul(word, LANES * arithmetic.k)
             right = [arithmetic.load(code, w, [tile, offset]) for tile in tiles]
-            for row in range(rows):
-                left = arithmetic.spread(code, code.extract(x, [code.add(first, row), word]))
+            for number, row in enumerate(rows):
+                left = arithmetic.spread(code, code.extract(x, [row, word]))
                 for i, part in enumerate(right):
-                    at_sum = row * len(tiles) + i
+                    at_sum = number * len(tiles) + i
                     sums = [*sums[:at_sum], arithmetic.dot(code, sums[at_sum], part, left), *sums[at_sum + 1 :]]
         return sums
 
-    flat = code.loop(code.index(0), code.index(words), unroll, [(zero, FLOATS)] * (rows * len(tiles)), turn)
-    return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(rows)]
+    flat = code.loop(code.index(0), code.index(words), unroll, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
+    return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(len(rows))]
