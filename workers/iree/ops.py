@@ -113,7 +113,9 @@ class Ops(Protocol):
     ) -> jax.Array:
         """An operand times a stored weight (, plus float32 [outputs]) -> float32 [rows, outputs]."""
 
-    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation) -> jax.Array:
+    def gated(
+        self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation
+    ) -> jax.Array:
         """act(gate) * up as an operand of width ffn: `x` is one of width `inputs`, the weight [2 * ffn, inputs]."""
 
     def experts(
@@ -207,7 +209,9 @@ class TiledOps:
         out: jax.Array = _call(tiled.name, _floats(rounded.padded, tiled.outputs), *operands)
         return out[:rows, :outputs]
 
-    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation) -> jax.Array:
+    def gated(
+        self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation
+    ) -> jax.Array:
         rows, tiles = x.shape[0], ffn // LANES
         if isinstance(weight, Packed):
             name = f"baton_gate_{rows}_{ffn}"
@@ -360,7 +364,9 @@ class PlainOps:
         out = jnp.einsum("mk,nk->mn", x, weight, preferred_element_type=jnp.float32)
         return out if bias is None else out + bias
 
-    def gated(self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation) -> jax.Array:
+    def gated(
+        self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation
+    ) -> jax.Array:
         both = self.linear(x, weight, 2 * ffn)
         gate, up = both[:, :ffn], both[:, ffn:]
         act = jax.nn.silu if activation == "silu" else jax.nn.gelu

@@ -10,11 +10,9 @@ import msgspec
 import pytest
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
-from tests.families import Family
-from workers.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.graphs import PREFILL_CHUNKS, RARE_DRAWS, Plan, decode_buckets, prefill_chunks
 from workers.iree.kernels.arithmetic import Pairs
-from workers.iree.model import refuse_unsupported
 from workers.iree.ops import Cache, PlainOps, TiledOps
 from workers.iree.recipe import Recipe
 from workers.iree.storage import stored_parameters
@@ -119,17 +117,3 @@ def test_plain_modules_have_no_kernels(tmp_path: Path) -> None:
     text = make_plan(make_checkpoint(tmp_path), PlainOps("float16")).module(["decode_4", "copy"])
     assert "mmt4d" not in text
     assert "iree.abi.output = 0 : index" in text
-
-
-@pytest.mark.parametrize("family", ["smollm3", "olmo2", "gemma2", "gemma3_text", "qwen3_moe", "mixtral"])
-def test_what_the_graphs_do_not_compute_is_refused_by_name(tmp_path: Path, family: Family) -> None:
-    path = make_checkpoint(tmp_path, family, fields={"sliding_window": 4096})
-    with pytest.raises(CheckpointError, match=f"architectures: {family} is not supported by the IREE backend"):
-        refuse_unsupported(path, ModelConfig.from_dir(path), 4096)
-
-
-def test_a_context_up_to_the_window_and_not_beyond(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path, "mistral", fields={"sliding_window": 64})
-    refuse_unsupported(path, ModelConfig.from_dir(path), 64)
-    with pytest.raises(CheckpointError, match=r"sliding_window: .*64 at most, not 65"):
-        refuse_unsupported(path, ModelConfig.from_dir(path), 65)
