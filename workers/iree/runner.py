@@ -104,7 +104,7 @@ class IreeRunner:
             archive.close()
             raise
         if background:
-            runner.graphs.fetch(plan.optional())
+            runner.graphs.fetch(plan.optional(), plan.rare())
         return runner
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:

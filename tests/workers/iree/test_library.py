@@ -54,10 +54,6 @@ class Builder:
         self.order: list[str] = []
         self.asked, self.may_answer = threading.Semaphore(0), threading.Semaphore(0)
         self.started = self.closed = 0
-        self.plan = self
-
-    def rare(self) -> list[Group]:
-        return [("score_8", "report_8")]
 
     def find(self, group: Group) -> Path | None:
         return Path(group[0]) if group[0] in self.cached else None
@@ -118,6 +114,8 @@ def test_what_was_missed_last_comes_next(library: Library, builder: Builder) -> 
 def test_what_is_rare_comes_when_it_is_missed_and_once(library: Library, builder: Builder) -> None:
     builder.broken = {"score_8"}
     builder.may_answer.release(2)
+    library.fetch([], rare=[("score_8", "report_8")])
+    library.settle()
     assert library.pending == 0
     for kind in ("score", "report", "score"):
         assert library.covering(kind, (8,), 8) is None
