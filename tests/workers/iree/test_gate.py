@@ -93,7 +93,7 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw:
 def test_gate(load: Load, dtype: str, slots: int, drawn_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With graphs for draws in part of the steps, and without any of them; with more rows than a product's tile."""
     runner = load(dtype=dtype, slots=slots)
-    fetch_all(runner, *(("decode", "prefill") if drawn_here else ()))
+    fetch_all(runner, "decode", "prefill", *(() if drawn_here else ("draw_8", "edit_8", "report_8")))
     check_transitions(runner, monkeypatch, GREEDY)
     check_transitions(runner, monkeypatch, SEEDED)
     runner.reset(0)
