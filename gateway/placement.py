@@ -51,8 +51,12 @@ class Placement:
         candidates = self._roster.candidates(model)
         if candidates and not self.room.of(model):
             bound = self._settings.max_streams_per_worker - len(streams)
-            taken = any(len(seat.live) <= bound and self._send(seat, streams) for seat in candidates)
-            return None if taken else ErrorCode.OVERLOADED
+            roomy = [seat for seat in candidates if len(seat.live) <= bound]
+            if any(self._send(seat, streams) for seat in roomy):
+                return None
+            if not roomy:
+                return ErrorCode.OVERLOADED
+            # A link that is full, or lost and nobody has said so yet: neither is reason to send anybody away.
         if not candidates and not self._worth_waiting(model):
             return ErrorCode.UNAVAILABLE
         if not self.room.has_room(len(streams)):
