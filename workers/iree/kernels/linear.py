@@ -11,6 +11,8 @@ PADDING = LANES
 """Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
 GROUP_BYTES = 256 << 10
 """Weights of a workgroup: what the second cache holds while all rows pass by."""
+SPAN = 4
+"""Sums that run side by side when there are few rows."""
 
 
 def stride(inputs: int, arithmetic: Arithmetic) -> int:
@@ -20,7 +22,8 @@ def stride(inputs: int, arithmetic: Arithmetic) -> int:
 
 def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, *, bias: bool) -> str:
     """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) -> f32 [rows, tiles * 16]."""
-    per = group_of(tiles, inputs, arithmetic)
+    span = _span(rows, tiles, SPAN)
+    per = group_of(tiles, inputs, arithmetic, span)
     d = Dispatch(name, (-(-tiles // per),))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
@@ -29,17 +32,26 @@ def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic
     out = d.give((rows, tiles * LANES), "f32")
 
     def tile(at: str, first: str, count: int) -> None:
-        sums = sums_of(code, x, [code.add(first, i) for i in range(count)], w, [at], inputs, arithmetic)
+        sums = sums_of(
+            code,
+            x,
+            [code.add(first, i) for i in range(count)],
+            w,
+            [code.add(at, i) for i in range(span)],
+            inputs,
+            arithmetic,
+        )
         column = code.mul(at, LANES)
-        start = code.read(offsets, [column]) if offsets is not None else None
-        part = code.empty((count, LANES), "f32")
-        for row, (total,) in enumerate(sums):
-            if start is not None:
-                total = code.let(f"arith.addf {total}, {start} : {FLOATS}")
-            part = code.write(total, LANES, part, [code.index(row), code.index(0)])
+        part = code.empty((count, span * LANES), "f32")
+        for row, totals in enumerate(sums):
+            for i, total in enumerate(totals):
+                if offsets is not None:
+                    start = code.read(offsets, [code.add(column, i * LANES)])
+                    total = code.let(f"arith.addf {total}, {start} : {FLOATS}")
+                part = code.write(total, LANES, part, [code.index(row), code.index(i * LANES)])
         d.store(part, out, [first, column])
 
-    _each(d, rows, arithmetic.rows, tiles, per, tile)
+    _each(d, rows, arithmetic.rows, tiles, per, tile, span)
     return d.function()
 
 
@@ -48,7 +60,8 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
-    per = group_of(tiles, 2 * inputs, arithmetic)
+    span = _span(rows, tiles, SPAN // 2)
+    per = group_of(tiles, 2 * inputs, arithmetic, span)
     d = Dispatch(name, (-(-tiles // per),))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
@@ -57,16 +70,18 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
     out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
 
     def tile(at: str, first: str, count: int) -> None:
-        sums = sums_of(
-            code, x, [code.add(first, i) for i in range(count)], w, [at, code.add(at, tiles)], inputs, arithmetic
-        )
-        part = code.empty((count, words), "i32")
-        for row, (gate, up) in enumerate(sums):
-            product = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gate)}, {up} : {FLOATS}")
-            part = code.write(arithmetic.words(code, product), words, part, [code.index(row), code.index(0)])
+        act = ACTIVATIONS[activation]
+        both = [code.add(code.add(at, half), i) for half in (0, tiles) for i in range(span)]
+        sums = sums_of(code, x, [code.add(first, i) for i in range(count)], w, both, inputs, arithmetic)
+        part = code.empty((count, span * words), "i32")
+        for row, totals in enumerate(sums):
+            for i, (gate, up) in enumerate(zip(totals[:span], totals[span:], strict=True)):
+                product = code.let(f"arith.mulf {act(code, gate)}, {up} : {FLOATS}")
+                where = [code.index(row), code.index(i * words)]
+                part = code.write(arithmetic.words(code, product), words, part, where)
         d.store(part, out, [first, code.mul(at, words)])
 
-    _each(d, rows, arithmetic.rows // 2, tiles, per, tile)
+    _each(d, rows, arithmetic.rows // 2, tiles, per, tile, span)
     return d.function()
 
 
@@ -92,20 +107,27 @@ def gelu_tanh(code: Code, x: str) -> str:
 ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
-def group_of(tiles: int, inputs: int, arithmetic: Arithmetic) -> int:
+def _span(rows: int, tiles: int, most: int) -> int:
+    """Tiles to sum at once. A few rows alone are a few chains of sums, each of which waits for itself."""
+    return next(span for span in (4, 2, 1) if span == 1 or (span * rows <= most and tiles % span == 0))
+
+
+def group_of(tiles: int, inputs: int, arithmetic: Arithmetic, span: int = 1) -> int:
     """Tiles of a workgroup: few enough for the cache, and for sixteen workgroups where there are so many tiles."""
     size = inputs * LANES * {"f32": 4}.get(arithmetic.element, 2)
-    return max(1, min(GROUP_BYTES // size, tiles // 16))
+    return max(1, min(GROUP_BYTES // size, tiles // 16) // span) * span
 
 
-def _each(d: Dispatch, rows: int, block: int, tiles: int, per: int, tile: Callable[[str, str, int], None]) -> None:
-    """Call `tile` for the workgroup's tiles and all rows, the rows in blocks."""
+def _each(
+    d: Dispatch, rows: int, block: int, tiles: int, per: int, tile: Callable[[str, str, int], None], span: int
+) -> None:
+    """Call `tile` for the workgroup's tiles, `span` at a time, and all rows, the rows in blocks."""
     code = d.code
     low = code.mul(d.workgroup(), per)
     high = code.least(code.add(low, per), code.index(tiles))
 
     def rows_from(first: str, count: int) -> None:
-        code.repeat(low, high, 1, lambda at: tile(at, first, count))
+        code.repeat(low, high, span, lambda at: tile(at, first, count))
 
     whole = rows // block * block
     if whole > block:
