@@ -264,7 +264,7 @@ class TiledOps:
         turns = () if angles is None else (angles.cos, angles.sin)
         operands = (qkv.reshape(rows, -1, depth), *turns, where.slots, where.rows, *(norms or ()), kv)
         results = (
-            jax.ShapeDtypeStruct((rows, heads.queries, depth // self.arithmetic.k), jnp.int32),
+            jax.ShapeDtypeStruct((rows, heads.queries, depth // self.arithmetic.word), jnp.int32),
             jax.ShapeDtypeStruct(kv.shape, kv.dtype),
         )
         q, kv = _call(name, results, *operands)

@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
+from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import Load, fetch_all
@@ -113,6 +115,17 @@ def test_gate_with_weights_of_few_bits(load: Load, kind: str) -> None:
     report = run_gate(lambda: load(quantize=kind, dtype="bfloat16"), longest=70, requests=32)
     assert report.requests >= 32
     assert min(report.cancelled, report.resumed, report.stopped) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "fields"), [("gemma3_text", {"sliding_window": 9}), ("qwen3_moe", {})], ids=["windows", "experts"]
+)
+def test_gate_of_windows_and_experts(load: Load, tmp_path: Path, family: str, fields: dict[str, int]) -> None:
+    runner = load(make_checkpoint(tmp_path / "model", family, tied=family != "qwen3_moe", fields=fields))
+    fetch_all(runner, "decode_1")
+    report = run_gate(lambda: runner)
+    assert (report.requests >= 32, report.most_active) == (True, 8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

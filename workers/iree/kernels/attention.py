@@ -30,7 +30,7 @@ def attention(name: str, h: Heads, arithmetic: Arithmetic, *, window: int = 0, c
     block = min(rows, max(1, SUMS * LANES // h.head_dim))
     d = Dispatch(name, (-(-rows // block), h.heads, h.batch))
     code = d.code
-    q = d.take((h.batch * h.tokens, h.queries * h.head_dim // arithmetic.k), "i32")
+    q = d.take((h.batch * h.tokens, h.queries * h.head_dim // arithmetic.word), "i32")
     slots, at = d.take((h.batch,), "i32"), d.take((h.batch, h.tokens), "i32")
     cache = d.argument(h.cache, arithmetic.element)
     width = h.queries * h.head_dim
@@ -63,7 +63,7 @@ class _Rows:
     def find(self, first: str, rows: int, head: str, sequence: str, at: Value) -> None:
         """Where the rows from `first` on stand in the queries, and what they see."""
         code, h = self._code, self._h
-        words = h.head_dim // self._arithmetic.k
+        words = h.head_dim // self._arithmetic.word
         for i in range(self._count):
             row = code.least(code.add(first, i), code.index(rows - 1))
             token = code.div(row, h.group)
@@ -93,13 +93,13 @@ class _Rows:
             scores = self._scores(q, keys, position)
             tops, masses = state[:count], state[count : 2 * count]
             sums = [state[2 * count + row * parts : 2 * count + (row + 1) * parts] for row in range(count)]
-            weights = code.empty((count, POSITIONS // self._arithmetic.k), "i32")
+            weights = code.empty((count, POSITIONS // self._arithmetic.word), "i32")
             for row in range(count):
                 tops[row], masses[row], sums[row], words = self._soften(
                     row, scores[row], position, tops[row], masses[row], sums[row]
                 )
                 for tile, vector in enumerate(words):
-                    size = LANES // self._arithmetic.k
+                    size = LANES // self._arithmetic.word
                     weights = code.write(vector, size, weights, [code.index(row), code.index(tile * size)])
             sums = self._mix(values, position, weights, sums)
             return [*tops, *masses, *(part for row in sums for part in row)]
@@ -111,8 +111,8 @@ class _Rows:
             self._means.append([code.let(f"arith.divf {part}, {mass} : {FLOATS}") for part in parts_of])
 
     def store(self, d: Dispatch, out: Value) -> None:
-        code, words = self._code, LANES // self._arithmetic.k
-        width = self._h.head_dim // self._arithmetic.k
+        code, words = self._code, LANES // self._arithmetic.word
+        width = self._h.head_dim // self._arithmetic.word
         for token, column, mean in zip(self._tokens, self._columns, self._means, strict=True):
             part = code.empty((1, width), "i32")
             for i, vector in enumerate(mean):
@@ -136,17 +136,18 @@ class _Rows:
     def _scores(self, q: Value, keys: Value, position: str) -> list[list[str]]:
         """float32 [16] of each row and vector of positions of a block."""
         code, a, depth = self._code, self._arithmetic, self._h.head_dim
-        start = code.mul(position, depth)
+        start, lefts = code.mul(position, depth), a.k // a.word
 
-        def turn(word: str, sums: list[str]) -> list[str]:
+        def turn(step: str, sums: list[str]) -> list[str]:
             out = list(sums)
-            inside = code.add(start, code.mul(word, LANES * a.k))
+            inside, word = code.add(start, code.mul(step, LANES * a.k)), code.mul(step, lefts)
             right = [a.load(code, keys, [code.add(inside, tile * LANES * depth)]) for tile in range(TILES)]
-            for row, (token, column) in enumerate(zip(self._tokens, self._columns, strict=True)):
-                left = a.spread(code, code.extract(q, [token, code.add(column, word)]))
-                for tile in range(TILES):
-                    i = row * TILES + tile
-                    out[i] = a.dot(code, out[i], right[tile], left)
+            for part in range(lefts):
+                for row, (token, column) in enumerate(zip(self._tokens, self._columns, strict=True)):
+                    left = a.spread(code, code.extract(q, [token, code.add(code.add(column, word), part)]))
+                    for tile in range(TILES):
+                        i = row * TILES + tile
+                        out[i] = a.dot(code, out[i], right[tile][part], left)
             return out
 
         carried = [(code.floats(0.0), FLOATS)] * (self._count * TILES)
@@ -190,10 +191,10 @@ class _Rows:
 
     def _rounded(self, words: str) -> str:
         """The float32 values of words."""
-        code, k = self._code, self._arithmetic.k
-        kind = "f32" if k == 1 else self._arithmetic.element
-        flat = code.let(f"vector.bitcast {words} : vector<{LANES // k}xi32> to vector<{LANES}x{kind}>")
-        return flat if k == 1 else self._arithmetic.widen(code, flat)
+        code, word = self._code, self._arithmetic.word
+        kind = "f32" if word == 1 else self._arithmetic.element
+        flat = code.let(f"vector.bitcast {words} : vector<{LANES // word}xi32> to vector<{LANES}x{kind}>")
+        return flat if word == 1 else self._arithmetic.widen(code, flat)
 
     def _seen(self, row: int, position: str, tile: int) -> str:
         """Which of 16 positions a row sees."""
@@ -214,17 +215,21 @@ class _Rows:
         """Add the block's values, by weight, position after position."""
         code, a, h = self._code, self._arithmetic, self._h
         parts = h.head_dim // LANES
-        start = code.mul(position, LANES)
+        start, lefts = code.mul(position, LANES), a.k // a.word
 
-        def turn(word: str, flat: list[str]) -> list[str]:
+        def turn(step: str, flat: list[str]) -> list[str]:
             out = list(flat)
-            inside = code.add(start, code.mul(word, LANES * a.k))
-            left = [a.spread(code, code.extract(weights, [code.index(row), word])) for row in range(self._count)]
+            inside, word = code.add(start, code.mul(step, LANES * a.k)), code.mul(step, lefts)
+            left = [
+                [a.spread(code, code.extract(weights, [code.index(row), code.add(word, i)])) for i in range(lefts)]
+                for row in range(self._count)
+            ]
             for part in range(parts):
                 right = a.load(code, values, [code.add(inside, part * LANES * h.capacity)])
                 for row in range(self._count):
-                    i = row * parts + part
-                    out[i] = a.dot(code, out[i], right, left[row])
+                    at = row * parts + part
+                    for i in range(lefts):
+                        out[at] = a.dot(code, out[at], right[i], left[row][i])
             return out
 
         carried = [(part, FLOATS) for row in sums for part in row]

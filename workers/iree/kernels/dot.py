@@ -97,8 +97,8 @@ def round_rows(r: Rounded) -> str:
     A group's largest activation becomes `last` or its negative, ties go to the even integer. What is not a number
     makes its group's scale not a number, and so every output.
     """
-    lanes, width, element = LANES, stride(r.inputs, r.words), "f32" if r.words.k == 1 else r.words.element
-    x = Operand("x", (r.rows, width), "i32", ((r.rows, width * r.words.k), element))
+    lanes, width, element = LANES, stride(r.inputs, r.words), "f32" if r.words.word == 1 else r.words.element
+    x = Operand("x", (r.rows, width), "i32", ((r.rows, width * r.words.word), element))
     levels, sums = Operand("levels", r.levels_shape, "i8"), Operand("sums", r.sums_shape, "f32")
     floats, ints = f"vector<{lanes}xf32>", f"vector<{lanes}xi32>"
     parts = range(r.group // lanes)
@@ -144,7 +144,7 @@ def round_rows(r: Rounded) -> str:
 
 def _widened(r: Rounded, j: int, x: str) -> str:
     """Load %v`j`, the float32 values of neighbours from %at`j` on."""
-    if r.words.k == 1:
+    if r.words.word == 1:
         return f"          %v{j} = vector.load %x[%id, %at{j}] : {x}, {FLOATS}"
     narrow = f"vector<{LANES}x{r.words.element}>"
     return (
@@ -450,9 +450,9 @@ def gate(name: str, rows: int, ffn: int, words: Arithmetic, activation: Activati
     def turn(column: str, part: Value) -> Value:
         gates, up = code.read(x, [row, column]), code.read(x, [row, code.add(column, ffn)])
         product = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gates)}, {up} : {FLOATS}")
-        where = [code.index(0), code.div(column, words.k)]
-        return code.write(words.words(code, product), LANES // words.k, part, where)
+        where = [code.index(0), code.div(column, words.word)]
+        return code.write(words.words(code, product), LANES // words.word, part, where)
 
-    empty = code.empty((1, ffn // words.k), "i32")
+    empty = code.empty((1, ffn // words.word), "i32")
     d.store(code.carry(code.index(0), code.index(ffn), LANES, empty, turn), out, [row, "0"])
     return d.function()

@@ -190,7 +190,7 @@ def up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activation) ->
     """words [rows, stride] of width hidden, weights [count * 2 * ffn / 16, ...], what `group` gives
     -> act(gate) * up of each pair, words [pairs, stride] of width ffn.
     """
-    tiles, words = m.experts.ffn // LANES, LANES // arithmetic.k
+    tiles, words = m.experts.ffn // LANES, LANES // arithmetic.word
     d = Dispatch(name, (-(-tiles // group_of(tiles, 2 * m.hidden, arithmetic)), m.groups))
     code = d.code
     x = d.take((m.rows, stride(m.hidden, arithmetic)), "i32")

@@ -17,7 +17,7 @@ SPAN = 4
 
 def stride(inputs: int, arithmetic: Arithmetic) -> int:
     """Words between rows of a left operand."""
-    return inputs // arithmetic.k + PADDING
+    return inputs // arithmetic.word + PADDING
 
 
 def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, *, bias: bool) -> str:
@@ -66,7 +66,7 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
-    words = LANES // arithmetic.k
+    words = LANES // arithmetic.word
     out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
 
     def tile(at: str, first: str, count: int) -> None:
@@ -142,21 +142,24 @@ def sums_of(
     code: Code, x: Value, rows: list[str], w: Value, tiles: list[str], inputs: int, arithmetic: Arithmetic
 ) -> list[list[str]]:
     """float32 [16] of each of some rows and tiles."""
-    words = inputs // arithmetic.k
-    unroll = next(n for n in (4, 2, 1) if words % n == 0)
+    steps, lefts = inputs // arithmetic.k, arithmetic.k // arithmetic.word
+    unroll = next(n for n in (4 // lefts, 2, 1) if steps % n == 0)
     zero = code.floats(0.0)
 
     def turn(at: str, sums: list[str]) -> list[str]:
+        sums = list(sums)
         for ahead in range(unroll):
-            word = code.add(at, ahead)
-            offset = code.mul(word, LANES * arithmetic.k)
+            step = code.add(at, ahead)
+            offset, word = code.mul(step, LANES * arithmetic.k), code.mul(step, lefts)
             right = [arithmetic.load(code, w, [tile, offset]) for tile in tiles]
-            for number, row in enumerate(rows):
-                left = arithmetic.spread(code, code.extract(x, [row, word]))
-                for i, part in enumerate(right):
-                    at_sum = number * len(tiles) + i
-                    sums = [*sums[:at_sum], arithmetic.dot(code, sums[at_sum], part, left), *sums[at_sum + 1 :]]
+            for part in range(lefts):
+                column = code.add(word, part)
+                for number, row in enumerate(rows):
+                    left = arithmetic.spread(code, code.extract(x, [row, column]))
+                    for i in range(len(tiles)):
+                        at_sum = number * len(tiles) + i
+                        sums[at_sum] = arithmetic.dot(code, sums[at_sum], right[i][part], left)
         return sums
 
-    flat = code.loop(code.index(0), code.index(words), unroll, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
+    flat = code.loop(code.index(0), code.index(steps), unroll, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
     return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(len(rows))]

@@ -44,17 +44,19 @@ def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, k
             source, at = _add(code, x, delta, after, row, width, eps), code.index(0)
             d.store(source, total, [row, "0"])
         scale = None if before is None else code.spread(inverse_root_mean_square(code, source, [at], width, eps))
-        words = LANES // arithmetic.k
+        words = LANES // arithmetic.word
 
         def turn(column: str, part: Value) -> Value:
             value = code.read(source, [at, column])
             if before is not None:
                 value = code.let(f"arith.mulf {value}, {scale} : {FLOATS}")
                 value = code.let(f"arith.mulf {value}, {code.read(before, [column])} : {FLOATS}")
-            where = [code.index(0), code.div(column, arithmetic.k)]
+            where = [code.index(0), code.div(column, arithmetic.word)]
             return code.write(arithmetic.words(code, value), words, part, where)
 
-        part = code.carry(code.index(0), code.index(width), LANES, code.empty((1, width // arithmetic.k), "i32"), turn)
+        part = code.carry(
+            code.index(0), code.index(width), LANES, code.empty((1, width // arithmetic.word), "i32"), turn
+        )
         d.store(part, out, [row, "0"])
 
     low = code.mul(d.workgroup(), per)

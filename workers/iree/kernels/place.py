@@ -65,7 +65,7 @@ def place(name: str, h: Heads, arithmetic: Arithmetic, eps: float, normed: HeadN
     counts = (h.queries, h.heads) if normed == "all" else (1, 1)
     norms = [d.take((count * depth,), "f32") for count in counts] if normed else []
     cache = d.argument(h.cache, arithmetic.element, in_place=True)
-    out = d.give((rows, h.queries, depth // arithmetic.k), "i32")
+    out = d.give((rows, h.queries, depth // arithmetic.word), "i32")
 
     head, block, sequence = (d.workgroup(axis) for axis in range(3))
     slot = code.extract_index(slots, [sequence])
@@ -119,13 +119,13 @@ def place(name: str, h: Heads, arithmetic: Arithmetic, eps: float, normed: HeadN
         return [*halves[0], *halves[1], *passed]
 
     def queries(row: str) -> None:
-        part = code.empty((1, h.group, depth // arithmetic.k), "i32")
+        part = code.empty((1, h.group, depth // arithmetic.word), "i32")
 
         def turn(index: str, part: Value) -> Value:
             source = code.add(code.mul(head, h.group), index)
             for value, lane, lanes in turned(row, source, 0, h.scale):
-                where = [code.index(0), index, code.div(lane, arithmetic.k)]
-                part = code.write(arithmetic.words(code, value, lanes), lanes // arithmetic.k, part, where)
+                where = [code.index(0), index, code.div(lane, arithmetic.word)]
+                part = code.write(arithmetic.words(code, value, lanes), lanes // arithmetic.word, part, where)
             return part
 
         part = code.carry(code.index(0), code.index(h.group), 1, part, turn)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workers.iree.compiler import Compiler
 from workers.iree.device import Cpu, Device, Module
-from workers.iree.kernels.arithmetic import Arithmetic, Singles, arithmetic_of
+from workers.iree.kernels.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
 from workers.iree.kernels.dot import Dot, choose_dot
 from workers.iree.kernels.linear import stride
 from workers.iree.lower import Graph, module, struct
@@ -89,8 +89,8 @@ class Products:
 
     def words(self, x: NDArray[np.float32]) -> NDArray[np.int32]:
         """Rows as the norm before a product leaves them."""
-        kind = np.float32 if self.ops.arithmetic.k == 1 else ml_dtypes.bfloat16
-        width = stride(INPUTS, self.ops.arithmetic) * self.ops.arithmetic.k
+        kind = np.float32 if self.ops.arithmetic.word == 1 else ml_dtypes.bfloat16
+        width = stride(INPUTS, self.ops.arithmetic) * self.ops.arithmetic.word
         padded = np.zeros((len(x), width), kind)
         padded[:, :INPUTS] = x
         return padded.view(np.int32)
@@ -104,7 +104,7 @@ FEATURES = Cpu.of_host().features
 CASES: dict[str, tuple[str, Arithmetic, Dot, tuple[str, ...]]] = {
     "this CPU's": ("bfloat16", arithmetic_of(FEATURES, "bfloat16"), choose_dot(FEATURES), tuple(FORMATS)),
     "exact": ("float32", Singles("f32", 16), choose_dot(FEATURES), ("int8", "int4")),
-    "any CPU's": ("bfloat16", Singles("bf16", 4), "plain", ("int8", "int4")),
+    "any CPU's": ("bfloat16", Widened(4), "plain", ("int8", "int4")),
 }
 
 
@@ -119,7 +119,7 @@ def products(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Produc
 def test_products(products: Products) -> None:
     exact_rows = products.ops.dtype == "float32"
     last, x = 127 << 14 if exact_rows else 127, X
-    if products.ops.arithmetic.k == 2:
+    if products.ops.arithmetic.word == 2:
         x = X.astype(ml_dtypes.bfloat16).astype(np.float32)
     for name, packing in products.packings.items():
         matrix = make(packing.format)

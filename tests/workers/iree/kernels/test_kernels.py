@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from workers.architectures.parts import Activation
 from workers.iree.compiler import Compiler
 from workers.iree.device import Cpu, Device
-from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, arithmetic_of
+from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of
 from workers.iree.kernels.attention import POSITIONS, attention
 from workers.iree.kernels.linear import gated, linear, stride
 from workers.iree.kernels.norm import Norm, norm
@@ -25,7 +25,7 @@ TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
 ARITHMETICS = [
     pytest.param(Singles("f32", 16), id="f32"),
     pytest.param(Singles("f16", 16), id="f16"),
-    pytest.param(Singles("bf16", 4), id="bf16-singles"),
+    pytest.param(Widened(4), id="bf16-widened"),
     pytest.param(
         Pairs(),
         id="bf16-pairs",
@@ -63,13 +63,13 @@ def _bits(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def words(x: NDArray[np.float32], arithmetic: Arithmetic, padding: int) -> NDArray[np.int32]:
-    flat = x.astype(ml_dtypes.bfloat16 if arithmetic.k == 2 else np.float32)
+    flat = x.astype(ml_dtypes.bfloat16 if arithmetic.word == 2 else np.float32)
     return np.pad(np.ascontiguousarray(flat).view(np.int32), ((0, 0), (0, padding)))
 
 
 def floats(x: NDArray[np.int32], width: int, arithmetic: Arithmetic) -> NDArray[np.float32]:
-    kind = ml_dtypes.bfloat16 if arithmetic.k == 2 else np.float32
-    whole: NDArray[np.float32] = np.ascontiguousarray(x[:, : width // arithmetic.k]).view(kind).astype(np.float32)
+    kind = ml_dtypes.bfloat16 if arithmetic.word == 2 else np.float32
+    whole: NDArray[np.float32] = np.ascontiguousarray(x[:, : width // arithmetic.word]).view(kind).astype(np.float32)
     return whole
 
 
@@ -91,7 +91,7 @@ def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
     tiles = packed.shape[0]
     (out,) = run(
         linear("linear", rows, tiles, inputs, arithmetic, bias=True),
-        words(x[:rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.k),
+        words(x[:rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.word),
         packed.reshape(tiles, -1),
         bias,
     )
@@ -99,7 +99,7 @@ def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
     np.testing.assert_allclose(out[:, :outputs], expected, atol=TOLERANCE[arithmetic.element] * 20)
     (alone,) = run(
         linear("linear", 1, tiles, inputs, arithmetic, bias=True),
-        words(x[rows - 1 : rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.k),
+        words(x[rows - 1 : rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.word),
         packed.reshape(tiles, -1),
         bias,
     )
@@ -113,7 +113,7 @@ def test_gated(run: Run, arithmetic: Arithmetic, activation: Activation) -> None
     x, w = random(rows, inputs), random(2 * ffn, inputs, seed=1) / 8
     packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
     text = gated("gated", rows, ffn // 16, inputs, arithmetic, activation)
-    padding = stride(inputs, arithmetic) - inputs // arithmetic.k
+    padding = stride(inputs, arithmetic) - inputs // arithmetic.word
     (out,) = run(text, words(x, arithmetic, padding), packed.reshape(packed.shape[0], -1))
     both = rounded(x, arithmetic) @ rounded(w, arithmetic).T
     gate = both[:, :ffn]
@@ -216,7 +216,7 @@ class Attended:
         return np.concatenate(out)
 
 
-@pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], ARITHMETICS[-1]])
+@pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], *ARITHMETICS[-2:]])
 @pytest.mark.parametrize(
     ("eps", "options"),
     [(None, {}), (1e-6, {}), (None, {"window": 70}), (None, {"cap": 2.0})],
@@ -241,11 +241,12 @@ def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options:
 
 
 def test_arithmetic_by_cpu_and_type() -> None:
-    assert arithmetic_of({"avx512f", "avx512bf16"}, "bfloat16") == Pairs()
+    assert arithmetic_of({"avx512f", "avx512bf16", "sse4a"}, "bfloat16") == Pairs()
+    assert arithmetic_of({"avx512f", "avx512bf16"}, "bfloat16") == Widened(16)
     assert arithmetic_of({"avx512f", "avx512bf16"}, "float32") == Singles("f32", 16)
-    assert arithmetic_of({"avx512f"}, "bfloat16") == Singles("bf16", 16)
+    assert arithmetic_of({"avx512f", "sse4a"}, "bfloat16") == Widened(16)
     assert arithmetic_of({"avx2"}, "float16") == Singles("f16", 4)
-    assert arithmetic_of(set(), "bfloat16") == Singles("bf16", 4)
+    assert arithmetic_of(set(), "bfloat16") == Widened(4)
 
 
 def test_pack() -> None:
