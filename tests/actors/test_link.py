@@ -1,6 +1,7 @@
 """The link: round trips, bounds at their edges, garbage, overflow, and every way a peer goes away."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import socket
@@ -376,8 +377,11 @@ async def test_a_key_that_is_not_on_the_allow_list_is_turned_away(listed: str) -
     async with pair("tcp://127.0.0.1:*", keys) as (here, there):
         while not here.link.refused:
             await anyio.lowlevel.checkpoint()
-        with pytest.raises((LinkFull, LinkClosed)):
+        # A socket may take a message before it knows that it is turned away; nobody gets it.
+        with contextlib.suppress(LinkFull, LinkClosed):
             there.link.send_nowait([b"secret"])
+        for _ in range(100):
+            await anyio.lowlevel.checkpoint()
         assert here.messages == []
 
 

@@ -94,7 +94,9 @@ async def test_a_person_chats(tmp_path: Path) -> None:
             browser.terminate()
         shutdown.set()
     dom = screen.dom
-    assert submits[0].input == ChatInput((Message("user", "hello <b>"),))
+    asked = submits[0].input
+    assert isinstance(asked, ChatInput)
+    assert asked.messages == (Message("user", "hello <b>"),)
     assert '<option value="tiny">tiny</option>' in dom
     assert '<div class="user">hello &lt;b&gt;</div>' in dom
     assert '<div class="assistant">Hello &lt;i&gt;you&lt;/i&gt;</div>' in dom

@@ -11,8 +11,8 @@ PADDING = LANES
 """Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
 GROUP_BYTES = 256 << 10
 """Weights of a workgroup: what the second cache holds while all rows pass by."""
-SPAN = 4
-"""Sums that run side by side when there are few rows."""
+SUMS = 16
+"""Sums that run side by side, in half of the registers of AVX-512: rows times tiles."""
 
 
 def stride(inputs: int, arithmetic: Arithmetic) -> int:
@@ -22,7 +22,8 @@ def stride(inputs: int, arithmetic: Arithmetic) -> int:
 
 def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, *, bias: bool) -> str:
     """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) -> f32 [rows, tiles * 16]."""
-    span = _span(rows, tiles, SPAN)
+    block = arithmetic.rows // 2
+    span = _span(min(rows, block), tiles, SUMS)
     per = group_of(tiles, inputs, arithmetic, span)
     d = Dispatch(name, (-(-tiles // per),))
     code = d.code
@@ -51,7 +52,7 @@ def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic
                 part = code.write(total, LANES, part, [code.index(row), code.index(i * LANES)])
         d.store(part, out, [first, column])
 
-    _each(d, rows, arithmetic.rows, tiles, per, tile, span)
+    _each(d, rows, block, tiles, per, tile, span)
     return d.function()
 
 
@@ -60,7 +61,8 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
-    span = _span(rows, tiles, SPAN // 2)
+    block = arithmetic.rows // 2
+    span = _span(min(rows, block), tiles, SUMS // 2)
     per = group_of(tiles, 2 * inputs, arithmetic, span)
     d = Dispatch(name, (-(-tiles // per),))
     code = d.code
@@ -81,7 +83,7 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
                 part = code.write(arithmetic.words(code, product), words, part, where)
         d.store(part, out, [first, code.mul(at, words)])
 
-    _each(d, rows, arithmetic.rows // 2, tiles, per, tile, span)
+    _each(d, rows, block, tiles, per, tile, span)
     return d.function()
 
 
@@ -108,7 +110,8 @@ ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "g
 
 
 def _span(rows: int, tiles: int, most: int) -> int:
-    """Tiles to sum at once. A few rows alone are a few chains of sums, each of which waits for itself."""
+    """Tiles to sum at once. A few rows alone are a few chains of sums, each of which waits for itself; and tiles side
+    by side share what is loaded of the rows, and are fetched ahead as streams of their own."""
     return next(span for span in (4, 2, 1) if span == 1 or (span * rows <= most and tiles % span == 0))
 
 
