@@ -170,6 +170,9 @@ class WorkerProcess:
 
     def _decided(self, failure: Exception, decision: Decision) -> None:
         if isinstance(decision, Restart):
+            if self._stop_requested and self._ref is not None:
+                self._ref.stop()  # it was to leave for good: it is not started again because it failed to
+                return
             self._restarts += 1
             self.log.warning("worker_restarts", reason=str(failure), delay_s=decision.delay_s)
             self.enter(WorkerState.BACKOFF, str(failure))

@@ -11,7 +11,7 @@ import structlog
 from actors.supervision import Policy
 from actors.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.app import create_app
-from gateway.fleet import Fleet
+from gateway.fleet import Fleet, Member
 from gateway.launch import WorkerLaunch
 from gateway.operations import Operations
 from gateway.router import Router
@@ -25,6 +25,11 @@ WORKERS_END_S = 15.0
 
 
 SETTLED = frozenset({WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED})
+
+
+def _has_settled(member: Member) -> bool:
+    """It was started, and is as ready as it will be."""
+    return bool(member.process.status.incarnation) and member.state in SETTLED
 
 
 class Predecessor(Protocol):
@@ -120,7 +125,11 @@ class _Daemon:
     async def run_server(self, listener: socket.socket, predecessor: Predecessor | None) -> None:
         try:
             if predecessor is not None:
-                await self._fleet.until(lambda: all(each.state in SETTLED for each in self._fleet))
+                await self._fleet.until(lambda: all(_has_settled(each) for each in self._fleet))
+                if not self._serves_all():
+                    _log.error("not_taken_over", reasons=self._fleet.reasons())
+                    listener.close()  # the other gateway keeps the port
+                    return
                 await predecessor.meet()
             async with anyio.create_task_group() as group:
                 group.start_soon(self._serve, listener)
@@ -129,6 +138,10 @@ class _Daemon:
         finally:
             self._server_ended.set()
             self.leave.set()
+
+    def _serves_all(self) -> bool:
+        models = {each.launch.model for each in self._fleet}
+        return models == {each.launch.model for each in self._fleet if each.state is WorkerState.READY}
 
     async def _serve(self, listener: socket.socket) -> None:
         app = create_app(self._router, self._settings, self._operations)

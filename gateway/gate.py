@@ -19,6 +19,10 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
+FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+"""Headers of proxies: who asks is then elsewhere."""
+
+
 class Gate:
     """Refuses what breaks a bound or lacks the key, and gives every request an id that its response carries.
 
@@ -84,6 +88,8 @@ def _no_key(kind: str) -> ApiError:
 
 
 def _asks_this_machine(scope: Scope) -> bool:
+    if any(name in FORWARDED for name, _ in scope["headers"]):
+        return False  # somebody asks through a proxy
     host = next((value for name, value in scope["headers"] if name == b"host"), b"")
     try:
         return is_loopback(urlsplit(f"//{host.decode('latin-1')}").hostname or "")

@@ -39,8 +39,7 @@ class Replacement:
         while self._old:
             member = next(filter(self._stands_by, self._old), self._old[0])
             if not self._stands_by(member):
-                spare = await self._spare()
-                self._roster.swap(self._fleet.seat(member), self._fleet.seat(spare))
+                await self._relieve(member)
             await self._renew(member, checkpoint)
             self._old.remove(member)
             self._new.append(member)
@@ -64,15 +63,21 @@ class Replacement:
             await self._fleet.renew(member, self._grace_s)
         raise OperationFailed(f"{member.name} did not become ready: {reason}")
 
-    async def _spare(self) -> Member:
-        """A new worker that stands by and is ready, as soon as there is one."""
+    async def _relieve(self, member: Member) -> None:
+        """Let a new worker that stands by and is ready take its place, as soon as there is one; the loss of another
+        worker may do so first."""
 
         def ready() -> list[Member]:
-            return [member for member in self._new if self._stands_by(member) and self._fleet.seat(member).ready]
+            return [new for new in self._new if self._stands_by(new) and self._fleet.seat(new).ready]
 
-        await self._fleet.until(lambda: bool(ready()) or not any(member.running for member in self._new))
-        for member in ready():
-            return member
+        await self._fleet.until(
+            lambda: self._stands_by(member) or bool(ready()) or not any(new.running for new in self._new)
+        )
+        if self._stands_by(member):
+            return
+        for spare in ready():
+            self._roster.swap(self._fleet.seat(member), self._fleet.seat(spare))
+            return
         raise OperationFailed("no new worker is left to take the place of an old one")
 
     async def _start_extra(self, checkpoint: str) -> Member:
@@ -93,8 +98,7 @@ class Replacement:
     async def _remove_extra(self, extra: Member) -> None:
         self._new.remove(extra)
         if not self._stands_by(extra):
-            spare = await self._spare()
-            self._roster.swap(self._fleet.seat(extra), self._fleet.seat(spare))
+            await self._relieve(extra)
         await self._fleet.remove(extra, self._grace_s)
         self._say(f"{extra.name} has left")
 

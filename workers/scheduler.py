@@ -8,7 +8,7 @@ such a slot as it is, or rows from any slot of its tenant, where its tokens begi
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from protocol.errors import ErrorCode
@@ -181,6 +181,7 @@ class Scheduler:
             raise RequestRefused(ErrorCode.INVALID, f"stream {stream} is live already", "stream")
         context = self._capabilities.context
         check(request, self._capabilities.vocab_size, context)
+        request = _with_real_eos(request, self._capabilities.vocab_size)
         if len(self._waiting) >= self._max_queue + self.slots.available:
             raise RequestRefused(ErrorCode.OVERLOADED, f"{len(self._waiting)} sequences wait already")
         # The prompt is cut as in the first run, then what is resumed: the prompt's rows come out the same.
@@ -405,6 +406,12 @@ def row(live: Live) -> Row:
     """The decode row of a sequence: its last token goes to the row after those written, and the next is drawn."""
     at = live.written.rows
     return Row(live.slot, live.last, at, at, draw(live))
+
+
+def _with_real_eos(request: Request, vocab_size: int) -> Request:
+    """Some checkpoints name end-of-sequence tokens that their model has no row for: it can neither draw nor bar them."""
+    real = frozenset(token for token in request.eos if token < vocab_size)
+    return request if len(real) == len(request.eos) else replace(request, eos=real)
 
 
 def _resumed_end(live: Live) -> FinishReason | None:

@@ -57,3 +57,10 @@ async def test_without_a_key_nobody_changes_something_from_elsewhere() -> None:
     async with serving(host="0.0.0.0", admin_key="b") as served:
         key = {"authorization": "Bearer b"}
         assert (await served.client.post("/admin/restart", headers=key, json={})).status_code == THROUGH
+
+
+@pytest.mark.parametrize("header", ["forwarded", "via", "x-forwarded-for", "x-real-ip"])
+async def test_without_a_key_nobody_changes_something_through_a_proxy(header: str) -> None:
+    async with serving() as served:
+        answer = await served.client.post("/admin/restart", headers={"host": "127.0.0.1", header: "10.0.0.1"}, json={})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_key_needed")

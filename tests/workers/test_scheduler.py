@@ -317,3 +317,11 @@ def test_a_sequence_is_removed_in_any_phase(phase: str) -> None:
     assert one.slots.soiled == (() if phase == "waiting" else (0,))
     assert one.remove(1) is None
     assert one.next_chunk() is None
+
+
+def test_an_end_that_the_model_has_no_row_for_is_left_out() -> None:
+    one = scheduler()
+    one.submit(request(eos=frozenset({7, 100, 4000}), min_tokens=2), 0.0)
+    one.admit(0.0)
+    (live,) = one._prefilling.values()
+    assert live.request.eos == {7}

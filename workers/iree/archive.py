@@ -17,6 +17,7 @@ from typing import IO, BinaryIO
 
 import iree.runtime as rt
 import numpy as np
+import structlog
 
 from workers.checkpoint import Weights, config_digest
 from workers.iree.ops import Ops
@@ -107,7 +108,7 @@ def open_archive(
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _whole(file, layout):
                 _write(file, layout, wanted, weights, ops, progress)
-                _make_room(folder, file, max_bytes)
+                _make_room_if_allowed(folder, file, max_bytes)
             fcntl.flock(lock, fcntl.LOCK_SH)
         with contextlib.suppress(OSError):  # another user's: it is in use all the same
             os.utime(file)
@@ -123,6 +124,14 @@ def open_archive(
 def _cannot_keep(folder: Path, layout: Layout, error: OSError) -> ArchiveError:
     reason = error.strerror or str(error)
     return ArchiveError(f"{folder}: cannot keep {layout.size} bytes of packed weights: {reason}")
+
+
+def _make_room_if_allowed(folder: Path, kept: Path, max_bytes: int) -> None:
+    """What another user keeps here, or another process has just removed, costs room and not this load."""
+    try:
+        _make_room(folder, kept, max_bytes)
+    except OSError as error:
+        structlog.get_logger().warning("archives_not_removed", folder=str(folder), reason=str(error))
 
 
 def _make_room(folder: Path, kept: Path, max_bytes: int) -> None:

@@ -230,6 +230,7 @@ def _program() -> str:
     """The digest of the sources that a graph may come from: an edit makes every graph be traced anew."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent
-    for file in sorted([*folder.parent.glob("*.py"), *folder.rglob("*.py")]):
+    described = folder.parent / "architectures"
+    for file in sorted([*folder.parent.glob("*.py"), *described.rglob("*.py"), *folder.rglob("*.py")]):
         digest.update(file.read_bytes())
     return digest.hexdigest()

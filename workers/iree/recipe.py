@@ -95,7 +95,8 @@ def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool) -> TiledOps | 
     widths = [config.hidden_size, config.ffn, config.head_dim]
     if config.experts is not None:
         widths.append(config.experts.ffn)
-    if local and all(width % LANES == 0 for width in widths):
+    pairs = all(rope.dims % 4 == 0 for rope in config.ropes)  # each half of what is turned, in pairs of bfloat16
+    if local and pairs and all(width % LANES == 0 for width in widths):
         features = Cpu.of_host().features
         return TiledOps(kind, arithmetic_of(features, kind), choose_dot(features))
     return PlainOps(kind)
