@@ -409,7 +409,7 @@ def row(live: Live) -> Row:
 
 
 def _with_real_eos(request: Request, vocab_size: int) -> Request:
-    """Some checkpoints name end-of-sequence tokens that their model has no row for: it can neither draw nor bar them."""
+    """Some checkpoints name end-of-sequence tokens that their model has no row for: it cannot draw or bar them."""
     real = frozenset(token for token in request.eos if token < vocab_size)
     return request if len(real) == len(request.eos) else replace(request, eos=real)
 
