@@ -90,8 +90,7 @@ class HostKv:
 
     @property
     def _row_bytes(self) -> int:
-        cache = self._cache
-        return cache.layers * 2 * cache.heads * cache.head_dim * self._window.itemsize
+        return self._cache.row_values * self._window.itemsize
 
     def _drop(self, start: int, end: int) -> None:
         """Zero these bytes: whole pages are given back, what is left of others is overwritten."""

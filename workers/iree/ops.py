@@ -56,6 +56,11 @@ class Cache:
         return self.capacity - 1
 
     @property
+    def row_values(self) -> int:
+        """Elements of one row of one slot, all layers together."""
+        return self.layers * 2 * self.heads * self.head_dim
+
+    @property
     def shape(self) -> Shape:
         """A slot's rows and lanes are one dimension, because keys and values order them differently."""
         return (self.layers, 2, self.slots, self.heads, self.capacity * self.head_dim)

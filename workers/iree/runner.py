@@ -1,6 +1,5 @@
 """The IREE runner: compiled graphs over one KV cache that never leaves the device."""
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -237,11 +236,7 @@ class IreeRunner:
 
 def needed(plan: Plan, context: int, kv_bytes: int) -> Needed:
     """What a plan's weights take, and its cache when it is full."""
-    row = (
-        math.prod(plan.cache.shape)
-        // (plan.cache.slots * plan.cache.capacity)
-        * (4 if plan.ops.dtype == "float32" else 2)
-    )
+    row = plan.cache.row_values * (4 if plan.ops.dtype == "float32" else 2)
     weights = sum(stored.nbytes for stored in plan.weights)
     return Needed.of(weights, row, plan.cache.slots, context, kv_bytes)
 

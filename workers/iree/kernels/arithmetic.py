@@ -29,8 +29,8 @@ class Arithmetic(Protocol):
         """Neighbours in a word of the left operand."""
 
     @property
-    def rows(self) -> int:
-        """Rows to sum at once: a vector register each, and half of those that there are."""
+    def sums(self) -> int:
+        """Sums to run side by side: those that the vector registers hold beside what is multiplied."""
 
     def load(self, code: Code, source: Value, at: list[str]) -> list[str]:
         """The right operand of a step for 16 outputs, a part for each word; `at` ends with an element's offset."""
@@ -61,7 +61,7 @@ class Pairs:
     element: ClassVar[str] = "bf16"
     k: ClassVar[int] = 2
     word: ClassVar[int] = 2
-    rows: ClassVar[int] = 16
+    sums: ClassVar[int] = 16
 
     def load(self, code: Code, source: Value, at: list[str]) -> list[str]:
         return [code.read(source, at, 2 * LANES)]
@@ -125,7 +125,7 @@ class Widened(_Floats):
     `vdpbf16ps` every other cycle, so the pair costs as much as four single products.
     """
 
-    rows: int
+    sums: int
     element: ClassVar[str] = "bf16"  # type: ignore[misc]
     k: ClassVar[int] = 2
     word: ClassVar[int] = 1
@@ -143,7 +143,7 @@ class Singles(_Floats):
     """float32 and float16 on any CPU: one neighbour after the other, widened and fused into the sum."""
 
     element: str
-    rows: int
+    sums: int
     k: ClassVar[int] = 1
     word: ClassVar[int] = 1
 
@@ -153,8 +153,8 @@ class Singles(_Floats):
 
 def arithmetic_of(features: AbstractSet[str], dtype: str) -> Arithmetic:
     """For weights of `dtype` on a CPU with `features` (LLVM's names)."""
-    rows = 16 if "avx512f" in features else 4
+    sums = 16 if "avx512f" in features else 4
     if dtype != "bfloat16":
-        return Singles(ELEMENT[dtype], rows)
+        return Singles(ELEMENT[dtype], sums)
     # Only AMD's CPUs have SSE4A; they take two `vdpbf16ps` a cycle.
-    return Pairs() if {"avx512bf16", "sse4a"} <= features else Widened(rows)
+    return Pairs() if {"avx512bf16", "sse4a"} <= features else Widened(sums)

@@ -13,21 +13,19 @@ from workers.iree.kernels.place import Heads
 TILES = 4
 """Vectors of positions in a block."""
 POSITIONS = TILES * LANES
-SUMS = 16
-"""Vectors of output that a workgroup keeps in registers."""
 LOW = "-1.0e30"
 """Below every score, and finite: the difference of two is zero and not NaN."""
 
 
 def attention(name: str, h: Heads, arithmetic: Arithmetic, *, window: int = 0, cap: float = 0.0) -> str:
-    """softmax(q k^T) v: words [batch * tokens, queries * head_dim / k] of scaled queries, slots int32 [batch], rows
+    """softmax(q k^T) v: words [batch * tokens, queries * head_dim / word] of scaled queries, slots int32 [batch], rows
     int32 [batch, tokens], cache -> words [batch * tokens, stride] of width queries * head_dim.
 
     A row sees the cache's rows up to its own, of which only the last `window` where that is not 0. Scores s become
     cap * tanh(s / cap) where `cap` is not 0. Weights are summed as they were rounded for the weighted sum.
     """
     rows = h.tokens * h.group
-    block = min(rows, max(1, SUMS * LANES // h.head_dim))
+    block = min(rows, max(1, arithmetic.sums * LANES // h.head_dim))
     d = Dispatch(name, (-(-rows // block), h.heads, h.batch))
     code = d.code
     q = d.take((h.batch * h.tokens, h.queries * h.head_dim // arithmetic.word), "i32")

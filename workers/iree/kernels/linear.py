@@ -11,8 +11,6 @@ PADDING = LANES
 """Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
 GROUP_BYTES = 256 << 10
 """Weights of a workgroup: what the second cache holds while all rows pass by."""
-SUMS = 16
-"""Sums that run side by side, in half of the registers of AVX-512: rows times tiles."""
 
 
 def stride(inputs: int, arithmetic: Arithmetic) -> int:
@@ -22,8 +20,8 @@ def stride(inputs: int, arithmetic: Arithmetic) -> int:
 
 def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, *, bias: bool) -> str:
     """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) -> f32 [rows, tiles * 16]."""
-    block = arithmetic.rows // 2
-    span = _span(min(rows, block), tiles, SUMS)
+    block = arithmetic.sums // 2
+    span = _span(min(rows, block), tiles, arithmetic.sums)
     per = group_of(tiles, inputs, arithmetic, span)
     d = Dispatch(name, (-(-tiles // per),))
     code = d.code
@@ -61,8 +59,8 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
-    block = arithmetic.rows // 2
-    span = _span(min(rows, block), tiles, SUMS // 2)
+    block = arithmetic.sums // 2
+    span = _span(min(rows, block), tiles, block)
     per = group_of(tiles, 2 * inputs, arithmetic, span)
     d = Dispatch(name, (-(-tiles // per),))
     code = d.code

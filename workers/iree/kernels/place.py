@@ -50,7 +50,7 @@ class Heads:
 def place(name: str, h: Heads, arithmetic: Arithmetic, eps: float, normed: HeadNorm | None) -> str:
     """qkv f32 [batch * tokens, queries + 2 heads, head_dim] (, cos and sin f32 [batch * tokens, rotated / 2]), slots
     int32 [batch], rows int32 [batch, tokens] (, weights of the norms of queries and keys, flat f32), cache
-    -> words [batch * tokens, queries, head_dim / k] of the queries, scaled, and the cache with keys and values.
+    -> words [batch * tokens, queries, head_dim / word] of the queries, scaled, and the cache with keys and values.
 
     RoPE turns pairs made of the halves of a head's rotated lanes (https://arxiv.org/abs/2104.09864). `eps` is that of
     the norms, whose weights are [head_dim] for each head or, of all heads together, [heads * head_dim].
