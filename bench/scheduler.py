@@ -40,7 +40,7 @@ class Constant:
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
         return None if draw is None else 7
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
         return self._tokens[len(rows)]
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:

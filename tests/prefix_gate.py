@@ -41,7 +41,7 @@ class CopySpy:
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
         return self._runner.prefill(chunk, draw)
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
         return self._runner.decode(rows)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:

@@ -20,7 +20,7 @@ from protocol.request import FinishReason
 from workers.pace import DEFAULT_STEP_TOKENS, Pace
 from workers.prefix import PrefixPolicy
 from workers.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
-from workers.runner import Runner, RunnerCapabilities, TokenLogprobs
+from workers.runner import NotFiniteError, Runner, RunnerCapabilities, TokenLogprobs
 from workers.scheduler import Live, Prefill, Scheduler, row
 from workers.scoring import score
 
@@ -175,7 +175,7 @@ class BatchEngine:
                 self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
             began = self._clock()
             token = self._runner.prefill(work.chunk, work.draw)
-            logprobs = self._logprobs([live]) if work.draw is not None else [None]
+            logprobs = self._logprobs([live], [token]) if work.draw is not None else [None]
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
             self._fail(live, "prefill", error)
             return
@@ -197,7 +197,7 @@ class BatchEngine:
             tokens = self._runner.decode([row(live) for live in decoding])
             if len(tokens) != len(decoding):
                 raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(decoding)} rows")
-            logprobs = self._logprobs(decoding)
+            logprobs = self._logprobs(decoding, tokens)
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
             for live in decoding:
                 self._fail(live, "decode", error)
@@ -207,11 +207,15 @@ class BatchEngine:
         if self._pace is not None:
             self._pace.decoded(now - began)
         for live, token, likely in zip(decoding, tokens, logprobs, strict=True):
-            self._accept(live, token, likely, now)
+            if token is None:
+                self._fail(live, "decode", NotFiniteError())
+            else:
+                self._accept(live, token, likely, now)
 
-    def _logprobs(self, drawing: list[Live]) -> list[TokenLogprobs | None]:
+    def _logprobs(self, drawing: list[Live], tokens: Sequence[int | None]) -> list[TokenLogprobs | None]:
         """Of the rows that asked for them, of those that the last call drew."""
-        wanted = [row for row, live in enumerate(drawing) if live.request.sampling.logprobs is not None]
+        asked = [live.request.sampling.logprobs is not None for live in drawing]
+        wanted = [row for row, token in enumerate(tokens) if token is not None and asked[row]]
         out: list[TokenLogprobs | None] = [None] * len(drawing)
         if wanted:
             for row, likely in zip(wanted, self._runner.logprobs(wanted), strict=True):

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from workers.refused import LoadRefused
-from workers.runner import NotFiniteError
 
 CallFault = Literal["raise", "nan", "slow", "hang", "stop", "kill", "abort"]
 LoadFault = Literal["fail_load", "refuse_load", "no_memory", "disk_full"]
@@ -24,10 +23,10 @@ class ScriptedFault(Exception):
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     """One thing that goes wrong, at the load or in some of the runner's prefill, decode and logits calls.
 
-    `raise` raises, `nan` finds logits that are not numbers, `slow` takes `seconds` longer, `hang` never returns (the
-    process lives on, and its loop beats), `stop` suspends the whole process (SIGSTOP), `kill` ends it (SIGKILL),
-    `abort` ends it as native code does that finds itself broken (SIGABRT). `fail_load`, `refuse_load` (for good),
-    `no_memory` and `disk_full` end the load.
+    `raise` raises, `nan` finds logits that are not numbers (in a decode call those of the rows that it hits alone),
+    `slow` takes `seconds` longer, `hang` never returns (the process lives on, and its loop beats), `stop` suspends the
+    whole process (SIGSTOP), `kill` ends it (SIGKILL), `abort` ends it as native code does that finds itself broken
+    (SIGABRT). `fail_load`, `refuse_load` (for good), `no_memory` and `disk_full` end the load.
     """
 
     kind: CallFault | LoadFault
@@ -76,8 +75,12 @@ class FaultPlan:
         self._faults = tuple(faults)
         self._acts = _ACTS if acts is None else acts
 
+    def not_finite(self, call: int, tokens: Collection[int]) -> bool:
+        """The logits after these tokens are not numbers in this call."""
+        return any(fault.kind == "nan" and fault.hits(call, tokens) for fault in self._faults)
+
     def enter(self, call: int, tokens: Collection[int]) -> None:
-        """Do what goes wrong in this call, in the order of the plan. Raises `ScriptedFault` or `NotFiniteError`."""
+        """Do what goes wrong with all of this call, in the order of the plan. Raises `ScriptedFault`."""
         for fault in self._faults:
             if fault.kind in self._acts and fault.hits(call, tokens):
                 self._acts[fault.kind](fault, call)
@@ -85,10 +88,6 @@ class FaultPlan:
 
 def _raise(_: Fault, call: int) -> None:
     raise ScriptedFault(f"call {call} was told to fail")
-
-
-def _nan(_: Fault, __: int) -> None:
-    raise NotFiniteError
 
 
 def _hang(_: Fault, __: int) -> None:
@@ -101,7 +100,6 @@ def _abort(_: Fault, __: int) -> None:
 
 _ACTS: Mapping[str, Act] = {
     "raise": _raise,
-    "nan": _nan,
     "slow": lambda fault, _: time.sleep(fault.seconds),
     "hang": _hang,
     "stop": lambda _, __: os.kill(os.getpid(), signal.SIGSTOP),

@@ -94,7 +94,8 @@ class Row(Struct, frozen=True, gc=False):
 
 
 class NotFiniteError(Exception):
-    """Raised by a runner when the model's logits are not numbers: its weights are damaged or overflow in this dtype."""
+    """Raised by `prefill` and `logits` when the model's logits are not numbers: its weights are damaged, or overflow
+    in this dtype, or the prompt is such that they do."""
 
     def __init__(self) -> None:
         super().__init__("the model's logits are not finite")
@@ -142,16 +143,22 @@ class Runner(Protocol):
     def capabilities(self) -> RunnerCapabilities: ...
 
     def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
-        """Compute the KV of one chunk. With `draw`, return the token drawn from the last row's logits."""
+        """Compute the KV of one chunk. With `draw`, return the token drawn from the last row's logits.
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
-        """One ragged step: at most one row a slot, in any order of slots. Returns the drawn tokens in row order."""
+        Raises `NotFiniteError` where these are not numbers.
+        """
+
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        """One ragged step: at most one row a slot, in any order of slots. Returns the drawn tokens in row order.
+
+        None is for a row whose logits are not numbers: it failed alone, and its slot must be reset.
+        """
 
     def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
         """Of the tokens that the last `prefill` (row 0) or `decode` drew, for these of its rows, in their order.
 
-        Only for rows whose `draw.sampling.logprobs` asks for them. They are computed when asked for, from what that
-        call left on the device; nothing may be called in between.
+        Only for rows that got a token and whose `draw.sampling.logprobs` asks for them. They are computed when asked
+        for, from what that call left on the device; nothing may be called in between.
         """
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:

@@ -65,7 +65,7 @@ class ScriptedRunner:
         self._next_tick = 0.0
         self._history: list[list[int]] = [[0] for _ in range(slots)]
         self._broken: set[int] = set()
-        self._drawn: list[int] = []
+        self._drawn: list[int | None] = []
         self.calls = 0
         self.violations: list[str] = []
 
@@ -80,10 +80,11 @@ class ScriptedRunner:
         self._enter([chunk.slot], chunk.tokens)
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position + index)
+        self._check_finite(chunk)
         self._drawn = [] if draw is None else [self._draw(chunk.slot, draw)]
         return self._drawn[0] if self._drawn else None
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
         if not rows:
             raise self._violation("decode without rows")
         if len({row.slot for row in rows}) != len(rows):
@@ -95,18 +96,24 @@ class ScriptedRunner:
         self._drawn = []
         for row in rows:
             self._write(row.slot, row.token, row.position)
-            self._drawn.append(self._draw(row.slot, row.draw))
+            poisoned = self._plan.not_finite(self.calls, [row.token])
+            if poisoned:
+                self._broken.add(row.slot)
+            self._drawn.append(None if poisoned else self._draw(row.slot, row.draw))
         return list(self._drawn)
 
     def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
         """The drawn token has half of the mass, the others of the alphabet half of what is left each."""
-        if not all(0 <= row < len(self._drawn) for row in rows):
-            raise self._violation(f"log-probabilities of rows {list(rows)}, {len(self._drawn)} tokens were drawn")
-        return [self._likely(self._drawn[row]) for row in rows]
+        drawn = [self._drawn[row] if 0 <= row < len(self._drawn) else None for row in rows]
+        tokens = [token for token in drawn if token is not None]
+        if len(tokens) < len(drawn):
+            raise self._violation(f"log-probabilities of rows {list(rows)}, of tokens {self._drawn}")
+        return [self._likely(token) for token in tokens]
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         self._check_chunk(chunk)
         self._enter([chunk.slot], chunk.tokens)
+        self._check_finite(chunk)
         values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position + index)
@@ -169,9 +176,14 @@ class ScriptedRunner:
         self.calls += 1
         try:
             self._plan.enter(self.calls, tokens)
-        except (ScriptedFault, NotFiniteError):
+        except ScriptedFault:
             self._broken.update(slots)
             raise
+
+    def _check_finite(self, chunk: Chunk) -> None:
+        if self._plan.not_finite(self.calls, chunk.tokens):
+            self._broken.add(chunk.slot)
+            raise NotFiniteError
 
     def _written(self, slot: int) -> int:
         return len(self._history[slot]) - 1

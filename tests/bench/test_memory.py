@@ -58,7 +58,7 @@ class Leaky(ScriptedRunner):
         super().__init__(slots=4, context=256, vocab_size=300)
         self.kept: list[list[int]] = []
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
         self.kept += [[row.token] for row in rows]
         return super().decode(rows)
 

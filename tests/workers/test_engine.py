@@ -10,7 +10,8 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from workers.engine import BatchEngine, End, Failure, Request, RequestRefused, Token
-from workers.runner import Chunk, Draw, Row
+from workers.faults import Fault
+from workers.runner import Chunk, Draw, NotFiniteError, Row
 from workers.scripted import ScriptedRunner
 
 SEEDED = Sampling(temperature=1.0, seed=11)
@@ -232,11 +233,11 @@ def test_failures_in_a_row_are_counted_until_a_step_goes_well() -> None:
 class Spoilt(ScriptedRunner):
     """Returns what it is told to instead of its last decode rows."""
 
-    def __init__(self, answer: list[int], **options: Any) -> None:
+    def __init__(self, answer: list[int | None], **options: Any) -> None:
         super().__init__(**options)
         self.answer = answer
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
         tokens = super().decode(rows)
         return tokens[: len(tokens) - len(self.answer)] + self.answer
 
@@ -252,9 +253,29 @@ def test_a_token_out_of_the_vocabulary_fails_its_row_only(token: int) -> None:
     assert len(bench.tokens[1]) == 1
 
 
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_a_row_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> None:
+    """The others keep what the step brought them, and go on as if nothing had happened."""
+    sampling = Sampling(temperature=1.0, seed=3, logprobs=logprobs)
+    whole = {stream: alone(make().runner, Request(stream, (stream,), sampling, 12)) for stream in range(3)}
+    bad = next(token for token in whole[1][:-1] if token not in whole[0][:-1] + whole[2][:-1])
+    bench = make(faults=(Fault("nan", calls=0, token=bad),))
+    for stream in range(3):
+        bench.submit(stream, 1, max_tokens=12, sampling=sampling)
+    with capture_logs() as logs:
+        bench.run()
+    assert [(entry["event"], entry["stream"]) for entry in logs] == [("step_failed", 1)]
+    assert bench.failures == {1: Failure(1, ErrorCode.STEP, f"decode failed: NotFiniteError: {NotFiniteError()}")}
+    assert bench.tokens == {0: whole[0], 1: whole[1][: whole[1].index(bad) + 1], 2: whole[2]}
+    assert sorted(bench.ends) == [0, 2]
+    gauges = bench.engine.gauges()
+    assert (gauges.steps_failed, gauges.slots_active, bench.engine.failures_in_a_row) == (1, 0, 0)
+    assert bench.runner.violations == []
+
+
 def test_a_wrong_number_of_tokens_fails_the_rows() -> None:
     class Short(ScriptedRunner):
-        def decode(self, rows: Sequence[Row]) -> list[int]:
+        def decode(self, rows: Sequence[Row]) -> list[int | None]:
             return super().decode(rows)[1:]
 
     bench = make(runner=Short(slots=2))
@@ -355,7 +376,7 @@ def test_a_long_prompt_does_not_stop_the_others() -> None:
 
 def test_the_text_of_a_failure_is_bounded() -> None:
     class Wordy(ScriptedRunner):
-        def decode(self, rows: Sequence[Row]) -> list[int]:
+        def decode(self, rows: Sequence[Row]) -> list[int | None]:
             raise RuntimeError("x" * 100_000)
 
     bench = make(runner=Wordy())

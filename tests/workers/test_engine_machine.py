@@ -69,7 +69,7 @@ class Recorder(ScriptedRunner):
         self._maybe_fail([chunk.slot])
         return super().prefill(chunk, draw)
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
         self.rows = list(rows)
         self._maybe_fail([row.slot for row in rows])
         return super().decode(rows)

@@ -42,7 +42,7 @@ class Stepping(ScriptedRunner):
         super().__init__(slots=1)
         self.stepped = threading.Semaphore(0)
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
         self.stepped.release()
         return super().decode(rows)
 

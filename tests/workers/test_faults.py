@@ -3,7 +3,6 @@
 import pytest
 
 from workers.faults import Fault, FaultPlan, ScriptedFault, fail_load, of_incarnation
-from workers.runner import NotFiniteError
 from workers.spec import ScriptedSpec, WorkerSpec
 
 
@@ -43,8 +42,13 @@ def test_what_was_planned_is_done_in_order() -> None:
 def test_what_raises_is_typed() -> None:
     with pytest.raises(ScriptedFault, match="call 4 was told to fail"):
         FaultPlan([Fault("raise", call=4)]).enter(4, ())
-    with pytest.raises(NotFiniteError):
-        FaultPlan([Fault("nan")]).enter(1, ())
+
+
+def test_what_is_no_number_is_so_for_the_tokens_that_it_hits() -> None:
+    plan = FaultPlan([Fault("nan", call=2, calls=0, token=66), Fault("nan", call=5), Fault("kill", call=6)])
+    plan.enter(2, (66,))  # it says so of rows, and does nothing
+    assert [plan.not_finite(call, (65, 66)) for call in (1, 2, 3)] == [False, True, True]
+    assert [plan.not_finite(call, (65,)) for call in (4, 5, 6)] == [False, True, False]
 
 
 def test_a_load_fails_only_when_it_was_told_to() -> None:

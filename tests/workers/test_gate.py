@@ -23,7 +23,7 @@ def test_the_gate_passes_on_the_scripted_runner_and_covers_what_it_says() -> Non
 class Leaky(ScriptedRunner):
     """Its draws depend on how many rows share the step: more than four of them spoil it."""
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
         tokens = super().decode(rows)
         return [token ^ 1 for token in tokens] if len(rows) > 4 else tokens
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
-from workers.faults import ScriptedFault
-from workers.runner import Chunk, Draw, Row
+from workers.faults import Fault, ScriptedFault
+from workers.runner import Chunk, Draw, NotFiniteError, Row
 from workers.scripted import ALPHABET, ContractError, ScriptedRunner
 
 GREEDY = Sampling()
@@ -102,6 +102,28 @@ def test_a_failed_call_breaks_its_slots_until_they_are_reset() -> None:
     assert one.decode([Row(1, 1, 2, 2, Draw(GREEDY, 3))])
     one.reset(0)
     fill(one, 0, (1, 2))
+
+
+def test_a_row_that_is_no_number_fails_alone() -> None:
+    one = runner(faults=(Fault("nan", calls=0, token=7),))
+    for slot in range(3):
+        fill(one, slot, (1, 2))
+    rows = [Row(slot, token, 2, 2, Draw(GREEDY, 3)) for slot, token in enumerate((6, 7, 6))]
+    first, bad, third = one.decode(rows)
+    assert (bad, first) == (None, third)
+    assert first in ALPHABET
+    assert len(one.logprobs([0, 2])) == 2
+    with pytest.raises(ContractError, match="log-probabilities"):
+        one.logprobs([1])
+    with pytest.raises(ContractError, match="slot 1 is used after a failure"):
+        one.decode([Row(1, 6, 3, 3, Draw(GREEDY, 4))])
+    one.reset(1)
+    with pytest.raises(NotFiniteError):
+        fill(one, 1, (1, 7))
+    one.reset(1)
+    with pytest.raises(NotFiniteError):
+        one.logits(Chunk(1, (1, 7), 0, 0))
+    assert one.decode([Row(2, 6, 3, 3, Draw(GREEDY, 4))]) != [None]
 
 
 def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for() -> None:

@@ -16,7 +16,7 @@ from workers.iree.device import Device
 from workers.iree.library import Library
 from workers.logprobs import finish, report
 from workers.narrow import UNDECIDED
-from workers.runner import Draw, NotFiniteError, TokenLogprobs
+from workers.runner import Draw, TokenLogprobs
 
 Call = Callable[..., list[rt.HalBufferView]]
 
@@ -44,20 +44,20 @@ class Drawing:
         """Let go of the last step's logits."""
         self._last = None
 
-    def draw(self, result: list[rt.HalBufferView], draws: Sequence[Draw | None], places: Sequence[int]) -> list[int]:
-        """Tokens of the rows at these places, those that draw: `result` has greedy tokens and logits of all rows.
+    def draw(
+        self, result: list[rt.HalBufferView], draws: Sequence[Draw | None], places: Sequence[int]
+    ) -> list[int | None]:
+        """Tokens of the rows at these places, those that draw; None for one whose logits are not numbers.
 
-        Raises `NotFiniteError`.
+        `result` has greedy tokens and logits of all rows.
         """
         active = [draw for draw in draws if draw is not None]
         if sampling.needs_sampling(active):
             drawn = self._sample(result[1], draws, active)
         else:
             drawn = self._device.download(result[0]).tolist()
-        if min(drawn[place] for place in places) < 0:
-            raise NotFiniteError
         self._last = _Last(result[1], drawn, places)
-        return [drawn[place] for place in places]
+        return [drawn[place] if drawn[place] >= 0 else None for place in places]
 
     def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
         """See `workers.runner.Runner.logprobs`. Raises `RuntimeError` when the last step drew nothing."""

@@ -119,9 +119,14 @@ class IreeRunner:
             arguments = self._chunk_inputs(chunk.slot, part, chunk.start + at, chunk.position + at, size)
             result = self._call(f"prefill_{size}", *arguments, len(part) - 1)
             at += len(part)
-        return None if draw is None else self._drawing.draw(result, [draw], [0])[0]
+        if draw is None:
+            return None
+        (token,) = self._drawing.draw(result, [draw], [0])
+        if token is None:
+            raise NotFiniteError
+        return token
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
         if not rows:
             return []
         result, lines, batch = self._step(rows)

@@ -102,9 +102,12 @@ class MlxRunner:
             if draw is None:
                 mx.eval(self._slots[chunk.slot].arrays)
                 return None
-            return self._draw(self._head(hidden[-1:]), [draw])[0]
+            (token,) = self._draw(self._head(hidden[-1:]), [draw])
+        if token is None:
+            raise NotFiniteError
+        return token
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
         if not rows:
             return []
         with self._owned():
@@ -184,8 +187,8 @@ class MlxRunner:
         logits: mx.array = head(hidden).astype(mx.float32)
         return logits
 
-    def _draw(self, logits: mx.array, draws: Sequence[Draw]) -> list[int]:
-        """One token a row; `NotFiniteError` when the logits of one are not numbers."""
+    def _draw(self, logits: mx.array, draws: Sequence[Draw]) -> list[int | None]:
+        """One token a row; None for one whose logits are not numbers."""
         self._drawn = None
         if needs_sampling(draws):
             rows = [mx.array(values) for values in parameters(draws)]
@@ -196,10 +199,8 @@ class MlxRunner:
         else:
             drawn = greedy(mx, logits)
         tokens: list[int] = np.array(drawn).tolist()
-        if min(tokens) < 0:
-            raise NotFiniteError
         self._drawn = logits, tokens
-        return tokens
+        return [token if token >= 0 else None for token in tokens]
 
 
 def weight_bytes(path: Path, config: ModelConfig, kind: WeightDtype, quantize: Quantize) -> int:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from protocol.request import Bias, Sampling
 from workers.edits import edited, masked
@@ -11,7 +12,7 @@ from workers.iree.drawing import Drawing
 from workers.logprobs import report
 from workers.narrow import UNDECIDED, narrow
 from workers.request import Request
-from workers.runner import Draw, NotFiniteError
+from workers.runner import Draw
 from workers.sampling import greedy, parameters, sample
 from workers.shaping import AllowedTokens, Shaping
 
@@ -105,8 +106,22 @@ def test_what_is_no_number_fails_where_it_is_drawn() -> None:
     drawing, _ = make()
     broken = [np.array([3, -1, 5, 6]), LOGITS.copy()]
     assert drawing.draw(broken, [Draw(Sampling(), 1), None, None, None], [0]) == [3]
-    with pytest.raises(NotFiniteError):
-        drawing.draw(broken, [None, Draw(Sampling(), 1), None, None], [1])
+    assert drawing.draw(broken, [None, Draw(Sampling(), 1), Draw(Sampling(), 1), None], [2, 1]) == [5, None]
+
+
+@pytest.mark.parametrize("ready", [(), ALL], ids="-".join)
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, seed=3), CLOSE], ids=["free", "filtered"])
+def test_rows_beside_one_that_is_no_number_are_drawn_and_reported_alike(
+    ready: tuple[str, ...], sampling: Sampling
+) -> None:
+    broken = LOGITS.copy()
+    broken[1, 77] = np.nan
+    draws = [Draw(structs.replace(sampling, logprobs=1), 7 + row) for row in range(4)]
+    whole, _ = make(*ready)
+    expected = whole.draw(result(), draws, range(4))
+    drawing, _ = make(*ready)
+    assert drawing.draw([greedy(np, broken), broken], draws, range(4)) == [expected[0], None, *expected[2:]]
+    assert drawing.logprobs([0, 3]) == whole.logprobs([0, 3])
 
 
 def test_nothing_is_reported_of_a_step_that_is_over() -> None:

@@ -114,9 +114,12 @@ def test_a_poisoned_slot_fails_and_is_clean_after_reset(runner: IreeRunner) -> N
     assert window is not None
     expected = generate(runner, 1, PROMPT, 5)
     window[:, :, 1] = np.float32(np.nan).view(np.uint32)
+    assert generate(runner, 0, PROMPT, 3) == expected[:3]
+    at = len(PROMPT) + 2
+    rows = [Row(slot, expected[2], at, at, Draw(Sampling(), at + 1)) for slot in (0, 1)]
+    assert runner.decode(rows) == [expected[3], None]  # a neighbour is not touched
     with pytest.raises(NotFiniteError):
-        runner.decode([Row(1, 9, len(PROMPT), len(PROMPT), Draw(Sampling(), 41))])
-    assert generate(runner, 0, PROMPT, 5) == expected  # a neighbour is not touched
+        runner.prefill(Chunk(1, (9,), at, at), Draw(Sampling(), at + 1))
     runner._written[1] = CONTEXT
     runner.reset(1)
     assert generate(runner, 1, PROMPT, 5) == expected

@@ -1,5 +1,6 @@
 """The MLX runner keeps the promises of `workers.runner.Runner`."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from msgspec import structs
 
 from protocol.request import Sampling
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
@@ -247,7 +249,25 @@ def test_logits_that_are_not_finite_fail_the_call(path: Path, load: Load) -> Non
     with pytest.raises(NotFiniteError):
         runner.prefill(Chunk(0, (5,), 0, 0), GREEDY)
     with pytest.raises(NotFiniteError):
-        runner.decode([Row(1, 5, 0, 0, GREEDY)])
+        runner.logits(Chunk(0, (5,), 0, 0))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3, top_k=20)], ids=["greedy", "top_k"])
+def test_a_row_whose_logits_are_not_finite_fails_alone(path: Path, load: Load, sampling: Sampling) -> None:
+    weights = dict(open_weights(path))
+    sound = load(path)
+    embedding = "model.embed_tokens.weight"
+    weights[embedding] = np.array(weights[embedding])
+    weights[embedding][5] = np.nan
+    weights["lm_head.weight"] = np.array(open_weights(path)[embedding])
+    config = path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
+    write_safetensors(path / "model.safetensors", weights)
+    poisoned, draw = load(path), Draw(structs.replace(sampling, logprobs=3), 1)
+    expected = sound.decode([Row(slot, 6 + slot, 0, 0, draw) for slot in (0, 2)])
+    rows = [Row(slot, token, 0, 0, draw) for slot, token in enumerate((6, 5, 8))]
+    assert poisoned.decode(rows) == [expected[0], None, expected[1]]
+    assert poisoned.logprobs([0, 2]) == sound.logprobs([0, 1])
 
 
 def test_a_device_that_is_not_there_is_refused(path: Path, load: Load) -> None:
