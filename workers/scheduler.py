@@ -377,6 +377,7 @@ class Scheduler:
         """Count the rows that a sequence starts with; what must be copied or forgotten for them, if anything."""
         soiled = live.inherited is not None
         live.reused, live.inherited = length, None
+        self.slots.begun(live.slot, live.limit)
         live.written.rows = length
         # Exact rows need no cuts, and without them a prefix ends where a chunk of both ended.
         live.written.ends = tuple(end for end in live.ends if end <= length)

@@ -96,16 +96,23 @@ class SlotTable:
 
     def take_over(self, slot: int, stream: int, reserve: int) -> bool:
         """Give a retained slot to `stream` as it is; False when there is no room. Its rows count as none until they
-        are said to be `wrote`. Raises `ValueError` for a slot that is not retained."""
+        are said to be `wrote`, and all of them stay reserved until it has `begun`: until then they may be retained
+        again as they were. Raises `ValueError` for a slot that is not retained."""
         if slot not in self._retained:
             raise ValueError(f"slot {slot} is not retained")
-        if reserve > self._room + self._rows[slot]:
+        rows = self._rows[slot]
+        if reserve > self._room + rows:
             return False
         del self._retained[slot]
-        self._room += self._rows[slot]
+        self._room += rows
         self._rows[slot] = 0
-        self._hold(slot, stream, reserve)
+        self._hold(slot, stream, max(reserve, rows))
         return True
+
+    def begun(self, slot: int, reserve: int) -> None:
+        """The stream of a slot has forgotten what it found there and cannot use: `reserve` rows are all it needs."""
+        self._room += self._reserved[slot] - reserve
+        self._reserved[slot] = reserve
 
     def wrote(self, slot: int, rows: int) -> None:
         """`rows` more cache rows of a held slot are written."""

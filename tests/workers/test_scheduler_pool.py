@@ -120,6 +120,18 @@ def test_a_next_turn_reuses_the_answer_as_well() -> None:
     assert (after.copy, after.chunk.tokens) == (Copy(0, 0, 21), (51, 60))
 
 
+def test_what_is_cancelled_before_its_first_chunk_leaves_what_it_found_and_no_more_than_the_pool_holds() -> None:
+    one = scheduler(2, kv_tokens=32, least=4)
+    run(one, ask(1))
+    end(one, 1)
+    one.submit(ask(2, SHARED[:17], max_tokens=1), 0.0)  # needs 18 rows of a slot that has 20
+    one.submit(ask(3, tuple(range(40, 50)), max_tokens=4), 0.0)
+    one.admit(0.0)
+    assert (one.slots.holder(0), one.queued, one.slots.room) == (2, 1, 12)
+    end(one, 2)
+    assert (one.slots.retained_tokens, one.slots.room) == (20, 12)
+
+
 def test_what_only_begins_alike_is_copied_and_its_source_spared() -> None:
     one = scheduler()
     run(one, ask(1))

@@ -75,6 +75,17 @@ def test_retained_rows_take_room_until_they_are_given_up_or_taken_over() -> None
     assert (table.room, table.soiled, table.oldest) == (10, (0,), None)
 
 
+def test_rows_that_were_taken_over_stay_reserved_until_the_stream_has_begun() -> None:
+    table = SlotTable(2, 10)
+    table.take(1, 9)
+    table.wrote(0, 7)
+    table.retain(0, Written("", range(7), 7))
+    assert table.take_over(0, 2, 4)
+    assert (table.room, table.take(3, 4)) == (3, None), "the seven rows are there still"
+    table.begun(0, 4)
+    assert (table.room, table.take(3, 6)) == (6, 1)
+
+
 def test_the_slot_that_was_left_or_used_last_is_the_youngest() -> None:
     table = SlotTable(3, 30)
     for stream in range(3):

@@ -180,12 +180,12 @@ class Library:
         """The module's file. Raises what `CompileProcess.answers` raises."""
         if (file := self.builder.find(group)) is not None:
             return file
+        # Made without the lock, for which the engine's thread may wait: a process takes its time to start.
+        process = self._process or self.builder.process(parallel=1, niceness=BACKGROUND)
         with self._changed:
+            self._process = process  # from now on `close` can kill it
             if self._closing:
                 raise CompileError("the runner closes")
-            if self._process is None:
-                self._process = self.builder.process(parallel=1, niceness=BACKGROUND)
-            process = self._process
         process.ask(group)
         (built,) = process.answers(1)
         return built.file

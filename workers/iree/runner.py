@@ -1,5 +1,6 @@
 """The IREE runner: compiled graphs over one KV cache that never leaves the device."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,22 +87,24 @@ class IreeRunner:
         `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         threads = threads or usable_cores()
-        opened = Device(device, threads)
-        recipe = Recipe.of(
-            path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
-        )
-        builder = Builder(recipe)
-        plan = builder.plan
-        if opened.local:
-            quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
-            needed(plan, recipe.context, kv_bytes).check(free_bytes(), quantize, quantizable=quantizable)
-        archive = open_archive(open_weights(path), plan.weights, plan.ops, cache_dir, progress)
-        try:
+        with contextlib.ExitStack() as undo:
+            opened = Device(device, threads)
+            undo.callback(opened.close)
+            recipe = Recipe.of(
+                path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
+            )
+            builder = Builder(recipe)
+            plan = builder.plan
+            if opened.local:
+                quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
+                needed(plan, recipe.context, kv_bytes).check(free_bytes(), quantize, quantizable=quantizable)
+            archive = open_archive(open_weights(path), plan.weights, plan.ops, cache_dir, progress)
+            undo.callback(archive.close)
             runner = cls(builder, opened, archive)
+            undo.pop_all()  # they are the runner's from now on
+            undo.callback(runner.close)
             runner.graphs.open(plan.required(), threads, progress)
-        except BaseException:
-            archive.close()
-            raise
+            undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())
         return runner

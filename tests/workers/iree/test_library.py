@@ -54,12 +54,16 @@ class Builder:
         self.order: list[str] = []
         self.asked, self.may_answer = threading.Semaphore(0), threading.Semaphore(0)
         self.started = self.closed = 0
+        self.starting, self.may_start = threading.Event(), threading.Event()
+        self.may_start.set()
 
     def find(self, group: Group) -> Path | None:
         return Path(group[0]) if group[0] in self.cached else None
 
     def process(self, **_: int) -> Process:
         self.started += 1
+        self.starting.set()
+        assert self.may_start.wait(timeout=60)
         return Process(self)
 
 
@@ -164,6 +168,20 @@ def test_close_ends_a_compiler_that_runs(library: Library, builder: Builder) -> 
     assert logs == []  # an end that was asked for is no failure
     assert library.ready == frozenset()
     library.settle()  # nothing is waited for after
+
+
+def test_an_engine_does_not_wait_for_a_compile_process_to_start(library: Library, builder: Builder) -> None:
+    builder.may_start.clear()
+    library.fetch([("decode_1",)], rare=[("score_8",)])
+    assert builder.starting.wait(timeout=60)
+    assert library.pending == 1
+    assert library.covering("score", (8,), 8) is None  # which asks for it
+    assert library.pending == 2
+    closing = threading.Thread(target=library.close)
+    closing.start()
+    builder.may_start.set()
+    closing.join(timeout=60)
+    assert (library.ready, builder.started, builder.closed) == (frozenset(), 1, 1)
 
 
 def test_an_engine_does_not_wait_for_the_one_that_compiles(library: Library) -> None:

@@ -11,7 +11,10 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.workers.iree.conftest import CONTEXT, Load
 from workers.checkpoint import CheckpointError, open_weights
+from workers.iree.archive import Archive
+from workers.iree.device import Device
 from workers.iree.runner import IreeRunner
+from workers.refused import LoadRefused
 from workers.runner import Chunk, Draw, Edits, NotFiniteError, Row
 
 PROMPT = tuple(range(10, 50))
@@ -282,6 +285,26 @@ def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, monkeypatc
         assert not window[:, :, 3].any()
     finally:
         plain.close()
+
+
+@pytest.mark.parametrize("step", ["Recipe.of", "free_bytes", "open_archive", "host_kv", "Library.open"])
+def test_a_load_that_fails_leaves_nothing_open(load: Load, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    closed: list[str] = []
+
+    def closing(name: str, close: Any) -> Any:
+        return lambda self: (closed.append(name), close(self))
+
+    monkeypatch.setattr(Device, "close", closing("device", Device.close))
+    monkeypatch.setattr(Archive, "close", closing("archive", Archive.close))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise LoadRefused(step)
+
+    monkeypatch.setattr(f"workers.iree.runner.{step}", fail)
+    with pytest.raises(LoadRefused, match=step):
+        load()
+    opened = ["archive", "device"] if step in ("host_kv", "Library.open") else ["device"]
+    assert closed == opened
 
 
 def test_a_broken_checkpoint_is_named(load: Load, tmp_path: Path) -> None:
