@@ -195,7 +195,11 @@ class Router:
         """A worker ended a sequence: for good, or another one may go on with it."""
         placement, reason = self._placement, f"worker {seat.name}: {event.text}"
         match event.code:
-            case ErrorCode.LOST | ErrorCode.DRAINING:
+            case ErrorCode.LOST:
+                # It ends for a reason of its own, which may be this sequence: `worker_lost` follows, and puts it down
+                # to somebody.
+                seat.close()
+            case ErrorCode.DRAINING:
                 seat.close()
                 placement.suspend(stream, Cause.LEFT, reason)
             case ErrorCode.STEP if not stream.suspect:

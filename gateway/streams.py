@@ -20,7 +20,7 @@ class Cause(StrEnum):
     DIED = "died"
     """The worker exited, hung, broke the protocol or lost its link."""
     LEFT = "left"
-    """The worker said that it leaves, or was stopped."""
+    """The worker leaves, and not because of what it computes: it was stopped, or its device fails."""
     MOVED = "moved"
     """It was taken off a worker that goes on living."""
     STEP = "step_failed"

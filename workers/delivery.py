@@ -22,6 +22,7 @@ from workers.text.stream import TextStream
 from workers.text.vocabulary import Chat, Vocabulary
 
 _SPARE_DEADLINES = 64
+_DEFECT = "the text of the answer could not be made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,13 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Frames to send, in order, and streams that the engine is to finish because a stop string was found."""
+    """Frames to send, in order, and what the engine is to hear of it."""
 
     frames: list[Event]
     finish: list[int]
+    """Streams in which a stop string was found."""
+    defects: dict[int, Exception]
+    """Streams whose text could not be made, and why. They have failed; the engine is to let go of them."""
 
 
 @dataclass(slots=True)
@@ -145,18 +149,19 @@ class Delivery:
 
     def deliver(self, outcome: Outcome) -> Delivered:
         """One `Step` frame for an engine step, then the terminal frames that follow from it."""
-        frames: list[Event] = []
-        finish: list[int] = []
+        done = Delivered([], [], {})
         ends, failures = outcome.ends, outcome.failures
         if outcome.step is not None:
-            deltas = self._deltas(outcome.step, finish)
-            frames.append(Step(deltas, outcome.gauges))
+            deltas = self._deltas(outcome.step, done)
+            done.frames.append(Step(deltas, outcome.gauges))
             ends, failures = outcome.step.ends + ends, outcome.step.failures + failures
+        failures += tuple(Failure(stream, ErrorCode.INTERNAL, _DEFECT) for stream in done.defects)
         for end in ends:
-            frames.extend(self._end(end))
+            if end.stream not in done.defects:
+                done.frames.extend(self._end(end, done))
         for failure in failures:
-            frames.extend(self._fail(failure))
-        return Delivered(frames, [stream for stream in finish if stream in self._live])
+            done.frames.extend(self._fail(failure))
+        return Delivered(done.frames, [stream for stream in done.finish if stream in self._live], done.defects)
 
     def expire(self) -> list[Failed]:
         """End the sequences whose deadline has passed. The engine is to cancel them."""
@@ -216,22 +221,27 @@ class Delivery:
             raise _Refused(ErrorCode.UNSUPPORTED, "the model has no tokenizer: give the prompt as token ids", field)
         return self._vocabulary
 
-    def _deltas(self, step: StepResult, finish: list[int]) -> tuple[Delta, ...]:
+    def _deltas(self, step: StepResult, done: Delivered) -> tuple[Delta, ...]:
         touched: dict[int, _Live] = {}
         for item in step.tokens:
             live = self._live.get(item.stream)
-            if live is None or live.stopped:
+            if live is None or live.stopped or item.stream in done.defects:
                 continue  # its terminal frame is sent or decided, and the engine has not heard of it yet
             touched[item.stream] = live
             live.completion_tokens += 1
             live.tokens.append(item.token)
-            if item.logprobs is not None:
-                live.logprobs.append(self._logprobs(item.token, item.logprobs, live.top))
-            if live.text is not None and item.token not in live.eos:
-                live.pieces.append(live.text.push(item.token))
-                if live.text.stopped:
-                    live.stopped = True
-                    finish.append(item.stream)
+            try:
+                if item.logprobs is not None:
+                    live.logprobs.append(self._logprobs(item.token, item.logprobs, live.top))
+                if live.text is not None and item.token not in live.eos:
+                    live.pieces.append(live.text.push(item.token))
+            except Exception as error:  # noqa: BLE001  a defect in text code must end this request only
+                done.defects[item.stream] = error
+                del touched[item.stream]
+                continue
+            if live.text is not None and live.text.stopped:
+                live.stopped = True
+                done.finish.append(item.stream)
         deltas = []
         for stream, live in touched.items():
             deltas.append(Delta(stream, tuple(live.tokens), "".join(live.pieces), tuple(live.logprobs)))
@@ -249,11 +259,16 @@ class Delivery:
     def _label(self, token: int) -> bytes:
         return b"" if self._vocabulary is None else self._vocabulary.label(token)[:MAX_PIECE_BYTES]
 
-    def _end(self, end: End) -> Iterable[Finished]:
-        live = self._live.pop(end.stream, None)
+    def _end(self, end: End, done: Delivered) -> Iterable[Finished | Failed]:
+        live = self._live.get(end.stream)
         if live is None:
             return ()
-        tail = live.text.finish() if live.text is not None else ""
+        try:
+            tail = live.text.finish() if live.text is not None else ""
+        except Exception as error:  # noqa: BLE001  as in `_deltas`
+            done.defects[end.stream] = error
+            return self._fail(Failure(end.stream, ErrorCode.INTERNAL, _DEFECT))
+        del self._live[end.stream]
         reason: FinishReason = "stop" if live.stopped or (live.text is not None and live.text.stopped) else end.reason
         queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
         usage = Usage(live.prompt_tokens, live.completion_tokens, queue, prefill, decode, end.cached_tokens)

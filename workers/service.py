@@ -33,6 +33,8 @@ FLUSH_S = 1.0
 """For the last frames to leave."""
 JOIN_S = 2.0
 """For the engine thread to come back from the device."""
+INNOCENT = frozenset({ByeReason.STOPPED, ByeReason.STEPS_FAILED})
+"""Reasons to leave in which no live sequence has had a part: those of a failed step have failed with it."""
 
 
 class WorkerService:
@@ -91,7 +93,7 @@ class WorkerService:
             return
         self._reason = reason
         self._log.info("worker_leaves", reason=reason.value, text=text)
-        code = ErrorCode.DRAINING if reason is ByeReason.STOPPED else ErrorCode.LOST
+        code = ErrorCode.DRAINING if reason in INNOCENT else ErrorCode.LOST
         frames: list[Event] = []
         if self._delivery is not None:
             frames.extend(self._delivery.fail_all(code, clip(f"the worker left: {text}")))
@@ -131,16 +133,19 @@ class WorkerService:
         if self._delivery is None or self._reason is not None or self._outbox.blocked:
             return
         frames: list[Event] = []
-        finish: list[Order] = []
+        orders: list[Order] = []
         for outcome in self._engine.take():
             delivered = self._delivery.deliver(outcome)
             frames.extend(delivered.frames)
-            finish.extend(TakeOut(stream, finish=True) for stream in delivered.finish)
+            orders.extend(TakeOut(stream, finish=True) for stream in delivered.finish)
+            for stream, error in delivered.defects.items():
+                self._log.error("text_failed", stream=stream, exc_info=error)
+                orders.append(TakeOut(stream))
             self._gauges = outcome.gauges
             if outcome.step is None:  # no step carries what has changed, and none may follow
                 frames.append(Beat(outcome.gauges))
-        if finish:
-            self._engine.post(finish)
+        if orders:
+            self._engine.post(orders)
         self._outbox.send_nowait(frames)
         self._leave_if_drained()
 
@@ -265,7 +270,7 @@ class WorkerService:
             raise ProtocolError(f"stream {stream} was submitted twice")
         try:
             admitted = self._delivery.admit(submit)
-        except Exception as error:  # noqa: BLE001  a defect in text code must end this request only
+        except BaseException as error:  # noqa: BLE001  a defect (or a panic of Rust code) must end this request only
             self._log.error("admission_failed", request=submit.request, stream=stream, exc_info=error)
             answers.append(Failed(stream, ErrorCode.INTERNAL, f"the prompt failed: {type(error).__name__}"))
             return

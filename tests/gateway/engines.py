@@ -70,6 +70,13 @@ class EngineWorker(FakeWorker):
             for frame in frames:
                 self.say(frame)
 
+    def answer(self) -> None:
+        """Say what was decided without a step; that may bring it more to do."""
+        while self._answers:
+            frames, self._answers = self._answers, []
+            for frame in frames:
+                self.say(frame)
+
     @property
     def idle(self) -> bool:
         return self.engine.idle and not self._answers
@@ -89,9 +96,9 @@ class EngineWorker(FakeWorker):
         self._start()
         self.come_back()
 
-    def leave(self) -> None:
-        """Say of everything that it is lost, as a worker does that goes by itself, and go."""
-        for frame in self._delivery.fail_all(ErrorCode.LOST, "the worker left: for a reason of its own"):
+    def leave(self, code: ErrorCode = ErrorCode.DRAINING) -> None:
+        """Go with last words, after an `answer`: as a worker that was stopped, or with LOST as one that has failed."""
+        for frame in self._delivery.fail_all(code, "the worker left: for a reason of its own"):
             self.say(frame)
         self.die()
 

@@ -25,9 +25,16 @@ from workers.spec import ScriptedSpec, WorkerSpec
 
 
 def launch(
-    name: str, *, model: str = "tiny", slots: int = 4, rate: float = 0.0, standby: bool = False, **scripted: Any
+    name: str,
+    *,
+    model: str = "tiny",
+    slots: int = 4,
+    rate: float = 0.0,
+    standby: bool = False,
+    program: str = "workers",
+    **scripted: Any,
 ) -> WorkerLaunch:
-    """A scripted worker; `rate` is its decode steps a second."""
+    """A scripted worker; `rate` is its decode steps a second, `program` the module that it runs."""
     spec = WorkerSpec(
         name=name,
         model_name=model,
@@ -37,14 +44,14 @@ def launch(
         log_level="warning",
         scripted=ScriptedSpec(tokens_per_second=rate, **scripted),
     )
-    return WorkerLaunch(name, model, _command(spec), standby, lambda name, path: _like(spec, name, path))
+    return WorkerLaunch(name, model, _command(spec, program), standby, lambda name, path: _like(spec, name, path))
 
 
-def _command(spec: WorkerSpec) -> CommandLine:
+def _command(spec: WorkerSpec, program: str = "workers") -> CommandLine:
     text = msgspec.json.encode(spec).decode()
 
     def command(endpoint: str, incarnation: int) -> list[str]:
-        worker = [sys.executable, "-m", "workers", "--endpoint", endpoint]
+        worker = [sys.executable, "-m", program, "--endpoint", endpoint]
         return [*worker, "--incarnation", str(incarnation), "--spec", text]
 
     return command

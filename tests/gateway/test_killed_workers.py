@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from actors.worker import Deadlines
+from tests.gateway.panicking import POISON
 from tests.gateway.real import Real, gather, launch, real_gateway
 from tests.gateway.serving import events
 from workers.faults import Fault
@@ -85,20 +86,38 @@ async def test_streams_go_on_with_another_worker(kind: str) -> None:
         await real.until(lambda: real.status().incarnation == 2)
 
 
+async def poisoned(real: Real, prompt: str) -> tuple[list[Any], Any]:
+    """Eight streams, and among them a request that ends whoever computes it; what they and it were told."""
+    bad = body(0) | {"prompt": prompt, "stream": False}
+    del bad["stream_options"]
+
+    async def ask_bad() -> Any:
+        await real.until(lambda: len(delivered(real)) == 8)
+        return await real.client.post("/v1/completions", json=bad)
+
+    again, answer = await gather(lambda: ask_all(real), ask_bad)
+    return again, answer
+
+
 async def test_a_poisonous_request_ends_alone() -> None:
     """It kills whoever computes it; seven others share its worker."""
     poison = Fault("kill", calls=0, token=ord("!"))
     async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
         whole = await ask_all(undisturbed)
     async with real_gateway(launch("w0", slots=8, rate=300, faults=(poison,))) as real:
-        bad = body(0) | {"prompt": "die!", "stream": False}
-        del bad["stream_options"]
-
-        async def ask_bad() -> Any:
-            await real.until(lambda: len(delivered(real)) == 8)
-            return await real.client.post("/v1/completions", json=bad)
-
-        again, answer = await gather(lambda: ask_all(real), ask_bad)
+        again, answer = await poisoned(real, "die!")
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "quarantined")
         assert again == whole
         assert real.status().restarts == 2
+
+
+async def test_a_request_that_fails_the_workers_loop_ends_alone() -> None:
+    """Its text cannot be made, in a way that ends the worker with last words; it goes through two of them, not more."""
+    async with real_gateway(launch("b", slots=8, rate=300)) as undisturbed:
+        whole = await ask_all(undisturbed)
+    launches = [launch(name, slots=8, rate=300, program="tests.gateway.panicking") for name in "ab"]
+    async with real_gateway(*launches) as real:
+        again, answer = await poisoned(real, f"die{POISON}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "quarantined")
+        assert again == whole
+        assert sum(process.status.restarts for process in real.processes) == 2

@@ -353,10 +353,31 @@ class TestLeaving:
         world = World("a", "b")
         first, second = world.open(n=2), world.open()
         world["a"].fail(number(first, 0), ErrorCode.DRAINING)
-        world["a"].fail(number(first, 1), ErrorCode.LOST)
+        world["a"].fail(number(first, 1), ErrorCode.DRAINING)
         assert [len(world[name].submits) for name in "ab"] == [2, 3]
         assert not any(stream.suspect for stream in (*first.streams, *second.streams))
         assert {world.open().worker for _ in range(5)} == {"b"}
+
+    async def test_a_worker_that_fails_with_last_words_accuses_all_that_ran(self) -> None:
+        """What it says of each is no reason to hand them on one by one: its loss is judged as a whole."""
+        world = World("a", "b")
+        first, second = world.open(n=2), world.open()
+        for index in range(2):
+            world["a"].fail(number(first, index), ErrorCode.LOST, "a defect")
+        assert len(world["b"].submits) == 1
+        assert {world.open().worker for _ in range(2)} == {"b"}, "it gets nothing more meanwhile"
+        world["a"].die()
+        assert [stream.suspect for stream in (*first.streams, *second.streams)] == [True, True, False]
+        assert world.replays() == {}, "one has gone on, one waits for its turn"
+
+    async def test_the_same_request_is_not_tried_a_third_time_whatever_the_workers_said(self) -> None:
+        world = World("a", "b", "c")
+        call = world.open()
+        for name in "ab":
+            world[name].fail(number(call), ErrorCode.LOST, "a defect")
+            world[name].die()
+        assert failure(call) is ErrorCode.QUARANTINED
+        assert world["c"].submits == []
 
     async def test_a_worker_that_was_stopped_accuses_nobody(self) -> None:
         world = World("a", "b")

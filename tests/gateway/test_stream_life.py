@@ -97,16 +97,25 @@ class StreamLife(RuleBasedStateMachine):
         if self._runs(name):
             self._do(self._worker(name).step)
 
-    @rule(name=worker_names, how=st.sampled_from(["dies", "dies before its frames arrive", "is replaced", "leaves"]))
+    @rule(
+        name=worker_names,
+        how=st.sampled_from(
+            ["dies", "dies before its frames arrive", "is replaced", "fails with last words", "leaves"]
+        ),
+    )
     def end(self, name: str, how: str) -> None:
         if not self._runs(name):
             return
         worker = self._worker(name)
         if how == "dies before its frames arrive":
             self._do(lambda: worker.step(arrives=False))
+        if how in ("leaves", "fails with last words"):
+            self._do(worker.answer)
         if how != "leaves":
             self.deaths.update(self.router.roster[name].live.values())
-        self._do({"is replaced": worker.restart, "leaves": worker.leave}.get(how, worker.die))
+        fail = functools.partial(worker.leave, ErrorCode.LOST)
+        ends = {"is replaced": worker.restart, "leaves": worker.leave, "fails with last words": fail}
+        self._do(ends.get(how, worker.die))
 
     def _runs(self, name: str) -> bool:
         return self.workers[name].status.state is WorkerState.READY

@@ -17,6 +17,7 @@ from workers.engine import BatchEngine
 from workers.request import End, Failure, Request, RequestRefused, StepResult, Token
 from workers.scripted import ALPHABET, ScriptedRunner
 from workers.text.bytes import EOS_ID, ByteTokenizer
+from workers.text.stream import TextStream
 from workers.text.template import ChatTemplate
 from workers.text.vocabulary import Vocabulary
 
@@ -162,6 +163,52 @@ def test_half_a_character_comes_out_with_the_terminal() -> None:
     table.admit(submit())
     frames = table.deliver(step(*spell(1, "😀".encode()[:2]), ends=[end(completion=2)])).frames
     assert [frames[0].deltas[0].text, frames[1].text] == ["", "\ufffd"]  # type: ignore[union-attr]
+
+
+class Broken(ByteTokenizer):
+    """It cannot decode "#"."""
+
+    def piece(self, token: int, *, first: bool = False) -> bytes:
+        if token == ord("#"):
+            raise ZeroDivisionError("a defect")
+        return super().piece(token, first=first)
+
+
+class TestDefects:
+    """Text code that raises ends the request that it was for, and no other."""
+
+    def test_a_token_that_cannot_be_decoded(self) -> None:
+        table = delivery(Broken())
+        for stream in (1, 2, 3):
+            table.admit(submit(stream))
+        ended = step(*spell(1, b"ab"), *spell(2, b"a#b"), *spell(3, b"x#"), ends=[end(1), end(3)])
+        delivered = table.deliver(ended)
+        assert [type(defect) for defect in delivered.defects.values()] == [ZeroDivisionError] * 2
+        assert list(delivered.defects) == [2, 3]
+        first, finished, *failed = delivered.frames
+        assert isinstance(first, Step)
+        assert [(delta.stream, delta.text) for delta in first.deltas] == [(1, "ab")]
+        assert isinstance(finished, Finished)
+        assert [(each.stream, each.code) for each in failed if isinstance(each, Failed)] == [
+            (2, ErrorCode.INTERNAL),
+            (3, ErrorCode.INTERNAL),
+        ]
+        assert table.live == 0
+        assert table.deliver(step(*spell(2, b"late"), ends=[end(2)])).frames == [Step((), GAUGES)]
+
+    def test_a_tail_that_cannot_be_decoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        table = delivery()
+        table.admit(submit())
+
+        def broken(_: object) -> str:
+            raise ZeroDivisionError("a defect")
+
+        monkeypatch.setattr(TextStream, "finish", broken)
+        delivered = table.deliver(step((1, 97), ends=[end()]))
+        assert list(delivered.defects) == [1]
+        (failed,) = [frame for frame in delivered.frames if not isinstance(frame, Step)]
+        assert isinstance(failed, Failed)
+        assert failed.code is ErrorCode.INTERNAL
 
 
 class TestStops:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +317,7 @@ class TestFaults:
             bye = await peer.bye()
             assert (bye.reason, bye.text) == (ByeReason.STEPS_FAILED, "10 engine steps in a row failed")
             codes = [(await peer.terminal(stream)).code for stream in range(12)]  # type: ignore[union-attr]
-            assert codes == [ErrorCode.STEP] * 10 + [ErrorCode.LOST] * 2
+            assert codes == [ErrorCode.STEP] * 10 + [ErrorCode.DRAINING] * 2
             assert await peer.exit_code() == EXIT_CODES[ByeReason.STEPS_FAILED]
 
         play(told, max_batch_size=1, fail_steps=tuple(range(1, 100)))
@@ -356,18 +357,36 @@ class TestFaults:
         play(told, load_seconds=1.0)
 
 
+class Panic(BaseException):
+    """As Rust code's: no `Exception`."""
+
+
 class Broken(ByteTokenizer):
     """A tokenizer with a defect: it cannot encode "!", and cannot decode what follows "?"."""
 
+    def __init__(self, defect: type[BaseException]) -> None:
+        super().__init__()
+        self._defect = defect
+
     def encode(self, text: str, *, special: bool) -> list[int]:
         if "!" in text:
-            raise ZeroDivisionError("a defect")
+            raise self._defect("a defect")
         return [0x3F] if "?" in text else super().encode(text, special=special)
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         if first:
-            raise ZeroDivisionError("a defect")
+            raise self._defect("a defect")
         return b"" if token == 0x3F else super().piece(token, first=first)
+
+
+def broken(defect: type[BaseException]) -> Callable[[WorkerSpec, Progress], Loaded]:
+    """The load of a worker whose tokenizer is `Broken`."""
+
+    def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
+        loaded = load(spec, progress)
+        return Loaded(loaded.engine, Broken(defect), loaded.context)
+
+    return broken_load
 
 
 class TestDefects:
@@ -388,30 +407,44 @@ class TestDefects:
         with structlog.testing.capture_logs():
             asyncio.run(run())
 
-    @pytest.mark.parametrize("prompt", ["!", "?"])
-    def test_a_defect_is_told_and_not_silence(self, prompt: str) -> None:
-        def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
-            loaded = load(spec, progress)
-            return Loaded(loaded.engine, Broken(), loaded.context)
-
+    @pytest.mark.parametrize(
+        ("prompt", "defect", "logged"),
+        [("!", ValueError, "admission_failed"), ("!", Panic, "admission_failed"), ("?", ValueError, "text_failed")],
+    )
+    def test_a_defect_in_the_text_of_one_request_ends_that_request(
+        self, prompt: str, defect: type[BaseException], logged: str
+    ) -> None:
         async def run() -> None:
-            async with service(scripted(), broken_load) as peer:
+            async with service(scripted(max_batch_size=2), broken(defect)) as peer:
                 await peer.ready()
-                peer.send(submit(1, prompt))
-                failed = await peer.terminal(1)
+                peer.send(submit(1, "neighbour", max_tokens=40), submit(2, prompt), submit(3, "next", max_tokens=2))
+                failed = await peer.terminal(2)
                 assert isinstance(failed, Failed)
-                if prompt == "!":
-                    assert failed.code is ErrorCode.INTERNAL
-                    peer.send(Stop())
-                else:
-                    assert failed.code is ErrorCode.LOST
-                reason = (await peer.bye()).reason
-                assert reason is (ByeReason.STOPPED if prompt == "!" else ByeReason.INTERNAL)
-                assert await peer.exit_code() == EXIT_CODES[reason]
+                assert failed.code is ErrorCode.INTERNAL
+                assert isinstance(await peer.terminal(1), Finished)
+                assert isinstance(await peer.terminal(3), Finished)
+                await peer.until(lambda: peer.gauges().slots_active == 0)
+                peer.send(Stop())
+                assert (await peer.bye()).reason is ByeReason.STOPPED
 
         with structlog.testing.capture_logs() as logs:
             asyncio.run(run())
-        assert {"admission_failed", "callback_failed"} & {line["event"] for line in logs}
+        assert logged in {line["event"] for line in logs}
+
+    def test_a_defect_that_cannot_be_contained_is_told_and_not_silence(self) -> None:
+        async def run() -> None:
+            async with service(scripted(), broken(Panic)) as peer:
+                await peer.ready()
+                peer.send(submit(1, "?"))
+                failed = await peer.terminal(1)
+                assert isinstance(failed, Failed)
+                assert failed.code is ErrorCode.LOST
+                assert (await peer.bye()).reason is ByeReason.INTERNAL
+                assert await peer.exit_code() == EXIT_CODES[ByeReason.INTERNAL]
+
+        with structlog.testing.capture_logs() as logs:
+            asyncio.run(run())
+        assert "callback_failed" in {line["event"] for line in logs}
 
     def test_a_worker_that_leaves_before_hello_says_nothing(self) -> None:
         async def run() -> None:
