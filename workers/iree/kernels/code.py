@@ -22,15 +22,17 @@ def tensor(shape: Sequence[int | str], element: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An SSA tensor: its name, and what its type is made of."""
+    """An SSA tensor, or a piece of memory: its name, and what its type is made of."""
 
     name: str
     shape: tuple[int, ...]
     element: str
+    memory: bool = False
 
     @property
     def type(self) -> str:
-        return tensor(self.shape, self.element)
+        kind = tensor(self.shape, self.element)
+        return kind.replace("tensor", "memref", 1) if self.memory else kind
 
 
 @dataclass(slots=True)
@@ -91,6 +93,9 @@ class Code:
 
     def read(self, source: Value, at: Sequence[str], lanes: int = LANES) -> str:
         """`lanes` neighbours along the last dimension."""
+        if source.memory:
+            kind = f"vector<{lanes}x{source.element}>"
+            return self.let(f"vector.load {source.name}[{', '.join(at)}] : {source.type}, {kind}")
         zero = self.constant(f"{'0' if source.element == 'i32' else '0.0'} : {source.element}")
         kind = f"vector<{lanes}x{source.element}>"
         where = ", ".join(at)
@@ -105,8 +110,18 @@ class Code:
         text = f"vector.transfer_write {vector}, {target.name}[{where}] {{in_bounds = [true]}} : {kind}, {target.type}"
         return Value(self.let(text), target.shape, target.element)
 
+    def put(self, vector: str, lanes: int, target: Value, at: Sequence[str]) -> None:
+        """Replace `lanes` neighbours in memory."""
+        kind = f"vector<{lanes}x{target.element}>"
+        self.do(f"vector.store {vector}, {target.name}[{', '.join(at)}] : {target.type}, {kind}")
+
+    def prefetch(self, source: Value, at: Sequence[str]) -> None:
+        """Have a line of memory brought to the first cache; one that is out of bounds is not."""
+        self.do(f"memref.prefetch {source.name}[{', '.join(at)}], read, locality<3>, data : {source.type}")
+
     def extract(self, source: Value, at: Sequence[str]) -> str:
-        return self.let(f"tensor.extract {source.name}[{', '.join(at)}] : {source.type}")
+        kind = "memref.load" if source.memory else "tensor.extract"
+        return self.let(f"{kind} {source.name}[{', '.join(at)}] : {source.type}")
 
     def extract_index(self, source: Value, at: Sequence[str]) -> str:
         """An int32 element as an index."""

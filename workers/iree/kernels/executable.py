@@ -5,9 +5,9 @@ target like the compiler's own dispatches, and nothing is fused into it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from workers.iree.kernels.code import tensor
+from workers.iree.kernels.code import Code, Value, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +67,34 @@ def dispatch(name: str, inputs: Sequence[Operand], results: Sequence[Operand], w
     %out:{len(results)} = flow.dispatch @{name}_code::@{name}_run({passed}) : ({kinds_in}) -> ({kinds_out})
     return {", ".join(f"%out#{i}" for i in range(len(results)))} : {kinds_out}
   }}"""
+
+
+@dataclass(slots=True)
+class Kernel:
+    """Like `code.Dispatch`, but its body works on memory: it can prefetch, and writes its results where they stay."""
+
+    name: str
+    workgroups: int
+    code: Code = field(default_factory=Code)
+    _inputs: list[Operand] = field(default_factory=list)
+    _results: list[Operand] = field(default_factory=list)
+
+    def workgroup(self) -> str:
+        return "%id"
+
+    def take(self, shape: tuple[int, ...], element: str) -> Value:
+        """The next input."""
+        return self._operand(self._inputs, "i", shape, element)
+
+    def give(self, shape: tuple[int, ...], element: str) -> Value:
+        """The next result, to be `put` to."""
+        return self._operand(self._results, "o", shape, element)
+
+    def _operand(self, operands: list[Operand], kind: str, shape: tuple[int, ...], element: str) -> Value:
+        operand = Operand(f"{kind}{len(operands)}", shape, element)
+        operands.append(operand)
+        return Value(f"%{operand.name}", shape, element, memory=True)
+
+    def function(self) -> str:
+        """The function's text: inputs in the order in which they were taken, results as they were given."""
+        return dispatch(self.name, self._inputs, self._results, self.workgroups, self.code.text())

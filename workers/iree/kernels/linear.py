@@ -5,10 +5,16 @@ from collections.abc import Callable, Mapping
 
 from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.code import FLOATS, LANES, Code, Dispatch, Value
+from workers.iree.kernels.code import FLOATS, LANES, Code, Value
+from workers.iree.kernels.executable import Kernel
 
 PADDING = LANES
 """Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
+LINE = 64
+"""Bytes of a line of the cache."""
+AHEAD = 3072
+"""Bytes of each tile that are on their way while it is summed. The CPU itself looks ahead no further than a page's end,
+and what it fetches alone does not come in time where several rows keep its arithmetic busy."""
 GROUP_BYTES = 256 << 10
 """Weights of a workgroup: what the second cache holds while all rows pass by."""
 
@@ -23,7 +29,7 @@ def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic
     block = arithmetic.sums // 2
     span = _span(min(rows, block), tiles, arithmetic.sums)
     per = group_of(tiles, inputs, arithmetic, span)
-    d = Dispatch(name, (-(-tiles // per),))
+    d = Kernel(name, -(-tiles // per))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((tiles, inputs * LANES), arithmetic.element)
@@ -39,16 +45,15 @@ def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic
             [code.add(at, i) for i in range(span)],
             inputs,
             arithmetic,
+            span,
         )
         column = code.mul(at, LANES)
-        part = code.empty((count, span * LANES), "f32")
         for row, totals in enumerate(sums):
             for i, total in enumerate(totals):
                 if offsets is not None:
                     start = code.read(offsets, [code.add(column, i * LANES)])
                     total = code.let(f"arith.addf {total}, {start} : {FLOATS}")
-                part = code.write(total, LANES, part, [code.index(row), code.index(i * LANES)])
-        d.store(part, out, [first, column])
+                code.put(total, LANES, out, [code.add(first, row), code.add(column, i * LANES)])
 
     _each(d, rows, block, tiles, per, tile, span)
     return d.function()
@@ -62,7 +67,7 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
     block = arithmetic.sums // 2
     span = _span(min(rows, block), tiles, block)
     per = group_of(tiles, 2 * inputs, arithmetic, span)
-    d = Dispatch(name, (-(-tiles // per),))
+    d = Kernel(name, -(-tiles // per))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
@@ -72,14 +77,13 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
     def tile(at: str, first: str, count: int) -> None:
         act = ACTIVATIONS[activation]
         both = [code.add(code.add(at, half), i) for half in (0, tiles) for i in range(span)]
-        sums = sums_of(code, x, [code.add(first, i) for i in range(count)], w, both, inputs, arithmetic)
-        part = code.empty((count, span * words), "i32")
+        sums = sums_of(code, x, [code.add(first, i) for i in range(count)], w, both, inputs, arithmetic, span)
+        column = code.mul(at, words)
         for row, totals in enumerate(sums):
             for i, (gate, up) in enumerate(zip(totals[:span], totals[span:], strict=True)):
                 product = code.let(f"arith.mulf {act(code, gate)}, {up} : {FLOATS}")
-                where = [code.index(row), code.index(i * words)]
-                part = code.write(arithmetic.words(code, product), words, part, where)
-        d.store(part, out, [first, code.mul(at, words)])
+                where = [code.add(first, row), code.add(column, i * words)]
+                code.put(arithmetic.words(code, product), words, out, where)
 
     _each(d, rows, block, tiles, per, tile, span)
     return d.function()
@@ -115,12 +119,12 @@ def _span(rows: int, tiles: int, most: int) -> int:
 
 def group_of(tiles: int, inputs: int, arithmetic: Arithmetic, span: int = 1) -> int:
     """Tiles of a workgroup: few enough for the cache, and for sixteen workgroups where there are so many tiles."""
-    size = inputs * LANES * {"f32": 4}.get(arithmetic.element, 2)
+    size = inputs * LANES * _bytes(arithmetic)
     return max(1, min(GROUP_BYTES // size, tiles // 16) // span) * span
 
 
 def _each(
-    d: Dispatch, rows: int, block: int, tiles: int, per: int, tile: Callable[[str, str, int], None], span: int
+    d: Kernel, rows: int, block: int, tiles: int, per: int, tile: Callable[[str, str, int], None], span: int
 ) -> None:
     """Call `tile` for the workgroup's tiles, `span` at a time, and all rows, the rows in blocks."""
     code = d.code
@@ -140,15 +144,27 @@ def _each(
 
 
 def sums_of(
-    code: Code, x: Value, rows: list[str], w: Value, tiles: list[str], inputs: int, arithmetic: Arithmetic
+    code: Code,
+    x: Value,
+    rows: list[str],
+    w: Value,
+    tiles: list[str],
+    inputs: int,
+    arithmetic: Arithmetic,
+    span: int = 0,
 ) -> list[list[str]]:
-    """float32 [16] of each of some rows and tiles."""
+    """float32 [16] of each of some rows and tiles.
+
+    With a `span` the weights are fetched ahead; the tiles that are summed next are those `span` further on.
+    """
     steps, lefts = inputs // arithmetic.k, arithmetic.k // arithmetic.word
     unroll = next(n for n in (4 // lefts, 2, 1) if steps % n == 0)
     zero = code.floats(0.0)
 
     def turn(at: str, sums: list[str]) -> list[str]:
         sums = list(sums)
+        if span:
+            _prefetch(code, w, tiles, span, code.mul(at, LANES * arithmetic.k), unroll * arithmetic.k, arithmetic)
         for ahead in range(unroll):
             step = code.add(at, ahead)
             offset, word = code.mul(step, LANES * arithmetic.k), code.mul(step, lefts)
@@ -164,3 +180,20 @@ def sums_of(
 
     flat = code.loop(code.index(0), code.index(steps), unroll, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
     return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(len(rows))]
+
+
+def _prefetch(code: Code, w: Value, tiles: list[str], span: int, at: str, count: int, arithmetic: Arithmetic) -> None:
+    """Fetch what the tiles' streams read `AHEAD` bytes after the `count` inputs from element `at` on."""
+    length, size = w.shape[-1], _bytes(arithmetic)
+    soon = code.add(at, AHEAD // size)
+    beyond = code.let(f"arith.cmpi uge, {soon}, {code.index(length)} : index")
+    skipped = code.let(f"arith.select {beyond}, {code.index((span - 1) * length)}, {code.index(0)} : index")
+    start = code.add(soon, skipped)
+    for line in range(0, count * LANES, LINE // size):
+        for tile in tiles:
+            code.prefetch(w, [tile, code.add(start, line)])
+
+
+def _bytes(arithmetic: Arithmetic) -> int:
+    """Of an element."""
+    return {"f32": 4}.get(arithmetic.element, 2)

@@ -42,7 +42,7 @@ def run(cache_dir: Path) -> Run:
 
     def call(text: str, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
         (name, arguments, results) = re.findall(r"func\.func private @(\w+)\((.*?)\) -> \((.*?)\) \{", text)[0]
-        names = ", ".join(re.findall(r"%a\d+", arguments))
+        names = ", ".join(re.findall(r"%\w+", arguments))
         types = ", ".join(re.findall(r": (tensor<[^>]*>)", arguments))
         count = results.count("tensor<")
         out = ", ".join(f"%r#{i}" for i in range(count)) if count > 1 else "%r"
