@@ -1,0 +1,96 @@
+"""What a server holds, sampled while it is soaked, and what it has not given back at the end. The judgement is pure."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from cli.chaos.watched import Watched
+
+WARM_UP = 0.25
+"""The share of the samples that memory is not judged by: allocators and caches fill."""
+FEWEST = 16
+"""Samples by which memory can be judged."""
+GROWTH = 0.10
+"""What resident memory may grow by after the warm-up, as a share."""
+SLACK = 16e6
+"""Bytes that it may grow by however small it is."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The server at one moment. Bytes are resident memory; a worker that is just ending counts with nothing."""
+
+    at_s: float
+    gateway_bytes: int
+    gateway_descriptors: int
+    gateway_threads: int
+    processes: int
+    """Below the gateway."""
+    worker_bytes: int
+    """Of all workers."""
+    worker_descriptors: int
+    """The most of one worker."""
+    streams: int
+    """Sequences in slots and queues, by the workers' gauges."""
+    restarts: int
+
+
+def sample(at_s: float, gateway: int, watched: Watched) -> Sample:
+    """Look at the gateway with this process id and at what it started."""
+    process = psutil.Process(gateway)
+    with process.oneshot():
+        own = process.memory_info().rss, process.num_fds(), process.num_threads()
+    children = process.children(recursive=True)
+    sizes = [_size(child) for child in children]
+    workers = watched.workers()
+    return Sample(
+        round(at_s, 2),
+        *own,
+        len(children),
+        sum(size for size, _ in sizes),
+        max((descriptors for _, descriptors in sizes), default=0),
+        sum(each["slots_active"] + each["queue_depth"] for each in workers),
+        sum(each["restarts"] for each in workers),
+    )
+
+
+def _size(process: psutil.Process) -> tuple[int, int]:
+    try:
+        with process.oneshot():
+            return process.memory_info().rss, process.num_fds()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0, 0
+
+
+def leaks(idle: Sample, samples: Sequence[Sample], end: Sample, metrics: dict[str, float], slots: int) -> list[str]:
+    """What was not given back: `idle` was taken before the first fault, `end` after the last request, both with nothing
+    to do; `samples` between. `metrics` are of the end, by name, summed; `slots` those of all active workers."""
+    found = []
+    for name in ("gateway_descriptors", "gateway_threads", "processes", "worker_descriptors"):
+        before, after = getattr(idle, name), getattr(end, name)
+        if after > before:
+            found.append(f"{name}: {before} before, {after} after")
+    if end.streams:
+        found.append(f"{end.streams} sequences are in slots and queues when nothing runs")
+    for name, wanted in {
+        "baton_slots_available": slots,
+        "baton_live_sequences": 0,
+        "baton_waiting_sequences": 0,
+    }.items():
+        if metrics.get(name, 0.0) != wanted:
+            found.append(f"{name} is {metrics.get(name, 0.0):g}, not {wanted}")
+    if len(samples) >= FEWEST:
+        found += [text for name in ("gateway_bytes", "worker_bytes") if (text := _growth(name, samples))]
+    return found
+
+
+def _growth(name: str, samples: Sequence[Sample]) -> str:
+    """The medians of the first and the last quarter after the warm-up differ by more than memory may grow."""
+    judged = [getattr(each, name) for each in samples[int(WARM_UP * len(samples)) :]]
+    quarter = len(judged) // 4
+    first, last = statistics.median(judged[:quarter]), statistics.median(judged[-quarter:])
+    if last - first <= max(GROWTH * first, SLACK):
+        return ""
+    return f"{name}: grew from {first / 1e6:.1f} to {last / 1e6:.1f} MB"

@@ -1,0 +1,262 @@
+"""Soaks a server with mixed requests while its workers are broken, and says what was lost, altered or leaked.
+
+    python bench/soak.py [--minutes 20] [--clients 64] [--seed N] [--scripted] [--out FOLDER]
+
+Clients ask for completions and chats, streamed or whole, greedy or drawn, with one or several choices, stop strings,
+penalties, long and short prompts; some leave before the end, politely or not. Each request is answered undisturbed
+first. Then workers are killed and suspended from outside every --every seconds in the mean, and besides something goes
+wrong inside each of their lives but the first (bench/plan.py). All follows from the seed, which is printed.
+
+It ends with status 1 when
+
+  a visit     did not end exactly once, ended with an error other than quarantined or step_failed, or differs from the
+              undisturbed answer in an id, character, finish reason or count (one that left: as far as it had come)
+  the server  does not have all workers ready and all slots free within a minute after the last request
+  something   was not given back: sequences, processes, descriptors, threads, socket folders; or memory grew
+              (bench/leaks.py)
+
+--out gets the table, the samples, a plot and the server's log.
+"""
+
+import argparse
+import asyncio
+import functools
+import os
+import random
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import msgspec
+
+from actors.worker import Deadlines
+from bench.leaks import Sample, leaks, sample
+from bench.mix import Visit, deterministic, requests, visits
+from bench.plan import Blow, Plan, blows
+from bench.report import write_report
+from bench.served import Served, served
+from bench.shapes import default_cache
+from bench.verdict import Tally, Verdict, judge
+from cli.chaos.asking import Request, ask
+from cli.chaos.heard import Heard
+from cli.model import ChosenModel, worker_spec
+from cli.options import CommandFailed
+from cli.serve import worker_command
+from cli.settings import Settings
+from gateway.launch import WorkerLaunch
+from workers.spec import ScriptedSpec, WorkerSpec
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+LONGEST_S = 120.0
+"""No visit may take longer, whatever happens."""
+CALM_S = 60.0
+"""In which all must be well again after the last request."""
+SETTLE_S = 0.5
+"""For closed connections to be forgotten."""
+REST_S = 10.0
+"""In which everything must be given back."""
+AT_ONCE = 16
+"""References that are computed at the same time."""
+DEADLINES = Deadlines(hang=1.0, beat=5.0, stop=0.5, term=0.3)
+"""Impatient, so that a hang costs little time."""
+
+
+@dataclass
+class Result:
+    """What happened."""
+
+    tally: Tally = field(default_factory=Tally)
+    struck: list[tuple[float, str]] = field(default_factory=list)
+    """When and what, from outside."""
+    samples: list[Sample] = field(default_factory=list)
+    lives: dict[str, int] = field(default_factory=dict)
+    """Incarnations of each worker."""
+    problems: list[str] = field(default_factory=list)
+
+
+def launches(plan: Plan, settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
+    """As `baton serve`, but each life of a worker is told what goes wrong in it."""
+    found = []
+    for number in range(plan.workers + plan.standby):
+        spec = worker_spec(settings, model, f"w{number}", plan.workers)
+        command = functools.partial(_command, plan, spec)
+        found.append(WorkerLaunch(spec.name, model.name, command, standby=number >= plan.workers))
+    return found
+
+
+def _command(plan: Plan, spec: WorkerSpec, endpoint: str, incarnation: int) -> Sequence[str]:
+    scripted = ScriptedSpec(tokens_per_second=plan.rate, faults=plan.faults(spec.name, incarnation))
+    return worker_command(msgspec.structs.replace(spec, scripted=scripted))(endpoint, incarnation)
+
+
+class Soak:
+    """One run against a server."""
+
+    def __init__(self, plan: Plan, found: Served) -> None:
+        self.result = Result()
+        self._plan = plan
+        self._found = found
+        self._requests = requests(
+            random.Random(f"requests {plan.seed}"), plan.requests, longest=plan.longest, tokens=plan.tokens
+        )
+        self._whole: list[Heard | None] = []
+        self._began = 0.0
+        self._ended = asyncio.Event()
+
+    async def references(self) -> None:
+        """Ask for everything once, undisturbed. Raises `CommandFailed` when an answer is none."""
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def one(request: Request) -> Heard:
+            async with room:
+                heard = Heard()
+                await ask(self._found.server, request, heard)
+            if problem := judge(request, heard, True, None).problem:
+                raise CommandFailed(f"undisturbed, {request} ended so: {problem}")
+            return heard
+
+        found = await asyncio.gather(*map(one, self._requests))
+        pairs = zip(self._requests, found, strict=True)
+        self._whole = [heard if deterministic(request) else None for request, heard in pairs]
+
+    async def run(self) -> None:
+        """All clients until the time is over, under fire."""
+        self._began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            others = [group.create_task(self._strike()), group.create_task(self._sample())]
+            async with asyncio.TaskGroup() as clients:
+                for number in range(self._plan.clients):
+                    clients.create_task(self._client(number))
+            for task in others:
+                task.cancel()
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._began
+
+    async def _client(self, number: int) -> None:
+        draw = random.Random(f"client {self._plan.seed} {number}")
+        for turn, visit in enumerate(visits(draw, len(self._requests))):
+            await asyncio.sleep(visit.pause_s)
+            if self._now() >= self._plan.seconds:
+                return
+            verdict = await self._visit(visit)
+            self.result.tally.count(
+                f"{self._now():.1f} s, client {number}, visit {turn}, request {visit.request}", verdict
+            )
+
+    async def _visit(self, visit: Visit) -> Verdict:
+        request, heard = self._requests[visit.request], Heard()
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                stayed = await ask(self._found.server, request, heard, leave=visit.leave)
+        except TimeoutError:
+            return Verdict("no end", f"nothing after {LONGEST_S:g} s: {heard!r:.300}")
+        except (OSError, ValueError) as error:
+            return Verdict("connection", repr(error))
+        return judge(request, heard, stayed, self._whole[visit.request])
+
+    async def _strike(self) -> None:
+        for blow in blows(self._plan.seed, self._plan.every_s):
+            await asyncio.sleep(blow.after_s)
+            workers = await asyncio.to_thread(self._found.watched.workers)
+            self._hit(blow, [int(each["pid"]) for each in workers if each["pid"]])
+
+    def _hit(self, blow: Blow, running: list[int]) -> None:
+        if not running:
+            return
+        try:
+            os.kill(running[blow.worker % len(running)], SIGNALS[blow.kind])
+        except ProcessLookupError:
+            return  # it has ended since
+        self.result.struck.append((round(self._now(), 2), blow.kind))
+
+    async def _sample(self) -> None:
+        while True:
+            self.result.samples.append(await asyncio.to_thread(self.look))
+            await asyncio.sleep(self._plan.sample_s)
+
+    def leaks(self, idle: Sample) -> list[str]:
+        """What is not as it was when nothing had happened yet."""
+        slots = self._plan.workers * self._plan.slots
+        return leaks(idle, self.result.samples, self.look(), self._found.metrics(), slots)
+
+    def look(self) -> Sample:
+        """The server now."""
+        return sample(self._now(), self._found.pid, self._found.watched)
+
+
+def soak(plan: Plan, out: Path) -> Result:
+    """Run it whole. Raises `CommandFailed` when it cannot even begin."""
+    with tempfile.TemporaryDirectory(prefix="soak-") as sockets:
+        # The server, which inherits these, keeps its sockets here, where what is left behind is seen.
+        os.environ |= {"TMPDIR": sockets, "XDG_RUNTIME_DIR": sockets}
+        launcher = functools.partial(launches, plan)
+        with served(plan.options(), launcher, DEADLINES, out / "server.log") as found:
+            run = Soak(plan, found)
+            asyncio.run(run.references())
+            time.sleep(SETTLE_S)
+            found.watched.wait_until_ready(CALM_S)
+            idle = run.look()
+            asyncio.run(run.run())
+            result = run.result
+            try:
+                found.watched.wait_until_ready(CALM_S)
+                result.problems += _not_given_back(run, idle)
+            except CommandFailed as error:
+                result.problems.append(str(error))
+            result.lives = {each["name"]: each["incarnation"] for each in found.watched.workers()}
+        result.problems += [f"{name} is left in the folder of the sockets" for name in os.listdir(sockets)]
+    return result
+
+
+def _not_given_back(run: Soak, idle: Sample) -> list[str]:
+    """What is still held some time after all was over."""
+    deadline = time.monotonic() + REST_S
+    while True:
+        problems = run.leaks(idle)
+        if not problems or time.monotonic() >= deadline:
+            return problems
+        time.sleep(SETTLE_S)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--requests", type=int, default=96, help="that are chosen from")
+    parser.add_argument("--every", type=float, default=4.0, help="seconds between faults from outside, in the mean")
+    parser.add_argument("--scripted", action="store_true", help="workers without a model: many more requests")
+    parser.add_argument("--rate", type=float, default=100.0, help="decode steps a second of a scripted worker")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--standby", type=int, default=1)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/soak"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    print(f"seed {seed}", flush=True)
+    plan = Plan(
+        seed, 60 * args.minutes, args.clients, args.requests, args.every, args.scripted, args.rate, args.workers,
+        args.standby, args.slots, args.cache_dir,
+    )  # fmt: skip
+    args.out.mkdir(parents=True, exist_ok=True)
+    result = soak(plan, args.out)
+    print(write_report(plan, result, args.out))
+    if result.problems or result.tally.violations:
+        sys.exit(f"violated (seed {seed}): {result.tally.violations} visits, {len(result.problems)} of the server")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Breaking things on purpose under a running server, and counting what its clients notice."""

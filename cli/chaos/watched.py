@@ -1,0 +1,52 @@
+"""The workers of a running server, as its administration shows them: who can be hit, and whether all are back."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cli.administration import Administration
+from cli.options import CommandFailed
+
+LOOK_S = 0.05
+"""Between two looks."""
+
+
+class Watched:
+    """The workers of one server. Methods raise `CommandFailed` when the server cannot be asked."""
+
+    def __init__(
+        self,
+        client: Administration,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._sleep = sleep
+
+    def workers(self) -> list[dict[str, Any]]:
+        """As `GET /admin/workers` says."""
+        return list(self._client.get("/admin/workers")["workers"])
+
+    def active(self) -> list[dict[str, Any]]:
+        """Those that serve requests now."""
+        return [each for each in self.workers() if each["role"] == "active" and each["state"] == "ready"]
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Until every worker takes requests and has none. Raises `CommandFailed` when they do not within the time."""
+        deadline = self._clock() + timeout_s
+        while True:
+            waiting = [each for each in self.workers() if not _idle(each)]
+            if not waiting:
+                return
+            if self._clock() >= deadline:
+                states = ", ".join(
+                    f"{each['name']} is {each['state']} ({each['reason'] or 'busy'})" for each in waiting
+                )
+                raise CommandFailed(f"the workers did not become ready within {timeout_s:g} s: {states}")
+            self._sleep(LOOK_S)
+
+
+def _idle(worker: dict[str, Any]) -> bool:
+    return worker["state"] == "ready" and not worker["slots_active"] and not worker["queue_depth"]

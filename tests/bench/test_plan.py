@@ -1,0 +1,41 @@
+"""The plan of faults follows from its seed alone."""
+
+import itertools
+import statistics
+
+import msgspec
+import pytest
+
+from bench.plan import CALLS, LOADS, OUTSIDE, blows, kinds, of_life
+from workers.faults import Fault
+
+LIVES = [of_life(7, f"w{worker}", life, calls=200) for worker in range(4) for life in range(1, 101)]
+
+
+def test_a_seed_gives_the_same_plan() -> None:
+    first, second = (list(itertools.islice(blows(3, 2.0), 20)) for _ in range(2))
+    assert first == second
+    assert list(itertools.islice(blows(4, 2.0), 20)) != first
+    assert of_life(7, "w1", 2, calls=200) == of_life(7, "w1", 2, calls=200)
+    assert len({of_life(7, "w1", life, calls=200) for life in range(2, 50)}) > 30
+
+
+def test_blows_fall_as_often_as_asked_and_never_at_once() -> None:
+    drawn = list(itertools.islice(blows(1, 2.0), 2000))
+    assert min(blow.after_s for blow in drawn) >= 0.2
+    assert statistics.mean(blow.after_s for blow in drawn) == pytest.approx(2.0, rel=0.1)
+    assert {blow.kind for blow in drawn} == set(OUTSIDE)
+
+
+def test_the_first_life_is_undisturbed() -> None:
+    assert all(of_life(seed, "w0", 1, calls=10) == () for seed in range(50))
+
+
+def test_every_kind_of_fault_comes_but_the_one_that_rightly_ends_a_worker() -> None:
+    assert set(kinds(LIVES)) == {*CALLS, *LOADS}
+    assert "refuse_load" not in LOADS
+
+
+def test_a_workers_specification_can_carry_it() -> None:
+    for faults in LIVES:
+        assert msgspec.json.decode(msgspec.json.encode(faults), type=tuple[Fault, ...]) == faults

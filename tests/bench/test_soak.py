@@ -1,0 +1,44 @@
+"""A soak of seconds with scripted workers, whole: it runs clean, and it can fail."""
+
+import json
+from pathlib import Path
+
+from bench.plan import Plan
+from bench.report import reasons, write_report
+from bench.soak import soak
+from bench.verdict import Verdict
+
+
+def test_ten_seconds_of_faults_lose_nothing(tmp_path: Path) -> None:
+    plan = Plan(
+        seed=11,
+        seconds=4.0,
+        clients=12,
+        requests=24,
+        every_s=0.8,
+        scripted=True,
+        rate=150.0,
+        workers=1,
+        standby=1,
+        slots=4,
+        cache=tmp_path,
+        sample_s=1.0,
+        tokens=60,
+    )
+    result = soak(plan, tmp_path)
+    assert result.problems == []
+    assert result.tally.told == []
+    assert result.tally.outcomes["answered"] > 10
+    assert sum(result.lives.values()) > 3, "some worker was started again"
+    text = write_report(plan, result, tmp_path)
+    assert "violated" in text
+    assert (tmp_path / "plot.svg").stat().st_size > 1000
+    assert len(json.loads((tmp_path / "samples.json").read_text())) == len(result.samples)
+    result.tally.count("one", Verdict("altered", "so it was"))
+    result.problems.append("something is left")
+    assert "- something is left\n- one: altered: so it was" in write_report(plan, result, tmp_path)
+
+
+def test_reasons_of_restarts_are_counted_without_their_numbers() -> None:
+    lines = [json.dumps({"event": "worker_restarts", "reason": f"no step for {n}.5 s"}) for n in (1, 20)]
+    assert reasons([*lines, "garbage", json.dumps({"event": "other"})]) == {"no step for N s": 2}

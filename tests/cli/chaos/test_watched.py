@@ -1,0 +1,46 @@
+"""Waiting for the workers of a server."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from cli.administration import Administration
+from cli.chaos.watched import Watched
+from cli.options import CommandFailed
+
+
+def worker(name: str, state: str = "ready", role: str = "active", busy: int = 0) -> dict[str, Any]:
+    return {"name": name, "state": state, "role": role, "slots_active": busy, "queue_depth": 0, "reason": ""}
+
+
+def watched(*answers: list[dict[str, Any]]) -> Watched:
+    """A server that says this, one look after the other, and time that passes with each sleep."""
+    looks = iter(answers)
+    now = [0.0]
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"workers": next(looks)})
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://server")
+    return Watched(Administration(client), clock=lambda: now[0], sleep=sleep)
+
+
+def test_all_must_be_ready_and_idle() -> None:
+    looks = [[worker("a", "loading"), worker("b")], [worker("a"), worker("b", busy=1)], [worker("a"), worker("b")]]
+    found = watched(*looks, [])
+    found.wait_until_ready(5.0)
+    assert found.workers() == [], "three looks were taken"
+
+
+def test_a_wait_in_vain_says_for_whom() -> None:
+    with pytest.raises(CommandFailed, match=r"within 0\.1 s: a is loading"):
+        watched(*[[worker("a", "loading"), worker("b")]] * 9).wait_until_ready(0.1)
+
+
+def test_only_active_ready_workers_can_be_hit() -> None:
+    (found,) = watched([worker("a", role="standby"), worker("b"), worker("c", "backoff")]).active()
+    assert found["name"] == "b"
