@@ -28,6 +28,9 @@ class Member:
         """Its supervisor runs; false once it was stopped or given up."""
         self.checkpoint = ""
         """What it serves instead of what it was launched with; empty is that."""
+        self.extra_grace_s: float | None = None
+        """Of one that is there only for the time of an operation: how long it may take to finish what it has. It leaves
+        as soon as another worker can take its place."""
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ import structlog
 
 from gateway.fleet import Fleet, Member
 from gateway.launch import LaunchRefused
-from gateway.replacement import OperationFailed, Replacement
+from gateway.replacement import OperationFailed, Replacement, release_extras
 from gateway.roster import Roster
 
 MAX_LINES = 1000
@@ -68,7 +68,10 @@ class Operations:
             assert work is not None
             assert operation is not None
             try:
-                await work(operation)
+                try:
+                    await work(operation)
+                finally:
+                    await release_extras(self._fleet, self._roster, operation.say)
                 operation.outcome = Outcome.DONE
             except (OperationFailed, LaunchRefused) as error:
                 operation.say(str(error))

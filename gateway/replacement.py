@@ -10,7 +10,7 @@ from gateway.workers import Role
 
 
 class OperationFailed(Exception):
-    """Raised by what cannot go on; what it has done so far stays."""
+    """Raised by what cannot go on; what it has done so far stays, but for the extra worker."""
 
 
 class Replacement:
@@ -18,8 +18,8 @@ class Replacement:
 
     A ready worker of the new generation always stands by: a standby that was there, started anew first, or an extra
     one that is started for the time. It changes places with an old one, which then drains, starts anew, and is the
-    next to stand by. At the end the extra one leaves. A worker that dies meanwhile changes nothing: whoever stands by
-    takes its place, and it is started anew like the others.
+    next to stand by. A worker that dies meanwhile changes nothing: whoever stands by takes its place, and it is started
+    anew like the others. However it ends, `release_extras` is to follow.
     """
 
     def __init__(self, fleet: Fleet, roster: Roster, model: str, say: Callable[[str], None], grace_s: float) -> None:
@@ -28,14 +28,13 @@ class Replacement:
         self._model = model
         self._say = say
         self._grace_s = grace_s
-        self._old = [member for member in fleet if member.launch.model == model]
+        self._old = [member for member in fleet if member.launch.model == model and member.extra_grace_s is None]
         self._new: list[Member] = []
 
     async def run(self, checkpoint: str) -> None:
         """Raises `OperationFailed` and `LaunchRefused`. No active worker is touched before a new one is ready."""
-        extra = None
         if not any(self._stands_by(member) for member in self._old):
-            extra = await self._start_extra(checkpoint)
+            await self._start_extra(checkpoint)
         while self._old:
             member = next(filter(self._stands_by, self._old), self._old[0])
             if not self._stands_by(member):
@@ -43,8 +42,6 @@ class Replacement:
             await self._renew(member, checkpoint)
             self._old.remove(member)
             self._new.append(member)
-        if extra is not None:
-            await self._remove_extra(extra)
 
     def _stands_by(self, member: Member) -> bool:
         return self._fleet.seat(member).role is Role.STANDBY
@@ -80,27 +77,56 @@ class Replacement:
             return
         raise OperationFailed("no new worker is left to take the place of an old one")
 
-    async def _start_extra(self, checkpoint: str) -> Member:
+    async def _start_extra(self, checkpoint: str) -> None:
         like = self._old[0]
         name = _free_name({member.name for member in self._fleet})
         command = await self._fleet.command(like, name, checkpoint)
         extra = self._fleet.add(WorkerLaunch(name, self._model, command, standby=True, like=like.launch.like))
         extra.checkpoint = checkpoint or like.checkpoint
+        extra.extra_grace_s = self._grace_s
         self._say(f"{name} is started for the time")
         await self._fleet.until(lambda: not extra.running or extra.state is WorkerState.READY)
         if not extra.running:
-            reason = extra.process.status.reason
-            await self._fleet.remove(extra, 0.0)
-            raise OperationFailed(f"{name} did not become ready: {reason}")
+            raise OperationFailed(f"{name} did not become ready: {extra.process.status.reason}")
         self._new.append(extra)
-        return extra
 
-    async def _remove_extra(self, extra: Member) -> None:
-        self._new.remove(extra)
-        if not self._stands_by(extra):
-            await self._relieve(extra)
-        await self._fleet.remove(extra, self._grace_s)
-        self._say(f"{extra.name} has left")
+
+async def release_extras(fleet: Fleet, roster: Roster, say: Callable[[str], None]) -> None:
+    """Let the extra workers leave, whatever became of the operation that they were started for. One stays while it
+    serves and nobody can take its place: the next operation sees to it."""
+    for extra in [member for member in fleet if member.extra_grace_s is not None]:
+        if fleet.seat(extra).role is Role.ACTIVE and not await _hand_over(fleet, roster, extra):
+            say(f"{extra.name} stays, for no other worker can take its place")
+            continue
+        await fleet.remove(extra, extra.extra_grace_s or 0.0)
+        say(f"{extra.name} has left")
+
+
+async def _hand_over(fleet: Fleet, roster: Roster, extra: Member) -> bool:
+    """Let an extra worker stand by. False when it serves, and those that stand by cannot."""
+    seat = fleet.seat(extra)
+
+    def ready() -> bool:
+        return any(fleet.seat(other).ready for other in _standbys(fleet, extra))
+
+    await fleet.until(
+        lambda: seat.role is Role.STANDBY or ready() or not any(other.running for other in _standbys(fleet, extra))
+    )
+    if seat.role is Role.ACTIVE and (ready() or not extra.running):
+        spare = min(_standbys(fleet, extra), key=lambda other: not fleet.seat(other).ready)
+        roster.swap(seat, fleet.seat(spare))
+    return seat.role is Role.STANDBY
+
+
+def _standbys(fleet: Fleet, extra: Member) -> list[Member]:
+    """The workers in whose place an extra one serves, or may: there is always one while it does."""
+    return [
+        member
+        for member in fleet
+        if member.extra_grace_s is None
+        and member.launch.model == extra.launch.model
+        and fleet.seat(member).role is Role.STANDBY
+    ]
 
 
 def _free_name(taken: set[str]) -> str:

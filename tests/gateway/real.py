@@ -58,10 +58,10 @@ def _command(spec: WorkerSpec, program: str = "workers") -> CommandLine:
 
 
 def _like(spec: WorkerSpec, name: str, path: str) -> CommandLine:
-    """A checkpoint "refused" is none; one "broken" fails to load; any other is served."""
+    """A checkpoint "refused" is none; one "broken", or "broken for NAME", fails to load; any other is served."""
     if path == "refused":
         raise LaunchRefused("there is no such checkpoint")
-    faults = (Fault("refuse_load"),) if path == "broken" else spec.scripted.faults
+    faults = (Fault("refuse_load"),) if path in ("broken", f"broken for {name}") else spec.scripted.faults
     script = msgspec.structs.replace(spec.scripted, faults=faults)
     return _command(msgspec.structs.replace(spec, name=name, model_path=path, scripted=script))
 

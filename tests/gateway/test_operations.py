@@ -3,15 +3,17 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import httpx
 import pytest
 
-from actors.worker import WorkerState
+from actors.worker import Deadlines, WorkerState
+from gateway.launch import CommandLine, LaunchRefused
 from tests.gateway.real import Real, launch, real_gateway
-from tests.gateway.serving import COMPLETION, events
+from tests.gateway.serving import COMPLETION, events, open_raw
 from workers.faults import Fault
 
 pytestmark = pytest.mark.anyio
@@ -183,6 +185,72 @@ async def test_a_worker_that_dies_during_a_rolling_restart_does_not_stop_it() ->
         after = await workers(real)
     assert [(state, role) for state, role, _ in after.values()] == [("ready", "active")] * 2
     assert list(after) == ["w0", "w1"]
+
+
+class TestExtraWorkers:
+    """However a rolling restart ends, the worker that it started for the time does not outlive its use."""
+
+    @pytest.mark.parametrize("path", ["/admin/workers/w0/restart", "/admin/restart?rolling"])
+    async def test_it_serves_in_the_place_of_one_that_does_not_come_back(self, path: str) -> None:
+        async with real_gateway(launch("w0", faults=(Fault("refuse_load", incarnation=2),))) as real:
+            async with Traffic(real):
+                failed = await ask(real, "/admin/restart?rolling")
+                assert failed["outcome"] == "failed"
+                assert failed["lines"][-2] == "extra0 stays, for no other worker can take its place"
+                assert "w0 did not become ready" in failed["lines"][-1]
+                there = await workers(real)
+                assert there == {"w0": ("given_up", "standby", 2), "extra0": ("ready", "active", 1)}
+                done = await ask(real, path)
+            assert (done["outcome"], done["lines"][-1]) == ("done", "extra0 has left")
+            assert await workers(real) == {"w0": ("ready", "active", 3)}
+
+    async def test_it_leaves_when_the_old_one_went_back_to_its_checkpoint(self) -> None:
+        async with real_gateway(launch("w0")) as real:
+            async with Traffic(real):
+                failed = await ask(real, "/admin/reload", checkpoint="broken for w0")
+            assert failed["outcome"] == "failed"
+            assert failed["lines"][-2] == "extra0 has left"
+            assert await workers(real) == {"w0": ("ready", "active", 3)}
+            assert checkpoint(real, "w0") == ""
+
+    async def test_it_leaves_though_nobody_could_be_started_after_it(self) -> None:
+        """The checkpoint goes away once the extra worker has it."""
+        commands = [launch("extra0").command]
+
+        def like(name: str, path: str) -> CommandLine:
+            if not commands:
+                raise LaunchRefused("it is gone")
+            return commands.pop()
+
+        vanishing = replace(launch("w0"), like=like)
+        async with real_gateway(vanishing) as real:
+            failed = await ask(real, "/admin/reload", checkpoint="/new")
+            assert failed["lines"] == ["extra0 is started for the time", "extra0 has left", "it is gone"]
+            assert await workers(real) == {"w0": ("ready", "active", 1)}
+
+    async def test_it_leaves_after_one_that_does_not_drain(self) -> None:
+        deadlines = Deadlines(hang=0.5, beat=1.0, stop=0.5, term=0.2)
+        async with real_gateway(launch("w0", rate=100), deadlines=deadlines) as real:
+
+            async def hang() -> None:
+                await real.until(lambda: real.status().state is WorkerState.DRAINING)
+                os.kill(real.status().pid or 0, signal.SIGSTOP)
+
+            async with Traffic(real), anyio.create_task_group() as group:
+                group.start_soon(hang)
+                operation = await ask(real, "/admin/restart?rolling")
+            assert (operation["outcome"], operation["lines"][-1]) == ("done", "extra0 has left")
+            assert await workers(real) == {"w0": ("ready", "active", 2)}
+
+    async def test_it_leaves_though_whoever_asked_is_gone_or_asks_again(self) -> None:
+        async with real_gateway(launch("w0", load_seconds=0.2)) as real:
+            connection = await open_raw(real.port, "/admin/restart?rolling", {})
+            await connection.aclose()
+            await real.until(lambda: len(real.processes) == 2)
+            again = await real.client.post("/admin/restart?rolling", json={})
+            assert (again.status_code, again.json()["error"]["code"]) == (409, "operation_under_way")
+            await real.until(lambda: len(real.processes) == 1)
+            assert await workers(real) == {"w0": ("ready", "active", 2)}
 
 
 async def test_a_worker_that_was_given_up_can_be_started_again() -> None:
