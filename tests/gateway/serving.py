@@ -81,6 +81,6 @@ async def open_raw(port: int, path: str, body: dict[str, Any]) -> anyio.abc.Sock
     """A request on a bare socket, which the test reads, or not, and closes as it likes."""
     stream = await anyio.connect_tcp("127.0.0.1", port)
     payload = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
-    await stream.send(head.encode() + b"\r\n\r\n" + payload)
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    await stream.send(head.encode() + b"Content-Length: %d\r\n\r\n" % len(payload) + payload)
     return stream
