@@ -36,32 +36,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.load import WORDS
 from bench.plots import figure
 from bench.served import READY_TIMEOUT_S, served
 from bench.shapes import default_cache
-from cli.chaos.asking import Request
 from cli.chaos.heard import Heard
 from cli.chaos.rounds import Noticed, Strike, compare, percentile, play
+from cli.chaos.trial import requests
 
 KILL = signal.SIGKILL
 PHASES = ("admitted", "first", "middle", "last")
-
-
-def bodies(count: int, prompt_words: int, tokens: int) -> list[Request]:
-    """The requests; no two alike."""
-    found = []
-    for index in range(count):
-        prompt = " ".join(WORDS[(index * 7 + word * (index % 5 + 1)) % len(WORDS)] for word in range(prompt_words))
-        body: dict[str, Any] = {"model": "chaos", "max_tokens": tokens, "ignore_eos": True, "return_token_ids": True}
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        body |= {"temperature": 0.0} if index // 2 % 2 else {"temperature": 0.9, "seed": index}
-        if index % 2:
-            body["messages"] = [{"role": "user", "content": prompt}]
-            found.append(Request("/v1/chat/completions", body))
-        else:
-            found.append(Request("/v1/completions", body | {"prompt": prompt}))
-    return found
 
 
 def options(workers: str, slots: int, cache: Path) -> dict[str, Any]:
@@ -139,15 +122,15 @@ def main() -> None:
         with served(options(name, args.slots, args.cache_dir)) as found:
             for count in map(int, args.streams.split(",")):
                 time.sleep(args.settle)
-                requests = bodies(count, args.prompt_words, args.tokens)
-                whole, _ = asyncio.run(play(found.server, requests))
+                asked = requests("chaos", count, args.tokens, words=args.prompt_words, chat=True)
+                whole, _ = asyncio.run(play(found.server, asked))
                 for phase in args.phases.split(","):
                     # A worker that has just become ready may still load graphs beside its first requests.
                     time.sleep(args.settle)
                     victim = found.watched.active()[0]["pid"]  # each has as many streams as another
                     strike = Strike(moment(phase, args.delivered, args.tokens), lambda pid=victim: os.kill(pid, KILL))
-                    streams, killed_at = asyncio.run(play(found.server, requests, strike))
-                    noticed = compare(requests, streams, killed_at, whole)
+                    streams, killed_at = asyncio.run(play(found.server, asked, strike))
+                    noticed = compare(asked, streams, killed_at, whole)
                     lines.append(Line.of(name, phase, noticed))
                     print(" | ".join(map(str, dataclasses.astuple(lines[-1]))), flush=True)
                     if noticed.problem:

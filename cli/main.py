@@ -1,5 +1,6 @@
 """The one command `baton`: what can be asked for; each sub-command lives in a file of its own."""
 
+import secrets
 from importlib import metadata
 from typing import Annotated
 
@@ -177,6 +178,40 @@ def bench(
     from cli.bench import run_bench
 
     run_bench(settings, seconds=seconds, as_json=as_json)
+
+
+@app.command()
+@takes_settings("api_key", "admin_key")
+def chaos(
+    settings: Settings,
+    url: Annotated[str, typer.Option("--url", help="The server, on this machine.", metavar="URL")] = admin.LOCAL,
+    faults: Annotated[
+        str, typer.Option(help="Drawn from: kill, stop (suspend), abort, term. Separated by commas.")
+    ] = "kill,stop",
+    streams: Annotated[int, typer.Option(help="Streams at once.", min=1, max=4096)] = 8,
+    tokens: Annotated[int, typer.Option(help="Tokens of each stream.", min=1, max=100_000)] = 160,
+    seconds: Annotated[float, typer.Option(help="Time in which rounds are begun.", min=0.1, max=86400)] = 60.0,
+    seed: Annotated[int | None, typer.Option(help="Of the faults, to strike again.", show_default=False)] = None,
+    model_name: Annotated[str, typer.Option("--model-name", help="Workers of this model.", show_default=False)] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before.", show_default=False)] = False,
+) -> None:
+    """Break the workers of a running server, and count what the clients of its streams notice: nothing but a gap."""
+    from cli.chaos.command import run_chaos
+
+    clean = run_chaos(
+        settings,
+        url=url,
+        faults=faults,
+        streams=streams,
+        tokens=tokens,
+        seconds=seconds,
+        seed=secrets.randbits(32) if seed is None else seed,
+        model=model_name,
+        confirm=lambda question: yes or typer.confirm(question),
+        console=Console(),
+    )
+    if not clean:
+        raise typer.Exit(1)
 
 
 @app.command("compile")

@@ -12,22 +12,25 @@ LOOK_S = 0.05
 
 
 class Watched:
-    """The workers of one server. Methods raise `CommandFailed` when the server cannot be asked."""
+    """The workers of one server, or of one model of it. Methods raise `CommandFailed` when it cannot be asked."""
 
     def __init__(
         self,
         client: Administration,
+        model: str = "",
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client = client
+        self._model = model
         self._clock = clock
         self._sleep = sleep
 
     def workers(self) -> list[dict[str, Any]]:
         """As `GET /admin/workers` says."""
-        return list(self._client.get("/admin/workers")["workers"])
+        found = self._client.get("/admin/workers")["workers"]
+        return [each for each in found if not self._model or each["model"] == self._model]
 
     def active(self) -> list[dict[str, Any]]:
         """Those that serve requests now."""

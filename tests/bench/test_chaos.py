@@ -2,20 +2,13 @@
 
 import pytest
 
-from bench.chaos import Line, bodies, moment, options
+from bench.chaos import Line, moment, options
 from cli.chaos.rounds import Noticed
 
 
 @pytest.mark.parametrize(("phase", "tokens"), [("admitted", 0), ("first", 1), ("middle", 100), ("last", 158)])
 def test_the_moment_of_a_kill(phase: str, tokens: int) -> None:
     assert moment(phase, 100, 160) == tokens
-
-
-def test_no_two_requests_are_alike() -> None:
-    asked = bodies(64, 8, 10)
-    assert len({str(request) for request in asked}) == 64
-    assert {request.path for request in asked} == {"/v1/completions", "/v1/chat/completions"}
-    assert {request.body["temperature"] for request in asked} == {0.0, 0.9}
 
 
 @pytest.mark.parametrize(("name", "workers", "standby"), [("1", 1, 0), ("2", 2, 0), ("1+2", 1, 2)])

@@ -11,7 +11,7 @@ from cli.main import app
 from cli.settings import Settings, flag
 from tests.checkpoints import make_checkpoint
 
-COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench", "compile")
+COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench", "chaos", "compile")
 
 
 @pytest.fixture

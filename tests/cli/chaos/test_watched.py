@@ -10,11 +10,19 @@ from cli.chaos.watched import Watched
 from cli.options import CommandFailed
 
 
-def worker(name: str, state: str = "ready", role: str = "active", busy: int = 0) -> dict[str, Any]:
-    return {"name": name, "state": state, "role": role, "slots_active": busy, "queue_depth": 0, "reason": ""}
+def worker(name: str, state: str = "ready", role: str = "active", busy: int = 0, model: str = "m") -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": model,
+        "state": state,
+        "role": role,
+        "slots_active": busy,
+        "queue_depth": 0,
+        "reason": "",
+    }
 
 
-def watched(*answers: list[dict[str, Any]]) -> Watched:
+def watched(*answers: list[dict[str, Any]], model: str = "") -> Watched:
     """A server that says this, one look after the other, and time that passes with each sleep."""
     looks = iter(answers)
     now = [0.0]
@@ -26,7 +34,7 @@ def watched(*answers: list[dict[str, Any]]) -> Watched:
         now[0] += seconds
 
     client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://server")
-    return Watched(Administration(client), clock=lambda: now[0], sleep=sleep)
+    return Watched(Administration(client), model, clock=lambda: now[0], sleep=sleep)
 
 
 def test_all_must_be_ready_and_idle() -> None:
@@ -44,3 +52,10 @@ def test_a_wait_in_vain_says_for_whom() -> None:
 def test_only_active_ready_workers_can_be_hit() -> None:
     (found,) = watched([worker("a", role="standby"), worker("b"), worker("c", "backoff")]).active()
     assert found["name"] == "b"
+
+
+def test_workers_of_another_model_do_not_count() -> None:
+    other = worker("z", "given_up", model="other")
+    found = watched(*[[worker("a"), other]] * 2, model="m")
+    found.wait_until_ready(5.0)
+    assert [each["name"] for each in found.active()] == ["a"]

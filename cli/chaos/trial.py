@@ -1,0 +1,126 @@
+"""Streams from a running server, faults on its workers, and a table of what the clients of the streams noticed."""
+
+import asyncio
+import functools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.chaos.asking import Request, Server
+from cli.chaos.heard import Heard
+from cli.chaos.rounds import Noticed, Strike, compare, percentile, play
+from cli.chaos.watched import Watched
+from cli.options import CommandFailed
+
+FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGABRT, "term": signal.SIGTERM}
+"""By their names. `stop` suspends a process, which then hangs."""
+MOST_FAULTS = 3
+"""For one worker: a server gives up a worker that fails five times within five minutes."""
+READY_S = 300.0
+"""In which all workers must be back."""
+SUBJECTS = ("river", "clock", "market", "garden", "letter", "engine", "island", "winter", "bridge", "teacher")
+
+Hit = Callable[[int, int], None]
+
+
+def requests(model: str, count: int, tokens: int, *, words: int = 8, chat: bool = False) -> list[Request]:
+    """Streaming requests, no two alike, each for `tokens` tokens; half greedy, half drawn with a seed. With `chat`,
+    every second one is a chat."""
+    found = []
+    for index in range(count):
+        prompt = " ".join(SUBJECTS[(index * 7 + word * (index % 9 + 1)) % len(SUBJECTS)] for word in range(words))
+        body: dict[str, Any] = {"model": model, "max_tokens": tokens, "ignore_eos": True, "return_token_ids": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= {"temperature": 0.0} if index // 2 % 2 else {"temperature": 0.9, "seed": index}
+        prompt = f"{index}: {prompt}"
+        if chat and index % 2:
+            body["messages"] = [{"role": "user", "content": prompt}]
+            found.append(Request("/v1/chat/completions", body))
+        else:
+            found.append(Request("/v1/completions", body | {"prompt": prompt}))
+    return found
+
+
+class Trial:
+    """Rounds against one server, each with one fault on a worker that serves. Owns what they brought."""
+
+    def __init__(
+        self,
+        server: Server,
+        watched: Watched,
+        asked: Sequence[Request],
+        *,
+        seed: int,
+        hit: Hit = os.kill,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`hit(pid, signal)` carries a fault out."""
+        self._server = server
+        self._watched = watched
+        self._asked = asked
+        self._draw = random.Random(seed)
+        self._hit = hit
+        self._clock = clock
+        self._struck: dict[str, int] = {}
+        self.noticed: dict[str, Noticed] = {}
+        """By the fault, of all its rounds."""
+        self.rounds: dict[str, int] = {}
+
+    def run(self, faults: Sequence[str], seconds: float) -> str:
+        """Rounds until the time is over, or no worker may be struck again. Returns why it ended.
+
+        Raises `CommandFailed` when the server does not answer undisturbed, or its workers do not come back.
+        """
+        whole = self._undisturbed()
+        until = self._clock() + seconds
+        while self._clock() < until:
+            victim = self._victim()
+            if victim is None:
+                return f"every worker was struck {MOST_FAULTS} times: more, and the server might give one up"
+            self._round(self._draw.choice(list(faults)), int(victim["pid"]), whole)
+            self._watched.wait_until_ready(READY_S)
+        return "the time is over"
+
+    def _undisturbed(self) -> list[Heard]:
+        whole, _ = asyncio.run(play(self._server, self._asked))
+        for request, heard in zip(self._asked, whole, strict=True):
+            if problem := ": ".join(heard.errors[0]) if heard.errors else heard.breach(request.choices):
+                raise CommandFailed(f"without any fault, {request.path} ended so: {problem}")
+        return whole
+
+    def _victim(self) -> dict[str, Any] | None:
+        """A worker that serves and may be struck, which counts as struck from now on."""
+        there = [each for each in self._watched.active() if self._struck.get(each["name"], 0) < MOST_FAULTS]
+        if not there:
+            return None
+        victim = self._draw.choice(there)
+        self._struck[victim["name"]] = self._struck.get(victim["name"], 0) + 1
+        return victim
+
+    def _round(self, fault: str, pid: int, whole: Sequence[Heard]) -> None:
+        moment = self._draw.randrange(max(heard.tokens for heard in whole))
+        strike = Strike(moment, functools.partial(self._hit, pid, FAULTS[fault]))
+        streams, at = asyncio.run(play(self._server, self._asked, strike))
+        self.noticed[fault] = self.noticed.get(fault, Noticed()) + compare(self._asked, streams, at, whole)
+        self.rounds[fault] = self.rounds.get(fault, 0) + 1
+
+
+def show(trial: Trial, console: Console) -> None:
+    """Print one line a fault, and of the first stream that failed why."""
+    columns = ("fault", "rounds", "streams", "failed", "duplicated", "altered", "cut", "gap p50 ms", "gap p99 ms")
+    table = Table(*columns, "undisturbed ms", box=None)
+    for fault, noticed in trial.noticed.items():
+        counts = trial.rounds[fault], noticed.streams, noticed.failed, noticed.duplicated, noticed.altered
+        gaps = (percentile(noticed.gaps_s, 0.5), percentile(noticed.gaps_s, 0.99), noticed.undisturbed_s)
+        shown = ["-" if gap is None else f"{1e3 * gap:.0f}" for gap in gaps]
+        table.add_row(fault, *map(str, counts), str(len(noticed.gaps_s)), *shown)
+    console.print(table)
+    for fault, noticed in trial.noticed.items():
+        if noticed.problem:
+            console.print(f"{fault}: {noticed.problem}", markup=False)

@@ -1,0 +1,152 @@
+"""`baton chaos` against a real server with scripted workers, and everything before it that must be refused."""
+
+import io
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from bench.served import served
+from cli.administration import Administration
+from cli.chaos import trial
+from cli.chaos.asking import Server
+from cli.chaos.command import chosen, run_chaos
+from cli.chaos.heard import Choice, Heard
+from cli.chaos.rounds import Noticed
+from cli.chaos.trial import MOST_FAULTS, Trial, requests, show
+from cli.chaos.watched import Watched
+from cli.options import CommandFailed
+from cli.settings import Settings
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def printed(where: Console) -> str:
+    assert isinstance(where.file, io.StringIO)
+    return where.file.getvalue()
+
+
+def test_no_two_requests_are_alike() -> None:
+    asked = requests("m", 64, 10, chat=True)
+    assert len({str(request) for request in asked}) == 64
+    assert {request.path for request in asked} == {"/v1/completions", "/v1/chat/completions"}
+    assert {request.body["temperature"] for request in asked} == {0.0, 0.9}
+    assert {request.path for request in requests("m", 9, 10)} == {"/v1/completions"}
+
+
+def test_a_server_is_broken_and_its_clients_notice_a_gap_at_most() -> None:
+    where = console()
+    questions: list[str] = []
+
+    def confirm(question: str) -> bool:
+        questions.append(question)
+        return True
+
+    with served({"backend": "scripted", "workers": 1, "standby": 1}) as found:
+        url = f"http://127.0.0.1:{found.server.port}"
+        clean = run_chaos(
+            Settings(),
+            url=url,
+            faults="kill",
+            streams=4,
+            tokens=400,
+            seconds=0.1,
+            seed=3,
+            model="",
+            confirm=confirm,
+            console=where,
+        )
+        workers = found.watched.workers()
+    assert clean, printed(where)
+    assert sum(worker["restarts"] for worker in workers) == 1
+    (line,) = [line for line in printed(where).splitlines() if line.split()[:1] == ["kill"]]
+    assert line.split()[1:6] == ["1", "4", "0", "0", "0"]
+    (question,) = questions
+    assert "w0 (process" in question
+    assert "seed 3" in printed(where)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"url": "http://192.0.2.1:8000"}, "is another one"),
+        ({"url": "nonsense"}, "--url: nonsense"),
+        ({"faults": "kill,burn"}, "there is no 'burn'"),
+        ({"faults": ","}, "name some of kill"),
+        ({"url": "http://127.0.0.1:1"}, "no server answers"),
+    ],
+)
+def test_what_cannot_be_broken_is_refused(changes: dict[str, Any], said: str) -> None:
+    asked = {"url": "http://127.0.0.1:1", "faults": "kill", "streams": 1, "tokens": 1, "seconds": 1.0, "seed": 1}
+    with pytest.raises(CommandFailed, match=said):
+        run_chaos(Settings(), model="", confirm=lambda _: True, console=console(), **(asked | changes))
+
+
+def test_faults_are_named() -> None:
+    assert chosen(" kill, stop ") == ["kill", "stop"]
+
+
+def watched(*workers: dict[str, Any]) -> Watched:
+    base = {"state": "ready", "role": "active", "slots_active": 0, "queue_depth": 0, "model": "m"}
+    body = {"workers": [base | worker for worker in workers]}
+    client = httpx.Client(
+        transport=httpx.MockTransport(lambda _: httpx.Response(200, json=body)), base_url="http://server"
+    )
+    return Watched(Administration(client))
+
+
+def whole(tokens: int) -> Heard:
+    return Heard(200, {0: Choice("a", [1] * tokens, ["length"])}, {"id"}, [(1, tokens)], ends=1, stamps=[0.0])
+
+
+@pytest.fixture
+def playing(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Heard]], None]:
+    """Rounds without a server: each stream hears this."""
+
+    def play(streams: list[Heard]) -> None:
+        async def answer(server: object, asked: object, strike: Any = None) -> tuple[list[Heard], float]:
+            if strike is not None:
+                assert 0 <= strike.tokens < streams[0].tokens
+                strike.act()
+            return streams, 0.5
+
+        monkeypatch.setattr(trial, "play", answer)
+
+    return play
+
+
+def test_no_worker_is_struck_more_often_than_its_server_bears(playing: Callable[[list[Heard]], None]) -> None:
+    playing([whole(5)])
+    hits: list[tuple[int, int]] = []
+    found = watched({"name": "a", "pid": 11}, {"name": "b", "pid": 12}, {"name": "c", "pid": 13, "role": "standby"})
+    one = Trial(
+        Server("127.0.0.1", 1), found, requests("m", 1, 5), seed=1, hit=lambda pid, number: hits.append((pid, number))
+    )
+    assert "every worker was struck" in one.run(["kill", "stop"], 60.0)
+    assert sorted(pid for pid, _ in hits) == [11] * MOST_FAULTS + [12] * MOST_FAULTS
+    assert {number for _, number in hits} <= {signal.SIGKILL, signal.SIGSTOP}
+    assert sum(one.rounds.values()) == len(hits)
+
+
+def test_a_server_that_fails_undisturbed_is_left_alone(playing: Callable[[list[Heard]], None]) -> None:
+    playing([Heard(errors=[("model_not_found", "there is none")], ends=1)])
+    one = Trial(Server("127.0.0.1", 1), watched(), requests("m", 1, 5), seed=1)
+    with pytest.raises(CommandFailed, match="model_not_found: there is none"):
+        one.run(["kill"], 60.0)
+
+
+def test_the_table_has_a_line_a_fault_and_says_what_failed() -> None:
+    one = Trial(Server("127.0.0.1", 1), watched(), [], seed=1)
+    one.rounds = {"kill": 2, "stop": 1}
+    one.noticed = {"kill": Noticed(16, 0, 0, 0, (0.25, 0.5), 0.02), "stop": Noticed(8, 1, 0, 0, (), 0.02, "lost [x]")}
+    where = console()
+    show(one, where)
+    _, kill, stop, problem = printed(where).splitlines()
+    assert kill.split() == ["kill", "2", "16", "0", "0", "0", "2", "500", "500", "20"]
+    assert stop.split() == ["stop", "1", "8", "1", "0", "0", "0", "-", "-", "20"]
+    assert problem == "stop: lost [x]"
