@@ -131,6 +131,27 @@ class Settings(BaseSettings):
         ge=0.01,
         le=86400,
     )
+    max_resume_s: float = _field(
+        _GATEWAY.max_resume_s,
+        LIMITS,
+        "Seconds that a stream may be kept for a client whose connection ended; 0 keeps none.",
+        ge=0,
+        le=86400,
+    )
+    max_resumable_streams: int = _field(
+        _GATEWAY.max_resumable_streams,
+        LIMITS,
+        "Streams that can be resumed, before clients that ask for one more are sent away.",
+        ge=0,
+        le=1 << 16,
+    )
+    resume_buffer_bytes: int = _field(
+        _GATEWAY.resume_buffer_bytes,
+        LIMITS,
+        "Bytes of sent events that one such stream keeps; the oldest go first.",
+        ge=0,
+        le=1 << 30,
+    )
     progress_timeout_s: float = _field(
         _GATEWAY.progress_timeout_s,
         LIMITS,

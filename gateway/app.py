@@ -13,29 +13,46 @@ from starlette.types import ASGIApp
 from gateway.admin import Admin
 from gateway.errors import ApiError, from_code
 from gateway.gate import Gate
-from gateway.generate import DEFECT, Generate
+from gateway.generate import Generate
 from gateway.operations import Operations
+from gateway.pickup import STREAMS, PickUp
+from gateway.reply import DEFECT
 from gateway.requests import RequestDecoder
+from gateway.resumable import ResumableStreams
 from gateway.router import Router
 from gateway.settings import GatewaySettings
 from gateway.status import Status
 from protocol.errors import ErrorCode
 
 
-def create_app(router: Router, settings: GatewaySettings, operations: Operations | None = None) -> ASGIApp:
+def create_app(
+    router: Router,
+    settings: GatewaySettings,
+    operations: Operations | None = None,
+    streams: ResumableStreams | None = None,
+) -> ASGIApp:
     """All routes over one router. It starts nothing, and runs on any ASGI server.
 
-    Without `operations` there are no routes that change something about the workers.
+    Without `operations` there are no routes that change something about the workers. `streams` is for who wants to
+    know them.
     """
     decoder = RequestDecoder(settings)
     status = Status(router, settings, created=int(time.time()))
+    pick_up = PickUp(settings, streams or ResumableStreams(settings, router.metrics))
     generate: dict[str, ASGIApp] = {
-        "/v1/completions": Generate(router, settings, decoder.completion),
-        "/v1/chat/completions": Generate(router, settings, decoder.chat),
+        "/v1/completions": Generate(router, settings, decoder.completion, pick_up),
+        "/v1/chat/completions": Generate(router, settings, decoder.chat, pick_up),
     }
+
+    def direct(method: str, path: str) -> ASGIApp | None:
+        if method == "POST":
+            return generate.get(path)
+        return pick_up if path.startswith(STREAMS) and method in PickUp.METHODS else None
+
     routes = [
-        # Their POSTs never get here; what does is told that only POST is allowed.
+        # What they allow never gets here; what does is told what is allowed.
         *(Route(path, app, methods=["POST"]) for path, app in generate.items()),
+        Route(STREAMS + "{id:path}", pick_up, methods=PickUp.METHODS),
         Route("/v1/models", status.models),
         Route("/v1/models/{id:path}", status.model),
         Route("/health/live", status.live),
@@ -51,7 +68,7 @@ def create_app(router: Router, settings: GatewaySettings, operations: Operations
     )
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    return Gate(app, generate, settings)
+    return Gate(app, direct, settings)
 
 
 def _respond(error: ApiError) -> Response:

@@ -3,12 +3,16 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs
 
 import anyio
 from starlette.types import Receive, Scope, Send
 
+from gateway.credentials import presented_key
 from gateway.errors import ApiError
 from gateway.settings import GatewaySettings
+from gateway.sse import DONE, error_event
 
 JSON = b"application/json"
 _EVENT_HEADERS = [
@@ -32,13 +36,41 @@ class Exchange:
         self.created = int(time.time())
         self._id_header = (b"x-request-id", self.request_id.encode())
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._scope = scope
         self._receive = receive
         self._send = send
         self._settings = settings
+        self.begun = False
+        """An event stream was started."""
         self._done = False
         self._sending = False
         self._sends = 0
         self._watchdog: asyncio.TimerHandle | None = None
+
+    @property
+    def query(self) -> dict[str, list[str]]:
+        """The parameters of the request's address."""
+        return parse_qs(self._scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+
+    @property
+    def last_event_id(self) -> str:
+        """The event after which a client wants to go on; empty when it does not say."""
+        return self._headers.get(b"last-event-id", b"").decode("latin-1").strip()
+
+    @property
+    def key(self) -> bytes:
+        """The key that the client showed, whether one is needed or not."""
+        return presented_key(self._scope) or b""
+
+    @property
+    def delivered(self) -> bool:
+        """The last byte of the answer was given to the connection."""
+        return self._done and not self._sending
+
+    @property
+    def sending(self) -> bool:
+        """Events wait for the connection to take them."""
+        return self._sending
 
     async def body(self) -> bytes:
         """The whole JSON body. Raises `ApiError` for another type, a size over the bound or a slow client, and
@@ -79,6 +111,13 @@ class Exchange:
             await self._send({**start, "headers": [(b"content-type", JSON), length, self._id_header, *(headers or [])]})
             await self._send({"type": "http.response.body", "body": body})
 
+    async def respond_empty(self) -> None:
+        """Send 204: it is so, and there is nothing to say."""
+        self._done = True
+        with anyio.move_on_after(self._settings.client_stall_s):
+            await self._send({"type": "http.response.start", "status": 204, "headers": [self._id_header]})
+            await self._send({"type": "http.response.body", "body": b""})
+
     async def refuse(self, error: ApiError) -> None:
         """Send an error as the response. What is left of the body is thrown away meanwhile, or a server with a full
         queue of it could not end the exchange."""
@@ -87,10 +126,21 @@ class Exchange:
             await self.respond(error.status, error.body(), error.headers)
             group.cancel_scope.cancel()
 
-    async def start_events(self, scope: anyio.CancelScope) -> None:
-        """Start an event stream. `scope` is cancelled when the client takes nothing for too long."""
+    async def attended(self, work: Callable[[anyio.CancelScope], Awaitable[None]]) -> None:
+        """Do `work` while the client is there. Its argument is the scope that is cancelled when it is not."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.until_gone, group.cancel_scope)
+            await work(group.cancel_scope)
+            group.cancel_scope.cancel()
+
+    async def start_events(self, scope: anyio.CancelScope, stream_id: str = "") -> None:
+        """Start an event stream. `scope` is cancelled when the client takes nothing for too long. `stream_id` is that
+        of one that can be picked up again."""
         self._watch(scope, -1)
+        self.begun = True
         headers = [*_EVENT_HEADERS, self._id_header]
+        if stream_id:
+            headers.append((b"x-stream-id", stream_id.encode()))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def events(self, chunk: bytes, more: bool = True) -> None:
@@ -100,6 +150,13 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
         self._sending = False
         self._sends += 1
+
+    async def end(self, error: ApiError) -> None:
+        """Say why there is no more answer, or none: as the last events, or as the response."""
+        if self.begun:
+            await self.events(error_event(error) + DONE, more=False)
+        else:
+            await self.respond(error.status, error.body(), error.headers)
 
     def _watch(self, scope: anyio.CancelScope, sends: int) -> None:
         """Look now and then whether the same send still waits: cheaper than a timer for each. A stall is seen after

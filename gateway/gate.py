@@ -1,15 +1,14 @@
 """What every request passes first: bounds on its headers, its id, and the key. An ASGI middleware without buffering."""
 
-import base64
-import binascii
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.endpoint import is_loopback
+from gateway.credentials import presented_key
 from gateway.errors import INVALID_TYPE, ApiError
 from gateway.exchange import Exchange
 from gateway.settings import GatewaySettings
@@ -26,11 +25,11 @@ FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 class Gate:
     """Refuses what breaks a bound or lacks the key, and gives every request an id that its response carries.
 
-    A POST to a path of `direct` goes straight to that app, which puts the id into its response itself: on the way of
-    every token there is no wrapper. All else goes to `app`.
+    What `direct(method, path)` names goes straight to that app, which puts the id into its response itself: on the way
+    of every token there is no wrapper. All else goes to `app`.
     """
 
-    def __init__(self, app: ASGIApp, direct: Mapping[str, ASGIApp], settings: GatewaySettings) -> None:
+    def __init__(self, app: ASGIApp, direct: Callable[[str, str], ASGIApp | None], settings: GatewaySettings) -> None:
         self._app = app
         self._direct = direct
         self._settings = settings
@@ -49,7 +48,7 @@ class Gate:
         scope["baton.request_id"] = request_id.decode("ascii")
 
         error = self._check(scope)
-        direct = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
+        direct = self._direct(scope["method"], scope["path"])
         if error is not None:
             await Exchange(scope, receive, send, self._settings).refuse(error)
         elif direct is not None:
@@ -98,19 +97,8 @@ def _asks_this_machine(scope: Scope) -> bool:
 
 
 def _has_key(scope: Scope, key: bytes) -> bool:
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(given) != 1:
-        return False
-    scheme, _, credentials = given[0].partition(b" ")
-    if scheme.lower() == b"basic":
-        # How a browser on the chat page sends the key: as a password.
-        try:
-            credentials = base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
-        except binascii.Error:
-            return False
-    elif scheme.lower() != b"bearer":
-        return False
-    return secrets.compare_digest(credentials.strip(), key)
+    given = presented_key(scope)
+    return given is not None and secrets.compare_digest(given, key)
 
 
 def _with_header(send: Send, header: tuple[bytes, bytes]) -> Send:

@@ -9,15 +9,14 @@ from starlette.types import Receive, Scope, Send
 from gateway.answers import whole_answer
 from gateway.errors import ApiError, from_code
 from gateway.exchange import ClientGone, Exchange
+from gateway.pickup import PickUp
+from gateway.reply import DEFECT, Reply, failure_error, let_go
 from gateway.requests import Plan
+from gateway.resumable import Reader
 from gateway.router import Router
 from gateway.settings import GatewaySettings
-from gateway.sse import DONE, WAITING, EventWriter, error_event
-from gateway.streams import Call, Failure
+from gateway.streams import Call
 from protocol.errors import ErrorCode
-
-DEFECT = "the gateway failed"
-"""All that a client is told of a defect; the log has the rest."""
 
 _log = structlog.get_logger("gateway.generate")
 
@@ -25,16 +24,25 @@ _log = structlog.get_logger("gateway.generate")
 class Generate:
     """Body in, tokens out. An ASGI app; every exchange ends with one answer, one error, or a client that left."""
 
-    def __init__(self, router: Router, settings: GatewaySettings, decode: Callable[[bytes], Plan]) -> None:
+    def __init__(
+        self,
+        router: Router,
+        settings: GatewaySettings,
+        decode: Callable[[bytes], Plan],
+        pick_up: PickUp,
+    ) -> None:
         self._router = router
         self._settings = settings
         self._decode = decode
+        self._pick_up = pick_up
+        self._resumables = pick_up.streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._settings)
         try:
-            plan = self._decode(await exchange.body())
-            call = self._router.open(plan, exchange.request_id)
+            body = await exchange.body()
+            # A client that sends its request again, as EventSource would, wants the rest of the answer, not another.
+            admitted = None if exchange.last_event_id else self._admit(body, exchange.request_id)
         except ApiError as error:
             _log.info("request_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
@@ -44,88 +52,66 @@ class Generate:
         except Exception:
             await exchange.refuse(from_code(ErrorCode.INTERNAL, DEFECT))
             raise
+        if admitted is None:
+            await self._pick_up.resume(exchange)
+        elif admitted[0].stream:
+            await self._stream(exchange, *admitted)
+        else:
+            await self._whole(exchange, *admitted)
+
+    def _admit(self, body: bytes, request_id: str) -> tuple[Plan, Call]:
+        """Raises `ApiError`."""
+        plan = self._decode(body)
+        if plan.resume_s:
+            self._resumables.check_room()
+        return plan, self._router.open(plan, request_id)
+
+    async def _whole(self, exchange: Exchange, plan: Plan, call: Call) -> None:
+        async def answer(_: anyio.CancelScope) -> None:
+            await call.wait()
+            if call.failure is not None:
+                await self._fail(exchange, call)
+            else:
+                await exchange.respond(200, whole_answer(plan, call, _answer_id(exchange, plan), exchange.created))
+
         try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(exchange.until_gone, group.cancel_scope)
-                await self._answer(exchange, plan, call, group.cancel_scope)
-                group.cancel_scope.cancel()
+            await exchange.attended(answer)
         finally:
             # Nothing may be awaited here: the task may be under cancellation.
-            outcome = (
-                "client_gone" if not call.ended else "answered" if call.failure is None else call.failure.code.value
-            )
-            call.cancel_nowait()
+            let_go(call)
             exchange.close()
-            _log.info("request_ended", request=call.request, worker=call.worker, model=call.model, outcome=outcome)
 
-    async def _answer(self, exchange: Exchange, plan: Plan, call: Call, scope: anyio.CancelScope) -> None:
-        answer_id = f"{'chatcmpl' if plan.chat else 'cmpl'}-{exchange.token}"
-        # The status waits for the first event, so that what the worker refuses is a 4xx and not a 200; but a client
-        # whose request has no worker is not left in silence.
-        began = await (self._news(call) if plan.stream else call.wait())
-        if began and call.failure is not None:
-            error = self._error(call.failure)
-            await exchange.respond(error.status, error.body(), error.headers)
-        elif plan.stream:
-            await exchange.start_events(scope)
-            try:
-                if not began:
-                    await self._wait(exchange, call)
-                await self._stream(exchange, plan, call, answer_id)
-            except Exception:
-                # A defect of ours, after the 200: the client still gets a typed end, and the server logs it.
-                await exchange.events(error_event(from_code(ErrorCode.INTERNAL, DEFECT)) + DONE, more=False)
-                raise
-        else:
-            await exchange.respond(200, whole_answer(plan, call, answer_id, exchange.created))
+    async def _stream(self, exchange: Exchange, plan: Plan, call: Call) -> None:
+        log = self._resumables.new_log() if plan.resume_s else None
+        stream_id = _answer_id(exchange, plan)
+        reply = Reply(plan, call, self._settings, stream_id=stream_id, created=exchange.created, log=log)
 
-    async def _news(self, call: Call) -> bool:
-        """Wait for something to send. False when none came for a while, because there is no worker."""
-        while True:
-            if not call.waiting:
-                if await call.wait():
-                    return True
-                continue
-            with anyio.move_on_after(self._settings.waiting_comment_s) as interval:
-                if await call.wait():
-                    return True
-            if interval.cancelled_caught and call.waiting:
-                return False
+        async def answer(scope: anyio.CancelScope) -> None:
+            # The status waits for the first event, so that what the worker refuses is a 4xx and not a 200; but a
+            # client whose request has no worker is not left in silence.
+            began = await reply.news()
+            if began and call.failure is not None:
+                await self._fail(exchange, call)
+            else:
+                await exchange.start_events(scope, stream_id if log is not None else "")
+                await reply.send(exchange, began)
 
-    async def _wait(self, exchange: Exchange, call: Call) -> None:
-        """Comment on the wait until there is something to send."""
-        await exchange.events(WAITING)
-        while not await self._news(call):
-            await exchange.events(WAITING)
+        if log is not None:
+            reader = Reader(exchange)
+            stream = self._resumables.keep(reply, log, exchange.key, plan.resume_s, reader)
+            await self._resumables.read(stream, reader, answer)
+            return
+        try:
+            await exchange.attended(answer)
+        finally:
+            reply.close()
+            exchange.close()
 
-    async def _stream(self, exchange: Exchange, plan: Plan, call: Call, answer_id: str) -> None:
-        writer = EventWriter(
-            chat=plan.chat,
-            answer_id=answer_id,
-            created=exchange.created,
-            model=call.model,
-            fingerprint=call.fingerprint,
-            include_usage=plan.include_usage,
-            return_token_ids=plan.return_token_ids,
-            logprobs=plan.logprobs,
-        )
-        while True:
-            # Read before taking: what comes after this look is in the next round.
-            ended = call.ended
-            chunk = writer.pieces(call.take(plan.by_token))
-            if ended:
-                break
-            if chunk:
-                await exchange.events(chunk)
-            if not await self._news(call):
-                await self._wait(exchange, call)
+    async def _fail(self, exchange: Exchange, call: Call) -> None:
         if call.failure is not None:
-            chunk += error_event(self._error(call.failure))
-        elif plan.include_usage:
-            chunk += writer.usage(*call.usage(plan.per_prompt), continued=call.continued)
-        await exchange.events(chunk + DONE, more=False)
+            error = failure_error(call.failure, self._settings)
+            await exchange.respond(error.status, error.body(), error.headers)
 
-    def _error(self, failure: Failure) -> ApiError:
-        if failure.code is ErrorCode.INTERNAL:
-            _log.error("internal_failure", text=failure.text)
-        return from_code(failure.code, failure.text, param=failure.field, retry_after_s=self._settings.retry_after_s)
+
+def _answer_id(exchange: Exchange, plan: Plan) -> str:
+    return f"{'chatcmpl' if plan.chat else 'cmpl'}-{exchange.token}"

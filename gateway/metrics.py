@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -87,6 +87,15 @@ class Metrics:
             ["model", "cause", "outcome"],
             registry=self._registry,
         )
+        self._detachments = Counter(
+            "baton_stream_detachments",
+            "Streams whose client's connection ended, by how that ended",
+            ["model", "outcome"],
+            registry=self._registry,
+        )
+        self._resumable = Gauge(
+            "baton_resumable_streams", "Streams that can be resumed, by state", ["state"], registry=self._registry
+        )
 
     def of(self, model: str, backend: str, worker: str) -> Observed:
         """The histograms of a worker; the caller keeps them."""
@@ -101,6 +110,14 @@ class Metrics:
     def replayed(self, model: str, cause: str, outcome: str) -> Counter:
         """The counter of replays of this kind."""
         return self._replays.labels(model, cause, outcome)
+
+    def detachment(self, model: str, outcome: str) -> Counter:
+        """The counter of streams that lost their client and ended so."""
+        return self._detachments.labels(model, outcome)
+
+    def watch_streams(self, state: str, count: Callable[[], float]) -> None:
+        """Ask at every scrape how many resumable streams are in this state."""
+        self._resumable.labels(state).set_function(count)
 
     def render(self) -> bytes:
         """The text format, version 0.0.4."""

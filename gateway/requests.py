@@ -50,9 +50,11 @@ Prompt = Text | Annotated[tuple[Text | TokenId | TokenPrompt, ...], Meta(min_len
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """`include_usage` adds a last chunk with the counts of the whole request."""
+    """`include_usage` adds a last chunk with the counts of the whole request. `resume_s`, Baton's own, is how many
+    seconds the stream is kept for a client whose connection ended."""
 
     include_usage: bool | None = None
+    resume_s: Annotated[float, Meta(ge=0)] | None = None
     include_obfuscation: Literal[False] | None = None
 
 
@@ -165,6 +167,8 @@ class Plan:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    resume_s: float = 0.0
+    """Seconds that the stream is kept for its client to come back; 0: its end is the client's."""
 
     @property
     def logprobs(self) -> bool:
@@ -239,9 +243,24 @@ class RequestDecoder:
             Choice(inputs[index // n], _sampling(body, seed & MAX_SEED, top), limits, body.cache_salt or "")
             for index, seed in enumerate(seeds)
         )
-        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        chat = isinstance(body, ChatBody)
-        return Plan(chat, body.model, choices, n, bool(body.stream), usage, bool(body.return_token_ids))
+        options = body.stream_options or StreamOptions()
+        return Plan(
+            isinstance(body, ChatBody),
+            body.model,
+            choices,
+            n,
+            bool(body.stream),
+            bool(options.include_usage),
+            bool(body.return_token_ids),
+            self._resume_s(options),
+        )
+
+    def _resume_s(self, options: StreamOptions) -> float:
+        wanted, most = options.resume_s or 0.0, self._settings.max_resume_s
+        if wanted > most:
+            kept = f"for {most:g} s at most" if most else "not"
+            raise invalid("stream_options.resume_s", f"`stream_options.resume_s`: streams are kept {kept} here")
+        return wanted
 
     def _check_fanout(self, prompts: int, n: int, size: int) -> None:
         settings, count = self._settings, prompts * n

@@ -46,6 +46,12 @@ class GatewaySettings:
     """A streaming client whose request waits for a worker is sent a comment this often."""
     client_stall_s: float = 30.0
     """A client that takes nothing for this long is dropped."""
+    max_resume_s: float = 600.0
+    """Time that a client may ask its stream to be kept after the connection ended; 0 keeps none."""
+    max_resumable_streams: int = 256
+    """Streams that can be resumed, read or not, before clients that ask for one more are sent away."""
+    resume_buffer_bytes: int = 1024 * 1024
+    """Bytes of sent events that one stream keeps; the oldest go first."""
     progress_timeout_s: float = 30.0
     """A worker that showed no progress for this long does not count as ready."""
     hang_timeout_s: float = 10.0
@@ -71,6 +77,9 @@ class GatewaySettings:
             "worker_wait_s": (0, 86400),
             "waiting_comment_s": (0.01, 3600),
             "client_stall_s": (0.01, 86400),
+            "max_resume_s": (0, 86400),
+            "max_resumable_streams": (0, 1 << 16),
+            "resume_buffer_bytes": (0, 1 << 30),
             "progress_timeout_s": (0.01, 86400),
             "hang_timeout_s": (0.01, Deadlines().hang_most),
             "keep_alive_s": (0.01, 86400),

@@ -6,10 +6,12 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ApiError
+from gateway.event_log import EVENT_END
 from gateway.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.streams import Piece
 
 DONE = b"data: [DONE]\n\n"
+"""The last event of every stream, here without an id."""
 WAITING = b": waiting\n\n"
 """A comment, which clients skip: there is no worker at the moment, and the request is not forgotten."""
 _encode = msgspec.json.Encoder().encode
@@ -18,7 +20,8 @@ _encode = msgspec.json.Encoder().encode
 class EventWriter:
     """Writes the chunks of one call, in OpenAI's format for completions or for chats.
 
-    What a sequence got since its last chunk goes into one chunk, however many tokens that is.
+    What a sequence got since its last chunk goes into one chunk, however many tokens that is. Every event has an id,
+    made of the answer's and the event's number (`chatcmpl-0123456789abcdef01234567-17`): a client can go on after it.
     """
 
     def __init__(
@@ -36,10 +39,12 @@ class EventWriter:
         kind = "chat.completion.chunk" if chat else "text_completion"
         head = {"id": answer_id, "object": kind, "created": created, "model": model, "system_fingerprint": fingerprint}
         self._chat = chat
+        self._id = f"id: {answer_id}-".encode()
+        self._number = 0
         self._token_ids = return_token_ids
         self._logprobs = logprobs
         self._offsets: dict[int, CompletionLogprobs] = {}
-        self._head = b"data: " + _encode(head)[:-1]
+        self._head = b"\ndata: " + _encode(head)[:-1]
         # With `include_usage` every chunk but the last says that it has none.
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._before: dict[int, bytes] = {}
@@ -54,17 +59,18 @@ class EventWriter:
             before = self._before.get(piece.index)
             if before is None:
                 before = self._open(piece.index, out)
+            self._number += 1
             if self._chat and not piece.text:
-                out.append(before[: -len(b'"content":')])
+                out.append(b"%s%d%s" % (self._id, self._number, before[: -len(b'"content":')]))
             else:
-                out += (before, _encode(piece.text))
+                out.append(b"%s%d%s%s" % (self._id, self._number, before, _encode(piece.text)))
             out.append(self._plain if piece.reason is None and not self._by_token else self._close(piece))
         return b"".join(out)
 
     def _open(self, index: int, out: list[bytes]) -> bytes:
         choice = b'%s,"choices":[{"index":%d,' % (self._head, index)
         if self._chat:
-            out.append(choice + b'"delta":{"role":"assistant","content":""' + self._plain)
+            out.append(self._next_id() + choice + b'"delta":{"role":"assistant","content":""' + self._plain)
         before = choice + (b'"delta":{"content":' if self._chat else b'"text":')
         self._before[index] = before
         return before
@@ -86,12 +92,25 @@ class EventWriter:
     def usage(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, *, continued: bool) -> bytes:
         """The chunk with the counts of the whole call, and no choices. `continued`: see `extension`."""
         usage = usage_json(prompt_tokens, completion_tokens, cached_tokens)
-        return self._head + b"," + _encode({"choices": [], "usage": usage} | extension(continued))[1:] + b"\n\n"
+        last = _encode({"choices": [], "usage": usage} | extension(continued))[1:]
+        return self._next_id() + self._head + b"," + last + b"\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        """The chunk that ends a stream which cannot go on; `done` follows it."""
+        return self._next_id() + b"\n" + error_event(error)
+
+    def done(self) -> bytes:
+        """The last event."""
+        return self._next_id() + b"\n" + DONE
+
+    def _next_id(self) -> bytes:
+        self._number += 1
+        return b"%s%d" % (self._id, self._number)
 
 
 def error_event(error: ApiError) -> bytes:
-    """The chunk that ends a stream which cannot go on; `DONE` follows it."""
-    return b"data: " + error.body() + b"\n\n"
+    """An error as an event without an id: it says something of the connection, not of the answer."""
+    return b"data: " + error.body() + EVENT_END
 
 
 def extension(continued: bool) -> dict[str, dict[str, bool]]:

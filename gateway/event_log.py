@@ -1,0 +1,46 @@
+"""The last events of one stream, as they were sent, for a client that comes back."""
+
+from collections import deque
+from itertools import islice
+
+EVENT_END = b"\n\n"
+"""No event has an empty line within: JSON escapes its line ends."""
+
+
+class EventsGone(Exception):
+    """Raised when events that are asked for are not kept any more."""
+
+
+class EventsUnknown(Exception):
+    """Raised for the number of an event that has never been."""
+
+
+class EventLog:
+    """Events by their number, which begins at 1. Keeps the newest `bound` bytes of them; the oldest go first."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._events: deque[bytes] = deque()
+        self.size = 0
+        """Bytes that are kept."""
+        self.last = 0
+        """The number of the newest event."""
+
+    def append(self, chunk: bytes) -> None:
+        """Add whole events, one behind the other."""
+        events = [event + EVENT_END for event in chunk.split(EVENT_END)[:-1]]
+        self._events += events
+        self.last += len(events)
+        self.size += len(chunk)
+        while self.size > self._bound:
+            self.size -= len(self._events.popleft())
+
+    def after(self, number: int) -> bytes:
+        """The events after this one; 0 stands for the beginning. Raises `EventsGone` and `EventsUnknown`."""
+        count = self.last - number
+        if number < 0 or count < 0:
+            raise EventsUnknown
+        if count > len(self._events):
+            raise EventsGone
+        # From the end, where the few that are asked for mostly are.
+        return b"".join(reversed([*islice(reversed(self._events), count)]))
