@@ -14,6 +14,7 @@ from gateway.app import create_app
 from gateway.fleet import Fleet, Member
 from gateway.launch import WorkerLaunch
 from gateway.operations import Operations
+from gateway.resumable import ResumableStreams
 from gateway.router import Router
 from gateway.server import listen, serve
 from gateway.settings import GatewaySettings
@@ -95,6 +96,7 @@ class _Daemon:
         self._settings = settings
         self._router = router
         self._fleet = fleet
+        self._streams = ResumableStreams(settings, router.metrics)
         self._operations = Operations(fleet, router.roster, self._hand_over)
         self._handing_over = False
         self._operating = anyio.CancelScope()
@@ -144,7 +146,7 @@ class _Daemon:
         return models == {each.launch.model for each in self._fleet if each.state is WorkerState.READY}
 
     async def _serve(self, listener: socket.socket) -> None:
-        app = create_app(self._router, self._settings, self._operations)
+        app = create_app(self._router, self._settings, self._operations, self._streams)
         await serve(app, self._settings, shutdown=self._shutdown, listener=listener, grace_s=self._grace_s)
 
     def _grace_s(self) -> float:
@@ -168,13 +170,18 @@ class _Daemon:
         async with anyio.create_task_group() as group:
             group.start_soon(self._cut_grace, group.cancel_scope)
             with anyio.move_on_after(settings.shutdown_grace_s):
-                await (self._server_ended.wait() if self._handing_over else router.idle())
+                if self._handing_over:
+                    await self._server_ended.wait()
+                else:
+                    await router.idle()
+                    await self._streams.settled()
             group.cancel_scope.cancel()
         router.drain_nowait()
         router.fail_all("the gateway is shutting down")
         self._shutdown.set()
         with anyio.move_on_after(settings.flush_s + 1):
             await self._server_ended.wait()
+        self._streams.close()
         await self._fleet.stop(WORKERS_END_S)
         _log.info("ended")
 

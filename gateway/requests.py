@@ -256,7 +256,7 @@ class RequestDecoder:
         )
 
     def _resume_s(self, options: StreamOptions) -> float:
-        wanted, most = options.resume_s or 0.0, self._settings.max_resume_s
+        wanted, most = options.resume_s or 0.0, self._settings.resume_most_s
         if wanted > most:
             kept = f"for {most:g} s at most" if most else "not"
             raise invalid("stream_options.resume_s", f"`stream_options.resume_s`: streams are kept {kept} here")

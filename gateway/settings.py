@@ -48,9 +48,9 @@ class GatewaySettings:
     """A client that takes nothing for this long is dropped."""
     max_resume_s: float = 600.0
     """Time that a client may ask its stream to be kept after the connection ended; 0 keeps none."""
-    max_resumable_streams: int = 256
-    """Streams that can be resumed, read or not, before clients that ask for one more are sent away."""
-    resume_buffer_bytes: int = 1024 * 1024
+    max_resumable_streams: int = 512
+    """Streams that can be resumed, read or not, before clients that ask for one more are sent away; 0 keeps none."""
+    resume_buffer_bytes: int = 512 * 1024
     """Bytes of sent events that one stream keeps; the oldest go first."""
     progress_timeout_s: float = 30.0
     """A worker that showed no progress for this long does not count as ready."""
@@ -62,6 +62,11 @@ class GatewaySettings:
     flush_s: float = 2.0
     """Time in which clients must take their last bytes at a shutdown."""
     retry_after_s: int = 1
+
+    @property
+    def resume_most_s(self) -> float:
+        """How long a stream may be kept for its client; 0 when none is."""
+        return self.max_resume_s if self.max_resumable_streams else 0.0
 
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[float, float]] = {

@@ -15,6 +15,8 @@ from gateway.router import Router
 from gateway.settings import GatewaySettings
 from gateway.workers import Seat
 
+PAGE_RESUME_S = 60.0
+"""How long the page asks for an answer to be kept when its connection ends."""
 _PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
@@ -36,7 +38,9 @@ class Status:
         self._router = router
         self._settings = settings
         self._created = created
-        self._page = resources.files("gateway").joinpath("page.html").read_bytes()
+        resume_s = min(PAGE_RESUME_S, settings.resume_most_s)
+        page = resources.files("gateway").joinpath("page.html").read_text(encoding="utf-8")
+        self._page = page.replace("{{resume_s}}", f"{resume_s:g}").encode()
 
     async def models(self, _: Request) -> Response:
         """`GET /v1/models`."""

@@ -128,6 +128,20 @@ async def test_live_streams_finish_within_the_grace_and_nothing_is_admitted() ->
         await watched.ended.wait()
 
 
+async def test_a_client_whose_connection_broke_is_waited_for() -> None:
+    body = LONG | {"max_tokens": 60, "stream_options": {"resume_s": 60}}
+    async with daemon(launch("w0", rate=100), shutdown_grace_s=30) as (watched, client):
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            path = f"/v1/streams/{response.headers['x-stream-id']}"
+        os.kill(os.getpid(), signal.SIGTERM)
+        while (await client.get("/health/ready")).status_code == 200:
+            pass
+        async with client.stream("GET", path) as response:
+            got = await events(response)
+        assert got[-2]["choices"][0]["finish_reason"] == "length"
+        await watched.ended.wait()
+
+
 @pytest.mark.parametrize("how", ["no grace", "second signal"])
 async def test_streams_that_outlive_the_grace_end_typed(how: str) -> None:
     grace = 0 if how == "no grace" else 3600

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.events import Usage
 from protocol.request import ChatInput, Message
+from tests.gateway.cutting import breaking_way
 from tests.gateway.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -76,16 +78,20 @@ async def answer(served: Served, found: list[Submit]) -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here")
-async def test_a_person_chats(tmp_path: Path) -> None:
+@pytest.mark.parametrize("breaks", [0, 2])
+async def test_a_person_chats(tmp_path: Path, breaks: int) -> None:
+    """However often the connection breaks in the middle of the answer: the page goes on by itself."""
     submits: list[Submit] = []
     settings = GatewaySettings(port=0, flush_s=0.1)
     shutdown = anyio.Event()
-    async with serving() as served, anyio.create_task_group() as group:
+    async with serving() as served, anyio.create_task_group() as group, AsyncExitStack() as stack:
         screen = Screen(served.app)
         listener = listen(settings)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        port = listener.getsockname()[1]
         group.start_soon(lambda: serve(screen, settings, shutdown=shutdown, listener=listener))
         group.start_soon(answer, served, submits)
+        way = await stack.enter_async_context(breaking_way(port, b'"lo ', breaks))
+        url = f"http://127.0.0.1:{way.port}/"
         argv = [BROWSER or "", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         argv += [f"--user-data-dir={tmp_path}", "--remote-debugging-port=0", url]
         async with await anyio.open_process(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as browser:
@@ -93,6 +99,7 @@ async def test_a_person_chats(tmp_path: Path) -> None:
                 await screen.seen.wait()
             browser.terminate()
         shutdown.set()
+    assert way.cuts == 0
     dom = screen.dom
     asked = submits[0].input
     assert isinstance(asked, ChatInput)
