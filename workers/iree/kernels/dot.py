@@ -16,7 +16,7 @@ from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Dispatch, Value
 from workers.iree.kernels.executable import Operand, dispatch
 from workers.iree.kernels.linear import ACTIVATIONS, stride
-from workers.iree.quantized import RUN, Packing
+from workers.iree.quantized import LINE, RUN, Packing
 
 Dot = Literal["vpdpbusd", "plain"]
 """How four levels of each lane are multiplied by four activations and added up."""
@@ -25,6 +25,8 @@ ROUND_GROUP = 64
 """The most activations that share a scale."""
 LOW_BITS = 7
 """Of an integer of several planes, in each but the first."""
+CHAINS = 4
+"""Products that do not wait for each other, at least."""
 MAX_ROWS = 8
 """Rows of one block: their sums, of integers and of floats, stay in registers."""
 ROWS_IN_CACHE = 64
@@ -219,6 +221,20 @@ class Product:
     def dots(self) -> int:
         return self.rounded.group // RUN
 
+    @property
+    def blocks(self) -> int:
+        return self.rounded.padded // self.rounded.block
+
+    @property
+    def together(self) -> int:
+        """Blocks that are multiplied by a tile before the next tile."""
+        return max(1, min(self.blocks, ROWS_IN_CACHE // self.rounded.block))
+
+    @property
+    def chains(self) -> int:
+        """Sums of integers of one row and plane: a few rows alone would wait for themselves."""
+        return max(1, CHAINS // self.rounded.block)
+
 
 def rounded_rows(rows: int, inputs: int, packing: Packing, words: Arithmetic, planes: int) -> Rounded:
     """How rows are rounded for a matrix of this packing."""
@@ -233,7 +249,6 @@ def product(p: Product) -> str:
     weights = Operand("weights", p.packing.stored_shape(p.outputs, r.inputs), "i8")
     bias = [Operand("bias", (p.outputs,), "f32")] if p.bias else []
     out = Operand("out", (r.padded, p.outputs), "f32")
-    blocks = r.padded // r.block
     per_workgroup = -(-p.tiles // WORKGROUPS)
     floats = f"vector<{lanes}xf32>"
     kinds = ", ".join([floats] * r.block)
@@ -250,8 +265,8 @@ def product(p: Product) -> str:
         %no_sum = arith.constant dense<0> : vector<{lanes}xi32>
         %share = arith.constant {per_workgroup} : index
         %tiles = arith.constant {p.tiles} : index
-        %blocks = arith.constant {blocks} : index
-        %together = arith.constant {max(1, min(blocks, ROWS_IN_CACHE // r.block))} : index
+        %blocks = arith.constant {p.blocks} : index
+        %together = arith.constant {p.together} : index
         %block_rows = arith.constant {r.block} : index
         %groups = arith.constant {r.groups} : index
         %lanes = arith.constant {lanes} : index
@@ -298,7 +313,7 @@ def _group(p: Product) -> str:
         "%levels_at = arith.muli %i, %size : index",
         f"%dots = arith.constant {p.dots} : index",
         "%run = arith.muli %i, %dots : index",
-        *(line for j in range(p.vectors) for line in _levels(p, j, weights)),
+        *_prefetch(p, weights),
         *(line for j in range(p.dots) for line in (f"%step{j} = arith.constant {j} : index",)),
         *(f"%run{j} = arith.addi %run, %step{j} : index" for j in range(p.dots)),
         f"%per_scale = arith.constant {packing.format.group // r.group} : index",
@@ -309,9 +324,10 @@ def _group(p: Product) -> str:
         lines.append(f"%zero_f32 = arith.constant dense<{-float(packing.format.middle)}> : {floats}")
     else:
         lines += _scales(p, "zero", packing.level_bytes(r.inputs) + packing.scale_bytes(r.inputs), weights)
+    lines += _dots(p, weights)
     for row in range(r.block):
         lines += [
-            *_dots(p, row),
+            *_total(p, row),
             f"%row_scale{row} = memref.load %sums[%c0, %row{row}, %i] : {sums}",
             f"%row_sum{row} = memref.load %sums[%c1, %row{row}, %i] : {sums}",
             f"%row_scales{row} = vector.broadcast %row_scale{row} : f32 to {floats}",
@@ -331,6 +347,34 @@ def _group(p: Product) -> str:
     return "".join(f"\n                {line}" for line in lines)
 
 
+def _prefetch(p: Product, weights: str) -> list[str]:
+    """Fetch what is read later: a single block of rows reads on in memory, several of them share the next tile."""
+    if p.together == 1:
+        lines = [
+            f"%ahead = arith.constant {PREFETCH} : index",
+            "%soon = arith.addi %levels_at, %ahead : index",
+            "%fetched = arith.addi %tile, %c0 : index",
+        ]
+        count = p.vectors
+    else:
+        count = -(-p.vectors // p.together)
+        lines = [
+            "%before = arith.subi %block, %from : index",
+            "%groups_before = arith.muli %before, %groups : index",
+            "%turn = arith.addi %groups_before, %i : index",
+            f"%turn_bytes = arith.constant {count * LINE} : index",
+            "%soon = arith.muli %turn, %turn_bytes : index",
+            "%fetched = arith.addi %tile, %c1 : index",
+        ]
+    for j in range(count):
+        lines += [
+            f"%line{j} = arith.constant {j * LINE} : index",
+            f"%soon{j} = arith.addi %soon, %line{j} : index",
+            f"memref.prefetch %weights[%fetched, %soon{j}], read, locality<3>, data : {weights}",
+        ]
+    return lines
+
+
 def _levels(p: Product, j: int, weights: str) -> list[str]:
     """Load vector `j` of the group's levels, and unpack it to %level0, %level1 and so on."""
     size = p.packing.run_bytes
@@ -338,9 +382,6 @@ def _levels(p: Product, j: int, weights: str) -> list[str]:
     lines = [
         f"%level_offset{j} = arith.constant {j * size} : index",
         f"%level_at{j} = arith.addi %levels_at, %level_offset{j} : index",
-        f"%ahead{j} = arith.constant {PREFETCH} : index",
-        f"%soon{j} = arith.addi %level_at{j}, %ahead{j} : index",
-        f"memref.prefetch %weights[%tile, %soon{j}], read, locality<3>, data : {weights}",
     ]
     if p.packing.format.bits == 8:
         return [*lines, f"%level{j} = vector.load %weights[%tile, %level_at{j}] : {weights}, {loaded}"]
@@ -375,18 +416,37 @@ def _scales(p: Product, name: str, start: int, weights: str) -> list[str]:
     return lines if kind == "f32" else [*lines, f"%{name}_f32 = arith.extf {out} : {typed} to vector<{lanes}xf32>"]
 
 
-def _dots(p: Product, row: int) -> list[str]:
-    """The group's levels times a row's integers, added up: float32 %dot`row`.
+def _dots(p: Product, weights: str) -> list[str]:
+    """The group's levels times all rows' integers: int32 %int`row`_`plane`_`chain`.
 
-    A plane's sum is exact; of several planes each sum is fused onto the rounded one of those before it.
+    The next product waits for no other of the last few: what waits fills the CPU's scheduler. Sums of integers are
+    exact in any order.
     """
+    lines, per = [], p.dots // p.vectors
+    totals = dict.fromkeys(_chains(p), "%no_sum")
+    for plane in range(p.rounded.planes):
+        for j in range(p.dots):
+            if plane == 0 and j % per == 0:
+                lines += _levels(p, j // per, weights)
+            chain = j % p.chains
+            for row in range(p.rounded.block):
+                at = (row, plane, chain)
+                result = f"%int{row}_{plane}_{chain}_{j}"
+                lines += _dot(p, (plane, row, j), totals[at], result)
+                totals[at] = result
+    return lines
+
+
+def _total(p: Product, row: int) -> list[str]:
+    """float32 %dot`row`: of several planes each sum is fused onto the rounded one of those before it."""
     words = f"vector<{LANES}xi32>"
     lines = []
     for plane in range(p.rounded.planes):
-        at, total = f"{row}_{plane}", "%no_sum"
-        for j in range(p.dots):
-            result = f"%int{at}_{j}"
-            lines += _dot(p, (plane, row, j), total, result)
+        at = f"{row}_{plane}"
+        total = f"%int{at}_0_{_last(p, 0)}"
+        for chain in range(1, p.chains):
+            result = f"%chains{at}_{chain}"
+            lines.append(f"{result} = arith.addi {total}, %int{at}_{chain}_{_last(p, chain)} : {words}")
             total = result
         last = plane == p.rounded.planes - 1
         out = f"%dot{row}" if last else f"%dot{at}"
@@ -399,6 +459,16 @@ def _dots(p: Product, row: int) -> list[str]:
             f"{out} = math.fma %dot{row}_{plane - 1}, %unit{at}, %float{at} : {FLOATS}",
         ]
     return lines
+
+
+def _chains(p: Product) -> list[tuple[int, int, int]]:
+    r = p.rounded
+    return [(row, plane, chain) for row in range(r.block) for plane in range(r.planes) for chain in range(p.chains)]
+
+
+def _last(p: Product, chain: int) -> int:
+    """The last product of a chain."""
+    return (p.dots - 1 - chain) // p.chains * p.chains + chain
 
 
 def _dot(p: Product, at: tuple[int, int, int], before: str, result: str) -> list[str]:
