@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from actors.worker import Deadlines, WorkerState
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel, Command, Submit
+from protocol.errors import ErrorCode
 from protocol.events import Beat, Bye, Event, Failed, Finished, Gauges, Hello, Loading, Ready, Step
 
 
@@ -79,6 +80,9 @@ class Incarnation:
             case Finished(stream=stream) | Failed(stream=stream):
                 self._expect(event, self.ready is not None)
                 self._in_flight.discard(stream)
+                if isinstance(event, Failed) and event.code is not ErrorCode.DEADLINE:
+                    # It was looked at: many refused prompts take long, and no step. A deadline passes by itself.
+                    self._progress(now)
             case Bye():
                 self.bye = event
         self._last_frame = now

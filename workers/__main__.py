@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("spec_refused", problem=str(error))
         return EXIT_USAGE
     sys.setswitchinterval(SWITCH_S)
+    # One thread makes prompts; a pool beside it would take the engine's cores. The library reads this at each call.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     service = WorkerService(spec, arguments.endpoint, arguments.incarnation)
     try:
         left = anyio.run(_serve, service)

@@ -5,21 +5,19 @@ here: `Finished` or `Failed`.
 """
 
 import heapq
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from protocol.bounds import MAX_PIECE_BYTES, MAX_TOKENS, clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Gauges, Likely, Logprobs, Step, Usage
-from protocol.request import ChatInput, FinishReason, Input, TextInput
+from protocol.request import ChatInput, FinishReason
+from workers.prompts import Made, Prompt, PromptRefused, Prompts, attempt
 from workers.request import End, Failure, Request, StepResult
 from workers.runner import TokenLogprobs
-from workers.text.budget import TemplateError
 from workers.text.stream import TextStream
-from workers.text.vocabulary import Chat, Vocabulary
+from workers.text.vocabulary import Vocabulary
 
 _SPARE_DEADLINES = 64
 _DEFECT = "the text of the answer could not be made"
@@ -76,15 +74,6 @@ class _Live:
     logprobs: list[Logprobs] = field(default_factory=list)
 
 
-class _Refused(Exception):
-    """Raised while a prompt is made: the request ends before any work."""
-
-    def __init__(self, code: ErrorCode, text: str, field: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.field = field
-
-
 class Delivery:
     """Detokenizer, stop strings, usage and deadline of each live sequence."""
 
@@ -94,7 +83,7 @@ class Delivery:
         """`max_live` bounds the table; what is over it is refused with OVERLOADED. `clock` gives seconds. Text that
         cannot fit into `context` tokens is refused before it is tokenized."""
         self._vocabulary = vocabulary
-        self._context = context
+        self._prompts = Prompts(vocabulary, context)
         self._max_live = max_live
         self._clock = clock
         self._live: dict[int, _Live] = {}
@@ -109,40 +98,48 @@ class Delivery:
         """The live sequences."""
         return list(self._live)
 
-    def admit(self, submit: Submit) -> Admitted:
-        """Make the prompt and open an entry. Whatever is wrong with the request is a `Failed` that names the field."""
+    def prepare(self, submit: Submit) -> Prompt:
+        """Make the prompt. It may run on any thread, one at a time. Raises `PromptRefused`, and whatever a defect in
+        text code raises."""
+        return self._prompts.make(submit)
+
+    def admit(self, submit: Submit, made: Made | None = None, arrived: float | None = None) -> Admitted:
+        """Open an entry for a request that came at `arrived`, by the clock, with its prompt or what `prepare` raised;
+        the prompt is made here when there is neither. Whatever is wrong with the request is a `Failed` that names the
+        field. Raises a defect as it is."""
         stream = submit.stream
-        if len(self._live) >= self._max_live:
+        if self.full():
             return _refused(stream, ErrorCode.OVERLOADED, f"{len(self._live)} sequences are live or wait already", "")
-        try:
-            prompt = self._prompt(submit.input)
-            text = self._text(submit, prompt)
-        except _Refused as refusal:
-            return _refused(stream, refusal.code, str(refusal), refusal.field)
-        eos = self._vocabulary.eos_ids if self._vocabulary and not submit.limits.ignore_eos else frozenset()
+        made = made or attempt(self.prepare, submit)
+        if isinstance(made, PromptRefused):
+            return _refused(stream, made.code, str(made), made.field)
+        if isinstance(made, BaseException):
+            raise made
+        text, limits = made.text, submit.limits
         source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
-        live = _Live(eos, text, source, len(prompt), len(submit.resume), top=submit.sampling.logprobs or 0)
-        for token in submit.resume:
-            # The client has this text already; what was held back of it comes with the next token.
-            if text is not None and token not in eos:
-                text.push(token)
+        resumed = len(submit.resume)
+        live = _Live(made.eos, text, source, len(made.tokens), resumed, top=submit.sampling.logprobs or 0)
         if text is not None and text.stopped:
             return Admitted(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
         self._live[stream] = live
-        if submit.limits.deadline_ms:
-            heapq.heappush(self._deadlines, (self._clock() + submit.limits.deadline_ms / 1000, stream))
-        limits = submit.limits
+        if limits.deadline_ms:
+            since = self._clock() if arrived is None else arrived
+            heapq.heappush(self._deadlines, (since + limits.deadline_ms / 1000, stream))
         request = Request(
             stream,
-            prompt,
+            made.tokens,
             submit.sampling,
             limits.max_tokens,
-            eos,
+            made.eos,
             submit.resume,
             tenant=submit.tenant,
             min_tokens=limits.min_tokens,
         )
         return Admitted(request, None)
+
+    def full(self, waiting: int = 0) -> bool:
+        """There is no room for another sequence beside those that are live and so many that wait for their prompts."""
+        return len(self._live) + waiting >= self._max_live
 
     def is_live(self, stream: int) -> bool:
         return stream in self._live
@@ -189,37 +186,6 @@ class Delivery:
         self._live.clear()
         self._deadlines.clear()
         return failed
-
-    def _prompt(self, source: Input) -> tuple[int, ...]:
-        if isinstance(source, TextInput):
-            return self._encode(self._require_text("prompt"), source.text, "prompt", special=True)
-        if isinstance(source, ChatInput):
-            vocabulary = self._require_text("messages")
-            if vocabulary.chat is None:
-                raise _Refused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
-            # The template spells the special tokens out itself.
-            return self._encode(vocabulary, _render(vocabulary.chat, source), "messages", special=False)
-        return source.tokens
-
-    def _encode(self, vocabulary: Vocabulary, text: str, field: str, *, special: bool) -> tuple[int, ...]:
-        if len(text) > self._context * vocabulary.longest_token:  # megabytes would hold every other stream up
-            problem = f"{field} of {len(text)} characters cannot fit into a context of {self._context} tokens"
-            raise _Refused(ErrorCode.CONTEXT, problem, field)
-        return tuple(vocabulary.encode(text, special=special))
-
-    def _text(self, submit: Submit, prompt: tuple[int, ...]) -> TextStream | None:
-        if self._vocabulary is None:
-            if submit.limits.stop:
-                raise _Refused(ErrorCode.UNSUPPORTED, "the model has no tokenizer: stop strings need one", "stop")
-            return None
-        # An answer in a chat begins a text of its own; any other goes on with its prompt's.
-        context = () if isinstance(submit.input, ChatInput) else prompt
-        return TextStream(self._vocabulary, context, submit.limits.stop)
-
-    def _require_text(self, field: str) -> Vocabulary:
-        if self._vocabulary is None:
-            raise _Refused(ErrorCode.UNSUPPORTED, "the model has no tokenizer: give the prompt as token ids", field)
-        return self._vocabulary
 
     def _deltas(self, step: StepResult, done: Delivered) -> tuple[Delta, ...]:
         touched: dict[int, _Live] = {}
@@ -286,26 +252,3 @@ class Delivery:
 
 def _refused(stream: int, code: ErrorCode, text: str, field: str) -> Admitted:
     return Admitted(None, Failed(stream, code, clip(text), field))
-
-
-def _render(chat: Chat, source: ChatInput) -> str:
-    tools = _tools(source.tools_json)
-    if tools and not chat.takes_tools:
-        raise _Refused(ErrorCode.UNSUPPORTED, "the model's chat template has no place for tools", "tools")
-    messages = [{"role": message.role, "content": message.content} for message in source.messages]
-    try:
-        return chat.render(messages, tools, now=source.now)
-    except TemplateError as error:
-        raise _Refused(ErrorCode.TEMPLATE, str(error), "messages") from error
-
-
-def _tools(text: str) -> Sequence[dict[str, Any]] | None:
-    if not text:
-        return None
-    try:
-        tools = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _Refused(ErrorCode.INVALID, f"tools is not JSON: {error}", "tools") from error
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise _Refused(ErrorCode.INVALID, "tools is not a list of objects", "tools")
-    return tools or None

@@ -20,9 +20,10 @@ from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import Beat, Bye, Capabilities, Event, Failed, Gauges, Hello, Loading, Ready
 from workers.backends import Progress
-from workers.delivery import Delivery
+from workers.delivery import Admitted, Delivery
 from workers.ending import Left
 from workers.engine_thread import EngineThread, Order, TakeOut
+from workers.intake import Intake
 from workers.loading import Described, Loaded, describe, load
 from workers.outbox import Outbox
 from workers.spec import WorkerSpec
@@ -57,10 +58,12 @@ class WorkerService:
         self._log = structlog.get_logger().bind(worker=spec.name, model=spec.model_name)
         self._greeted = False
         self._welcomed = anyio.Event()
+        self._loaded = anyio.Event()
         self._began = 0.0
         self._draining = False
         self._reason: ByeReason | None = None
         self._delivery: Delivery | None = None
+        self._intake: Intake | None = None
         self._gauges = Gauges()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -82,6 +85,7 @@ class WorkerService:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._greet)
             tasks.start_soon(self._outbox.run)
+            tasks.start_soon(self._make_prompts)
             tasks.start_soon(self._beat)
             await self._left.wait()
             tasks.cancel_scope.cancel()
@@ -95,8 +99,8 @@ class WorkerService:
         self._log.info("worker_leaves", reason=reason.value, text=text)
         code = ErrorCode.DRAINING if reason in INNOCENT else ErrorCode.LOST
         frames: list[Event] = []
-        if self._delivery is not None:
-            frames.extend(self._delivery.fail_all(code, clip(f"the worker left: {text}")))
+        if self._intake is not None:
+            frames.extend(self._intake.fail_all(code, clip(f"the worker left: {text}")))
         if self._greeted:
             self._outbox.send_nowait([*frames, Bye(reason, clip(text))])
         self._engine.stop()
@@ -118,6 +122,8 @@ class WorkerService:
         most = 2 * self._spec.max_batch_size + self._spec.max_queue
         vocabulary = loaded.vocabulary
         self._delivery = Delivery(vocabulary, max_live=most, clock=self._loop.time, context=loaded.context)
+        self._intake = Intake(self._delivery, self._loop.time, self._prompt_made)
+        self._loaded.set()
         capabilities = Capabilities(
             chat=vocabulary is not None and vocabulary.chat is not None, text=vocabulary is not None, logprobs=True
         )
@@ -183,6 +189,14 @@ class WorkerService:
         except LinkClosed:
             return  # `on_lost` says why
 
+    async def _make_prompts(self) -> None:
+        await self._loaded.wait()
+        assert self._intake is not None
+        try:
+            await self._intake.run()
+        except Exception as error:  # noqa: BLE001  as of a callback: whoever waits learns of it when we leave
+            self._on_defect(self._loop, {"message": "the intake failed", "exception": error})
+
     async def _beat(self) -> None:
         await self._welcomed.wait()
         while True:
@@ -227,11 +241,7 @@ class WorkerService:
                 self.leave(ByeReason.PROTOCOL, f"the gateway sent a frame that is none: {error}")
             if self._reason is not None:
                 return  # `leave` has ended what this message began, and nothing follows its `Bye`
-        if orders:
-            self._engine.post(orders)
-        self._outbox.send_nowait(answers)
-        self._arm()
-        self._leave_if_drained()
+        self._carry_out(orders, answers)
 
     def _take(self, command: Command, orders: list[Order], answers: list[Event]) -> None:
         match command:
@@ -240,6 +250,8 @@ class WorkerService:
             case Cancel(stream):
                 if self._delivery is not None and self._delivery.is_live(stream):
                     orders.append(TakeOut(stream))
+                elif self._intake is not None and (ended := self._intake.take_out(stream)) is not None:
+                    answers.append(ended)
             case Welcome():
                 self._welcome(command)
             case Drain(grace_ms):
@@ -260,35 +272,47 @@ class WorkerService:
 
     def _submit(self, submit: Submit, orders: list[Order], answers: list[Event]) -> None:
         stream = submit.stream
-        if self._delivery is None:
+        if self._intake is None:
             answers.append(Failed(stream, ErrorCode.UNAVAILABLE, "the worker has not loaded its model yet"))
             return
         if self._draining:
             answers.append(Failed(stream, ErrorCode.DRAINING, "the worker admits nothing more"))
             return
-        if self._delivery.is_live(stream):
+        if self._intake.is_live(stream):
             raise ProtocolError(f"stream {stream} was submitted twice")
-        try:
-            admitted = self._delivery.admit(submit)
-        except BaseException as error:  # noqa: BLE001  a defect (or a panic of Rust code) must end this request only
-            self._log.error("admission_failed", request=submit.request, stream=stream, exc_info=error)
-            answers.append(Failed(stream, ErrorCode.INTERNAL, f"the prompt failed: {type(error).__name__}"))
-            return
-        self._log.debug("request_admitted", request=submit.request, stream=stream, refused=admitted.request is None)
-        if admitted.request is not None:
-            orders.append(admitted.request)
-        if admitted.answer is not None:
-            answers.append(admitted.answer)
+        admitted = self._intake.submit(submit)
+        if admitted is not None:
+            _sort(admitted, orders, answers)
+
+    def _prompt_made(self, admitted: Admitted) -> None:
+        """The intake comes back to a request, whose prompt took long."""
+        orders: list[Order] = []
+        answers: list[Event] = []
+        _sort(admitted, orders, answers)
+        self._carry_out(orders, answers)
+
+    def _carry_out(self, orders: list[Order], answers: list[Event]) -> None:
+        """Wake the engine once, answer, and see what follows."""
+        if orders:
+            self._engine.post(orders)
+        self._outbox.send_nowait(answers)
+        self._arm()
+        self._leave_if_drained()
 
     def _drain(self, grace_s: float) -> None:
         if self._draining:
             return
         self._draining = True
-        self._log.info("worker_drains", grace_s=grace_s, live=self._delivery.live if self._delivery else 0)
+        self._log.info("worker_drains", grace_s=grace_s, live=self._live)
         self._loop.call_later(grace_s, self.leave, ByeReason.STOPPED, "its grace to drain is over")
 
+    @property
+    def _live(self) -> int:
+        """Requests that have no terminal frame yet."""
+        return 0 if self._intake is None else self._intake.live
+
     def _leave_if_drained(self) -> None:
-        if self._draining and (self._delivery is None or not self._delivery.live):
+        if self._draining and not self._live:
             self.leave(ByeReason.STOPPED, "it has drained")
 
     def _arm(self) -> None:
@@ -308,3 +332,11 @@ class WorkerService:
         self._outbox.send_nowait(failed)
         self._arm()
         self._leave_if_drained()
+
+
+def _sort(admitted: Admitted, orders: list[Order], answers: list[Event]) -> None:
+    """What came of a `Submit` is for the engine or for the gateway."""
+    if admitted.request is not None:
+        orders.append(admitted.request)
+    if admitted.answer is not None:
+        answers.append(admitted.answer)

@@ -159,6 +159,14 @@ def test_a_submit_that_never_shows_in_the_gauges_is_a_hang() -> None:
     assert hang(seen, IDLE, 50.0, 100) == "20: no step finished with work in flight for 20 s"
 
 
+@pytest.mark.parametrize(("code", "counts"), [(ErrorCode.CONTEXT, True), (ErrorCode.DEADLINE, False)])
+def test_a_refusal_is_progress_and_a_deadline_is_none(code: ErrorCode, counts: bool) -> None:
+    seen = live(HELLO, READY)
+    seen.sent([submit(1), submit(2)], 50.0)
+    seen.receive(Failed(stream=1, code=code, text=""), 69.0)
+    assert (seen.overdue(70.0) is None) == counts
+
+
 @pytest.mark.parametrize("end", [FINISHED, FAILED, None], ids=["finished", "failed", "cancelled"])
 def test_an_ended_stream_is_no_work(end: Event | None) -> None:
     seen = live(HELLO, READY)

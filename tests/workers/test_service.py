@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from protocol.commands import Cancel, Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Beat, Bye, Failed, Finished, Gauges, Hello, Loading, Ready, Step
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process import SLOW, Peer, play, scripted, service, story, submit
+from tests.workers.process import PATIENCE_S, SLOW, Peer, play, scripted, service, story, submit
 from workers.backends import Progress
 from workers.ending import EXIT_CODES
 from workers.faults import Fault
+from workers.intake import INLINE
 from workers.loading import Loaded, load
 from workers.service import WorkerService
 from workers.spec import WorkerSpec
@@ -387,6 +389,51 @@ def broken(defect: type[BaseException]) -> Callable[[WorkerSpec, Progress], Load
         return Loaded(loaded.engine, Broken(defect), loaded.context)
 
     return broken_load
+
+
+class Patient(ByteTokenizer):
+    """A thread that encodes a long text waits until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        if len(text) > INLINE:
+            assert self.go.wait(PATIENCE_S)
+        return super().encode(text, special=special)
+
+
+@pytest.mark.parametrize("then", ["drained", "cancelled", "stopped"])
+def test_a_long_prompt_holds_no_stream_up(then: str) -> None:
+    """It is being tokenized while another answer is computed from its first token to its last."""
+    patient = Patient()
+
+    def patient_load(spec: WorkerSpec, progress: Progress) -> Loaded:
+        loaded = load(spec, progress)
+        return Loaded(loaded.engine, patient, loaded.context)
+
+    async def run() -> None:
+        async with service(scripted(context=2 * INLINE), patient_load) as peer:
+            await peer.ready()
+            peer.send(submit(1, max_tokens=40), submit(2, "x" * (INLINE + 1), max_tokens=3), submit(3, max_tokens=3))
+            assert isinstance(await peer.terminal(1), Finished)
+            peer.send({"drained": Drain(60_000), "cancelled": Cancel(2), "stopped": Stop()}[then])
+            if then == "cancelled":
+                ended = await peer.terminal(2)
+                assert isinstance(ended, Finished)
+                assert ended.reason == "cancelled"
+                peer.send(Drain(60_000))
+            elif then == "stopped":
+                assert [(await peer.terminal(stream)).code for stream in (2, 3)] == [ErrorCode.DRAINING] * 2  # type: ignore[union-attr]
+            patient.go.set()
+            if then != "stopped":
+                assert isinstance(await peer.terminal(3), Finished)
+            assert isinstance(await peer.terminal(2), Failed if then == "stopped" else Finished)
+            assert (await peer.bye()).reason is ByeReason.STOPPED
+
+    with structlog.testing.capture_logs():
+        asyncio.run(run())
 
 
 class TestDefects:

@@ -75,7 +75,8 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids; `special` runs the tokenizer's own post-processor, which knows whether the model wants BOS."""
         clean = text.encode("utf-8", "replace").decode()  # a lone surrogate is valid in JSON and not in UTF-8
-        ids: list[int] = self._library.encode(clean, add_special_tokens=special).ids
+        # As a batch, because only that lets go of Python's lock; and without offsets, it takes half as long.
+        ids: list[int] = self._library.encode_batch_fast([clean], add_special_tokens=special)[0].ids
         return ids
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
