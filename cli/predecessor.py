@@ -1,46 +1,103 @@
-"""The gateway whose port another one takes over: found, and asked to leave, over its own HTTP interface."""
+"""The gateway whose port another one takes over: asked over its own HTTP interface, and for its socket."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import httpx
 import structlog
 
 from cli.invitation import base_url
 from cli.settings import Settings
+from gateway.daemon import TakeOverFailed
+from gateway.hand_over import Offer
+from gateway.pickup import Unreachable
+
+TIMEOUT_S = 10.0
 
 _log = structlog.get_logger("cli.predecessor")
+
+
+class HttpAnswer:
+    """Implements `gateway.pickup.Answer`."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.status = response.status_code
+        self._response = response
+
+    @property
+    def retry_after(self) -> str:
+        """The header; empty when there is none."""
+        return str(self._response.headers.get("retry-after", ""))
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """As it comes. Raises `Unreachable`."""
+        try:
+            async for part in self._response.aiter_raw():
+                yield part
+        except httpx.HTTPError as error:
+            raise Unreachable(str(error) or type(error).__name__) from error
 
 
 class HttpPredecessor:
     """Implements `gateway.daemon.Predecessor` for a gateway on the address of these settings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         key = settings.admin_key or settings.api_key
-        self._client = httpx.AsyncClient(
-            base_url=base_url(settings.host, settings.port),
-            headers={"authorization": f"Bearer {key}"} if key else {},
-            timeout=10.0,
-            trust_env=False,
-        )
-        self._pid: int | None = None
+        self._url = base_url(settings.host, settings.port)
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._offer: Offer | None = None
+        self._client: httpx.AsyncClient | None = None
+        """Over its private socket."""
 
-    async def meet(self) -> None:
-        """Learn its process, and keep the connection: another one may lead to ourselves."""
-        answer = await self._ask("GET", "/admin/gateway")
-        self._pid = None if answer is None else answer.get("pid")
+    async def meet(self) -> int | None:
+        """Get its listening socket: a descriptor, which is the caller's. None when nobody has the port. Raises
+        `TakeOverFailed`."""
+        async with httpx.AsyncClient(headers=self._headers, timeout=self._timeout_s, trust_env=False) as client:
+            try:
+                answer = await client.post(f"{self._url}/admin/gateway/offer", json={})
+                answer.raise_for_status()
+                self._offer = offer = Offer(**answer.json())
+                descriptor = await _receive(offer.listener, self._timeout_s)
+            except httpx.ConnectError:
+                return None
+            except (httpx.HTTPError, OSError, ValueError, TypeError) as error:
+                problem = str(error) or type(error).__name__
+                raise TakeOverFailed(f"what listens on {self._url} does not hand over: {problem}") from error
+        transport = httpx.AsyncHTTPTransport(uds=offer.http)
+        timeout = httpx.Timeout(self._timeout_s, read=None)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=timeout)
+        return descriptor
 
     async def relieve(self) -> None:
-        """Ask it to leave, if there was one."""
-        if self._pid is not None and await self._ask("POST", "/admin/leave", {"pid": self._pid}) is not None:
-            _log.info("took_over", predecessor=self._pid)
-        await self._client.aclose()
-
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Tell it that somebody else accepts from that socket. Logs what goes wrong, and does not raise."""
+        if self._client is None or self._offer is None:
+            return
+        body: dict[str, Any] = {"pid": self._offer.pid}
         try:
-            answer = await self._client.request(method, path, json=body)
+            answer = await self._client.post("/admin/gateway/leave", json=body, headers=self._headers)
             answer.raise_for_status()
-            value: dict[str, Any] = answer.json()
-            return value
-        except (httpx.HTTPError, ValueError) as error:
-            _log.error("take_over_failed", path=path, problem=str(error) or type(error).__name__)
-            return None
+            _log.info("took_over", predecessor=self._offer.pid)
+        except httpx.HTTPError as error:
+            _log.error("predecessor_stays", predecessor=self._offer.pid, problem=str(error) or type(error).__name__)
+
+    @asynccontextmanager
+    async def ask(self, method: str, target: str, headers: dict[str, str]) -> AsyncIterator[HttpAnswer]:
+        """Ask for a stream that it keeps. Raises `Unreachable`."""
+        if self._client is None:
+            raise Unreachable("there was nobody")
+        try:
+            async with self._client.stream(method, target, headers=headers) as response:
+                yield HttpAnswer(response)
+        except httpx.HTTPError as error:
+            raise Unreachable(str(error) or type(error).__name__) from error
+
+
+async def _receive(path: str, within_s: float) -> int:
+    """The descriptor that is given there."""
+    with anyio.fail_after(within_s):
+        async with await anyio.connect_unix(path) as stream:
+            _, descriptors = await stream.receive_fds(1, 1)
+            return descriptors[0]

@@ -14,7 +14,7 @@ from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.predecessor import HttpPredecessor
 from cli.settings import Settings
-from gateway.daemon import WorkersGaveUp, run_daemon
+from gateway.daemon import TakeOverFailed, WorkersGaveUp, run_daemon
 from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.server import BindError
 from gateway.settings import GatewaySettings, SettingsError
@@ -37,7 +37,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
             anyio.run(functools.partial(_serve, gateway, launches, invitation, display, settings, take_over))
-        except (BindError, WorkersGaveUp) as error:
+        except (BindError, TakeOverFailed, WorkersGaveUp) as error:
             raise CommandFailed(str(error)) from error
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.errors import ApiError, invalid
+from gateway.hand_over import HandOver
 from gateway.operations import Busy, Operation, Operations
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
@@ -42,6 +43,10 @@ class Reload(LeaveAll, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A directory on the gateway's machine."""
 
 
+class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a request that says all by its path."""
+
+
 class Successor(Struct, frozen=True, forbid_unknown_fields=True):
     """Whom another gateway, which has taken the port, asks to leave."""
 
@@ -63,8 +68,6 @@ class Admin:
             Route("/admin/workers/{name}/restart", self.restart, methods=["POST"]),
             Route("/admin/restart", self.restart_all, methods=["POST"]),
             Route("/admin/reload", self.reload, methods=["POST"]),
-            Route("/admin/gateway", self.gateway),
-            Route("/admin/leave", self.leave, methods=["POST"]),
         ]
 
     async def operation(self, _: Request) -> Response:
@@ -98,18 +101,6 @@ class Admin:
             lambda: self._operations.replace_all(grace_s, wanted.model, wanted.checkpoint), "model", wanted.model
         )
 
-    async def gateway(self, _: Request) -> Response:
-        """`GET /admin/gateway`: which process this is."""
-        return Response(msgspec.json.encode({"pid": os.getpid()}), media_type="application/json")
-
-    async def leave(self, request: Request) -> Response:
-        """`POST /admin/leave`: to the gateway of that process alone, for two of them may have the port."""
-        wanted = await _body(request, Successor)
-        if wanted.pid != os.getpid():
-            raise ApiError(409, f"this is the gateway of process {os.getpid()}", "another_gateway", param="pid")
-        self._operations.hand_over()
-        return Response(msgspec.json.encode({"pid": wanted.pid}), 202, media_type="application/json")
-
     def _grace(self, leave: Leave) -> float:
         return self._settings.shutdown_grace_s if leave.grace_s is None else leave.grace_s
 
@@ -120,6 +111,42 @@ class Admin:
             raise ApiError(404, f"there is no {kind} {name[:128]!r}", f"{kind}_not_found", param=kind) from error
         except Busy as error:
             raise ApiError(409, str(error), "operation_under_way") from error
+
+
+class Succession:
+    """What another gateway asks, which is to take this one's place."""
+
+    def __init__(self, hand_over: HandOver) -> None:
+        self._hand_over = hand_over
+
+    def routes(self) -> list[Route]:
+        """Under `/admin`."""
+        return [
+            Route("/admin/gateway", self.gateway),
+            Route("/admin/gateway/offer", self.offer, methods=["POST"]),
+            Route("/admin/gateway/leave", self.leave, methods=["POST"]),
+        ]
+
+    async def gateway(self, _: Request) -> Response:
+        """`GET /admin/gateway`: which process this is."""
+        return _json({"pid": os.getpid()}, 200)
+
+    async def offer(self, request: Request) -> Response:
+        """`POST /admin/gateway/offer`: see `gateway.hand_over.Offer`. Changes nothing yet."""
+        await _body(request, Nothing)
+        return _json(self._hand_over.offer(), 202)
+
+    async def leave(self, request: Request) -> Response:
+        """`POST /admin/gateway/leave`: to the gateway of that process alone, for two of them may have the port."""
+        wanted = await _body(request, Successor)
+        if wanted.pid != os.getpid():
+            raise ApiError(409, f"this is the gateway of process {os.getpid()}", "another_gateway", param="pid")
+        self._hand_over.leave()
+        return _json({"pid": wanted.pid}, 202)
+
+
+def _json(value: Any, status: int) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:
@@ -148,4 +175,4 @@ def _answer(operation: Operation | None, status: int) -> Response:
             "outcome": operation.outcome.value,
             "lines": operation.lines,
         }
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return _json(value, status)

@@ -10,10 +10,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway.admin import Admin
+from gateway.admin import Admin, Succession
 from gateway.errors import ApiError, from_code
 from gateway.gate import Gate
 from gateway.generate import Generate
+from gateway.hand_over import HandOver
 from gateway.operations import Operations
 from gateway.pickup import STREAMS, PickUp
 from gateway.reply import DEFECT
@@ -29,16 +30,17 @@ def create_app(
     router: Router,
     settings: GatewaySettings,
     operations: Operations | None = None,
-    streams: ResumableStreams | None = None,
+    pick_up: PickUp | None = None,
+    hand_over: HandOver | None = None,
 ) -> ASGIApp:
     """All routes over one router. It starts nothing, and runs on any ASGI server.
 
-    Without `operations` there are no routes that change something about the workers. `streams` is for who wants to
-    know them.
+    Without `operations` there are no routes that change something about the workers, and without `hand_over` none for
+    another gateway. `pick_up` is for who wants to know the streams that are kept.
     """
     decoder = RequestDecoder(settings)
     status = Status(router, settings, created=int(time.time()))
-    pick_up = PickUp(settings, streams or ResumableStreams(settings, router.metrics))
+    pick_up = pick_up or PickUp(settings, ResumableStreams(settings, router.metrics))
     generate: dict[str, ASGIApp] = {
         "/v1/completions": Generate(router, settings, decoder.completion, pick_up),
         "/v1/chat/completions": Generate(router, settings, decoder.chat, pick_up),
@@ -60,6 +62,7 @@ def create_app(
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
         *(Admin(operations, settings).routes() if operations is not None else ()),
+        *(Succession(hand_over).routes() if hand_over is not None else ()),
         Route("/", status.page),
     ]
     app = Starlette(

@@ -1,7 +1,6 @@
 """The whole gateway in one process: the workers' supervisors, the router and the server, from start to clean end."""
 
 import signal
-import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -12,15 +11,20 @@ from actors.supervision import Policy
 from actors.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.app import create_app
 from gateway.fleet import Fleet, Member
+from gateway.hand_over import HandOver
 from gateway.launch import WorkerLaunch
+from gateway.listener import Listener
 from gateway.operations import Operations
+from gateway.pickup import Elsewhere, PickUp
 from gateway.resumable import ResumableStreams
-from gateway.router import Router
-from gateway.server import listen, serve
+from gateway.router import DEADLINE_MARGIN_S, Router
+from gateway.server import BindError, adopt, listen, serve
 from gateway.settings import GatewaySettings
 
 _log = structlog.get_logger("gateway.daemon")
 
+POLL_S = 0.05
+"""How often a gateway that leaves looks whether its connections have ended."""
 WORKERS_END_S = 15.0
 """Time in which the workers must have ended after they were asked to; their supervisors kill before this."""
 
@@ -33,14 +37,19 @@ def _has_settled(member: Member) -> bool:
     return bool(member.process.status.incarnation) and member.state in SETTLED
 
 
-class Predecessor(Protocol):
-    """The gateway whose port is taken over. Both methods log what goes wrong, and do not raise."""
+class Predecessor(Elsewhere, Protocol):
+    """The gateway whose port is taken over."""
 
-    async def meet(self) -> None:
-        """Find it, while whoever connects to the port is connected to it alone."""
+    async def meet(self) -> int | None:
+        """Get its listening socket: a descriptor, which is the caller's. None when nobody has the port. Raises
+        `TakeOverFailed`."""
 
     async def relieve(self) -> None:
-        """Ask it to take no more connections and to leave when the ones it has are done."""
+        """Tell it that somebody else accepts from that socket. Logs what goes wrong, and does not raise."""
+
+
+class TakeOverFailed(Exception):
+    """Raised when another gateway's place cannot be taken: it stays. The message says why."""
 
 
 class WorkersGaveUp(Exception):
@@ -59,31 +68,32 @@ async def run_daemon(
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then end cleanly; a second signal skips the grace.
 
-    With a `predecessor` connections are taken only when the workers are ready; then it is asked to leave.
+    With a `predecessor` connections are taken only when the workers are ready, from its own socket; then it is asked to
+    leave.
 
     `on_listening` is told the address once it is ours, `on_status` of every change of a worker. Raises `BindError`
-    before anything starts, and `WorkersGaveUp` after everything has ended.
+    before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
-    listener = listen(settings, take_over=predecessor is not None)
+    listener = None if predecessor is not None else listen(settings)
     router = Router(settings)
     limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
     fleet = Fleet(router, on_status=on_status, policy=policy, deadlines=limits)
     for launch in workers:
         fleet.add(launch)
-    daemon = _Daemon(settings, router, fleet)
-    host, port = listener.getsockname()[:2]
-    if on_listening is not None:
-        on_listening(host, port)
-    _log.info("listening", host=host, port=port)
+    daemon = _Daemon(settings, router, fleet, on_listening, predecessor)
+    if listener is not None:
+        daemon.has(listener)
     async with anyio.create_task_group() as group:
         group.start_soon(daemon.watch_signals)
         group.start_soon(fleet.run)
         group.start_soon(daemon.watch_fleet)
-        group.start_soon(daemon.run_server, listener, predecessor)
+        group.start_soon(daemon.run_server)
         await daemon.leave.wait()
         reasons = fleet.reasons() if fleet.gave_up.is_set() else []
         await daemon.end()
         group.cancel_scope.cancel()
+    if daemon.problem is not None:
+        raise daemon.problem
     if reasons:
         raise WorkersGaveUp("; ".join(reasons))
 
@@ -91,18 +101,38 @@ async def run_daemon(
 class _Daemon:
     """Owns the order of the end: no admissions, streams, server, workers."""
 
-    def __init__(self, settings: GatewaySettings, router: Router, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        router: Router,
+        fleet: Fleet,
+        on_listening: Callable[[str, int], None] | None,
+        predecessor: Predecessor | None,
+    ) -> None:
         self.leave = anyio.Event()
+        self.problem: TakeOverFailed | None = None
         self._settings = settings
         self._router = router
         self._fleet = fleet
+        self._on_listening = on_listening
+        self._predecessor = predecessor
         self._streams = ResumableStreams(settings, router.metrics)
-        self._operations = Operations(fleet, router.roster, self._hand_over)
+        self._operations = Operations(fleet, router.roster)
+        self._listener: Listener | None = None
         self._handing_over = False
         self._operating = anyio.CancelScope()
         self._hurry = anyio.Event()
         self._shutdown = anyio.Event()
         self._server_ended = anyio.Event()
+        self._over = anyio.Event()
+
+    def has(self, listener: Listener) -> None:
+        """The address is ours."""
+        self._listener = listener
+        host, port = listener.getsockname()[:2]
+        if self._on_listening is not None:
+            self._on_listening(host, port)
+        _log.info("listening", host=host, port=port)
 
     async def watch_signals(self) -> None:
         wanted = [signal.SIGINT, signal.SIGTERM]
@@ -124,37 +154,63 @@ class _Daemon:
                 _log.error("workers_gave_up", reasons=self._fleet.reasons())
                 self.leave.set()
 
-    async def run_server(self, listener: socket.socket, predecessor: Predecessor | None) -> None:
+    async def run_server(self) -> None:
         try:
-            if predecessor is not None:
-                await self._fleet.until(lambda: all(_has_settled(each) for each in self._fleet))
-                if not self._serves_all():
-                    _log.error("not_taken_over", reasons=self._fleet.reasons())
-                    listener.close()  # the other gateway keeps the port
-                    return
-                await predecessor.meet()
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._serve, listener)
-                if predecessor is not None:
-                    await predecessor.relieve()
+            if self._predecessor is not None:
+                await self._succeed(self._predecessor)
+            if self._listener is not None:
+                await self._serve(self._listener)
+        except TakeOverFailed as problem:
+            _log.error("not_taken_over", problem=str(problem))
+            self.problem = problem
         finally:
             self._server_ended.set()
             self.leave.set()
+
+    async def _succeed(self, predecessor: Predecessor) -> None:
+        """Get its socket, once the workers can serve. Raises `TakeOverFailed`."""
+        await self._fleet.until(lambda: all(_has_settled(each) for each in self._fleet))
+        if not self._serves_all():
+            raise TakeOverFailed("; ".join(self._fleet.reasons()) or "the workers were stopped")
+        descriptor = await predecessor.meet()
+        try:
+            self.has(listen(self._settings) if descriptor is None else adopt(descriptor, self._settings))
+        except BindError as error:
+            raise TakeOverFailed(str(error)) from error
 
     def _serves_all(self) -> bool:
         models = {each.launch.model for each in self._fleet}
         return models == {each.launch.model for each in self._fleet if each.state is WorkerState.READY}
 
-    async def _serve(self, listener: socket.socket) -> None:
-        app = create_app(self._router, self._settings, self._operations, self._streams)
-        await serve(app, self._settings, shutdown=self._shutdown, listener=listener, grace_s=self._grace_s)
+    async def _serve(self, listener: Listener) -> None:
+        settings = self._settings
+        hand_over = HandOver(listener, self._leave)
+        pick_up = PickUp(settings, self._streams, self._predecessor)
+        app = create_app(self._router, settings, self._operations, pick_up, hand_over)
+        async with anyio.create_task_group() as group:
+            group.start_soon(hand_over.run, app, settings, self._over)
+            if self._predecessor is not None:
+                group.start_soon(self._predecessor.relieve)
+            await serve(app, settings, shutdown=self._shutdown, listener=listener, grace_s=self._grace_s)
+            self._server_ended.set()
+            self.leave.set()
+            await self._over.wait()
+            group.cancel_scope.cancel()
 
     def _grace_s(self) -> float:
-        """What connections get when the server ends: all their time when that is the beginning of the end."""
-        return self._settings.flush_s + (self._settings.shutdown_grace_s if self._handing_over else 0.0)
+        """What connections get when the server ends. Of a gateway that hands over it is the beginning of the end: a
+        request that it has accepted has all its time."""
+        settings = self._settings
+        return settings.flush_s + (self._longest_s if self._handing_over else 0.0)
 
-    def _hand_over(self) -> None:
-        """Another gateway has the port, too: take no more connections. Those that are here may finish."""
+    @property
+    def _longest_s(self) -> float:
+        """No request lasts longer."""
+        settings = self._settings
+        return settings.body_timeout_s + settings.request_timeout_s + DEADLINE_MARGIN_S + 2 * settings.client_stall_s
+
+    def _leave(self) -> None:
+        """Another gateway accepts from our socket: take no more connections. Those that are here may finish."""
         _log.info("hands_over")
         self._handing_over = True
         self.leave.set()
@@ -163,16 +219,14 @@ class _Daemon:
         """Each step is bounded."""
         router, settings = self._router, self._settings
         self._operating.cancel()
-        if self._handing_over:
-            self._shutdown.set()  # a request that has been accepted is served
-        else:
+        if not self._handing_over:
             router.drain_nowait()
         async with anyio.create_task_group() as group:
             group.start_soon(self._cut_grace, group.cancel_scope)
-            with anyio.move_on_after(settings.shutdown_grace_s):
-                if self._handing_over:
-                    await self._server_ended.wait()
-                else:
+            if self._handing_over:
+                await self._finish()
+            else:
+                with anyio.move_on_after(settings.shutdown_grace_s):
                     await router.idle()
                     await self._streams.settled()
             group.cancel_scope.cancel()
@@ -183,7 +237,27 @@ class _Daemon:
             await self._server_ended.wait()
         self._streams.close()
         await self._fleet.stop(WORKERS_END_S)
+        self._over.set()
         _log.info("ended")
+
+    async def _finish(self) -> None:
+        """Serve what has been accepted, to its end. First connections may go by themselves: each one ends with its next
+        answer, or after `keep_alive_s`. Then the server ends those of HTTP/2 that have nothing under way. Last, what is
+        kept for clients that come back needs no workers any more; they get it through the other gateway."""
+        settings = self._settings
+        if self._listener is not None:
+            self._listener.stop()
+            with anyio.move_on_after(settings.keep_alive_s):
+                while self._listener.connections:  # noqa: ASYNC110  sockets do not tell
+                    await anyio.sleep(POLL_S)
+        self._shutdown.set()
+        with anyio.move_on_after(self._longest_s + settings.flush_s + 2):
+            await self._server_ended.wait()
+        with anyio.move_on_after(self._longest_s):
+            await self._router.idle()
+        await self._fleet.stop(WORKERS_END_S)
+        with anyio.move_on_after(settings.max_resume_s + self._longest_s):
+            await self._streams.none_left()
 
     async def _cut_grace(self, scope: anyio.CancelScope) -> None:
         await self._hurry.wait()

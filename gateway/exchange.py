@@ -4,7 +4,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qs
 
 import anyio
 from starlette.types import Receive, Scope, Send
@@ -48,14 +47,19 @@ class Exchange:
         self._watchdog: asyncio.TimerHandle | None = None
 
     @property
-    def query(self) -> dict[str, list[str]]:
+    def query(self) -> str:
         """The parameters of the request's address."""
-        return parse_qs(self._scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+        query: bytes = self._scope.get("query_string", b"")
+        return query.decode("latin-1")
+
+    def header(self, name: bytes) -> str:
+        """A header of the request; empty when it has none. `name` is in lower case."""
+        return self._headers.get(name, b"").decode("latin-1").strip()
 
     @property
     def last_event_id(self) -> str:
         """The event after which a client wants to go on; empty when it does not say."""
-        return self._headers.get(b"last-event-id", b"").decode("latin-1").strip()
+        return self.header(b"last-event-id")
 
     @property
     def key(self) -> bytes:

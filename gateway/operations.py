@@ -50,9 +50,7 @@ class Operation:
 class Operations:
     """Runs operations over the fleet in a task of its own, so that nobody who asks needs to wait."""
 
-    def __init__(self, fleet: Fleet, roster: Roster, hand_over: Callable[[], None] = lambda: None) -> None:
-        """`hand_over` lets the gateway leave to another one that has its port, too."""
-        self.hand_over = hand_over
+    def __init__(self, fleet: Fleet, roster: Roster) -> None:
         self.latest: Operation | None = None
         self._fleet = fleet
         self._roster = roster

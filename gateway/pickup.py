@@ -1,14 +1,18 @@
 """`/v1/streams/{id}`: where a client whose connection ended gets the rest of its stream, or lets go of it."""
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+from urllib.parse import parse_qs, quote
 
 import anyio
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from gateway.errors import ApiError, invalid
+from gateway.errors import SERVER_TYPE, ApiError, invalid
 from gateway.exchange import Exchange
-from gateway.resumable import Position, Reader, ResumableStreams
+from gateway.resumable import Position, Reader, ResumableStreams, UnknownStream
 from gateway.settings import GatewaySettings
 
 STREAMS = "/v1/streams/"
@@ -19,14 +23,41 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 _log = structlog.get_logger("gateway.pickup")
 
 
+class Unreachable(Exception):
+    """Raised by `Elsewhere` when the other gateway is gone."""
+
+
+class Answer(Protocol):
+    """What another gateway answers."""
+
+    status: int
+
+    @property
+    def retry_after(self) -> str: ...
+
+    def body(self) -> AsyncIterator[bytes]:
+        """As it comes. Raises `Unreachable`."""
+
+
+class Elsewhere(Protocol):
+    """Another gateway, whose port this one took over, and which still keeps streams."""
+
+    def ask(self, method: str, target: str, headers: dict[str, str]) -> AbstractAsyncContextManager[Answer]:
+        """Ask it. Raises `Unreachable`."""
+
+
 class PickUp:
     """An ASGI app. `GET` answers with the events after `Last-Event-ID`, or after number `starting_after`, and goes on;
-    with 204 when there will be no more. `DELETE` cancels the stream."""
+    with 204 when there will be no more. `DELETE` cancels the stream. A stream that is not known here may be known
+    `elsewhere`."""
 
     METHODS = ("GET", "DELETE")
 
-    def __init__(self, settings: GatewaySettings, streams: ResumableStreams) -> None:
+    def __init__(
+        self, settings: GatewaySettings, streams: ResumableStreams, elsewhere: Elsewhere | None = None
+    ) -> None:
         self.streams = streams
+        self._elsewhere = elsewhere
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,14 +67,23 @@ class PickUp:
     async def resume(self, exchange: Exchange, stream_id: str = "", *, cancel: bool = False) -> None:
         """Answer one exchange. Without a `stream_id` the `Last-Event-ID` says which stream it is."""
         try:
-            if cancel:
-                self.streams.cancel(self.streams.find(stream_id, exchange.key))
-                await exchange.respond_empty()
-            else:
-                await self._go_on(exchange, stream_id)
+            try:
+                await self._serve(exchange, stream_id, cancel)
+            except UnknownStream:
+                if self._elsewhere is None:
+                    raise
+                await self._pass_on(self._elsewhere, exchange, stream_id, cancel)
         except ApiError as error:
             _log.info("resume_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
+
+    async def _serve(self, exchange: Exchange, stream_id: str, cancel: bool) -> None:
+        """Raises `ApiError` before anything is sent."""
+        if cancel:
+            self.streams.cancel(self.streams.find(stream_id, exchange.key))
+            await exchange.respond_empty()
+        else:
+            await self._go_on(exchange, stream_id)
 
     async def _go_on(self, exchange: Exchange, stream_id: str) -> None:
         stream_id, position = _position(exchange, stream_id)
@@ -64,11 +104,45 @@ class PickUp:
 
         await self.streams.read(stream, reader, go_on)
 
+    async def _pass_on(self, elsewhere: Elsewhere, exchange: Exchange, stream_id: str, cancel: bool) -> None:
+        """Let the other gateway answer. Raises `ApiError` when it does not."""
+        if not stream_id:
+            stream_id, _ = _position(exchange, stream_id)
+        target = f"{STREAMS}{quote(stream_id, safe='')}" + (f"?{exchange.query}" if exchange.query else "")
+        names = ("authorization", "last-event-id")
+        headers = {name: value for name in names if (value := exchange.header(name.encode()))}
+        headers["x-request-id"] = exchange.request_id
+
+        async def relay(scope: anyio.CancelScope) -> None:
+            async with elsewhere.ask("DELETE" if cancel else "GET", target, headers) as answer:
+                if answer.status == 204:
+                    await exchange.respond_empty()
+                elif answer.status != 200:
+                    retry = [(b"retry-after", answer.retry_after.encode())] if answer.retry_after else []
+                    body = b"".join([part async for part in answer.body()])
+                    await exchange.respond(answer.status, body, retry)
+                else:
+                    await exchange.start_events(scope, stream_id)
+                    async for part in answer.body():
+                        await exchange.events(part)
+                    await exchange.events(b"", more=False)
+
+        try:
+            try:
+                await exchange.attended(relay)
+            except* Unreachable as gone:
+                _log.info("elsewhere_gone", request=exchange.request_id, problem=str(gone.exceptions[0]))
+                if not exchange.begun:
+                    raise UnknownStream from None
+                await exchange.end(ApiError(502, "the gateway that had the stream is gone", "stream_lost", SERVER_TYPE))
+        finally:
+            exchange.close()
+
 
 def _position(exchange: Exchange, stream_id: str) -> tuple[str, Position]:
     """Which stream, and after which of its events. The header overrules the parameter: when an EventSource comes back,
     its address is the one it was opened with. Raises `ApiError`."""
-    given = exchange.query
+    given = parse_qs(exchange.query, keep_blank_values=True)
     unknown = next((name for name in given if name != PARAMETER), None)
     if unknown is not None:
         raise invalid(unknown[:100], f"`{unknown[:100]}` is not a parameter of a stream", "unknown_parameter")

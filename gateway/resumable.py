@@ -21,6 +21,14 @@ from protocol.errors import ErrorCode
 _log = structlog.get_logger("gateway.resumable")
 
 
+class UnknownStream(ApiError):
+    """Raised for the id of no stream that is kept for this client."""
+
+    def __init__(self) -> None:
+        text = "there is no such stream: it was not to be resumed, or it is too late, or it is another one's"
+        super().__init__(404, text, "stream_not_found", param="id")
+
+
 class State(StrEnum):
     """Where a stream's client is."""
 
@@ -98,8 +106,7 @@ class ResumableStreams:
         self._metrics = metrics
         self._streams: dict[str, ResumableStream] = {}
         self._counts: Counter[State] = Counter()
-        self._settled = anyio.Event()
-        self._settled.set()
+        self._changed = anyio.Event()
         for state in State:
             metrics.watch_streams(state, partial(self._counts.__getitem__, state))
 
@@ -125,11 +132,10 @@ class ResumableStreams:
         return stream
 
     def find(self, stream_id: str, owner: bytes) -> ResumableStream:
-        """The stream of this id and owner. Raises `ApiError`: whether another one's exists is not said."""
+        """The stream of this id and owner. Raises `UnknownStream`: whether another one's exists is not said."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.owner != owner:
-            text = "there is no such stream: it was not to be resumed, or it is too late, or it is another one's"
-            raise ApiError(404, text, "stream_not_found", param="id")
+            raise UnknownStream
         return stream
 
     async def attach(self, stream: ResumableStream, reader: Reader, position: Position) -> bytes:
@@ -197,8 +203,13 @@ class ResumableStreams:
 
     async def settled(self) -> None:
         """Until no client reads, and none is waited for that has not got all."""
-        while not self._settled.is_set():
-            await self._settled.wait()
+        while self._counts[State.READ] or self._counts[State.DETACHED]:
+            await self._changed.wait()
+
+    async def none_left(self) -> None:
+        """Until nothing is kept."""
+        while self._streams:
+            await self._changed.wait()
 
     def _let_go(self, stream: ResumableStream, outcome: str) -> None:
         del self._streams[stream.reply.id]
@@ -221,7 +232,5 @@ class ResumableStreams:
         if state is not None:
             self._counts[state] += 1
         stream.state = state
-        if not self._counts[State.READ] and not self._counts[State.DETACHED]:
-            self._settled.set()
-        elif self._settled.is_set():
-            self._settled = anyio.Event()
+        self._changed.set()
+        self._changed = anyio.Event()

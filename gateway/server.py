@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import anyio
 from hypercorn.asyncio import serve as hypercorn_serve
-from hypercorn.config import Config
-from starlette.types import ASGIApp
+from hypercorn.config import Config, Sockets
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http2 import WholeBodies
+from gateway.listener import Listener
 from gateway.settings import GatewaySettings
 
 BACKLOG = 4096
@@ -26,28 +27,16 @@ class BindError(Exception):
     """Raised when the address cannot be listened on; the message says which and why."""
 
 
-def listen(settings: GatewaySettings, *, take_over: bool = False) -> socket.socket:
-    """A listening socket on the address of the settings. Raises `BindError`.
-
-    With `take_over` a gateway may have the port already: the socket shares it (SO_REUSEPORT, socket(7)), and does not
-    listen yet. `serve` does; from then on both get connections, until the other one closes its own.
-    """
+def listen(settings: GatewaySettings) -> Listener:
+    """A listening socket on the address of the settings. Raises `BindError`."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = Listener(family, socket.SOCK_STREAM)
     try:
-        if not take_over:
-            _check_free(family, settings)
-        if hasattr(socket, "SO_REUSEPORT"):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Connections inherit it: the kernel ends one whose client takes nothing, bytes in its buffers or not.
-            timeout = int(settings.client_stall_s * 1000)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout)
+        set_stall(listener, settings)
         listener.bind((settings.host, settings.port))
-        if not take_over:
-            listener.listen(BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
@@ -58,11 +47,36 @@ def listen(settings: GatewaySettings, *, take_over: bool = False) -> socket.sock
     return listener
 
 
-def _check_free(family: socket.AddressFamily, settings: GatewaySettings) -> None:
-    """Raise `OSError` when somebody has the port, though he would share it: two gateways there are mostly a mistake."""
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((settings.host, settings.port))
+def adopt(descriptor: int, settings: GatewaySettings) -> Listener:
+    """The listening socket that another gateway gave away, set as this one's settings say."""
+    listener = Listener(fileno=descriptor)
+    set_stall(listener, settings)
+    listener.setblocking(False)
+    return listener
+
+
+def set_stall(listener: Listener, settings: GatewaySettings) -> None:
+    """Let the kernel end connections whose client takes nothing, bytes in its buffers or not. They inherit it."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.client_stall_s * 1000))
+
+
+class _LastResponses:
+    """Tells clients of HTTP/1.1 that come after the listener stopped to use their connection no more: the next one goes
+    to whoever listens then."""
+
+    def __init__(self, app: ASGIApp, listener: Listener) -> None:
+        self._app = app
+        self._listener = listener
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        last = self._listener.stopped and scope["type"] == "http" and scope["http_version"] != "2"
+        await self._app(scope, receive, send_last if last else send)
 
 
 async def serve(
@@ -70,7 +84,7 @@ async def serve(
     settings: GatewaySettings,
     *,
     shutdown: anyio.Event,
-    listener: socket.socket,
+    listener: Listener,
     grace_s: Callable[[], float] | None = None,
 ) -> None:
     """Serve `app` on `listener`, which it closes, until `shutdown` is set and the connections are done.
@@ -79,8 +93,7 @@ async def serve(
     """
     raise_file_limit()
     config = Config()
-    # Hypercorn makes its own socket object of this descriptor and closes it.
-    config.bind = [f"fd://{listener.detach()}"]
+    config.create_sockets = lambda: Sockets([], [listener], [])
     config.backlog = BACKLOG
     config.h11_max_incomplete_size = settings.max_header_bytes
     config.keep_alive_timeout = settings.keep_alive_s
@@ -90,7 +103,7 @@ async def serve(
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")
-    app = WholeBodies(app, settings.body_timeout_s)
+    app = _LastResponses(WholeBodies(app, settings.body_timeout_s), listener)
     leave = anyio.Event()
     hard = anyio.CancelScope(shield=True)
     async with anyio.create_task_group() as group:

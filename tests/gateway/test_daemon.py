@@ -17,7 +17,7 @@ import pytest
 
 from actors.supervision import RestartPolicy
 from actors.worker import WorkerState, WorkerStatus
-from gateway.daemon import WorkersGaveUp, run_daemon
+from gateway.daemon import TakeOverFailed, WorkersGaveUp, run_daemon
 from gateway.launch import WorkerLaunch
 from gateway.server import BindError, listen
 from gateway.settings import GatewaySettings
@@ -182,6 +182,28 @@ async def test_a_taken_port_is_said_before_anything_starts() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(BindError, match=str(port)):
             await run_daemon(GatewaySettings(port=port), [launch("w0")])
+
+
+class Nobody:
+    """A predecessor that does not hand over."""
+
+    async def meet(self) -> int | None:
+        raise TakeOverFailed("it does not")
+
+    async def relieve(self) -> None:
+        raise NotImplementedError
+
+    def ask(self, method: str, target: str, headers: dict[str, str]) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("why", ["it does not", "no worker"])
+async def test_who_cannot_take_over_ends_and_says_why(why: str) -> None:
+    worker = launch("w0", faults=(Fault("refuse_load"),)) if why == "no worker" else launch("w0")
+    seen: list[WorkerStatus] = []
+    with pytest.raises(TakeOverFailed, match="worker w0: " if why == "no worker" else why):
+        await run_daemon(GatewaySettings(port=0), [worker], on_status=seen.append, predecessor=Nobody())
+    assert seen[-1].pid is None
 
 
 PROGRAM = """

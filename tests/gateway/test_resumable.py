@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.app import create_app
+from gateway.pickup import PickUp
 from gateway.resumable import ResumableStreams, State
 from gateway.router import Router
 from gateway.settings import GatewaySettings
@@ -75,7 +76,7 @@ async def gateway(**chosen: Any) -> AsyncIterator[Gateway]:
     router = Router(made)
     worker = FakeWorker(slots=64, context=4096).join(router)
     streams = ResumableStreams(made, router.metrics)
-    async with clients(create_app(router, made, streams=streams)) as opened:
+    async with clients(create_app(router, made, pick_up=PickUp(made, streams))) as opened:
         yield Gateway(opened, router, worker, streams)
 
 

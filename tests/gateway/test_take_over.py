@@ -1,19 +1,28 @@
 """A second gateway takes the port over: streams through the old one finish, and nobody is refused."""
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import httpx
 import pytest
 
-from gateway.server import BindError, listen
+from cli.predecessor import HttpPredecessor
+from cli.settings import Settings
+from gateway.app import create_app
+from gateway.daemon import TakeOverFailed
+from gateway.hand_over import HandOver
+from gateway.router import Router
+from gateway.server import BindError, adopt, listen, serve
 from gateway.settings import GatewaySettings
-from tests.gateway.real import launch, real_gateway
+from tests.gateway.asgi import clients
 from tests.gateway.serving import COMPLETION, events, serving
 
 pytestmark = pytest.mark.anyio
@@ -31,7 +40,7 @@ port = int(sys.argv[1])
 
 async def main():
     await run_daemon(
-        GatewaySettings(port=port),
+        GatewaySettings(port=port, shutdown_grace_s=0, keep_alive_s=2),
         [launch("w0", rate=100)],
         on_listening=lambda host, port: print("port", port, flush=True),
         on_status=lambda status: print("state", status.state.value, flush=True),
@@ -61,60 +70,178 @@ def said(process: "subprocess.Popen[str]", words: str) -> str:
 
 
 async def ask(port: int) -> int:
-    """A request on a connection of its own. One that is made while a socket closes is reset; clients try again."""
-    while True:
-        try:
-            async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-                answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=COMPLETION)
-                return answer.status_code
-        except httpx.TransportError:
-            continue
+    """A request on a connection of its own, tried once."""
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=COMPLETION)
+        return answer.status_code
 
 
-async def test_streams_through_the_old_gateway_finish_and_nobody_is_refused() -> None:
-    stream = COMPLETION | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+async def who(port: int) -> int:
+    """The process that serves new connections."""
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        pid: int = (await client.get(f"http://127.0.0.1:{port}/admin/gateway")).json()["pid"]
+        return pid
+
+
+async def test_nobody_is_refused_and_no_stream_is_cut() -> None:
+    """The old gateway would give streams no time at all if it were asked to end. Nobody tries a second time: who is
+    refused or cut raises."""
+    long = COMPLETION | {"max_tokens": 400, "ignore_eos": True, "stream": True}
     statuses: list[int] = []
     with gateway() as old:
         port = int(said(old, "port").split()[1])
         said(old, "state ready")
         async with (
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client,
-            client.stream("POST", "/v1/completions", json=stream) as response,
+            client.stream("POST", "/v1/completions", json=long) as response,
         ):
             assert response.status_code == 200
             with gateway(port) as new:
 
-                async def traffic() -> None:
+                async def new_connections() -> None:
                     while old.poll() is None:
                         statuses.append(await ask(port))
 
+                async def one_client() -> None:
+                    async with httpx.AsyncClient(timeout=60, trust_env=False) as kept:
+                        while old.poll() is None:
+                            answer = await kept.post(f"http://127.0.0.1:{port}/v1/completions", json=COMPLETION)
+                            statuses.append(answer.status_code)
+
                 async with anyio.create_task_group() as group:
-                    group.start_soon(traffic)
+                    for _ in range(3):
+                        group.start_soon(new_connections)
+                        group.start_soon(one_client)
                     got = await events(response)
                     assert await anyio.to_thread.run_sync(old.wait) == 0
                 assert got[-1] == "[DONE]"
                 assert got[-2]["choices"][0]["finish_reason"] == "length"
+                assert len(statuses) > 100
                 assert set(statuses) == {200}
-                assert await ask(port) == 200, "the new one serves"
-                async with httpx.AsyncClient(trust_env=False) as another:
-                    found = await another.get(f"http://127.0.0.1:{port}/admin/gateway")
-                assert found.json() == {"pid": new.pid}
+                assert await who(port) == new.pid
                 new.terminate()
                 assert await anyio.to_thread.run_sync(new.wait) == 0
 
 
-async def test_a_port_is_shared_only_by_one_who_takes_it_over() -> None:
+async def test_streams_that_the_old_gateway_keeps_are_picked_up_through_the_new_one() -> None:
+    body = COMPLETION | {"max_tokens": 300, "ignore_eos": True, "stream": True, "stream_options": {"resume_s": 60}}
+    with gateway() as old:
+        port = int(said(old, "port").split()[1])
+        said(old, "state ready")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                path = f"/v1/streams/{response.headers['x-stream-id']}"
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                unwanted = f"/v1/streams/{response.headers['x-stream-id']}"
+        with gateway(port) as new:
+            while await who(port) != new.pid:
+                pass
+            assert old.poll() is None, "it has streams to keep"
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+                async with client.stream("GET", path) as response:
+                    assert response.headers["x-stream-id"] in path
+                    got = await events(response)
+                assert got[-1] == "[DONE]"
+                assert got[-2]["choices"][0]["finish_reason"] == "length"
+                last = {"last-event-id": f"{path.rpartition('/')[2]}-{len(got)}"}
+                assert (await client.get(path, headers=last)).status_code == 204
+                again = await client.post("/v1/completions", json=body, headers=last)
+                assert again.status_code == 204, "a repeated request finds it too"
+                assert (await client.get(path + "?starting_after=x")).status_code == 400
+                assert (await client.get("/v1/streams/cmpl-unknown")).status_code == 404
+                assert (await client.delete(unwanted)).status_code == 204
+                assert (await client.delete(path)).status_code == 204
+                assert await anyio.to_thread.run_sync(old.wait) == 0
+                assert (await client.get(path)).status_code == 404
+            new.terminate()
+            assert await anyio.to_thread.run_sync(new.wait) == 0
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["free port", "another program's port"])
+async def test_who_finds_no_gateway_to_succeed(taken: bool) -> None:
+    with listen(GatewaySettings(port=0)) as other:
+        port: int = other.getsockname()[1]
+        if not taken:
+            other.close()
+        predecessor = HttpPredecessor(Settings(port=port), timeout_s=0.2)
+        if taken:
+            with pytest.raises(TakeOverFailed, match="does not hand over"):
+                await predecessor.meet()
+        else:
+            assert await predecessor.meet() is None
+            await predecessor.relieve()
+
+
+async def test_a_port_is_not_shared() -> None:
     async with serving() as served:
         with pytest.raises(BindError, match="choose another port"):
             listen(GatewaySettings(port=served.port))
-        with listen(GatewaySettings(port=served.port), take_over=True) as shared:
-            assert shared.getsockname()[1] == served.port
-            for _ in range(20):  # it does not listen yet, so every connection is the old one's
-                assert (await served.client.get("/health/live")).status_code == 200
+
+
+async def test_what_waits_at_a_socket_is_whoevers_has_it() -> None:
+    """The queue of connections belongs to the socket, not to a process."""
+    chosen = GatewaySettings(port=0, flush_s=0.1)
+    router = Router(chosen)
+    app = create_app(router, chosen)
+    first = listen(chosen)
+    port = first.getsockname()[1]
+    second = adopt(os.dup(first.fileno()), chosen)
+    ended, over = anyio.Event(), anyio.Event()
+    async with anyio.create_task_group() as group:
+
+        async def one() -> None:
+            await serve(app, chosen, shutdown=ended, listener=first)
+
+        group.start_soon(one)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as kept:
+            assert "connection" not in (await kept.get("/health/live")).headers
+            assert first.connections == 1
+            first.stop()
+            async with await anyio.connect_tcp("127.0.0.1", port) as waits:
+                await waits.send(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+                last = await kept.get("/health/live")
+                assert (last.status_code, last.headers["connection"]) == (200, "close")
+                while first.connections:
+                    await anyio.lowlevel.checkpoint()
+                ended.set()
+                group.start_soon(lambda: serve(app, chosen, shutdown=over, listener=second))
+                assert (await waits.receive()).startswith(b"HTTP/1.1 200")
+                assert second.connections == 1
+        over.set()
 
 
 async def test_a_gateway_leaves_only_when_it_is_meant() -> None:
-    async with real_gateway(launch("w0")) as real:
-        assert (await real.client.get("/admin/gateway")).json() == {"pid": os.getpid()}
-        refused = await real.client.post("/admin/leave", json={"pid": os.getpid() + 1})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "another_gateway")
+    left: list[bool] = []
+    chosen = GatewaySettings(port=0)
+    with listen(chosen) as listener:
+        hand_over = HandOver(listener, lambda: left.append(True))
+        app = create_app(Router(chosen), chosen, hand_over=hand_over)
+        async with clients(app) as opened:
+            host = {"host": "localhost"}
+            refused = await opened.ask("POST", "/admin/gateway/leave", {"pid": os.getpid() + 1}, **host)
+            assert (refused.status, refused.error["code"]) == (409, "another_gateway")
+            assert (await opened.ask("POST", "/admin/gateway/offer", {"x": 1}, **host)).status == 400
+            assert left == []
+            assert (await opened.ask("POST", "/admin/gateway/leave", {"pid": os.getpid()}, **host)).status == 202
+            assert left == [True]
+
+
+async def test_what_is_offered_is_private_and_goes_with_its_gateway() -> None:
+    chosen = GatewaySettings(port=0, flush_s=0.1)
+    over = anyio.Event()
+    with listen(chosen) as listener:
+        hand_over = HandOver(listener, lambda: None)
+        offer = hand_over.offer()
+        assert hand_over.offer() == offer
+        folders = [Path(offer.listener).parent, Path(offer.http).parent]
+        assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700, 0o700]
+        app = create_app(Router(chosen), chosen, hand_over=hand_over)
+        async with anyio.create_task_group() as group:
+            group.start_soon(hand_over.run, app, chosen, over)
+            for _ in range(2):
+                async with await anyio.connect_unix(offer.listener) as stream:
+                    _, (descriptor,) = await stream.receive_fds(1, 1)
+                with adopt(descriptor, chosen) as same:
+                    assert same.getsockname() == listener.getsockname()
+            over.set()
+        assert not any(folder.exists() for folder in folders)

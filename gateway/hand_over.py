@@ -1,0 +1,83 @@
+"""What another gateway needs in order to take this one's place without a client's noticing."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+import anyio
+from msgspec import Struct
+from starlette.types import ASGIApp
+
+from actors.endpoint import LocalEndpoint
+from gateway.listener import Listener
+from gateway.server import serve
+from gateway.settings import GatewaySettings
+
+BACKLOG = 64
+
+
+class Offer(Struct, frozen=True):
+    """Where another gateway of the same user on the same machine finds what it needs: paths of two Unix sockets in
+    folders of mode 0700."""
+
+    pid: int
+    listener: str
+    """Whoever connects gets the listening socket itself: what waits in its queue is nobody's, and no connection is ever
+    refused."""
+    http: str
+    """The gateway's interface, for what only it has: the streams that it keeps for clients which come back."""
+
+
+class HandOver:
+    """One gateway's side of it. Nothing exists before `offer`, and nothing after `run` has ended."""
+
+    def __init__(self, listener: Listener, leave: Callable[[], None]) -> None:
+        self.leave = leave
+        """Tells the gateway that another one listens: it takes no more connections, and ends when nothing is left."""
+        self._listener = listener
+        self._offered = anyio.Event()
+        self._ends: list[LocalEndpoint] = []
+        self._sockets: list[Listener] = []
+        self._offer: Offer | None = None
+
+    def offer(self) -> Offer:
+        """Raises `EndpointError` when no folder can hold the sockets."""
+        if self._offer is None:
+            self._offer = Offer(os.getpid(), self._listen(), self._listen())
+            self._offered.set()
+        return self._offer
+
+    def _listen(self) -> str:
+        end = LocalEndpoint()
+        self._ends.append(end)
+        path = end.address.removeprefix("ipc://")
+        listener = Listener(socket.AF_UNIX)
+        self._sockets.append(listener)
+        listener.setblocking(False)
+        listener.bind(path)
+        listener.listen(BACKLOG)
+        return path
+
+    async def run(self, app: ASGIApp, settings: GatewaySettings, shutdown: anyio.Event) -> None:
+        """Serve what is offered until `shutdown`; before an offer there is nothing to serve."""
+        try:
+            await self._offered.wait()
+            giver, http = self._sockets
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._give, giver)
+                await serve(app, settings, shutdown=shutdown, listener=http)
+                group.cancel_scope.cancel()
+        finally:
+            for each in self._sockets:
+                each.close()
+            for end in self._ends:
+                end.remove()
+
+    async def _give(self, giver: Listener) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(giver)
+            with connection:
+                # One byte, for a message of none cannot carry a descriptor; it always has room.
+                socket.send_fds(connection, [b"l"], [self._listener.fileno()])
