@@ -43,7 +43,7 @@ def bench_rows(runner: MlxRunner, prompt: tuple[int, ...], rows: int, count: int
     tokens: list[list[int]] = []
     for slot in range(rows):
         runner.reset(slot)
-        first = runner.prefill(Chunk(slot, prompt, 0, 0), Draw(GREEDY, len(prompt)))
+        (first,) = runner.prefill([Chunk(slot, prompt, 0, 0)], [Draw(GREEDY, len(prompt))])
         tokens.append([] if first is None else [first])
     stamps = [time.perf_counter()]
     for start in range(len(prompt), len(prompt) + count - 1):

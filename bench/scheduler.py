@@ -37,8 +37,8 @@ class Constant:
         self.capabilities = RunnerCapabilities("constant", "none", "float32", slots, CONTEXT, 1000, (16, 64, 256))
         self._tokens = [[7] * rows for rows in range(slots + 1)]
 
-    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
-        return None if draw is None else 7
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        return [None if draw is None else 7 for draw in draws]
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         return self._tokens[len(rows)]

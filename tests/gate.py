@@ -10,15 +10,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from unittest import mock
 
 from msgspec import structs
 
 from protocol.request import Bias, Sampling
+from workers.cuts import cut
 from workers.engine import BatchEngine, Request
 from workers.prefix import PrefixPolicy
 from workers.request import Token
 from workers.runner import Runner, RunnerCapabilities
-from workers.scheduler import cut
 from workers.shaping import AllowedTokens
 
 SAMPLINGS = (
@@ -48,6 +49,8 @@ class GateReport:
     tokens: int
     steps: int
     most_active: int
+    shared: int
+    """Prefill calls with chunks of several requests."""
 
 
 def run_gate(
@@ -75,7 +78,9 @@ def run_gate(
         planned = _requests(runner.capabilities, randomness, requests, max_tokens, longest)
         expected = {request.stream: generated_alone(reference, request) for request in planned}
         planned = [_vary(request, expected[request.stream], resume) for request in planned]
-        return _batch(runner, planned, expected, randomness, step_tokens, before_step)
+        with mock.patch.object(runner, "prefill", side_effect=runner.prefill) as prefill:
+            report = _batch(runner, planned, expected, randomness, step_tokens, before_step)
+        return replace(report, shared=sum(len(call.args[0]) > 1 for call in prefill.call_args_list))
     finally:
         runner.close()
         if reference is not runner:
@@ -199,6 +204,7 @@ def _batch(
         tokens=sum(map(len, got.values())),
         steps=gauges.steps,
         most_active=most_active,
+        shared=0,
     )
 
 

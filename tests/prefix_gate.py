@@ -38,8 +38,8 @@ class CopySpy:
         self.logprobs = runner.logprobs
         self.in_place = self.copies = 0
 
-    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
-        return self._runner.prefill(chunk, draw)
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        return self._runner.prefill(chunks, draws)
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         return self._runner.decode(rows)

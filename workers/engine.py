@@ -17,11 +17,12 @@ from protocol.bounds import MAX_MILLISECONDS, MAX_REASON
 from protocol.errors import ErrorCode
 from protocol.events import Gauges
 from protocol.request import FinishReason
+from workers.live import Live, Prefill, row
 from workers.pace import DEFAULT_STEP_TOKENS, Pace
 from workers.prefix import PrefixPolicy
 from workers.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
 from workers.runner import NotFiniteError, Runner, RunnerCapabilities, TokenLogprobs
-from workers.scheduler import Live, Prefill, Scheduler, row
+from workers.scheduler import Scheduler
 from workers.scoring import score
 
 __all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
@@ -132,8 +133,8 @@ class BatchEngine:
         while (slot := self._scheduler.give_up()) is not None:
             self._reset(slot)
             self._admit(now)
-        while (work := self._scheduler.next_chunk()) is not None:
-            self._prefill(work)
+        while call := self._scheduler.next_call():
+            self._prefill(call)
         if decoding := self._scheduler.decoding():
             self._decode(decoding)
         self._slowest = max(self._slowest, self._clock() - now)
@@ -167,28 +168,43 @@ class BatchEngine:
         """Close the runner. Nothing may be called after."""
         self._runner.close()
 
-    def _prefill(self, work: Prefill) -> None:
-        live = work.live
-        self._started += work.begins
+    def _prefill(self, call: list[Prefill]) -> None:
+        self._started += sum(work.begins for work in call)
         try:
-            if work.copy is not None:
-                self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
+            for work in call:
+                if work.copy is not None:
+                    self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
             began = self._clock()
-            token = self._runner.prefill(work.chunk, work.draw)
-            logprobs = self._logprobs([live], [token]) if work.draw is not None else [None]
-        except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
-            self._fail(live, "prefill", error)
+            tokens = self._runner.prefill([work.chunk for work in call], [work.draw for work in call])
+            if len(tokens) != len(call):
+                raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(call)} chunks")
+            drawn = [(work.live, token) for work, token in zip(call, tokens, strict=True) if work.draw is not None]
+            logprobs = iter(self._logprobs([live for live, _ in drawn], [token for _, token in drawn]))
+        except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
+            for work in call:
+                self._fail(work.live, "prefill", error)
             return
+        now = self._clock()
+        computed = sum(len(work.chunk.tokens) for work in call)
+        if self._pace is not None:
+            self._pace.prefilled(computed, now - began)
+        self._prefill_tokens += computed
+        for work, token in zip(call, tokens, strict=True):
+            self._prefilled(work, token, None if work.draw is None else next(logprobs), now)
+
+    def _prefilled(self, work: Prefill, token: int | None, likely: TokenLogprobs | None, now: float) -> None:
+        live = work.live
         if work.begins and live.reused:
             self._prefix_hits += 1
             self._prefix_tokens += live.reused
-        if self._pace is not None:
-            self._pace.prefilled(len(work.chunk.tokens), self._clock() - began)
-        self._prefill_tokens += len(work.chunk.tokens)
         self._scheduler.prefilled(work)
-        if work.draw is not None:
-            live.first = self._clock()
-            self._accept(live, -1 if token is None else token, logprobs[0], live.first)
+        if work.draw is None:
+            return
+        live.first = now
+        if token is None:
+            self._fail(live, "prefill", NotFiniteError())
+        else:
+            self._accept(live, token, likely, now)
 
     def _decode(self, decoding: list[Live]) -> None:
         self._decode_steps += 1

@@ -118,7 +118,7 @@ def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.
     """
     sampling = Sampling()
     began = clock()
-    token = runner.prefill(Chunk(0, (0,), 0, 0), Draw(sampling, 1))
+    (token,) = runner.prefill([Chunk(0, (0,), 0, 0)], [Draw(sampling, 1)])
     prefilled = clock()
     runner.decode([Row(0, token or 0, 1, 1, Draw(sampling, 2))])
     decode_s = clock() - prefilled

@@ -25,9 +25,12 @@ class RunnerCapabilities:
     """Cache rows of one slot: prompt and answer together."""
     vocab_size: int
     prefill_chunks: tuple[int, ...]
-    """Chunk lengths in rising order. A prompt is cut by `workers.scheduler.cut`, from its own length alone."""
+    """Sizes of prefill calls in rising order. A prompt is cut by `workers.cuts.cut`, from its own length alone."""
     exact_rows: bool = False
-    """A row is the same to the bit however it is computed: in any chunk, decode step or batch."""
+    """A row is the same to the bit however it is computed: in any chunk, decode step or batch. So a prefill call may
+    have chunks of several slots, as many as fit into the largest size."""
+    block_rows: int = 1
+    """The rows of one slot count as a multiple of this in the size of such a call."""
     row_bytes: int = 0
     """Bytes of one cache row: keys and values of one token in all layers. 0 where nothing is held."""
     quantization: str = ""
@@ -94,8 +97,8 @@ class Row(Struct, frozen=True, gc=False):
 
 
 class NotFiniteError(Exception):
-    """Raised by `prefill` and `logits` when the model's logits are not numbers: its weights are damaged, or overflow
-    in this dtype, or the prompt is such that they do."""
+    """Raised by `logits` when the model's logits are not numbers: its weights are damaged, or overflow in this dtype,
+    or the prompt is such that they do."""
 
     def __init__(self) -> None:
         super().__init__("the model's logits are not finite")
@@ -121,6 +124,12 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"position: {chunk.position} is negative")
 
 
+def check_draws(chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> None:
+    """Raise `ValueError` unless there is an entry for each chunk."""
+    if len(chunks) != len(draws):
+        raise ValueError(f"draws: {len(draws)} for {len(chunks)} chunks")
+
+
 def check_copy(
     capabilities: RunnerCapabilities, written: Callable[[int], int], source: int, target: int, length: int
 ) -> None:
@@ -142,10 +151,12 @@ class Runner(Protocol):
     @property
     def capabilities(self) -> RunnerCapabilities: ...
 
-    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
-        """Compute the KV of one chunk. With `draw`, return the token drawn from the last row's logits.
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        """Compute the KV of chunks of different slots, one where rows are not exact. Returns an entry for each: the
+        token drawn from its last row's logits where it has a draw.
 
-        Raises `NotFiniteError` where these are not numbers.
+        None is for a chunk without a draw, and for one whose logits are not numbers: it failed alone, and its slot
+        must be reset.
         """
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
@@ -155,7 +166,7 @@ class Runner(Protocol):
         """
 
     def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
-        """Of the tokens that the last `prefill` (row 0) or `decode` drew, for these of its rows, in their order.
+        """Of the tokens that the last `prefill` or `decode` drew, for these of its draws, in their order.
 
         Only for rows that got a token and whose `draw.sampling.logprobs` asks for them. They are computed when asked
         for, from what that call left on the device; nothing may be called in between.

@@ -2,124 +2,39 @@
 
 One step is: admit from the queue to free slots, prefill prompt chunks as the budget allows, then decode one token for
 every sequence whose prompt is complete, those included that became complete in this step.
-
-A sequence that is over leaves its rows in its slot until somebody needs the slot or the room. One that begins takes
-such a slot as it is, or rows from any slot of its tenant, where its tokens begin like theirs (`workers.prefix`).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, islice
 
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason
-from workers.prefix import PrefixPolicy, Written, reusable
+from workers.cuts import cut
+from workers.live import Live, Prefill, draw, resumed_end
+from workers.prefix import PrefixPolicy
 from workers.request import Request, RequestRefused, check
-from workers.runner import Chunk, Draw, Row, RunnerCapabilities
+from workers.runner import Chunk, RunnerCapabilities
+from workers.seats import Seats
 from workers.shaping import Shaping
 from workers.slots import SlotTable
 
-CALL_TOKENS = 32
-"""What a prefill call costs besides its tokens, in tokens: every call reads the weights once."""
-
-
-def cut(length: int, ladder: Sequence[int]) -> tuple[int, ...]:
-    """Cut `length` tokens into chunks and return the tokens of each: whole chunks of the ladder, then one for the rest.
-
-    A runner computes the rest in the smallest chunk that covers it, the end of which is padding. So the rest is what
-    is cheaper so, with `CALL_TOKENS` for each call, than cut further: neither is a large chunk run for a few tokens,
-    nor many small ones where one would do. A function of the arguments alone: another cut is another order of
-    floating-point sums, so it must not depend on the batch. A runner that pads needs room for it: the last part may
-    end up to `ladder[-1]` rows after the context.
-
-    Raises `ValueError` for a negative length or an empty, unsorted or non-positive ladder.
-    """
-    if length < 0:
-        raise ValueError(f"length must not be negative, not {length}")
-    if not ladder or ladder[0] < 1 or any(low >= high for low, high in pairwise(ladder)):
-        raise ValueError(f"ladder must rise and be positive, not {tuple(ladder)}")
-    whole, rest = divmod(length, ladder[-1])
-    return (ladder[-1],) * whole + _cut_rest(rest, ladder)
-
-
-def _cut_rest(rest: int, ladder: Sequence[int]) -> tuple[int, ...]:
-    """The cheaper of covering the rest with one chunk and taking the largest that fits off it first, at every turn."""
-    parts: list[int] = []
-    covered: list[tuple[int, int]] = []
-    while rest:
-        covered.append((rest, next(chunk for chunk in ladder if chunk >= rest) + CALL_TOKENS))
-        parts.append(next((chunk for chunk in reversed(ladder) if chunk <= rest), rest))
-        rest -= parts[-1]
-    further = 0
-    end = len(parts)
-    for turn in reversed(range(len(parts))):
-        rest, cost = covered[turn]
-        further += parts[turn] + CALL_TOKENS
-        if cost <= further or parts[turn] == rest:
-            parts[turn], further, end = rest, cost, turn + 1
-    return tuple(parts[:end])
-
-
-@dataclass(slots=True, eq=False)
-class Live:
-    """One sequence from `submit` to its end; owned by the scheduler.
-
-    The last token known has no cache row yet while it decodes. The token at index i of the whole sequence is drawn
-    with position i.
-    """
-
-    request: Request
-    tokens: list[int]
-    """All that are known: prompt, resumed, generated."""
-    pending: int
-    """Prompt and resumed tokens: those to be prefilled."""
-    ends: tuple[int, ...]
-    """Where a cold run's chunks end."""
-    limit: int
-    """The length at which it ends."""
-    submitted: float
-    shaping: Shaping | None = None
-    written: Written = field(init=False)
-    """Its cache rows."""
-    slot: int = -1
-    inherited: Written | None = None
-    """What its slot was retained for."""
-    reused: int | None = None
-    """Rows that it took from another sequence; None until its first chunk."""
-    last: int = -1
-    admitted: float | None = None
-    first: float | None = None
-
-    def __post_init__(self) -> None:
-        self.written = Written(self.request.tenant, self.tokens)
-
-    @property
-    def completion_tokens(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+MAX_CHUNKS = 32
+"""Prompts that are looked at for one prefill call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """The first `length` rows of `source` become those of `target`, and the rest of `target` is forgotten.
-
-    Both may be one slot: then the rest is forgotten, and that is all.
-    """
-
-    source: int
-    target: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """One chunk to prefill; `draw` is set for the last chunk of a sequence, `copy` is what must be done before."""
+class _Want:
+    """A prompt that could go on."""
 
     live: Live
-    chunk: Chunk
-    draw: Draw | None
-    copy: Copy | None = None
-    begins: bool = False
-    """It is the sequence's first."""
+    start: int
+    source: int
+    """The slot that its first rows come from, where it begins."""
+
+    @property
+    def rest(self) -> int:
+        return self.live.pending - self.start
 
 
 class Scheduler:
@@ -153,13 +68,13 @@ class Scheduler:
         self._capabilities = capabilities
         self._exact = capabilities.exact_rows
         self._max_queue = max_queue
-        self._prefixes = prefixes or PrefixPolicy()
+        self._seats = Seats(self.slots, prefixes or PrefixPolicy(), exact=self._exact)
         # One dict per phase, in order of arrival: first-in first-out, and a cancel from anywhere is O(1).
         self._waiting: dict[int, Live] = {}
         self._prefilling: dict[int, Live] = {}
         self._decoding: dict[int, Live] = {}
         self._left = 0
-        self._chunks_run = 0
+        self._begun = False
 
     @property
     def idle(self) -> bool:
@@ -203,9 +118,9 @@ class Scheduler:
         while self._waiting:
             stream = next(iter(self._waiting))
             live = self._waiting[stream]
-            reason = _resumed_end(live)
+            reason = resumed_end(live)
             if reason is None:
-                if not self._seat(live):
+                if not self._seats.take(live):
                     break
                 self._prefilling[stream] = live
             else:
@@ -213,48 +128,41 @@ class Scheduler:
             live.admitted = now
             del self._waiting[stream]
         self._left = self.step_tokens - len(self._decoding)
-        self._chunks_run = 0
+        self._begun = False
         return ended
 
     def give_up(self) -> int | None:
         """The oldest retained slot, now soiled, when the first waiting sequence can be admitted for it, or for it and
         others. None when nobody waits that could be helped so."""
-        slots, oldest = self.slots, self.slots.oldest
-        if oldest is None or not self._waiting:
+        if not self._waiting:
             return None
-        need = next(iter(self._waiting.values())).limit
-        lacks = not slots.free or slots.room < need
-        if not lacks or slots.room + slots.retained_tokens < need:
-            return None
-        slots.give_up(oldest)
-        return oldest
+        return self._seats.give_up(next(iter(self._waiting.values())).limit)
 
     def forget_retained(self) -> None:
         """Retain nothing of what ended so far: all retained slots are soiled."""
-        while self.slots.oldest is not None:
-            self.slots.give_up(self.slots.oldest)
+        self._seats.forget_retained()
 
-    def next_chunk(self) -> Prefill | None:
-        """The next chunk of this step, oldest prompt first; None when the budget is spent or no prompt waits.
+    def next_call(self) -> list[Prefill]:
+        """The chunks of the next prefill call of this step, the oldest prompt's first; none when the budget is spent
+        or no prompt waits.
 
-        A step runs at least one chunk when it can, however many rows decode: no prompt starves. A last chunk costs
-        one token more, for the decode row that follows in the same step.
+        A step makes at least one call when it can, however many rows decode: no prompt starves. A last chunk costs
+        one token more, for the decode row that follows in the same step. Where rows are exact, prompts share a call
+        that is as large as if they were one.
         """
-        if not self._prefilling:
-            return None
-        live = next(iter(self._prefilling.values()))
-        begins = live.reused is None
-        source, reused = self._source(live) if begins else (-1, 0)
-        start = reused if begins else live.written.rows
-        length = self._length(live, start)
-        last = start + length == live.pending
-        if self._chunks_run and length + last > self._left:
-            return None
-        self._left -= length + last
-        self._chunks_run += 1
-        copy = self._begin(live, source, reused) if begins else None
-        chunk = Chunk(live.slot, tuple(live.tokens[start : start + length]), start, start)
-        return Prefill(live, chunk, draw(live) if last else None, copy, begins)
+        wants = list(self._wants())
+        room = self._size(wants)
+        call: list[Prefill] = []
+        for want in wants:
+            length = min(want.rest, room, self._left) if call else min(want.rest, room)
+            cost = length + (length == want.rest)
+            if length < 1 or (self._begun and cost > self._left):
+                break
+            self._left -= cost
+            self._begun = True
+            room -= self._rounded(length)
+            call.append(self._chunk(want, length))
+        return call
 
     def prefilled(self, work: Prefill) -> None:
         """The chunk's rows are written."""
@@ -300,125 +208,60 @@ class Scheduler:
         if waiting is not None:
             return waiting
         live = self._prefilling.pop(stream, None) or self._decoding.pop(stream, None)
-        if live is None:
-            return None
-        if live.reused is None and live.inherited is not None:  # it has touched nothing of what it found
-            live.written = live.inherited
-            self.slots.wrote(live.slot, live.written.rows)
-        if not failed and self._prefixes.enabled and live.written.rows >= self._prefixes.least:
-            self._retain(live)
-        else:
-            self.slots.release(live.slot)
+        if live is not None:
+            self._seats.leave(live, failed=failed)
         return live
 
-    def _retain(self, live: Live) -> None:
-        """Keep what a sequence leaves, and give up the oldest of what is over the bound."""
-        self.slots.retain(live.slot, live.written)
-        most = self._prefixes.most
-        while most is not None and self.slots.retained_tokens > most and self.slots.oldest is not None:
-            self.slots.give_up(self.slots.oldest)
+    def _wants(self) -> Iterator[_Want]:
+        """The prompts of the next call, in order, until they fill the largest one; one where rows are not exact.
 
-    def _seat(self, live: Live) -> bool:
-        """Find a slot for a waiting sequence: a retained one that it can go on in, or a free one."""
-        if not self.slots.available:
-            return False
-        stream, need = live.request.stream, live.limit
-        best, length, written = self._best_retained(live)
-        if written is not None:
-            # Rows that are not shared would be lost to later turns of what they are from, unless they go anyway.
-            loses = written.rows - length > self._prefixes.least
-            spared = loses and (self.slots.free or best != self.slots.oldest)
-            if not spared and self.slots.take_over(best, stream, need):
-                live.slot, live.inherited = best, written
-                return True
-            self.slots.touch(best)
-        slot = self.slots.take(stream, need)
-        if slot is None:
-            return False
-        live.slot = slot
-        return True
+        One that gains by waiting for one before it ends them, for nobody overtakes it.
+        """
+        rows = 0
+        before: list[Live] = []
+        for live in islice(self._prefilling.values(), MAX_CHUNKS):
+            if live.reused is None:
+                others = chain(self._decoding.values(), self._prefilling.values())
+                source, start = self._seats.source(live, others)
+                waits = any(self._seats.gains(live, start, other) for other in before)
+            else:
+                source, start, waits = -1, live.written.rows, False
+            before.append(live)
+            if waits:
+                return
+            want = _Want(live, start, source)
+            yield want
+            rows += self._rounded(want.rest)
+            if not self._exact or rows >= self._capabilities.prefill_chunks[-1]:
+                return
 
-    def _best_retained(self, live: Live) -> tuple[int, int, Written | None]:
-        """The retained slot with the longest reusable prefix, of those the one that would lose the fewest rows."""
-        best: tuple[int, int, Written | None] = (-1, 0, None)
-        for slot, written in self.slots.retained():
-            length = self._reusable(live, written)
-            if length and (length, -written.rows) > (best[1], -best[2].rows if best[2] else 0):
-                best = (slot, length, written)
-        return best
-
-    def _reusable(self, live: Live, source: Written) -> int:
-        if not self._prefixes.enabled:
+    def _size(self, wants: list[_Want]) -> int:
+        """Rows of the next call: where a cold run cuts, or, where rows are exact, what the budget allows."""
+        if not wants:
             return 0
-        wanted = Written(live.request.tenant, live.tokens, 0, live.ends)
-        # One token must be computed, for the logits that the first token is drawn from.
-        length = reusable(wanted, source, live.pending - 1, exact_rows=self._exact)
-        return length if length >= self._prefixes.least else 0
-
-    def _source(self, live: Live) -> tuple[int, int]:
-        """Where the first rows of a sequence that begins come from, and how many: its own slot where that is as good
-        as any, because rows that are there already need no copy."""
-        own = 0 if live.inherited is None else self._reusable(live, live.inherited)
-        best = (live.slot, own)
-        for slot, written in self._shared(live):
-            length = self._reusable(live, written)
-            if length >= max(best[1] + self._prefixes.least, 1):
-                best = (slot, length)
-        return best
-
-    def _shared(self, live: Live) -> Iterator[tuple[int, Written]]:
-        yield from self.slots.retained()
-        for phase in (self._decoding, self._prefilling):
-            for other in phase.values():
-                if other is not live and other.written.rows:
-                    yield other.slot, other.written
-
-    def _begin(self, live: Live, source: int, length: int) -> Copy | None:
-        """Count the rows that a sequence starts with; what must be copied or forgotten for them, if anything."""
-        soiled = live.inherited is not None
-        live.reused, live.inherited = length, None
-        self.slots.begun(live.slot, live.limit)
-        live.written.rows = length
-        # Exact rows need no cuts, and without them a prefix ends where a chunk of both ended.
-        live.written.ends = tuple(end for end in live.ends if end <= length)
-        self.slots.wrote(live.slot, length)
-        self.slots.touch(source)
-        return Copy(source, live.slot, length) if length or soiled else None
-
-    def _length(self, live: Live, start: int) -> int:
-        """Tokens of the next chunk from `start` on: a cold run's, or, where rows are exact, what the budget allows."""
         if not self._exact:
-            return next(end for end in live.ends if end > start) - start
+            (want,) = wants
+            return next(end for end in want.live.ends if end > want.start) - want.start
         ladder = self._capabilities.prefill_chunks
-        rest = live.pending - start
-        length = cut(rest, ladder)[0]
-        if length <= self._left:
-            return length
-        return min(rest, max((chunk for chunk in ladder if chunk <= self._left), default=ladder[0]))
+        size = cut(sum(self._rounded(want.rest) for want in wants), ladder)[0]
+        if size <= self._left:
+            return size
+        return max((chunk for chunk in ladder if chunk <= self._left), default=ladder[0])
 
+    def _chunk(self, want: _Want, length: int) -> Prefill:
+        live, start = want.live, want.start
+        begins = live.reused is None
+        copy = self._seats.begin(live, want.source, start) if begins else None
+        chunk = Chunk(live.slot, tuple(live.tokens[start : start + length]), start, start)
+        return Prefill(live, chunk, draw(live) if length == want.rest else None, copy, begins)
 
-def draw(live: Live) -> Draw:
-    """How a sequence's next token is drawn."""
-    sampling, position = live.request.sampling, len(live.tokens)
-    return Draw(sampling, position) if live.shaping is None else live.shaping.draw(sampling, position)
-
-
-def row(live: Live) -> Row:
-    """The decode row of a sequence: its last token goes to the row after those written, and the next is drawn."""
-    at = live.written.rows
-    return Row(live.slot, live.last, at, at, draw(live))
+    def _rounded(self, rows: int) -> int:
+        """What rows of one slot take of a call."""
+        block = self._capabilities.block_rows
+        return -(-rows // block) * block
 
 
 def _with_real_eos(request: Request, vocab_size: int) -> Request:
     """Some checkpoints name end-of-sequence tokens that their model has no row for: it cannot draw or bar them."""
     real = frozenset(token for token in request.eos if token < vocab_size)
     return request if len(real) == len(request.eos) else replace(request, eos=real)
-
-
-def _resumed_end(live: Live) -> FinishReason | None:
-    """Why what a sequence resumes had ended already; None when it had not, or when it resumes nothing."""
-    if not live.request.resume:
-        return None
-    if live.request.resume[-1] in live.request.eos or (live.shaping is not None and live.shaping.exhausted):
-        return "stop"
-    return "length" if len(live.tokens) >= live.limit else None

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.cuts import cut
 from workers.runner import Chunk, Runner
-from workers.scheduler import cut
 
 
 def score(runner: Runner, slot: int, tokens: Sequence[int]) -> NDArray[np.float64]:

@@ -33,9 +33,9 @@ class ScriptedRunner:
     """Deterministic tokens from the sequence's own history.
 
     `alphabet` is what tokens are drawn from; `tokens_per_second` paces the decode steps (0 is no pacing) with `clock`
-    and `sleep` in seconds; `exact_rows` is what it says of itself; `fail_calls` are the numbers, counted from 1, of the
-    prefill, decode and logits calls that raise `ScriptedFault`, and `faults` what else goes wrong in them. After a
-    failure a slot is unusable until it is reset, as on a real device.
+    and `sleep` in seconds; `exact_rows` and `block_rows` are what it says of itself; `fail_calls` are the numbers,
+    counted from 1, of the prefill, decode and logits calls that raise `ScriptedFault`, and `faults` what else goes
+    wrong in them. After a failure a slot is unusable until it is reset, as on a real device.
     `violations` keeps the text of every `ContractError` that was raised, for the engine contains exceptions.
     """
 
@@ -47,6 +47,7 @@ class ScriptedRunner:
         vocab_size: int = BYTES_VOCAB,
         prefill_chunks: tuple[int, ...] = (16, 64, 256),
         exact_rows: bool = True,
+        block_rows: int = 1,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         fail_calls: Collection[int] = (),
@@ -55,7 +56,16 @@ class ScriptedRunner:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._capabilities = RunnerCapabilities(
-            "scripted", "none", "float32", slots, context, vocab_size, tuple(prefill_chunks), exact_rows, 1
+            backend="scripted",
+            device="none",
+            dtype="float32",
+            slots=slots,
+            context=context,
+            vocab_size=vocab_size,
+            prefill_chunks=tuple(prefill_chunks),
+            exact_rows=exact_rows,
+            block_rows=block_rows,
+            row_bytes=1,
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
@@ -65,6 +75,8 @@ class ScriptedRunner:
         self._next_tick = 0.0
         self._history: list[list[int]] = [[0] for _ in range(slots)]
         self._broken: set[int] = set()
+        self._poisoned: set[int] = set()
+        """Slots with rows after which no logits are numbers."""
         self._drawn: list[int | None] = []
         self.calls = 0
         self.violations: list[str] = []
@@ -73,16 +85,18 @@ class ScriptedRunner:
     def capabilities(self) -> RunnerCapabilities:
         return self._capabilities
 
-    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
-        self._check_chunk(chunk)
-        if draw is not None and draw.position != chunk.position + len(chunk.tokens):
-            raise self._violation(f"draw at position {draw.position} after {chunk}")
-        self._enter([chunk.slot], chunk.tokens)
-        for index, token in enumerate(chunk.tokens):
-            self._write(chunk.slot, token, chunk.position + index)
-        self._check_finite(chunk)
-        self._drawn = [] if draw is None else [self._draw(chunk.slot, draw)]
-        return self._drawn[0] if self._drawn else None
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        self._check_call(chunks, draws)
+        self._enter([chunk.slot for chunk in chunks], [token for chunk in chunks for token in chunk.tokens])
+        tokens: list[int | None] = []
+        for chunk, draw in zip(chunks, draws, strict=True):
+            for index, token in enumerate(chunk.tokens):
+                self._write(chunk.slot, token, chunk.position + index)
+            if self._plan.not_finite(self.calls, chunk.tokens):
+                self._poisoned.add(chunk.slot)
+            tokens.append(None if draw is None else self._drawn_token(chunk.slot, draw))
+        self._drawn = [token for token, draw in zip(tokens, draws, strict=True) if draw is not None]
+        return tokens
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         if not rows:
@@ -96,10 +110,9 @@ class ScriptedRunner:
         self._drawn = []
         for row in rows:
             self._write(row.slot, row.token, row.position)
-            poisoned = self._plan.not_finite(self.calls, [row.token])
-            if poisoned:
-                self._broken.add(row.slot)
-            self._drawn.append(None if poisoned else self._draw(row.slot, row.draw))
+            if self._plan.not_finite(self.calls, [row.token]):
+                self._poisoned.add(row.slot)
+            self._drawn.append(self._drawn_token(row.slot, row.draw))
         return list(self._drawn)
 
     def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
@@ -113,7 +126,9 @@ class ScriptedRunner:
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         self._check_chunk(chunk)
         self._enter([chunk.slot], chunk.tokens)
-        self._check_finite(chunk)
+        if self._plan.not_finite(self.calls, chunk.tokens):
+            self._broken.add(chunk.slot)
+            raise NotFiniteError
         values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position + index)
@@ -129,12 +144,14 @@ class ScriptedRunner:
         if source in self._broken or (target in self._broken and source != target):
             raise self._violation(f"a copy from slot {source} to {target} after a failure, without a reset")
         self._history[target] = self._history[source][: length + 1]
+        (self._poisoned.add if source in self._poisoned and length else self._poisoned.discard)(target)
 
     def reset(self, slot: int) -> None:
         if not 0 <= slot < self._capabilities.slots:
             raise self._violation(f"reset of slot {slot}")
         self._history[slot] = [0]
         self._broken.discard(slot)
+        self._poisoned.discard(slot)
 
     def memory(self) -> dict[str, int]:
         return {"weights": 0, "kv": 0}
@@ -144,6 +161,21 @@ class ScriptedRunner:
 
     def close(self) -> None:
         """Nothing to free."""
+
+    def _check_call(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> None:
+        if not chunks or len(chunks) != len(draws):
+            raise self._violation(f"{len(draws)} draws for {len(chunks)} chunks")
+        if len({chunk.slot for chunk in chunks}) != len(chunks):
+            raise self._violation(f"two chunks of one slot: {sorted(chunk.slot for chunk in chunks)}")
+        block, most = self._capabilities.block_rows, self._capabilities.prefill_chunks[-1]
+        if len(chunks) > 1 and not self._capabilities.exact_rows:
+            raise self._violation("several chunks a call, and rows are not exact")
+        if len(chunks) > 1 and sum(-(-len(chunk.tokens) // block) * block for chunk in chunks) > most:
+            raise self._violation(f"a call of {len(chunks)} chunks with more than {most} rows")
+        for chunk, draw in zip(chunks, draws, strict=True):
+            self._check_chunk(chunk)
+            if draw is not None and draw.position != chunk.position + len(chunk.tokens):
+                raise self._violation(f"draw at position {draw.position} after {chunk}")
 
     def _check_chunk(self, chunk: Chunk) -> None:
         self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), chunk.tokens)
@@ -180,17 +212,19 @@ class ScriptedRunner:
             self._broken.update(slots)
             raise
 
-    def _check_finite(self, chunk: Chunk) -> None:
-        if self._plan.not_finite(self.calls, chunk.tokens):
-            self._broken.add(chunk.slot)
-            raise NotFiniteError
-
     def _written(self, slot: int) -> int:
         return len(self._history[slot]) - 1
 
     def _write(self, slot: int, token: int, position: int) -> None:
         before = self._history[slot][-1]
         self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
+
+    def _drawn_token(self, slot: int, draw: Draw) -> int | None:
+        """None where the slot's logits are not numbers: it must be reset."""
+        if slot not in self._poisoned:
+            return self._draw(slot, draw)
+        self._broken.add(slot)
+        return None
 
     def _draw(self, slot: int, draw: Draw) -> int:
         value = self._history[slot][-1]

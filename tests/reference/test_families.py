@@ -59,7 +59,7 @@ def test_logits(pair: Pair) -> None:
 def test_greedy_tokens(pair: Pair) -> None:
     runner, start, sampling = pair.runner, len(PROMPT), Sampling()
     runner.reset(0)
-    drawn = runner.prefill(Chunk(0, PROMPT, 0, 0), Draw(sampling, start))
+    (drawn,) = runner.prefill([Chunk(0, PROMPT, 0, 0)], [Draw(sampling, start)])
     assert drawn is not None
     tokens = [drawn]
     for at in range(start, CONTEXT):

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from tests.reference.conftest import CONTEXT, PROMPT, Pair
+from workers.cuts import cut
 from workers.runner import Chunk, Draw, Row, Runner
-from workers.scheduler import cut
 
 pytestmark = pytest.mark.reference
 
@@ -51,13 +51,12 @@ def test_decode(pair: Pair, chunks: tuple[int, ...]) -> None:
     runner.reset(0)
     drawn: int | None = None
     start = 0
-    for chunk in chunks:
-        last = start + chunk == length
-        drawn = runner.prefill(
-            Chunk(0, PROMPT[start : start + chunk], start, start), Draw(sampling, length) if last else None
-        )
+    for size in chunks:
+        last = start + size == length
+        chunk = Chunk(0, PROMPT[start : start + size], start, start)
+        (drawn,) = runner.prefill([chunk], [Draw(sampling, length) if last else None])
         assert (drawn is not None) == last
-        start += chunk
+        start += size
     assert drawn is not None
     tokens = [drawn]
     for position in range(length, length + steps - 1):

@@ -92,7 +92,7 @@ def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) ->
     assert progress[0] == ("load", 0, 20)
     assert progress[-1] == ("load", 20, 20)
     with pytest.raises(ScriptedFault):
-        runner.prefill(Chunk(0, (1,), 0, 0), Draw(Sampling(), 1))
+        runner.prefill([Chunk(0, (1,), 0, 0)], [Draw(Sampling(), 1)])
 
 
 @pytest.mark.parametrize(

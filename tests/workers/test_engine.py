@@ -172,7 +172,7 @@ def test_taking_a_sequence_out_in_any_phase(way: str, phase: str) -> None:
 
 
 def test_a_failing_prefill_fails_its_request_only() -> None:
-    bench = make(fail_calls={2})
+    bench = make(fail_calls={2}, exact_rows=False)
     for stream in range(3):
         bench.submit(stream, 4, max_tokens=3)
     with capture_logs() as logs:
@@ -193,8 +193,8 @@ def test_a_failing_prefill_fails_its_request_only() -> None:
 
 
 def test_a_failing_decode_fails_its_rows_and_not_those_that_wait_or_prefill() -> None:
-    # Call 1 and 2 are prompts, 3 the decode of both, 4 a chunk of stream 2, 5 the decode that fails.
-    bench = make(slots=3, step_tokens=8, fail_calls={5})
+    # Call 1 are two prompts, 2 the decode of both, 3 a chunk of stream 2, 4 the decode that fails.
+    bench = make(slots=3, step_tokens=8, fail_calls={4})
     bench.submit(0, 3, max_tokens=9)
     bench.submit(1, 3, max_tokens=9)
     assert not bench.step()
@@ -206,6 +206,32 @@ def test_a_failing_decode_fails_its_rows_and_not_those_that_wait_or_prefill() ->
     bench.run()
     assert sorted(bench.ends) == [2, 3]
     assert bench.tokens[2] == alone(make().runner, Request(2, tuple(range(2, 22)), max_tokens=4))
+    assert bench.runner.violations == []
+
+
+def test_a_failing_prefill_of_several_prompts_fails_those_of_its_call() -> None:
+    bench = make(fail_calls={1})
+    for stream in range(4):
+        bench.submit(stream, 4, max_tokens=3)
+    assert bench.step()
+    assert sorted(bench.failures) == [0, 1]
+    bench.run()
+    assert sorted(bench.ends) == [2, 3]
+    assert bench.tokens[2] == alone(make().runner, Request(2, (2, 3, 4, 5), max_tokens=3))
+    assert bench.runner.violations == []
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_a_prompt_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> None:
+    sampling = Sampling(logprobs=logprobs)
+    bench = make(faults=(Fault("nan", calls=0, token=2),))
+    for stream in (0, 3):
+        bench.submit(stream, 3, max_tokens=3, sampling=sampling)
+    assert bench.step()
+    assert sorted(bench.failures) == [0]
+    assert bench.runner.calls == 2, "one call for both prompts, one for the row that goes on"
+    bench.run()
+    assert bench.tokens[3] == alone(make().runner, Request(3, (3, 4, 5), sampling, max_tokens=3))
     assert bench.runner.violations == []
 
 
@@ -289,9 +315,9 @@ def test_a_wrong_number_of_tokens_fails_the_rows() -> None:
 @pytest.mark.parametrize("answer", [None, -1, 257])
 def test_a_prefill_that_draws_nothing_fails(answer: int | None) -> None:
     class Silent(ScriptedRunner):
-        def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
-            super().prefill(chunk, draw)
-            return answer
+        def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+            super().prefill(chunks, draws)
+            return [answer]
 
     bench = make(runner=Silent(slots=1))
     bench.submit(0, 3)

@@ -59,15 +59,16 @@ class Recorder(ScriptedRunner):
         self.failing_calls: list[bool] = []
         self.failing_resets = 0
 
-    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
-        self.chunks.append(chunk)
-        stream = self.holder(chunk.slot)
-        assert stream is not None
-        if stream not in self.begun:
-            self.begun.append(stream)
-        assert self.owners.setdefault(chunk.slot, self.tenant(stream)) == self.tenant(stream)
-        self._maybe_fail([chunk.slot])
-        return super().prefill(chunk, draw)
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        self.chunks += chunks
+        for chunk in chunks:
+            stream = self.holder(chunk.slot)
+            assert stream is not None
+            if stream not in self.begun:
+                self.begun.append(stream)
+            assert self.owners.setdefault(chunk.slot, self.tenant(stream)) == self.tenant(stream)
+        self._maybe_fail([chunk.slot for chunk in chunks])
+        return super().prefill(chunks, draws)
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         self.rows = list(rows)
@@ -104,7 +105,7 @@ def reference(prompt: tuple[int, ...], sampling: Sampling, length: int) -> tuple
     for start in range(0, len(prompt), LADDER[-1]):
         part = prompt[start : start + LADDER[-1]]
         last = start + len(part) == len(prompt)
-        token = runner.prefill(Chunk(0, part, start, start), Draw(sampling, len(prompt)) if last else None)
+        (token,) = runner.prefill([Chunk(0, part, start, start)], [Draw(sampling, len(prompt)) if last else None])
     assert token is not None
     tokens = [token]
     for index in range(len(prompt), len(prompt) + length - 1):

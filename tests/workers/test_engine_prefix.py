@@ -149,11 +149,11 @@ def test_the_budget_is_measured_where_none_is_given() -> None:
     now = 0.0
 
     class Timed(ScriptedRunner):
-        def prefill(self, chunk: Any, draw: Any) -> int | None:
+        def prefill(self, chunks: Any, draws: Any) -> list[int | None]:
             nonlocal now
             now += 3.0
-            self.sizes.append(len(chunk.tokens))
-            return super().prefill(chunk, draw)
+            self.sizes += [len(chunk.tokens) for chunk in chunks]
+            return super().prefill(chunks, draws)
 
         def decode(self, rows: Any) -> list[int]:
             nonlocal now

@@ -29,10 +29,10 @@ class Gate(ScriptedRunner):
         self.entered = threading.Semaphore(0)
         self.open = threading.Semaphore(0)
 
-    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
         self.entered.release()
         assert self.open.acquire(timeout=PATIENCE_S)
-        return super().prefill(chunk, draw)
+        return super().prefill(chunks, draws)
 
 
 class Stepping(ScriptedRunner):

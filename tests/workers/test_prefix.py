@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.cuts import cut
 from workers.prefix import PrefixPolicy, Written, common_prefix, reusable
-from workers.scheduler import cut
 
 tokens = st.lists(st.integers(0, 1), max_size=200)
 

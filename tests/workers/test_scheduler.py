@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
+from workers.cuts import CALL_TOKENS, cut
+from workers.live import row
 from workers.request import Request, RequestRefused
 from workers.runner import RunnerCapabilities
-from workers.scheduler import CALL_TOKENS, Scheduler, cut, row
+from workers.scheduler import Scheduler
 
 LADDERS = [(1,), (16,), (4, 16, 64), (16, 128, 512), (7, 8), (32, 33, 1000)]
 
@@ -42,7 +44,8 @@ def refusal(one: Scheduler, asked: Request) -> tuple[ErrorCode, str]:
 def run_chunks(one: Scheduler) -> list[tuple[int, int, bool]]:
     """All chunks of this step as (stream, tokens, last); the sequences then decode."""
     chunks = []
-    while (work := one.next_chunk()) is not None:
+    while call := one.next_call():
+        (work,) = call
         one.prefilled(work)
         chunks.append((work.live.request.stream, len(work.chunk.tokens), work.draw is not None))
         if work.draw is not None:
@@ -227,8 +230,7 @@ def test_a_row_is_the_last_token_in_the_row_after_those_written() -> None:
     one = scheduler()
     one.submit(request(1, 5, sampling=Sampling(temperature=1.0, seed=4)), 0.0)
     one.admit(0.0)
-    work = one.next_chunk()
-    assert work is not None
+    (work,) = one.next_call()
     assert work.draw is not None
     assert (work.chunk.start, work.chunk.position, work.draw.position) == (0, 0, 5)
     one.prefilled(work)
@@ -260,8 +262,7 @@ def test_when_a_sequence_ends(fields: dict[str, Any], tokens: int, reason: str) 
     one = scheduler()
     one.submit(request(1, 5, **fields), 0.0)
     one.admit(0.0)
-    work = one.next_chunk()
-    assert work is not None
+    (work,) = one.next_call()
     one.prefilled(work)
     reasons = [one.accept(work.live, 50) for _ in range(tokens)]
     assert reasons == [None] * (tokens - 1) + [reason]
@@ -290,7 +291,8 @@ def test_resumed_tokens_are_cut_after_the_prompt_and_positions_go_on() -> None:
     one.submit(request(1, 9, resume=tuple(range(10))), 0.0)
     one.admit(0.0)
     works = []
-    while (work := one.next_chunk()) is not None:
+    while call := one.next_call():
+        (work,) = call
         one.prefilled(work)
         works.append(work)
     assert [(work.chunk.start, len(work.chunk.tokens)) for work in works] == [(0, 8), (8, 1), (9, 8), (17, 2)]
@@ -303,8 +305,7 @@ def test_a_sequence_is_removed_in_any_phase(phase: str) -> None:
     one.submit(request(1, 20), 0.0)
     if phase != "waiting":
         one.admit(0.0)
-        work = one.next_chunk()
-        assert work is not None
+        (work,) = one.next_call()
         one.prefilled(work)
     if phase == "decoding":
         run_chunks(one)
@@ -316,7 +317,7 @@ def test_a_sequence_is_removed_in_any_phase(phase: str) -> None:
     assert one.idle
     assert one.slots.soiled == (() if phase == "waiting" else (0,))
     assert one.remove(1) is None
-    assert one.next_chunk() is None
+    assert one.next_call() == []
 
 
 def test_an_end_that_the_model_has_no_row_for_is_left_out() -> None:

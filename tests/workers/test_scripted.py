@@ -1,6 +1,7 @@
 """The scripted runner: tokens from the history alone, and every breach of the runner's contract is an error."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def runner(**options: object) -> ScriptedRunner:
 
 
 def fill(one: ScriptedRunner, slot: int, tokens: tuple[int, ...], sampling: Sampling = GREEDY) -> int:
-    token = one.prefill(Chunk(slot, tokens, 0, 0), Draw(sampling, len(tokens)))
+    (token,) = one.prefill([Chunk(slot, tokens, 0, 0)], [Draw(sampling, len(tokens))])
     assert token is not None
     return token
 
@@ -27,8 +28,8 @@ def fill(one: ScriptedRunner, slot: int, tokens: tuple[int, ...], sampling: Samp
 def test_the_next_token_depends_on_the_history_and_not_on_slot_or_chunks() -> None:
     one = runner()
     first = fill(one, 0, (1, 2, 3, 4, 5))
-    one.prefill(Chunk(2, (1, 2), 0, 0), None)
-    assert one.prefill(Chunk(2, (3, 4, 5), 2, 2), Draw(GREEDY, 5)) == first
+    one.prefill([Chunk(2, (1, 2), 0, 0)], [None])
+    assert one.prefill([Chunk(2, (3, 4, 5), 2, 2)], [Draw(GREEDY, 5)]) == [first]
     row = [Row(slot, first, 5, 5, Draw(GREEDY, 6)) for slot in (2, 0)]
     assert len(set(one.decode(row))) == 1
     assert first in ALPHABET
@@ -54,16 +55,16 @@ def test_the_logits_peak_at_the_greedy_token() -> None:
 @pytest.mark.parametrize(
     "breach",
     [
-        lambda one: one.prefill(Chunk(4, (1,), 0, 0), None),
-        lambda one: one.prefill(Chunk(1, (1,), 1, 1), None),
-        lambda one: one.prefill(Chunk(0, (1,), 0, 0), None),
-        lambda one: one.prefill(Chunk(0, (1,), 4, 4), None),
-        lambda one: one.prefill(Chunk(0, (1,), 3, 4), None),
-        lambda one: one.prefill(Chunk(1, (), 0, 0), None),
-        lambda one: one.prefill(Chunk(1, (1,) * 9, 0, 0), None),
-        lambda one: one.prefill(Chunk(1, (257,), 0, 0), None),
-        lambda one: one.prefill(Chunk(1, (-1,), 0, 0), None),
-        lambda one: one.prefill(Chunk(1, (1, 1), 0, 0), Draw(GREEDY, 3)),
+        lambda one: one.prefill([Chunk(4, (1,), 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(1, (1,), 1, 1)], [None]),
+        lambda one: one.prefill([Chunk(0, (1,), 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(0, (1,), 4, 4)], [None]),
+        lambda one: one.prefill([Chunk(0, (1,), 3, 4)], [None]),
+        lambda one: one.prefill([Chunk(1, (), 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(1, (1,) * 9, 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(1, (257,), 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(1, (-1,), 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(1, (1, 1), 0, 0)], [Draw(GREEDY, 3)]),
         lambda one: one.decode([]),
         lambda one: one.decode([Row(0, 1, 3, 3, Draw(GREEDY, 4))] * 2),
         lambda one: one.decode([Row(0, 1, 4, 4, Draw(GREEDY, 5))]),
@@ -86,7 +87,7 @@ def test_a_breach_of_the_contract_is_an_error_and_is_remembered(breach: Callable
 def test_the_context_is_the_last_row() -> None:
     one = runner()
     for start in range(0, 32, 8):
-        one.prefill(Chunk(0, (1,) * 8, start, start), None)
+        one.prefill([Chunk(0, (1,) * 8, start, start)], [None])
     with pytest.raises(ContractError, match="rows 32 to 33 of a context of 32"):
         one.decode([Row(0, 1, 32, 32, Draw(GREEDY, 33))])
 
@@ -118,12 +119,42 @@ def test_a_row_that_is_no_number_fails_alone() -> None:
     with pytest.raises(ContractError, match="slot 1 is used after a failure"):
         one.decode([Row(1, 6, 3, 3, Draw(GREEDY, 4))])
     one.reset(1)
-    with pytest.raises(NotFiniteError):
-        fill(one, 1, (1, 7))
+    assert one.prefill([Chunk(1, (1, 7), 0, 0)], [None]) == [None]
+    assert one.prefill([Chunk(1, (3,), 2, 2)], [Draw(GREEDY, 3)]) == [None]  # what it read was no number
+    with pytest.raises(ContractError, match="slot 1 is used after a failure"):
+        one.prefill([Chunk(1, (3,), 3, 3)], [None])
     one.reset(1)
     with pytest.raises(NotFiniteError):
         one.logits(Chunk(1, (1, 7), 0, 0))
     assert one.decode([Row(2, 6, 3, 3, Draw(GREEDY, 4))]) != [None]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "draws", "options"),
+    [
+        ([], [], {}),
+        ([Chunk(0, (1,), 0, 0)], [], {}),
+        ([Chunk(0, (1,), 0, 0), Chunk(0, (1,), 1, 1)], [None, None], {}),
+        ([Chunk(0, (1,), 0, 0), Chunk(1, (1,), 0, 0)], [None, None], {"exact_rows": False}),
+        ([Chunk(0, (1,) * 4, 0, 0), Chunk(1, (1,) * 5, 0, 0)], [None, None], {}),
+        ([Chunk(slot, (1,), 0, 0) for slot in range(3)], [None] * 3, {"block_rows": 4}),
+    ],
+    ids=["none", "no draws", "one slot", "rows that are not exact", "too many", "too many blocks"],
+)
+def test_what_a_prefill_call_may_not_hold(chunks: list[Chunk], draws: list[None], options: dict[str, Any]) -> None:
+    with pytest.raises(ContractError):
+        runner(**options).prefill(chunks, draws)
+
+
+def test_a_prefill_call_draws_for_the_chunks_that_ask() -> None:
+    first, second = fill(runner(), 0, (1, 2, 3)), fill(runner(), 0, (5, 6))
+    one = runner(block_rows=4)
+    chunks = [Chunk(0, (1, 2, 3), 0, 0), Chunk(1, (5, 6), 0, 0)]
+    assert one.prefill(chunks, [None, Draw(GREEDY, 2)]) == [None, second]
+    assert len(one.logprobs([0])) == 1
+    one.reset(0)
+    one.reset(1)
+    assert one.prefill(chunks, [Draw(GREEDY, 3), Draw(GREEDY, 2)]) == [first, second]
 
 
 def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for() -> None:

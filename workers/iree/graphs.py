@@ -23,6 +23,9 @@ from workers.iree.storage import Stored
 from workers.narrow import narrow
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)
+BLOCK = 8
+"""Rows of a prefill graph that are of one slot: fewer waste less where short prompts share a call, and eight already
+fill the registers of attention."""
 FIRST_CHUNK = 128
 """The prefill graph that serves until the others are there: neither short prompts nor long ones pay much for it."""
 SCORE_CHUNK = 128
@@ -41,8 +44,8 @@ def decode_buckets(slots: int) -> tuple[int, ...]:
 
 
 def prefill_chunks(context: int) -> tuple[int, ...]:
-    """The chunk lengths for a context: none needs to be longer than it."""
-    return tuple(sorted({min(chunk, context) for chunk in PREFILL_CHUNKS}))
+    """The chunk lengths for a context, in whole blocks: none needs to be longer than it."""
+    return tuple(sorted({min(chunk, -(-context // BLOCK) * BLOCK) for chunk in PREFILL_CHUNKS}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Plan:
             steps = [name for group in self._steps() for name in group]
             return [(*steps, f"score_{self.score_chunk}", "copy")]
         chunk = next((chunk for chunk in self.chunks if chunk >= FIRST_CHUNK), self.chunks[-1])
-        return [(f"decode_{self.buckets[-1]}",), (f"prefill_{chunk}",)]
+        return [(f"decode_{self.buckets[-1]}",), (f"prefill_{chunk}",), (f"head_{self.head_sizes[-1]}",)]
 
     def optional(self) -> list[tuple[str, ...]]:
         """The graphs that make serving cheaper, those first that are missed most."""
@@ -86,7 +89,25 @@ class Plan:
 
     def _steps(self) -> list[tuple[str, ...]]:
         decode = [(f"decode_{bucket}",) for bucket in self.buckets]
-        return [*decode[:1], *((f"prefill_{chunk}",) for chunk in reversed(self.chunks)), *decode[1:]]
+        prefill = [(f"prefill_{chunk}",) for chunk in reversed(self.chunks)]
+        heads = [(f"head_{size}",) for size in self.head_sizes]
+        return [*decode[:1], *heads[:1], *prefill, *decode[1:], *heads[1:]]
+
+    @property
+    def block(self) -> int:
+        """Rows of a prefill graph that are of one slot; 0 is all of them."""
+        return 0 if isinstance(self.ops, PlainOps) else BLOCK
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """Last rows of chunks whose logits come from one call."""
+        return (1,) if self.block == 0 else self.draw_sizes
+
+    @property
+    def last_rows(self) -> jax.ShapeDtypeStruct:
+        """The hidden rows that prefill graphs leave for heads: one for each chunk of a call."""
+        shape, dtype = self.ops.operand(self.head_sizes[-1], self.config.hidden_size)
+        return struct(shape, dtype)
 
     @property
     def draw_sizes(self) -> tuple[int, ...]:
@@ -114,6 +135,8 @@ class Plan:
             return self._decode(name, int(size))
         if kind == "prefill":
             return self._prefill(name, int(size))
+        if kind == "head":
+            return self._last_head(name, int(size))
         if kind == "score":
             return self._score(name, int(size))
         if kind == "copy":
@@ -150,15 +173,27 @@ class Plan:
         return Graph(name, decode, self._step_inputs(batch, 1), in_place=(KV, 2))
 
     def _prefill(self, name: str, chunk: int) -> Graph:
-        """`chunk` rows of one slot -> the last real row's greedy token [1] and logits [1, vocab], cache."""
+        """`chunk` rows, in blocks of a slot each -> the last rows of those before, where `lasts` is negative, else the
+        hidden rows that it names; cache."""
 
         def prefill(*values: Any) -> tuple[jax.Array, ...]:
-            *dynamic, last, weights = values
+            *dynamic, lasts, before, weights = values
             hidden, kv = self._run(dynamic, weights)
-            logits = self._head(jax.lax.dynamic_slice_in_dim(hidden, last, 1), weights)
-            return sampling.greedy(jnp, logits), logits, kv
+            mine = (lasts >= 0).reshape(-1, *[1] * (hidden.ndim - 1))
+            return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), kv
 
-        return Graph(name, prefill, (*self._step_inputs(1, chunk), struct((), "int32")), 1, (KV, 2))
+        lasts = struct(self.last_rows.shape[:1], "int32")
+        return Graph(name, prefill, (*self._block_inputs(chunk), lasts, self.last_rows), in_place=(KV, 1))
+
+    def _last_head(self, name: str, rows: int) -> Graph:
+        """Hidden rows that prefill graphs left -> greedy tokens [rows] and logits [rows, vocab] of the first."""
+
+        def last_head(*values: Any) -> tuple[jax.Array, ...]:
+            lasts, weights = values
+            logits = self._head(lasts[:rows], weights)
+            return sampling.greedy(jnp, logits), logits
+
+        return Graph(name, last_head, (self.last_rows,))
 
     def _score(self, name: str, chunk: int) -> Graph:
         """Like prefill, with the logits of every row [chunk, vocab]."""
@@ -168,7 +203,11 @@ class Plan:
             hidden, kv = self._run(dynamic, weights)
             return self._head(hidden, weights), kv
 
-        return Graph(name, score, self._step_inputs(1, chunk), in_place=(KV, 1))
+        return Graph(name, score, self._block_inputs(chunk), in_place=(KV, 1))
+
+    def _block_inputs(self, chunk: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        block = self.block or chunk
+        return self._step_inputs(chunk // block, block)
 
     @property
     def score_chunk(self) -> int:

@@ -100,6 +100,9 @@ class Ops(Protocol):
 
     def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]: ...
 
+    def operand(self, rows: int, width: int) -> tuple[Shape, str]:
+        """Shape and type of an operand of so many rows and values."""
+
     def norm(
         self,
         x: jax.Array,
@@ -167,6 +170,9 @@ class TiledOps:
 
     def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]:
         return pack(matrix, self.arithmetic.k)
+
+    def operand(self, rows: int, width: int) -> tuple[Shape, str]:
+        return (rows, stride(width, self.arithmetic)), "int32"
 
     def norm(
         self,
@@ -348,6 +354,9 @@ class PlainOps:
 
     def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]:
         return matrix
+
+    def operand(self, rows: int, width: int) -> tuple[Shape, str]:
+        return (rows, width), self.dtype
 
     def norm(
         self,

@@ -1,9 +1,9 @@
 """The IREE runner: compiled graphs over one KV cache that never leaves the device."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import iree.runtime as rt
 import numpy as np
@@ -26,7 +26,17 @@ from workers.iree.ops import TiledOps
 from workers.iree.recipe import Recipe
 from workers.iree.storage import quantization_of
 from workers.memory import Needed, free_bytes
-from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, TokenLogprobs, check_chunks, check_copy
+from workers.runner import (
+    Chunk,
+    Draw,
+    NotFiniteError,
+    Row,
+    RunnerCapabilities,
+    TokenLogprobs,
+    check_chunks,
+    check_copy,
+    check_draws,
+)
 from workers.spec import Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
@@ -44,6 +54,7 @@ class IreeRunner:
         self.graphs = Library(builder, lambda file: device.load(file, archive.index, SCOPE))
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
         self._host_kv = host_kv(plan, self._kv)
+        self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
         self._written = [0] * plan.cache.slots
         self._drawing = Drawing(device, self.graphs, lambda *call: self._call(*call), plan.config.vocab_size)
         self._angles = Angles(*rope_frequencies(plan.config, context), context)
@@ -57,6 +68,7 @@ class IreeRunner:
             vocab_size=plan.config.vocab_size,
             prefill_chunks=plan.chunks,
             exact_rows=isinstance(plan.ops, TiledOps),
+            block_rows=plan.block or 1,
             row_bytes=self._kv.nbytes // (plan.cache.slots * plan.cache.capacity),
         )
 
@@ -109,25 +121,44 @@ class IreeRunner:
             runner.graphs.fetch(plan.optional(), plan.rare())
         return runner
 
-    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
-        check_chunks(self.capabilities, self._written.__getitem__, [chunk])
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        check_chunks(self.capabilities, self._written.__getitem__, chunks)
+        check_draws(chunks, draws)
         self._drawing.forget()
-        result: list[rt.HalBufferView] = []
-        at = 0
-        while at < len(chunk.tokens):
-            rest = chunk.tokens[at : at + self._plan.chunks[-1]]
-            size = self.graphs.covering("prefill", self._plan.chunks, len(rest))
-            size = size or self.graphs.largest("prefill", self._plan.chunks)
-            part = rest[:size]
-            arguments = self._chunk_inputs(chunk.slot, part, chunk.start + at, chunk.position + at, size)
-            result = self._call(f"prefill_{size}", *arguments, len(part) - 1)
-            at += len(part)
-        if draw is None:
-            return None
-        (token,) = self._drawing.draw(result, [draw], [0])
-        if token is None:
-            raise NotFiniteError
-        return token
+        drawing = [draw for draw in draws if draw is not None]
+        lasts = iter(range(len(drawing)))
+        places = [-1 if draw is None else next(lasts) for draw in draws]
+        last_rows = self._no_rows.view
+        for size, runs in self._calls(chunks, places):
+            ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)
+            for line, run in enumerate(runs):
+                if run.place >= 0:
+                    ends[run.place] = line * (self._plan.block or size) + len(run.tokens) - 1
+            arguments = self._run_inputs(runs, size)
+            last_rows, _ = self._call(f"prefill_{size}", *arguments, self._device.upload(ends), last_rows)
+        if not drawing:
+            return [None] * len(chunks)
+        tokens = self._draw_last(last_rows, drawing)
+        return [None if place < 0 else tokens[place] for place in places]
+
+    def _calls(self, chunks: Sequence[Chunk], places: Sequence[int]) -> Iterator[tuple[int, list["_Run"]]]:
+        """The rows of chunks, a block of one slot after the other, in the cheapest graphs that are ready."""
+        sizes, block = self._plan.chunks, self._plan.block
+        runs = [
+            run for chunk, place in zip(chunks, places, strict=True) for run in _runs(chunk, place, block or sizes[-1])
+        ]
+        while runs:
+            rows = len(runs) * block if block else len(runs[0].tokens)
+            size = self.graphs.covering("prefill", sizes, min(rows, sizes[-1])) or self.graphs.largest("prefill", sizes)
+            count = size // block if block else 1
+            yield size, runs[:count]
+            runs = runs[count:]
+
+    def _draw_last(self, rows: rt.HalBufferView, draws: list[Draw]) -> list[int | None]:
+        """Tokens from the first hidden rows."""
+        size = self.graphs.covering("head", self._plan.head_sizes, len(draws)) or self._plan.head_sizes[-1]
+        padded: list[Draw | None] = [*draws, *[None] * (size - len(draws))]
+        return self._drawing.draw(self._call(f"head_{size}", rows), padded, range(len(draws)))
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         if not rows:
@@ -154,10 +185,10 @@ class IreeRunner:
         return whole
 
     def _score(self, chunk: Chunk, at: int, size: int) -> NDArray[np.float32]:
-        part = chunk.tokens[at : at + size]
-        arguments = self._chunk_inputs(chunk.slot, part, chunk.start + at, chunk.position + at, size)
+        part = Chunk(chunk.slot, chunk.tokens[at : at + size], chunk.start + at, chunk.position + at)
+        arguments = self._run_inputs(_runs(part, -1, self._plan.block or size), size)
         logits: NDArray[np.float32] = self._device.download(self._call(f"score_{size}", *arguments)[0])
-        return logits[: len(part)]
+        return logits[: len(part.tokens)]
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
         row = Row(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, Draw(Sampling(), 0))
@@ -216,21 +247,25 @@ class IreeRunner:
         self.graphs.close()
         self._drawing.forget()
         self._archive.close()
-        del self._host_kv, self._kv, self._archive
+        del self._host_kv, self._kv, self._no_rows, self._archive
         self._device.close()
 
-    def _chunk_inputs(
-        self, slot: int, tokens: Sequence[int], start: int, position: int, size: int
-    ) -> list[rt.HalBufferView | int]:
-        count = len(tokens)
-        padded = np.zeros((1, size), np.int32)
-        padded[0, :count] = tokens
-        places = np.full((1, size), self._cache.spare_row, np.int32)
-        places[0, :count] = np.arange(start, start + count)
-        positions = np.zeros((1, size), np.int64)
-        positions[0, :count] = np.arange(position, position + count)
-        self._written[slot] = max(self._written[slot], start + count)
-        return self._inputs(padded, positions, places, np.array([slot], np.int32))
+    def _run_inputs(self, runs: Sequence["_Run"], size: int) -> list[rt.HalBufferView | int]:
+        """Of a graph of `size` rows, for one run or for the blocks of several."""
+        block = self._plan.block or size
+        shape = (size // block, block)
+        tokens = np.zeros(shape, np.int32)
+        places = np.full(shape, self._cache.spare_row, np.int32)
+        positions = np.zeros(shape, np.int64)
+        slots = np.full(shape[0], runs[0].slot, np.int32)
+        for line, run in enumerate(runs):
+            count = len(run.tokens)
+            tokens[line, :count] = run.tokens
+            places[line, :count] = np.arange(run.start, run.start + count)
+            positions[line, :count] = np.arange(run.position, run.position + count)
+            slots[line] = run.slot
+            self._written[run.slot] = max(self._written[run.slot], run.start + count)
+        return self._inputs(tokens, positions, places, slots)
 
     def _inputs(
         self, tokens: NDArray[Any], positions: NDArray[Any], places: NDArray[Any], slots: NDArray[Any]
@@ -240,6 +275,27 @@ class IreeRunner:
 
     def _call(self, name: str, *arguments: rt.HalBufferView | int) -> list[rt.HalBufferView]:
         return self.graphs[name].call(name, *arguments)
+
+
+class _Run(NamedTuple):
+    """Rows of a chunk that lie side by side in a graph."""
+
+    slot: int
+    tokens: tuple[int, ...]
+    start: int
+    position: int
+    place: int
+    """Which of the call's last rows is the last of these; -1 is none."""
+
+
+def _runs(chunk: Chunk, place: int, most: int) -> list[_Run]:
+    """A chunk in runs of `most` rows, the last of which has its last row."""
+    runs = []
+    for at in range(0, len(chunk.tokens), most):
+        part = chunk.tokens[at : at + most]
+        ends = at + len(part) == len(chunk.tokens)
+        runs.append(_Run(chunk.slot, part, chunk.start + at, chunk.position + at, place if ends else -1))
+    return runs
 
 
 def needed(plan: Plan, context: int, kv_bytes: int) -> Needed:

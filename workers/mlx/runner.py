@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,17 @@ from workers.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
 from workers.narrow import UNDECIDED, narrow
-from workers.runner import Chunk, Draw, NotFiniteError, Row, RunnerCapabilities, TokenLogprobs, check_chunks, check_copy
+from workers.runner import (
+    Chunk,
+    Draw,
+    NotFiniteError,
+    Row,
+    RunnerCapabilities,
+    TokenLogprobs,
+    check_chunks,
+    check_copy,
+    check_draws,
+)
 from workers.sampling import greedy, needs_filters, needs_sampling, parameters, sample
 from workers.spec import Dtype, Quantize
 
@@ -95,17 +106,19 @@ class MlxRunner:
         )
         return cls(model, config, capabilities, chosen)
 
-    def prefill(self, chunk: Chunk, draw: Draw | None) -> int | None:
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        check_draws(chunks, draws)
         self._drawn = None
         with self._owned():
-            hidden = self._forward([chunk])
-            if draw is None:
-                mx.eval(self._slots[chunk.slot].arrays)
-                return None
-            (token,) = self._draw(self._head(hidden[-1:]), [draw])
-        if token is None:
-            raise NotFiniteError
-        return token
+            hidden = self._forward(chunks)
+            ends = accumulate(len(chunk.tokens) for chunk in chunks)
+            drawing = [(end - 1, draw) for end, draw in zip(ends, draws, strict=True) if draw is not None]
+            mx.eval([array for chunk in chunks for array in self._slots[chunk.slot].arrays])
+            if not drawing:
+                return [None] * len(chunks)
+            rows = mx.array([row for row, _ in drawing], dtype=mx.int32)
+            tokens = iter(self._draw(self._head(hidden[rows]), [draw for _, draw in drawing]))
+            return [None if draw is None else next(tokens) for draw in draws]
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         if not rows:

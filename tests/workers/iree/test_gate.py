@@ -74,7 +74,7 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw:
             tokens: list[int] = []
             for size in chunks if ladders else (32,):  # rows that are computed again come out the same
                 rationed.only(f"prefill_{size}", last)
-                runner.prefill(Chunk(slot, TOKENS[:30], 0, 0), None)
+                runner.prefill([Chunk(slot, TOKENS[:30], 0, 0)], [None])
             for at, size in enumerate(decodes, 30):
                 rationed.only(f"decode_{size}" if ladders else "decode_1", last, f"filter_{size}")
                 token = tokens[-1] if tokens else TOKENS[30]
@@ -104,6 +104,7 @@ def test_gate(load: Load, dtype: str, slots: int, drawn_here: bool, monkeypatch:
     assert report.requests >= 32
     assert report.most_active >= min(slots, 24)  # beyond the bucket of 16, and so in that of 32
     assert min(report.cancelled, report.resumed, report.stopped, report.full, report.masked, report.reported) > 0
+    assert report.shared > 0
     assert {"prefill_32", "prefill_64"} <= set(rationed.taken)
     kinds = ("narrow", "edit", "mask", "report")
     assert drawn_here or {f"{kind}_8" for kind in kinds} <= set(rationed.taken)
@@ -144,7 +145,7 @@ class LogitsSpy:
 
         def spy(name: str, *arguments: Any) -> Any:
             result = call(name, *arguments)
-            if name.startswith(("decode", "prefill")):
+            if name.startswith(("decode", "head")):
                 self.seen.append(download(result[1]))
             return result
 
@@ -169,7 +170,7 @@ def check_logits(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     spy = LogitsSpy(runner, monkeypatch)
     for length in (1, 20, 32, 33, 90):
         runner.reset(2)
-        runner.prefill(Chunk(2, TOKENS[:length], 0, 0), GREEDY)
+        runner.prefill([Chunk(2, TOKENS[:length], 0, 0)], [GREEDY])
         np.testing.assert_array_equal(spy.seen[-1][0], expected[length - 1])
     for slot, neighbours in ((0, ()), (7, (1,)), (3, (0, 6)), (5, (0, 1, 2, 4, 6))):  # the buckets 1, 2, 4 and 8
         runner.reset(slot)
@@ -181,7 +182,24 @@ def check_logits(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
             logits = spy.seen[-1]
             np.testing.assert_array_equal(logits[slot if len(logits) == 8 else 0], expected[at])
     runner.reset(5)
-    runner.prefill(Chunk(5, TOKENS[:37], 0, 0), GREEDY)
-    runner.prefill(Chunk(5, TOKENS[37:41], 37, 37), None)
+    runner.prefill([Chunk(5, TOKENS[:37], 0, 0)], [GREEDY])
+    runner.prefill([Chunk(5, TOKENS[37:41], 37, 37)], [None])
     runner.decode([Row(5, TOKENS[41], 41, 41, GREEDY)])
     np.testing.assert_array_equal(spy.seen[-1][0], expected[41])
+    check_shared_calls(runner, spy, expected)
+
+
+def check_shared_calls(runner: IreeRunner, spy: LogitsSpy, expected: NDArray[np.float32]) -> None:
+    """Chunks of several slots in one call: at their starts, behind other rows, without a draw, and of one row."""
+    for slot in (1, 4, 6):
+        runner.reset(slot)
+    runner.prefill([Chunk(4, TOKENS[:13], 0, 0)], [None])
+    parts = [(1, 0, 21), (4, 13, 30), (6, 0, 9), (7, 40, 41)]
+    chunks = [Chunk(slot, TOKENS[start:end], start, start) for slot, start, end in parts]
+    tokens = runner.prefill(chunks, [GREEDY, GREEDY, None, GREEDY])
+    ends = [21, 30, 41]
+    np.testing.assert_array_equal(spy.seen[-1][:3], expected[[end - 1 for end in ends]])
+    greedy = expected.argmax(-1).tolist()
+    assert tokens == [greedy[20], greedy[29], None, greedy[40]]
+    assert runner.prefill([Chunk(6, TOKENS[9:10], 9, 9)], [GREEDY]) == [greedy[9]]
+    np.testing.assert_array_equal(spy.seen[-1][0], expected[9])

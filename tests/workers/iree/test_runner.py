@@ -15,7 +15,7 @@ from workers.iree.archive import Archive
 from workers.iree.device import Device
 from workers.iree.runner import IreeRunner
 from workers.refused import LoadRefused
-from workers.runner import Chunk, Draw, Edits, NotFiniteError, Row
+from workers.runner import Chunk, Draw, Edits, Row
 
 PROMPT = tuple(range(10, 50))
 SEEDED = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)
@@ -23,7 +23,7 @@ SEEDED = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)
 
 def generate(runner: IreeRunner, slot: int, prompt: tuple[int, ...], count: int, sampling: Any = None) -> list[int]:
     sampling = sampling or Sampling()
-    first = runner.prefill(Chunk(slot, prompt, 0, 0), Draw(sampling, len(prompt)))
+    (first,) = runner.prefill([Chunk(slot, prompt, 0, 0)], [Draw(sampling, len(prompt))])
     assert first is not None
     tokens = [first]
     for at in range(len(prompt), len(prompt) + count - 1):
@@ -121,8 +121,7 @@ def test_a_poisoned_slot_fails_and_is_clean_after_reset(runner: IreeRunner) -> N
     at = len(PROMPT) + 2
     rows = [Row(slot, expected[2], at, at, Draw(Sampling(), at + 1)) for slot in (0, 1)]
     assert runner.decode(rows) == [expected[3], None]  # a neighbour is not touched
-    with pytest.raises(NotFiniteError):
-        runner.prefill(Chunk(1, (9,), at, at), Draw(Sampling(), at + 1))
+    assert runner.prefill([Chunk(1, (9,), at, at)], [Draw(Sampling(), at + 1)]) == [None]
     runner._written[1] = CONTEXT
     runner.reset(1)
     assert generate(runner, 1, PROMPT, 5) == expected
@@ -133,8 +132,8 @@ def test_greedy_and_seeded_rows_mix_in_one_step(runner: IreeRunner) -> None:
     assert greedy != seeded
     runner.reset(0)
     runner.reset(1)
-    runner.prefill(Chunk(0, PROMPT, 0, 0), None)
-    runner.prefill(Chunk(1, PROMPT, 0, 0), None)
+    runner.prefill([Chunk(0, PROMPT, 0, 0)], [None])
+    runner.prefill([Chunk(1, PROMPT, 0, 0)], [None])
     for at in range(5):
         position = len(PROMPT) + at
         draws = Draw(Sampling(), position + 1), Draw(SEEDED, position + 1)
@@ -156,24 +155,24 @@ def test_what_is_changed_of_logits_is_changed_for_its_row_alone(runner: IreeRunn
     expected = [best, second, 7 * 32 + 9, 7 * 32 + 9]
     for slot, draw in enumerate(draws):
         runner.reset(slot)
-        assert runner.prefill(Chunk(slot, PROMPT, 0, 0), draw) == expected[slot]
+        assert runner.prefill([Chunk(slot, PROMPT, 0, 0)], [draw]) == [expected[slot]]
         (alone,) = runner.logprobs([0])
         assert alone.tokens[:2] == (best, second)
         runner.reset(slot)
-        runner.prefill(Chunk(slot, PROMPT[:-1], 0, 0), None)
+        runner.prefill([Chunk(slot, PROMPT[:-1], 0, 0)], [None])
     rows = [Row(slot, PROMPT[-1], at - 1, at - 1, draw) for slot, draw in enumerate(draws)]
     order = (2, 0, 3, 1)  # of the bucket of 4, whose rows are drawn one by one
     assert runner.decode([rows[slot] for slot in order]) == [expected[slot] for slot in order]
     assert runner.logprobs([2, 0]) == [alone, alone]
-    runner.prefill(Chunk(7, PROMPT[:-1], 0, 0), None)
+    runner.prefill([Chunk(7, PROMPT[:-1], 0, 0)], [None])
     last = Row(7, PROMPT[-1], at - 1, at - 1, draws[0])  # all slots at once
     for slot in range(4):
         runner.reset(slot)
-        runner.prefill(Chunk(slot, PROMPT[:-1], 0, 0), None)
+        runner.prefill([Chunk(slot, PROMPT[:-1], 0, 0)], [None])
     assert runner.decode([last, *rows[::-1]]) == [best, *expected[::-1]]
     assert runner.logprobs([0, 1, 2, 3, 4])[1] == alone
     runner.reset(1)
-    runner.prefill(Chunk(1, PROMPT[:-1], 0, 0), None)
+    runner.prefill([Chunk(1, PROMPT[:-1], 0, 0)], [None])
     assert runner.decode([rows[1]]) == [second]  # edits without a mask are made in place, but not of what is reported
     assert runner.logprobs([0])[0].tokens[:2] == (best, second)
     whole = np.log(np.exp(logits.astype(np.float64)).sum())
@@ -181,7 +180,7 @@ def test_what_is_changed_of_logits_is_changed_for_its_row_alone(runner: IreeRunn
 
 
 def test_log_probabilities_need_a_drawn_token(runner: IreeRunner) -> None:
-    runner.prefill(Chunk(0, PROMPT, 0, 0), None)
+    runner.prefill([Chunk(0, PROMPT, 0, 0)], [None])
     with pytest.raises(RuntimeError, match="no token was drawn"):
         runner.logprobs([0])
 
@@ -223,7 +222,7 @@ def test_the_last_row_of_the_context(runner: IreeRunner) -> None:
 )
 def test_bad_chunks_are_refused(runner: IreeRunner, chunk: Chunk, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        runner.prefill(chunk, None)
+        runner.prefill([chunk], [None])
     with pytest.raises(ValueError, match=words):
         runner.logits(chunk)
 
@@ -241,7 +240,7 @@ def test_the_fewest_graphs_serve_everything_alike(load: Load, runner: IreeRunner
     """Long prompts, drawing and scoring, before the graphs for them are there."""
     few = load()
     try:
-        assert few.graphs.ready == {"decode_8", "prefill_96"}
+        assert few.graphs.ready == {"decode_8", "prefill_96", "head_8"}
         prompt = tuple(3 + i % 500 for i in range(CONTEXT - 6))
         for slot, sampling in enumerate((Sampling(), SEEDED, Sampling(temperature=1.1, seed=1 << 40))):
             assert generate(few, slot, prompt, 5, sampling) == generate(runner, slot, prompt, 5, sampling)

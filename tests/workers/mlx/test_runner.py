@@ -47,6 +47,7 @@ def test_gate(path: Path) -> None:
     report = run_gate(lambda: load_runner(path, slots=8, context=160), longest=140)
     assert report.requests >= 32
     assert report.most_active == 8
+    assert report.shared > 0
     assert min(report.cancelled, report.resumed, report.stopped, report.masked, report.reported) > 0
 
 
@@ -68,7 +69,7 @@ def test_rows_from_others_are_as_good_as_computed_ones(path: Path, dtype: str) -
 def test_a_copied_slot_owns_its_rows_and_nothing_behind_them(path: Path, load: Load) -> None:
     runner = load(path)
     tokens = tokens_of(60)
-    runner.prefill(Chunk(0, tokens, 0, 0), None)
+    runner.prefill([Chunk(0, tokens, 0, 0)], [None])
     runner.copy_prefix(0, 2, 37)
     runner.reset(0)
     expected = runner.logits(Chunk(1, tokens, 0, 0))
@@ -95,15 +96,31 @@ def test_prefill_draws_from_the_last_row(path: Path, load: Load) -> None:
     runner = load(path)
     tokens = tokens_of(40)
     logits = runner.logits(Chunk(0, tokens, 0, 0))
-    assert runner.prefill(Chunk(1, tokens[:30], 0, 0), None) is None
-    assert runner.prefill(Chunk(1, tokens[30:], 30, 30), GREEDY) == int(logits[-1].argmax())
+    assert runner.prefill([Chunk(1, tokens[:30], 0, 0)], [None]) == [None]
+    assert runner.prefill([Chunk(1, tokens[30:], 30, 30)], [GREEDY]) == [int(logits[-1].argmax())]
+
+
+def test_prompts_that_share_a_call_get_what_they_get_alone(path: Path, load: Load) -> None:
+    runner = load(path)
+    prompts = [tokens_of(length, length) for length in (5, 17, 1)]
+    expected = [runner.logits(Chunk(3, prompt, 0, 0))[-1] for prompt in prompts if runner.reset(3) is None]
+    chunks = [Chunk(slot, prompt, 0, 0) for slot, prompt in enumerate(prompts)]
+    draws = [Draw(Sampling(logprobs=1), len(prompt)) for prompt in prompts]
+    assert runner.prefill(chunks, [draws[0], None, draws[2]]) == [
+        int(expected[0].argmax()),
+        None,
+        int(expected[2].argmax()),
+    ]
+    assert [each.tokens[0] for each in runner.logprobs([0, 1])] == [int(expected[place].argmax()) for place in (0, 2)]
+    with pytest.raises(ValueError, match="draws: 1 for 3 chunks"):
+        runner.prefill(chunks, [None])
 
 
 def test_decode_returns_tokens_in_row_order(path: Path, load: Load) -> None:
     runner = load(path)
     tokens = [tokens_of(12, slot) for slot in range(3)]
     for slot in range(3):
-        runner.prefill(Chunk(slot, tokens[slot][:-1], 0, 0), None)
+        runner.prefill([Chunk(slot, tokens[slot][:-1], 0, 0)], [None])
     rows = [Row(slot, tokens[slot][-1], 11, 11, GREEDY) for slot in (2, 0, 1)]
     drawn = runner.decode(rows)
     assert drawn == [int(runner.logits(Chunk(3, tokens[slot], 0, 0))[-1].argmax()) for slot in (2, 0, 1)]
@@ -116,9 +133,9 @@ def test_greedy_and_random_rows_mix(path: Path, load: Load) -> None:
     draws = [Draw(Sampling(temperature=heat, seed=5), 9) for heat in (0.0, 1.5, 0.0, 1.5)]
     first = []
     for slot, draw in enumerate(draws):
-        first.append(runner.prefill(Chunk(slot, prompt, 0, 0), draw))
+        first += runner.prefill([Chunk(slot, prompt, 0, 0)], [draw])
         runner.reset(slot)
-        runner.prefill(Chunk(slot, prompt[:-1], 0, 0), None)
+        runner.prefill([Chunk(slot, prompt[:-1], 0, 0)], [None])
     drawn = runner.decode([Row(slot, prompt[-1], 8, 8, draw) for slot, draw in enumerate(draws)])
     assert drawn == first
     assert drawn[0] == drawn[2] != drawn[1] == drawn[3]
@@ -130,10 +147,10 @@ def test_position_is_not_a_cache_row(path: Path, load: Load) -> None:
     tokens = tokens_of(20)
     plain = runner.logits(Chunk(0, tokens, 0, 0))
     np.testing.assert_allclose(runner.logits(Chunk(1, tokens, 0, 50)), plain, atol=1e-4)
-    runner.prefill(Chunk(2, tokens[:10], 0, 0), None)
+    runner.prefill([Chunk(2, tokens[:10], 0, 0)], [None])
     moved = runner.logits(Chunk(2, tokens[10:], 10, 60))
     assert np.abs(moved - plain[10:]).max() > 1e-2
-    runner.prefill(Chunk(3, tokens[:10], 0, 0), None)
+    runner.prefill([Chunk(3, tokens[:10], 0, 0)], [None])
     row = Row(3, tokens[10], 10, 60, GREEDY)
     assert runner.decode([row]) == [int(moved[0].argmax())]
 
@@ -141,10 +158,10 @@ def test_position_is_not_a_cache_row(path: Path, load: Load) -> None:
 def test_reset_hides_what_a_slot_held(path: Path, load: Load) -> None:
     runner = load(path)
     fresh = runner.logits(Chunk(1, tokens_of(5), 0, 0))
-    runner.prefill(Chunk(0, tokens_of(250, 1), 0, 0), None)
+    runner.prefill([Chunk(0, tokens_of(250, 1), 0, 0)], [None])
     runner.reset(0)
     with pytest.raises(ValueError, match="start"):
-        runner.prefill(Chunk(0, (5,), 250, 250), None)
+        runner.prefill([Chunk(0, (5,), 250, 250)], [None])
     np.testing.assert_array_equal(runner.logits(Chunk(0, tokens_of(5), 0, 0)), fresh)
 
 
@@ -152,7 +169,7 @@ def test_a_step_writes_in_place(path: Path, load: Load) -> None:
     """A decode step takes no memory that grows with what the slot holds."""
     runner = load(path, context=2048)
     for start in range(0, 2000, 250):
-        runner.prefill(Chunk(0, tokens_of(250), start, start), None)
+        runner.prefill([Chunk(0, tokens_of(250), start, start)], [None])
     runner.decode([Row(0, 5, 2000, 2000, GREEDY)])
     one_buffer = runner.memory()["kv"] // 4
     mx.clear_cache()
@@ -164,16 +181,16 @@ def test_a_step_writes_in_place(path: Path, load: Load) -> None:
 
 def test_rows_written_again_replace_the_old(path: Path, load: Load) -> None:
     runner = load(path)
-    runner.prefill(Chunk(0, tokens_of(60, 1), 0, 0), None)
+    runner.prefill([Chunk(0, tokens_of(60, 1), 0, 0)], [None])
     again = runner.logits(Chunk(0, tokens_of(20), 0, 0))
     np.testing.assert_array_equal(again, runner.logits(Chunk(1, tokens_of(20), 0, 0)))
     with pytest.raises(ValueError, match="gap after 20 rows"):
-        runner.prefill(Chunk(0, (5,), 21, 21), None)
+        runner.prefill([Chunk(0, (5,), 21, 21)], [None])
 
 
 def test_a_slot_fills_to_its_last_row_and_no_further(path: Path, load: Load) -> None:
     runner = load(path)
-    runner.prefill(Chunk(0, tokens_of(255), 0, 0), None)
+    runner.prefill([Chunk(0, tokens_of(255), 0, 0)], [None])
     assert len(runner.decode([Row(0, 7, 255, 255, GREEDY)])) == 1
     with pytest.raises(ValueError, match="a slot has 256 rows"):
         runner.decode([Row(0, 7, 256, 256, GREEDY)])
@@ -194,7 +211,7 @@ def test_a_slot_fills_to_its_last_row_and_no_further(path: Path, load: Load) -> 
 )
 def test_rows_outside_of_a_slot_are_refused(path: Path, load: Load, chunk: Chunk, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load(path).prefill(chunk, None)
+        load(path).prefill([chunk], [None])
 
 
 def test_two_rows_of_one_slot_are_refused(path: Path, load: Load) -> None:
@@ -208,7 +225,7 @@ def test_dtype_is_what_was_asked_for(path: Path, load: Load, dtype: str) -> None
     assert runner.capabilities.dtype == dtype
     width = 4 if dtype == "float32" else 2
     parameters = sum(array.size for array in open_weights(path).values())
-    runner.prefill(Chunk(0, tokens_of(10), 0, 0), None)
+    runner.prefill([Chunk(0, tokens_of(10), 0, 0)], [None])
     assert runner.memory() == {"weights": parameters * width, "kv": 2 * 2 * 2 * 16 * 256 * width}
     runner.reset(0)
     assert runner.memory()["kv"] == 0
@@ -246,8 +263,7 @@ def test_logits_that_are_not_finite_fail_the_call(path: Path, load: Load) -> Non
     weights["model.norm.weight"] = weights["model.norm.weight"] * np.float32("nan")
     write_safetensors(path / "model.safetensors", weights)
     runner = load(path)
-    with pytest.raises(NotFiniteError):
-        runner.prefill(Chunk(0, (5,), 0, 0), GREEDY)
+    assert runner.prefill([Chunk(0, (5,), 0, 0)], [GREEDY]) == [None]
     with pytest.raises(NotFiniteError):
         runner.logits(Chunk(0, (5,), 0, 0))
 
@@ -283,7 +299,7 @@ def test_a_context_beyond_the_model_is_refused(path: Path, load: Load) -> None:
 def test_another_thread_is_refused(path: Path, load: Load) -> None:
     runner = load(path)
     with ThreadPoolExecutor(1) as other:
-        call = other.submit(runner.prefill, Chunk(0, (5,), 0, 0), None)
+        call = other.submit(runner.prefill, [Chunk(0, (5,), 0, 0)], [None])
         with pytest.raises(RuntimeError, match="thread"):
             call.result()
 
@@ -292,7 +308,7 @@ def test_a_closed_runner_is_refused(path: Path) -> None:
     runner = load_runner(path)
     runner.close()
     with pytest.raises(RuntimeError, match="closed"):
-        runner.prefill(Chunk(0, (5,), 0, 0), None)
+        runner.prefill([Chunk(0, (5,), 0, 0)], [None])
 
 
 def _tokens_in_batches(runner: Runner, requests: list[Request]) -> dict[int, list[int]]:

@@ -1,0 +1,88 @@
+"""Time to first token of short prompts that come at once, in milliseconds: the first, the median and the last of them.
+
+    python bench/burst.py [--model 110m] [--prompts 1 8 32] [--lengths 16 64] [--running 0] [--rounds 5]
+
+So many prompts of random lengths within --lengths are submitted together, to an engine in which `running` sequences
+decode; nothing of them is in a prefix cache. Shown are medians over the rounds, and prompt tokens a second.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.ours import Engine, Setup
+from bench.shapes import SHAPES, default_cache, make_model
+from workers.engine import BatchEngine, Request
+
+ANSWER = 512
+"""Tokens that a running sequence may come to."""
+
+
+class Burst:
+    """Rounds of prompts over one engine."""
+
+    def __init__(self, loaded: Engine, most: int, running: int, longest: int) -> None:
+        self._engine = BatchEngine(loaded.runner, max_queue=most, step_tokens=None)
+        self._loaded = loaded
+        self._longest = longest
+        self._streams = 0
+        for _ in range(running):
+            self._submit(longest, ANSWER)
+        for _ in range(running and 24):  # the budget learns what decode steps cost
+            self._engine.step()
+
+    def round(self, lengths: list[int]) -> list[float]:
+        """Seconds from the submission of prompts of these lengths to the first token of each, in rising order."""
+        began = time.perf_counter()
+        waiting = {self._submit(length, 1) for length in lengths}
+        seconds: list[float] = []
+        while waiting:
+            result = self._engine.step()
+            if result.failures:
+                raise RuntimeError(result.failures[0].text)
+            mine = {token.stream for token in result.tokens} & waiting
+            seconds += [time.perf_counter() - began] * len(mine)
+            waiting -= mine
+        return seconds
+
+    def _submit(self, length: int, tokens: int) -> int:
+        self._streams += 1
+        self._engine.submit(Request(self._streams, self._loaded.prompt(length), max_tokens=tokens))
+        return self._streams
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="110m")
+    parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
+    parser.add_argument("--prompts", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--lengths", nargs=2, type=int, default=[16, 64])
+    parser.add_argument("--running", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cache-dir", type=Path, default=default_cache())
+    args = parser.parse_args()
+    low, high = args.lengths
+    slots = max(args.prompts) + args.running
+    path, graphs = make_model(args.cache_dir, args.model), args.cache_dir / "graphs"
+    loaded = Engine.load(Setup(path, graphs, slots, high + ANSWER, quantize=args.quantize))
+    chosen = random.Random(0)
+    print(f"{args.model} {args.quantize or 'bf16'}, prompts of {low} to {high} tokens, {args.running} running; ms")
+    print(f"{'prompts':>8}{'tokens':>8}{'first':>9}{'median':>9}{'last':>9}{'tokens/s':>10}")
+    burst = Burst(loaded, max(args.prompts), args.running, high)
+    for count in args.prompts:
+        lengths = [chosen.randint(low, high) for _ in range(count)]
+        burst.round(lengths)  # the first may load what it needs
+        rounds = [burst.round(lengths) for _ in range(args.rounds)]
+        shown = [statistics.median(pick(each) for each in rounds) for pick in (min, statistics.median, max)]
+        cells = "".join(f"{1e3 * value:9.1f}" for value in shown)
+        print(f"{count:8}{sum(lengths):8}{cells}{sum(lengths) / shown[-1]:10.0f}", flush=True)
+    loaded.close()
+
+
+if __name__ == "__main__":
+    main()
