@@ -124,8 +124,10 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"position: {chunk.position} is negative")
 
 
-def check_draws(chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> None:
-    """Raise `ValueError` unless there is an entry for each chunk."""
+def check_draws(capabilities: RunnerCapabilities, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> None:
+    """Raise `ValueError` unless there is an entry for each chunk, and one chunk where rows are not exact."""
+    if len(chunks) > 1 and not capabilities.exact_rows:
+        raise ValueError(f"chunks: {len(chunks)}, and a row may depend on those beside it")
     if len(chunks) != len(draws):
         raise ValueError(f"draws: {len(draws)} for {len(chunks)} chunks")
 

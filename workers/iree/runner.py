@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import iree.runtime as rt
 import numpy as np
@@ -24,6 +24,7 @@ from workers.iree.lower import SCOPE
 from workers.iree.model import rope_frequencies
 from workers.iree.ops import TiledOps
 from workers.iree.recipe import Recipe
+from workers.iree.rows import Angles, Run, runs_of
 from workers.iree.storage import quantization_of
 from workers.memory import Needed, free_bytes
 from workers.runner import (
@@ -123,7 +124,7 @@ class IreeRunner:
 
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
-        check_draws(chunks, draws)
+        check_draws(self.capabilities, chunks, draws)
         self._drawing.forget()
         drawing = [draw for draw in draws if draw is not None]
         lasts = iter(range(len(drawing)))
@@ -141,11 +142,13 @@ class IreeRunner:
         tokens = self._draw_last(last_rows, drawing)
         return [None if place < 0 else tokens[place] for place in places]
 
-    def _calls(self, chunks: Sequence[Chunk], places: Sequence[int]) -> Iterator[tuple[int, list["_Run"]]]:
+    def _calls(self, chunks: Sequence[Chunk], places: Sequence[int]) -> Iterator[tuple[int, list[Run]]]:
         """The rows of chunks, a block of one slot after the other, in the cheapest graphs that are ready."""
         sizes, block = self._plan.chunks, self._plan.block
         runs = [
-            run for chunk, place in zip(chunks, places, strict=True) for run in _runs(chunk, place, block or sizes[-1])
+            run
+            for chunk, place in zip(chunks, places, strict=True)
+            for run in runs_of(chunk, place, block or sizes[-1])
         ]
         while runs:
             rows = len(runs) * block if block else len(runs[0].tokens)
@@ -186,7 +189,7 @@ class IreeRunner:
 
     def _score(self, chunk: Chunk, at: int, size: int) -> NDArray[np.float32]:
         part = Chunk(chunk.slot, chunk.tokens[at : at + size], chunk.start + at, chunk.position + at)
-        arguments = self._run_inputs(_runs(part, -1, self._plan.block or size), size)
+        arguments = self._run_inputs(runs_of(part, -1, self._plan.block or size), size)
         logits: NDArray[np.float32] = self._device.download(self._call(f"score_{size}", *arguments)[0])
         return logits[: len(part.tokens)]
 
@@ -250,7 +253,7 @@ class IreeRunner:
         del self._host_kv, self._kv, self._no_rows, self._archive
         self._device.close()
 
-    def _run_inputs(self, runs: Sequence["_Run"], size: int) -> list[rt.HalBufferView | int]:
+    def _run_inputs(self, runs: Sequence[Run], size: int) -> list[rt.HalBufferView | int]:
         """Of a graph of `size` rows, for one run or for the blocks of several."""
         block = self._plan.block or size
         shape = (size // block, block)
@@ -277,27 +280,6 @@ class IreeRunner:
         return self.graphs[name].call(name, *arguments)
 
 
-class _Run(NamedTuple):
-    """Rows of a chunk that lie side by side in a graph."""
-
-    slot: int
-    tokens: tuple[int, ...]
-    start: int
-    position: int
-    place: int
-    """Which of the call's last rows is the last of these; -1 is none."""
-
-
-def _runs(chunk: Chunk, place: int, most: int) -> list[_Run]:
-    """A chunk in runs of `most` rows, the last of which has its last row."""
-    runs = []
-    for at in range(0, len(chunk.tokens), most):
-        part = chunk.tokens[at : at + most]
-        ends = at + len(part) == len(chunk.tokens)
-        runs.append(_Run(chunk.slot, part, chunk.start + at, chunk.position + at, place if ends else -1))
-    return runs
-
-
 def needed(plan: Plan, context: int, kv_bytes: int) -> Needed:
     """What a plan's weights take, and its cache when it is full."""
     row = plan.cache.row_values * (4 if plan.ops.dtype == "float32" else 2)
@@ -311,23 +293,3 @@ def host_kv(plan: Plan, kv: Resident) -> HostKv | None:
         return None
     packed = (LANES, plan.ops.arithmetic.k) if isinstance(plan.ops, TiledOps) else None
     return HostKv(kv.window, kv.memory, plan.cache, packed)
-
-
-class Angles:
-    """cos and sin of RoPE angles: computed once for the positions of a context, on demand beyond it."""
-
-    def __init__(self, frequencies: NDArray[np.float32], factors: NDArray[np.float32], context: int) -> None:
-        """`frequencies` and `factors` as `rope_frequencies` gives them, [angles] each."""
-        self._frequencies = frequencies
-        self._factors = factors
-        self._cos, self._sin = self._compute(np.arange(context))
-
-    def _compute(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        angles = positions[..., None].astype(np.float32) * self._frequencies
-        return np.cos(angles) * self._factors, np.sin(angles) * self._factors
-
-    def at(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """float32 [..., angles] for positions [...]."""
-        if positions.max() < len(self._cos):
-            return self._cos[positions], self._sin[positions]
-        return self._compute(positions)

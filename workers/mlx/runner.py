@@ -107,7 +107,7 @@ class MlxRunner:
         return cls(model, config, capabilities, chosen)
 
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        check_draws(chunks, draws)
+        check_draws(self.capabilities, chunks, draws)
         self._drawn = None
         with self._owned():
             hidden = self._forward(chunks)

@@ -265,6 +265,8 @@ def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, monkeypatc
         assert generate(plain, 0, PROMPT[:33], 5, SEEDED) == tokens
         plain.copy_prefix(1, 0, 20)
         assert plain.capabilities.exact_rows is False
+        with pytest.raises(ValueError, match="chunks: 2, and a row may depend on those beside it"):
+            plain.prefill([Chunk(4, PROMPT, 0, 0), Chunk(5, PROMPT, 0, 0)], [None, None])
         for at in range(20, 40):
             (token,) = plain.decode([Row(0, PROMPT[at], at, at, Draw(Sampling(), at + 1))])
             assert token == expected[at].argmax()
