@@ -175,7 +175,7 @@ class Fleet:
     # What the workers say (`WorkerListener`).
 
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        """A step, an end or a failure."""
+        """A step, a beat, an end or a failure."""
         self._router.worker_event(worker, incarnation, event)
 
     def worker_changed(self, status: WorkerStatus) -> None:

@@ -81,7 +81,7 @@ class Placement:
         streams = list(seat.live.values())
         seat.live.clear()
         seat.close()
-        guilty = blame(streams, seat.slots) if cause is Cause.DIED else ()
+        guilty = blame(streams, seat.slots, seat.reached) if cause is Cause.DIED else ()
         for stream in streams:
             self.settle(stream, "lost_again")
             stream.leave(cause, reason)

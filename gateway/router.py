@@ -16,7 +16,7 @@ from gateway.suspicion import cleared, suspect
 from gateway.workers import Role, Seat
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Step
+from protocol.events import Beat, Delta, Event, Failed, Finished, Step
 
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline; the gateway does so this much later, should the worker not."""
@@ -105,13 +105,15 @@ class Router:
     # What workers say (`WorkerListener`).
 
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        """A step, an end or a failure."""
+        """A step, a beat, an end or a failure."""
         seat = self.roster[worker]
         if incarnation != seat.incarnation:
             return
         self.roster.heard(seat, event)
-        if isinstance(event, Step):
+        if isinstance(event, Step | Beat):
             seat.counters.saw(incarnation, event.gauges)
+            seat.reached = event.gauges.reached
+        if isinstance(event, Step):
             now = self._clock()
             for delta in event.deltas:
                 self._deliver(seat, delta, now)

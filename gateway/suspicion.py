@@ -4,10 +4,12 @@ A request that kills its worker would kill the next one too, so nothing may be t
 shared the worker should live. The rule:
 
 1. Only what ran can have done it. A worker's queue is first-in first-out, so that is the first `slots` of its
-   sequences, and as many again: one step may end all that run and begin others, and the news die with it. Whoever
-   waited behind those is innocent.
+   sequences, and as many again: one step may end all that run and begin others, and the news die with it. Making a
+   prompt is work, too: whose prompt the worker had not said to be made (`Gauges.reached`) may have done it just so.
+   Whoever waited between the two is innocent.
 2. All that ran at a death become suspects, unless one of them was a suspect already: then it was that one, the others
-   stay innocent, and it is tried no third time.
+   stay innocent, and it is tried no third time. Only those without a prompt become suspects all the same: one of them
+   may have been the culprit of both deaths, and would come as a newcomer again and again.
 3. A suspect runs apart: a worker gets one only where a slot is free and no other suspect is, so that rule 2 never has
    two to choose from. It is cleared when `CLEARED_AFTER` further tokens have come: the point at which the first
    worker died is behind it.
@@ -15,8 +17,7 @@ shared the worker should live. The rule:
 A failed step counts as a death: those that it touched become suspects, and one that was a suspect already fails.
 """
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Mapping, Sequence
 
 from gateway.streams import Stream
 
@@ -24,13 +25,14 @@ CLEARED_AFTER = 3
 """Tokens. The last ones before a death may have been computed and not delivered, and are then computed again."""
 
 
-def blame(live: Iterable[Stream], slots: int) -> list[Stream]:
+def blame(live: Sequence[Stream], slots: int, reached: int) -> list[Stream]:
     """The sequences that are not to be tried again after the death of a worker that had these, in the order in which
-    it got them. The other ones that ran become suspects, if none was."""
-    ran = list(islice(live, 2 * slots))
+    it got them. Of the other ones those become suspects that may have done it. `reached`: see `Gauges.reached`."""
+    new = [stream for stream in live if stream.submit.stream > reached]
+    ran = [*live[: 2 * slots], *(stream for stream in live[2 * slots :] if stream.submit.stream > reached)]
     guilty = [stream for stream in ran if stream.suspect]
-    if not guilty:
-        for stream in ran:
+    for stream in new if guilty else ran:
+        if stream not in guilty:
             suspect(stream)
     return guilty
 

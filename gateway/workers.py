@@ -42,6 +42,8 @@ class Seat:
         self.live: dict[int, Stream] = {}
         self.slots = 0
         """Of the worker that is there or was there last."""
+        self.reached = 0
+        """See `Gauges.reached`."""
         self._closed = -1
         self._full_until = 0.0
         self._uncancelled: list[Cancel] = []

@@ -66,6 +66,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Sequences that began with another one's KV."""
     prefix_tokens: Count = 0
     """Tokens whose KV was taken so."""
+    reached: StreamId = 0
+    """The last stream whose prompt was made, or could not be. Later ones were not looked at yet."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):

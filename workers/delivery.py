@@ -8,6 +8,8 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from protocol.bounds import MAX_PIECE_BYTES, MAX_TOKENS, clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
@@ -87,6 +89,7 @@ class Delivery:
         self._max_live = max_live
         self._clock = clock
         self._live: dict[int, _Live] = {}
+        self._reached = 0
         self._deadlines: list[tuple[float, int]] = []
 
     @property
@@ -111,6 +114,7 @@ class Delivery:
         if self.full():
             return _refused(stream, ErrorCode.OVERLOADED, f"{len(self._live)} sequences are live or wait already", "")
         made = made or attempt(self.prepare, submit)
+        self._reached = stream
         if isinstance(made, PromptRefused):
             return _refused(stream, made.code, str(made), made.field)
         if isinstance(made, BaseException):
@@ -137,6 +141,10 @@ class Delivery:
         )
         return Admitted(request, None)
 
+    def stamp(self, gauges: Gauges) -> Gauges:
+        """The engine's counts, with what the engine does not know."""
+        return replace(gauges, reached=self._reached)
+
     def full(self, waiting: int = 0) -> bool:
         """There is no room for another sequence beside those that are live and so many that wait for their prompts."""
         return len(self._live) + waiting >= self._max_live
@@ -150,7 +158,7 @@ class Delivery:
         ends, failures = outcome.ends, outcome.failures
         if outcome.step is not None:
             deltas = self._deltas(outcome.step, done)
-            done.frames.append(Step(deltas, outcome.gauges))
+            done.frames.append(Step(deltas, self.stamp(outcome.gauges)))
             ends, failures = outcome.step.ends + ends, outcome.step.failures + failures
         failures += tuple(Failure(stream, ErrorCode.INTERNAL, _DEFECT) for stream in done.defects)
         for end in ends:

@@ -149,7 +149,7 @@ class WorkerService:
                 orders.append(TakeOut(stream))
             self._gauges = outcome.gauges
             if outcome.step is None:  # no step carries what has changed, and none may follow
-                frames.append(Beat(outcome.gauges))
+                frames.append(Beat(self._delivery.stamp(outcome.gauges)))
         if orders:
             self._engine.post(orders)
         self._outbox.send_nowait(frames)
@@ -203,7 +203,7 @@ class WorkerService:
             sent = self._outbox.sent
             await anyio.sleep(BEAT_S)
             if self._outbox.sent == sent and not self._outbox.blocked:
-                self._outbox.send_nowait([Beat(self._gauges)])
+                self._outbox.send_nowait([Beat(self._stamped())])
 
     async def _close(self) -> Left:
         """Bounded: the last frames, the socket, the engine thread."""
@@ -295,6 +295,8 @@ class WorkerService:
         """Wake the engine once, answer, and see what follows."""
         if orders:
             self._engine.post(orders)
+            # The next step may take long: until it ends, this alone tells that their prompts did no harm.
+            answers.append(Beat(self._stamped()))
         self._outbox.send_nowait(answers)
         self._arm()
         self._leave_if_drained()
@@ -305,6 +307,9 @@ class WorkerService:
         self._draining = True
         self._log.info("worker_drains", grace_s=grace_s, live=self._live)
         self._loop.call_later(grace_s, self.leave, ByeReason.STOPPED, "its grace to drain is over")
+
+    def _stamped(self) -> Gauges:
+        return self._gauges if self._delivery is None else self._delivery.stamp(self._gauges)
 
     @property
     def _live(self) -> int:

@@ -9,7 +9,20 @@ from gateway.router import Router
 from gateway.workers import Role
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
-from protocol.events import Capabilities, Delta, Event, Failed, Finished, Gauges, Hello, Logprobs, Ready, Step, Usage
+from protocol.events import (
+    Beat,
+    Capabilities,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Gauges,
+    Hello,
+    Logprobs,
+    Ready,
+    Step,
+    Usage,
+)
 from protocol.request import FinishReason
 
 DIGEST = "0123456789abcdef0123"
@@ -101,8 +114,15 @@ class FakeWorker:
     def fail(self, stream: int, code: ErrorCode, text: str = "no", field: str = "") -> None:
         self.say(Failed(stream, code, text, field))
 
-    def die(self) -> None:
+    def reach(self, stream: int | None = None) -> None:
+        """Say up to which stream it has made the prompts; up to the last one, if nothing else is said."""
+        submits = self.submits
+        last = submits[-1].stream if submits else 0
+        self.say(Beat(Gauges(reached=last if stream is None else stream)))
+
+    def die(self, reached: int | None = None) -> None:
         """This incarnation is gone, and the next one starts."""
+        self.reach(reached)
         incarnation = self.status.incarnation
         self.status = replace(self.status, state=WorkerState.BACKOFF, pid=None)
         self.router.worker_lost(self.name, incarnation, "killed by signal 9")

@@ -309,6 +309,29 @@ class TestSuspects:
         suspects = [call.streams[0].suspect for call in (runs, next_one, queued)]
         assert suspects == [True, True, False], "the next one may have got the slot, and nobody had heard"
 
+    async def test_a_prompt_that_kills_is_found_behind_a_long_queue(self) -> None:
+        """The worker dies as soon as it looks at it; eight others run or wait before it, and come to no harm."""
+        world = World(slots=1)
+        calls, worker = [world.open(str(index)) for index in range(8)], world["a"]
+        worker.reach()
+        poison = world.open("poison")
+        deaths = 0
+        while any(not call.ended for call in (*calls, poison)):
+            if not poison.ended and poison.streams[0].worker:
+                deaths += 1
+                worker.die(number(poison) - 1)
+                worker.come_back()
+                continue
+            worker.reach()
+            for call in calls:
+                if not call.ended and call.streams[0].worker:
+                    worker.token(number(call), "y", 2)
+                    if len(call.streams[0].tokens) == 20:
+                        worker.finish(number(call))
+        assert deaths == 2
+        assert failure(poison) is ErrorCode.QUARANTINED
+        assert [call for call in calls if call.failure is not None] == []
+
     async def test_a_suspect_is_not_given_to_a_worker_whose_slots_are_taken(self) -> None:
         world = World("a", "b", slots=1)
         call, other = world.open("suspect"), world.open("other")

@@ -20,28 +20,48 @@ def suspects(of: list[Stream]) -> list[bool]:
 
 def test_all_that_ran_at_a_first_death_are_suspects_and_nobody_is_guilty() -> None:
     live = streams(5)
-    assert blame(live, 2) == []
+    assert blame(live, 2, 5) == []
     assert suspects(live) == [True, True, True, True, False], "the last one waited for a slot, whatever we did not hear"
 
 
 def test_a_suspect_that_ran_is_guilty_and_the_others_are_not_even_suspects() -> None:
     live = streams(3)
     suspect(live[1])
-    assert blame(live, 3) == [live[1]]
+    assert blame(live, 3, 5) == [live[1]]
     assert suspects(live) == [False, True, False]
 
 
 def test_a_suspect_that_waited_for_a_slot_has_an_alibi() -> None:
     live = streams(3)
     suspect(live[2])
-    assert blame(live, 1) == []
+    assert blame(live, 1, 5) == []
     assert suspects(live) == [True, True, True]
 
 
 def test_a_worker_that_never_said_how_many_slots_it_has_ran_nothing() -> None:
     live = streams(2)
-    assert blame(live, 0) == []
+    assert blame(live, 0, 5) == []
     assert suspects(live) == [False, False]
+
+
+def test_what_had_no_prompt_yet_is_suspect_however_far_behind_it_waited() -> None:
+    live = streams(6)
+    assert blame(live, 1, 3) == []
+    assert suspects(live) == [True, True, False, False, True, True]
+
+
+def test_what_had_no_prompt_yet_is_suspect_though_another_one_is_guilty() -> None:
+    live = streams(4)
+    suspect(live[0])
+    assert blame(live, 1, 2) == [live[0]]
+    assert suspects(live) == [True, False, False, True]
+
+
+def test_a_suspect_without_a_prompt_is_guilty() -> None:
+    live = streams(4)
+    suspect(live[3])
+    assert blame(live, 1, 2) == [live[3]]
+    assert suspects(live) == [False, False, False, True]
 
 
 def test_a_suspect_is_cleared_by_the_last_of_its_tokens_and_not_before() -> None:

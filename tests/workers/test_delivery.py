@@ -138,7 +138,7 @@ def test_the_end_of_sequence_has_an_id_and_no_text() -> None:
     table = delivery()
     request_of(table.admit(submit()))
     frames = table.deliver(step((1, ord("a")), (1, EOS_ID), ends=[end(reason="stop", completion=2)])).frames
-    assert frames[0] == Step((Delta(1, (ord("a"), EOS_ID), "a"),), GAUGES)
+    assert frames[0] == Step((Delta(1, (ord("a"), EOS_ID), "a"),), Gauges(reached=1))
     assert isinstance(frames[1], Finished)
     assert (frames[1].reason, frames[1].text, frames[1].usage.completion_tokens) == ("stop", "", 2)
 
@@ -194,7 +194,7 @@ class TestDefects:
             (3, ErrorCode.INTERNAL),
         ]
         assert table.live == 0
-        assert table.deliver(step(*spell(2, b"late"), ends=[end(2)])).frames == [Step((), GAUGES)]
+        assert table.deliver(step(*spell(2, b"late"), ends=[end(2)])).frames == [Step((), Gauges(reached=3))]
 
     def test_a_tail_that_cannot_be_decoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         table = delivery()
@@ -221,7 +221,7 @@ class TestStops:
         delta = second.frames[0].deltas[0]  # type: ignore[union-attr]
         assert (delta.text, bytes(delta.tokens), second.finish) == ("", b"ND", [1])
         late = table.deliver(step(*spell(1, b"more")))
-        assert (late.frames, late.finish) == ([Step((), GAUGES)], [])
+        assert (late.frames, late.finish) == ([Step((), Gauges(reached=1))], [])
         ended = Outcome(None, (end(reason="stop", completion=14),), (), GAUGES)
         (finished,) = table.deliver(ended).frames
         assert isinstance(finished, Finished)
@@ -405,7 +405,7 @@ class TestPrompts:
         table = Delivery(None, max_live=1, clock=lambda: 0.0)
         assert request_of(table.admit(submit(source=TokensInput((1,))))).eos == frozenset()
         frames = table.deliver(step((1, 7), ends=[end()])).frames
-        assert frames[0] == Step((Delta(1, (7,), ""),), GAUGES)
+        assert frames[0] == Step((Delta(1, (7,), ""),), Gauges(reached=1))
         assert isinstance(frames[1], Finished)
 
 
@@ -440,7 +440,9 @@ class TestBounds:
         now[0] = 10.5
         (failed,) = table.expire()
         assert (failed.stream, failed.code, failed.field) == (2, ErrorCode.DEADLINE, "deadline_ms")
-        assert table.deliver(step((2, 97), ends=[end(2)])).frames == [Step((), GAUGES)], "its terminal was sent"
+        assert table.deliver(step((2, 97), ends=[end(2)])).frames == [Step((), Gauges(reached=3))], (
+            "its terminal was sent"
+        )
         table.deliver(step((1, 97), ends=[end(1)]))
         assert table.next_deadline() is None
         assert table.live == 1
@@ -469,7 +471,7 @@ class TestBounds:
         table.admit(submit(2))
         failed = table.fail_all(ErrorCode.DRAINING, "bye")
         assert [(each.stream, each.code) for each in failed] == [(1, ErrorCode.DRAINING), (2, ErrorCode.DRAINING)]
-        assert table.deliver(step((1, 97), ends=[end(1)])).frames == [Step((), GAUGES)]
+        assert table.deliver(step((1, 97), ends=[end(1)])).frames == [Step((), Gauges(reached=2))]
         assert (table.live, table.next_deadline(), table.fail_all(ErrorCode.DRAINING, "")) == (0, None, [])
 
 
