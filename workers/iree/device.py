@@ -112,8 +112,10 @@ class Device:
                 f"device: {self.uri!r} needs IREE's driver {self.driver!r}, which the installed iree-base-runtime "
                 f"does not have; it has {', '.join(available_drivers())}"
             )
+        self.threads = threads or usable_cores() if self.local else 1
+        """That compute."""
         if self.local:
-            rt.flags.parse_flags(f"--task_topology_group_count={threads or usable_cores()}")
+            rt.flags.parse_flags(f"--task_topology_group_count={self.threads}")
         try:
             driver = rt.get_driver(self.driver)
             bare = self.driver == self.uri

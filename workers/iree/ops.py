@@ -162,6 +162,8 @@ class TiledOps:
     arithmetic: Arithmetic
     dot: Dot = "plain"
     """For weights of few bits."""
+    threads: int = 1
+    """That share a kernel's work. They change how it is split, and no result."""
     bodies: dict[str, str] = field(default_factory=dict, repr=False)
 
     def stored_shape(self, outputs: int, inputs: int) -> Shape:
@@ -201,7 +203,9 @@ class TiledOps:
         tiles, steps, _, k = weight.shape
         rows, inputs = x.shape[0], steps * k
         name = f"baton_linear_{rows}_{tiles}_{inputs}{'' if bias is None else '_bias'}"
-        self.bodies[name] = linear(name, rows, tiles, inputs, self.arithmetic, bias=bias is not None)
+        self.bodies[name] = linear(
+            name, rows, tiles, inputs, self.arithmetic, bias=bias is not None, threads=self.threads
+        )
         operands = (x, weight.reshape(tiles, -1)) + (() if bias is None else (bias,))
         out: jax.Array = _call(name, _floats(rows, tiles * LANES), *operands)
         return out if tiles * LANES == outputs else out[:, :outputs]
@@ -231,7 +235,7 @@ class TiledOps:
             halves: jax.Array = _call(name, words, self.linear(x, weight, 2 * ffn))
             return halves
         name = f"baton_gated_{rows}_{tiles}_{inputs}"
-        self.bodies[name] = gated(name, rows, tiles, inputs, self.arithmetic, activation)
+        self.bodies[name] = gated(name, rows, tiles, inputs, self.arithmetic, activation, threads=self.threads)
         out: jax.Array = _call(name, _words(rows, stride(ffn, self.arithmetic)), x, weight.reshape(2 * tiles, -1))
         return out
 

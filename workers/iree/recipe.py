@@ -35,6 +35,8 @@ class Recipe(Struct, frozen=True):
     target: str
     cache_dir: str
     quantize: Quantize = "none"
+    threads: int = 1
+    """The device's, where it is local."""
 
     @classmethod
     def of(
@@ -50,7 +52,7 @@ class Recipe(Struct, frozen=True):
         cache_dir: Path,
     ) -> "Recipe":
         """The recipe of a load on an opened device. Raises `CheckpointError` and `DeviceError`."""
-        ops = choose_ops(config, dtype, local=device.local)
+        ops = choose_ops(config, dtype, local=device.local, threads=device.threads)
         if quantize != "none" and not isinstance(ops, TiledOps):
             raise DeviceError(f"device: {device.uri!r} has no products with {quantize} weights for this model")
         return cls(
@@ -63,12 +65,13 @@ class Recipe(Struct, frozen=True):
             flags=device.compile_flags(),
             target=device.compile_target(),
             cache_dir=str(cache_dir),
+            threads=device.threads,
         )
 
     def plan(self) -> Plan:
         """Raises `CheckpointError`."""
         config = ModelConfig.from_dir(Path(self.model))
-        ops = choose_ops(config, self.dtype, local=self.local)
+        ops = choose_ops(config, self.dtype, local=self.local, threads=self.threads)
         tiled = isinstance(ops, TiledOps)
         if config.experts is not None and not tiled:
             problem = f"the experts of {config.family} run on CPUs only, in widths that are multiples of {LANES}"
@@ -86,7 +89,7 @@ class Recipe(Struct, frozen=True):
         return Compiler(Path(self.cache_dir), self.flags, self.target)
 
 
-def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool) -> TiledOps | PlainOps:
+def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool, threads: int = 1) -> TiledOps | PlainOps:
     """Kernels of our own on a CPU, where the model's widths are multiples of a vector; plain StableHLO elsewhere.
 
     `dtype` "auto" is the checkpoint's.
@@ -98,5 +101,5 @@ def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool) -> TiledOps | 
     pairs = all(rope.dims % 4 == 0 for rope in config.ropes)  # each half of what is turned, in pairs of bfloat16
     if local and pairs and all(width % LANES == 0 for width in widths):
         features = Cpu.of_host().features
-        return TiledOps(kind, arithmetic_of(features, kind), choose_dot(features))
+        return TiledOps(kind, arithmetic_of(features, kind), choose_dot(features), threads)
     return PlainOps(kind)

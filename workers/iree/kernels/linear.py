@@ -16,7 +16,12 @@ AHEAD = 3072
 """Bytes of each tile that are on their way while it is summed. The CPU itself looks ahead no further than a page's end,
 and what it fetches alone does not come in time where several rows keep its arithmetic busy."""
 GROUP_BYTES = 256 << 10
-"""Weights of a workgroup: what the second cache holds while all rows pass by."""
+"""Weights that all rows pass by before the next are read: what the second cache holds."""
+SHARES = 7
+"""Workgroups for each thread. A thread takes one at a time where there are fewer than eight for each, otherwise eight
+(IREE's `IREE_TASK_DISPATCH_MAX_TILES_PER_SHARD_RESERVATION`): of 28 workgroups, one of two threads would do 16."""
+MANY = 64
+"""Groups of `GROUP_BYTES` for each thread that are so many that eight at a time are few."""
 
 
 def stride(inputs: int, arithmetic: Arithmetic) -> int:
@@ -24,12 +29,14 @@ def stride(inputs: int, arithmetic: Arithmetic) -> int:
     return inputs // arithmetic.word + PADDING
 
 
-def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, *, bias: bool) -> str:
+def linear(
+    name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, *, bias: bool, threads: int = 1
+) -> str:
     """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) -> f32 [rows, tiles * 16]."""
     block = arithmetic.sums // 2
     span = _span(min(rows, block), tiles, arithmetic.sums)
-    per = group_of(tiles, inputs, arithmetic, span)
-    d = Kernel(name, -(-tiles // per))
+    size = span * inputs * LANES * _bytes(arithmetic)
+    d = Kernel(name, workgroups(tiles // span, size, threads))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((tiles, inputs * LANES), arithmetic.element)
@@ -55,19 +62,21 @@ def linear(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic
                     total = code.let(f"arith.addf {total}, {start} : {FLOATS}")
                 code.put(total, LANES, out, [code.add(first, row), code.add(column, i * LANES)])
 
-    _each(d, rows, block, tiles, per, tile, span)
+    _each(d, rows, block, tiles // span, size, tile, span)
     return d.function()
 
 
-def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, activation: Activation) -> str:
+def gated(
+    name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, activation: Activation, *, threads: int = 1
+) -> str:
     """act(gate) * up: words [rows, stride], a weight [2 * tiles, inputs / k, 16, k] -> words [rows, stride].
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
     block = arithmetic.sums // 2
     span = _span(min(rows, block), tiles, block)
-    per = group_of(tiles, 2 * inputs, arithmetic, span)
-    d = Kernel(name, -(-tiles // per))
+    size = 2 * span * inputs * LANES * _bytes(arithmetic)
+    d = Kernel(name, workgroups(tiles // span, size, threads))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
@@ -85,7 +94,7 @@ def gated(name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic,
                 where = [code.add(first, row), code.add(column, i * words)]
                 code.put(arithmetic.words(code, product), words, out, where)
 
-    _each(d, rows, block, tiles, per, tile, span)
+    _each(d, rows, block, tiles // span, size, tile, span)
     return d.function()
 
 
@@ -117,30 +126,41 @@ def _span(rows: int, tiles: int, most: int) -> int:
     return next(span for span in (4, 2, 1) if span == 1 or (span * rows <= most and tiles % span == 0))
 
 
-def group_of(tiles: int, inputs: int, arithmetic: Arithmetic, span: int = 1) -> int:
+def group_of(tiles: int, inputs: int, arithmetic: Arithmetic) -> int:
     """Tiles of a workgroup: few enough for the cache, and for sixteen workgroups where there are so many tiles."""
-    size = inputs * LANES * _bytes(arithmetic)
-    return max(1, min(GROUP_BYTES // size, tiles // 16) // span) * span
+    return max(1, min(GROUP_BYTES // (inputs * LANES * _bytes(arithmetic)), tiles // 16))
+
+
+def workgroups(parts: int, size: int, threads: int) -> int:
+    """How many workgroups share `parts` of `size` bytes of weights, so that threads end together."""
+    groups = parts * size // GROUP_BYTES
+    return groups if groups >= MANY * threads else min(parts, SHARES * threads)
 
 
 def _each(
-    d: Kernel, rows: int, block: int, tiles: int, per: int, tile: Callable[[str, str, int], None], span: int
+    d: Kernel, rows: int, block: int, parts: int, size: int, tile: Callable[[str, str, int], None], span: int
 ) -> None:
-    """Call `tile` for the workgroup's tiles, `span` at a time, and all rows, the rows in blocks."""
-    code = d.code
-    low = code.mul(d.workgroup(), per)
-    high = code.least(code.add(low, per), code.index(tiles))
+    """Call `tile` for the workgroup's share of the parts of `span` tiles, and all rows, the rows in blocks."""
+    code, count = d.code, d.workgroups
+    low, high = (code.div(code.mul(code.add(d.workgroup(), end), parts), count) for end in (0, 1))
 
-    def rows_from(first: str, count: int) -> None:
-        code.repeat(low, high, span, lambda at: tile(at, first, count))
+    def rows_of(first_part: str, last_part: str) -> None:
+        def rows_from(first: str, count: int) -> None:
+            code.repeat(first_part, last_part, 1, lambda part: tile(code.mul(part, span), first, count))
 
-    whole = rows // block * block
-    if whole > block:
-        code.repeat(code.index(0), code.index(whole), block, lambda first: rows_from(first, block))
-    elif whole:
-        rows_from(code.index(0), block)
-    if rows % block:
-        rows_from(code.index(whole), rows % block)
+        whole = rows // block * block
+        if whole > block:
+            code.repeat(code.index(0), code.index(whole), block, lambda first: rows_from(first, block))
+        elif whole:
+            rows_from(code.index(0), block)
+        if rows % block:
+            rows_from(code.index(whole), rows % block)
+
+    if rows <= block:
+        rows_of(low, high)
+    else:
+        per = max(1, GROUP_BYTES // size)
+        code.repeat(low, high, per, lambda at: rows_of(at, code.least(code.add(at, per), high)))
 
 
 def sums_of(
