@@ -172,9 +172,8 @@ class _Rows:
         ]
         highest = masked[0]
         for score in masked[1:]:
-            highest = code.let(f"arith.maxnumf {highest}, {score} : {FLOATS}")
-        best = code.let(f"vector.reduction <maxnumf>, {highest} : {FLOATS} into f32")
-        above = code.let(f"arith.maxnumf {top}, {code.spread(best)} : {FLOATS}")
+            highest = code.greater(highest, score)
+        above = code.greater(top, code.spread(code.greatest_lane(highest)))
         factor = code.let(f"math.exp {code.let(f'arith.subf {top}, {above} : {FLOATS}')} : {FLOATS}")
         mass = code.let(f"arith.mulf {mass}, {factor} : {FLOATS}")
         sums = [code.let(f"arith.mulf {part}, {factor} : {FLOATS}") for part in sums]

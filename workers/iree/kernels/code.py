@@ -174,10 +174,25 @@ class Code:
 
     def sum_lanes(self, vector: str, lanes: int = LANES) -> str:
         """The sum of a float32 vector's lanes, halves onto halves: an order that no compiler chooses."""
+        return self._fold(
+            vector, lanes, lambda low, high, half: self.let(f"arith.addf {low}, {high} : vector<{half}xf32>")
+        )
+
+    def greater(self, a: str, b: str, lanes: int = LANES) -> str:
+        """Lane by lane the greater, and `b` where one is not a number: one instruction, as `arith.maxnumf` is not."""
+        kind = f"vector<{lanes}xf32>"
+        above = self.let(f"arith.cmpf ogt, {a}, {b} : {kind}")
+        return self.let(f"arith.select {above}, {a}, {b} : vector<{lanes}xi1>, {kind}")
+
+    def greatest_lane(self, vector: str, lanes: int = LANES) -> str:
+        return self._fold(vector, lanes, self.greater)
+
+    def _fold(self, vector: str, lanes: int, join: Callable[[str, str, int], str]) -> str:
+        """A vector's lanes joined to one float32, halves with halves."""
         while lanes > 1:
             half = lanes // 2
             low, high = (self.part(vector, lanes, "f32", at, half) for at in (0, half))
-            vector, lanes = self.let(f"arith.addf {low}, {high} : vector<{half}xf32>"), half
+            vector, lanes = join(low, high, half), half
         return self.let(f"vector.extract {vector}[0] : f32 from vector<1xf32>")
 
     def text(self) -> str:
