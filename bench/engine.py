@@ -9,8 +9,10 @@ measured while other programs take CPU is measured again; a figure that they dis
   engine       `BatchEngine` in this process; llama-batched-bench (llama-bench for one sequence) is its peer
   HTTP         `baton serve`, one server for all N; llama-server with -np N is its peer; the same random prompts for
                both, timed from when all N requests have text to when the first of them ends
-  limit        the bytes of weights and KV that our step reads, over the read bandwidth measured in the same rounds
   prefill N  prompt tokens a second of one prompt; llama-bench is the peer
+  limit      what memory and arithmetic allow, both measured in the same rounds: the bytes of weights and KV that a step
+             reads over the read bandwidth, or its multiply-adds over the CPU's peak of float32 ones where that takes
+             longer ("bound"). Multiply-adds of integers are not counted
 
 llama.cpp runs the same weights as GGUF: bf16, Q8_0 for int8, Q4_0 for int4. Before anything is timed its greedy tokens
 are compared with ours, and the run stops where the models are not the same. What the engine refuses is shown as such.
@@ -32,8 +34,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.limits import read_bandwidth, step_bytes
+from bench.limits import Work, multiply_adds, read_bandwidth, step_bytes
 from bench.ours import Client, Engine, Setup, server
+from bench.peak import Peak
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
 from bench.plots import plot_engine
 from bench.rounds import Others, RefusedError, Series, interleave, markdown, ratio
@@ -45,7 +48,7 @@ from workers.checkpoint import ModelConfig
 CONTEXT = 1024
 PROMPT = 64
 PREFILLS = (128, 512)
-NAMES = ("engine", "llama.cpp", "HTTP", "llama-server", "bandwidth")
+NAMES = ("engine", "llama.cpp", "HTTP", "llama-server", "bandwidth", "peak")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +81,26 @@ class Line:
     count: int
     """Streams or prompt tokens."""
     series: dict[str, Series]
-    step_bytes: float = 0.0
+    work: Work | None = None
+    """Of one step, in which each of `count` gets on by one token."""
 
     @property
     def limit(self) -> Series:
-        """Tokens a second that memory allows; empty for prefill."""
-        bandwidth = self.series.get("bandwidth", Series())
-        return Series([self.count * value / self.step_bytes for value in bandwidth.values] if self.step_bytes else [])
+        """Tokens a second that memory and arithmetic allow; empty where neither was measured."""
+        return Series([self.count / work.seconds(*pair) for work, pair in self._measured()])
+
+    @property
+    def bound(self) -> str:
+        """ "memory" or "arithmetic", whichever it is in most rounds; empty without a limit."""
+        bounds = [work.bound(*pair) for work, pair in self._measured()]
+        return max(sorted(set(bounds)), key=bounds.count, default="")
+
+    def _measured(self) -> list[tuple[Work, tuple[float, float]]]:
+        """The work with each round's bandwidth and peak."""
+        if self.work is None:
+            return []
+        bandwidth, peak = (self.series.get(name, Series()).values for name in ("bandwidth", "peak"))
+        return [(self.work, pair) for pair in zip(bandwidth, peak, strict=True)]
 
     def cells(self) -> list[str]:
         """The line as text, with the three ratios that matter."""
@@ -94,11 +110,11 @@ class Line:
             f"{self.model} {self.precision} {self.what} {self.count}",
             *(engine.cell(), peer.cell(), _percent(ratio(engine, peer), "x")),
             *(http.cell(), peer_http.cell(), _percent(ratio(http, peer_http), "x")),
-            *(limit.cell() if self.step_bytes else "", _percent(ratio(engine, limit), "%")),
+            *(limit.cell() if limit.values else "", _percent(ratio(engine, limit), "%"), self.bound),
         ]
 
 
-HEADER = ("", "engine", "llama.cpp", "ratio", "HTTP", "llama-server", "ratio", "limit", "of limit")
+HEADER = ("", "engine", "llama.cpp", "ratio", "HTTP", "llama-server", "ratio", "limit", "of limit", "bound")
 
 
 def _percent(value: float | None, unit: str) -> str:
@@ -114,6 +130,7 @@ class Bench:
         self._args = args
         self._model, self._precision, self._peer = model, precision, peer
         self._others = Others()
+        self._limits: dict[str, Callable[[], float]] = {}
         self._path = make_model(args.cache_dir, model)
         self._config = ModelConfig.from_dir(self._path)
         self._gguf = self._path.with_name(f"{self._path.name}-{PRECISIONS[precision].gguf}.gguf")
@@ -130,6 +147,9 @@ class Bench:
                 yield from self._peer_alone(str(error))
                 return
             stack.callback(engine.close)
+            peak = Peak(usable_cores(), self._args.cache_dir / "graphs")
+            stack.callback(peak.close)
+            self._limits = {"bandwidth": lambda: read_bandwidth(usable_cores()), "peak": peak.measure}
             url = stack.enter_context(server(self._setup(slots)))
             if self._peer is not None:
                 self._compare(engine)
@@ -180,11 +200,12 @@ class Bench:
                 other = Client(url, GREEDY)
                 subjects["llama.cpp"] = lambda: peer.decode(self._gguf, *work)
                 subjects["llama-server"] = lambda: other.decode(*work)
-            subjects["bandwidth"] = lambda: read_bandwidth(usable_cores())
+            subjects |= self._limits
             ordered = {name: subjects[name] for name in NAMES if name in subjects}
             series = interleave(ordered, self._args.rounds, self._others.share)
-        read = step_bytes(self._config, engine.runner).total(streams, PROMPT + self._args.tokens / 2)
-        return self._line("decode", streams, series, read)
+        positions = PROMPT + self._args.tokens / 2
+        read = step_bytes(self._config, engine.runner).total(streams, positions)
+        return self._line("decode", streams, series, Work(read, self._multiply_adds(streams, positions, streams)))
 
     def _prefill(self, engine: Engine, length: int) -> Line:
         peer = self._peer
@@ -192,7 +213,13 @@ class Bench:
         if peer is not None:
             subjects["llama.cpp"] = lambda: peer.prefill(self._gguf, length)
         engine.prefill(length)  # the first of a length may load its graph
-        return self._line("prefill", length, interleave(subjects, max(3, self._args.rounds), self._others.share))
+        series = interleave(subjects | self._limits, max(3, self._args.rounds), self._others.share)
+        read = step_bytes(self._config, engine.runner).total(1, length)
+        return self._line("prefill", length, series, Work(read, self._multiply_adds(length, length / 2, 1)))
+
+    def _multiply_adds(self, rows: int, positions: float, drawn: int) -> float:
+        """0 where weights of few bits are multiplied as integers."""
+        return 0.0 if PRECISIONS[self._precision].quantize else multiply_adds(self._config, rows, positions, drawn)
 
     def _peer_alone(self, reason: str) -> Iterator[Line]:
         for streams in self._args.streams:
@@ -201,8 +228,8 @@ class Bench:
                 subjects["llama.cpp"] = partial(self._peer.decode, self._gguf, streams, PROMPT, self._args.tokens)
             yield self._line("decode", streams, interleave(subjects, self._args.rounds))
 
-    def _line(self, what: str, count: int, series: dict[str, Series], step_bytes: float = 0.0) -> Line:
-        return Line(self._model, self._precision, what, count, series, step_bytes)
+    def _line(self, what: str, count: int, series: dict[str, Series], work: Work | None = None) -> Line:
+        return Line(self._model, self._precision, what, count, series, work)
 
 
 def _refuser(reason: str) -> Callable[[], float]:

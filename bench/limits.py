@@ -1,4 +1,7 @@
-"""What a machine allows at best: bytes that a step must read, over the bandwidth at which memory gives them."""
+"""What a machine allows at best: a step's bytes over the bandwidth of memory, its multiply-adds over their peak.
+
+The larger of the two times is the roofline's bound (https://doi.org/10.1145/1498765.1498785).
+"""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -6,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workers.architectures.tensors import tensors
 from workers.checkpoint import ModelConfig
 from workers.runner import Runner
 
@@ -40,6 +44,32 @@ def step_bytes(config: ModelConfig, runner: Runner) -> StepBytes:
     embedding = config.vocab_size * config.hidden_size * itemsize
     kv_row = 2 * config.layers * config.kv_heads * config.head_dim * itemsize
     return StepBytes(runner.memory()["weights"] - embedding, kv_row)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one step cannot do without."""
+
+    read: float = 0.0
+    """Bytes."""
+    multiply_adds: float = 0.0
+    """In float32; 0 where they are not counted, as those of integers."""
+
+    def seconds(self, bandwidth: float, peak: float) -> float:
+        """The least time, where memory and arithmetic go on side by side."""
+        return max(self.read / bandwidth, self.multiply_adds / peak)
+
+    def bound(self, bandwidth: float, peak: float) -> str:
+        """Which of the two it is that takes so long."""
+        return "memory" if self.read / bandwidth >= self.multiply_adds / peak else "arithmetic"
+
+
+def multiply_adds(config: ModelConfig, rows: int, positions: float, drawn: int) -> float:
+    """Of a step of a dense model: `rows` rows that see `positions` positions each, `drawn` of which get logits."""
+    sizes = {each.name: sum(size[0] * size[1] for _, size in each.sources) for each in tensors(config) if each.matrix}
+    layers = sum(size for name, size in sizes.items() if name not in ("embedding", "head"))
+    attention = 2 * config.layers * config.heads * config.head_dim * positions
+    return rows * (layers + attention) + drawn * sizes["head"]
 
 
 def read_bandwidth(threads: int, passes: int = 8) -> float:

@@ -37,7 +37,7 @@ def plot_engine(lines: Sequence["Line"], file: Path) -> None:
                     points = [(line.count, line.series[name].median) for line in chosen if name in line.series]
                     _draw(panel, points, STYLES[name], colour, f"{precision} {name}")
                 limits = [(line.count, line.limit.median) for line in chosen]
-                _draw(panel, limits, ":", colour, f"{precision} memory limit")
+                _draw(panel, limits, ":", colour, f"{precision} limit")
             _label(panel, f"{model}: {' and '.join(names)}", "streams", "tokens/s")
     drawn.savefig(file)
 
