@@ -15,7 +15,7 @@ from workers.iree.compiler import Compiler
 from workers.iree.device import Cpu, Device
 from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of
 from workers.iree.kernels.attention import POSITIONS, attention
-from workers.iree.kernels.linear import gated, linear, stride
+from workers.iree.kernels.linear import GROUP_BYTES, MANY, SHARES, gated, linear, stride, workgroups
 from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.place import Heads, place
 from workers.iree.ops import pack
@@ -104,6 +104,17 @@ def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
         bias,
     )
     np.testing.assert_array_equal(alone[0], out[-1])
+
+
+def test_a_product_shared_by_threads_is_the_same(run: Run) -> None:
+    # 50 tiles, two at a time, for 7 and for 14 workgroups: not all shares are of one size.
+    rows, inputs, tiles, arithmetic = 9, 32, 50, Singles("f32", 16)
+    x, w = random(rows, inputs), pack(random(tiles * 16, inputs, seed=1), 1).reshape(tiles, -1)
+    outs = [
+        run(linear("linear", rows, tiles, inputs, arithmetic, bias=False, threads=n), words(x, arithmetic, 16), w)[0]
+        for n in (1, 2)
+    ]
+    np.testing.assert_array_equal(*outs)
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
@@ -254,3 +265,10 @@ def test_pack() -> None:
     assert packed.shape == (2, 1, 16, 2)
     assert packed[0, 0, 3].tolist() == [6, 7]
     assert packed[1, 0].tolist() == [[32, 33], *[[0, 0]] * 15]
+
+
+def test_a_products_work_is_shared_so_that_threads_end_together() -> None:
+    assert workgroups(56, GROUP_BYTES, 2) == SHARES * 2  # one at a time for each of two threads
+    assert workgroups(5, GROUP_BYTES, 2) == 5  # no workgroup is without work
+    assert workgroups(MANY * 2 - 1, GROUP_BYTES, 2) == SHARES * 2
+    assert workgroups(MANY * 2, GROUP_BYTES, 2) == MANY * 2  # so many that eight at a time are few
