@@ -1,6 +1,6 @@
 """Tokens from the logits that a step leaves on the device: what was asked of them is done by graphs of their own.
 
-A graph that is not ready yet is done without: numpy computes the same, to the bit, from the rows' logits.
+A graph that is not ready yet is done without: a larger one does it, or numpy, which computes the same, to the bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import iree.runtime as rt
 import numpy as np
-from numpy.typing import NDArray
 
+from protocol.request import Sampling
 from workers import sampling
 from workers.edits import all_allowed, edit_calls, masks, shaped
 from workers.iree.device import Device
+from workers.iree.graphs import SAMPLE, Plan
 from workers.iree.library import Library
 from workers.logprobs import finish, report
 from workers.narrow import UNDECIDED
@@ -32,12 +33,14 @@ class _Last(NamedTuple):
 class Drawing:
     """Owns the last step's logits until the next one, for their report."""
 
-    def __init__(self, device: Device, graphs: Library, call: Call, vocab_size: int) -> None:
+    def __init__(self, device: Device, graphs: Library, call: Call, plan: Plan) -> None:
         """`call` runs one of the graphs that are ready."""
         self._device = device
         self._graphs = graphs
         self._call = call
-        self._vocab_size = vocab_size
+        self._vocab_size = plan.config.vocab_size
+        self._sizes = plan.draw_sizes
+        self._at_once = (SAMPLE,) in plan.required()
         self._last: _Last | None = None
 
     def forget(self) -> None:
@@ -51,9 +54,8 @@ class Drawing:
 
         `result` has greedy tokens and logits of all rows.
         """
-        active = [draw for draw in draws if draw is not None]
-        if sampling.needs_sampling(active):
-            drawn = self._sample(result[1], draws, active)
+        if sampling.needs_sampling([draw for draw in draws if draw is not None]):
+            drawn = self._sample(result[1], [draw or _FILLER for draw in draws])
         else:
             drawn = self._device.download(result[0]).tolist()
         self._last = _Last(result[1], drawn, places)
@@ -64,45 +66,51 @@ class Drawing:
         if self._last is None:
             raise RuntimeError("no token was drawn by the last call")
         logits, drawn, all_places = self._last
-        places, size = [all_places[row] for row in rows], len(drawn)
-        device, tokens = self._device, np.array(drawn, np.int32)
-        if self._ready("report", size):
-            results = self._call(f"report_{size}", logits, device.upload(tokens))
-            ids, distance, mass = (device.download(each)[places] for each in results)
+        places, tokens = [all_places[row] for row in rows], np.array(drawn, np.int32)
+        if size := self._covering("report", len(drawn)):
+            tokens = np.pad(tokens, (0, size - len(drawn)))
+            results = self._call(f"report_{size}", self._padded(logits, size), self._device.upload(tokens))
+            ids, distance, mass = (self._device.download(each)[places] for each in results)
         else:
-            ids, distance, mass = report(np, device.download(logits)[places], tokens[places])
+            ids, distance, mass = report(np, self._device.download(logits)[places], tokens[places])
         return finish(ids, distance, mass, self._vocab_size)
 
-    def _sample(self, logits: rt.HalBufferView, draws: Sequence[Draw | None], active: list[Draw]) -> list[int]:
-        """Tokens of all rows in one call; those of rows that do not draw are meaningless."""
-        filters, size = sampling.needs_filters(active), len(draws)
-        kind = "narrow" if filters else "draw"
-        changes = _changes(active)
-        if not all(self._ready(name, size) for name in (kind, *changes)):
-            some = shaped(np, self._device.download(logits)[_drawing(draws)], active)
-            return self._sample_here(some, draws, filters)
-        filler = Draw(active[0].sampling, active[0].position)  # rows that do not draw cost what they cost
-        filled = [draw or filler for draw in draws]
-        if changes:
-            logits = self._change(logits, filled)
-        wanted = [self._device.upload(values) for values in sampling.parameters(filled)]
-        tokens = self._tokens(kind, logits, wanted)
-        if all(tokens[row] != UNDECIDED for row in _drawing(draws)):
-            return tokens
-        if self._ready("filter", size):
-            return self._tokens("filter", logits, wanted)
-        return self._sample_here(self._device.download(logits)[_drawing(draws)], draws, filters)
+    def _sample(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> list[int]:
+        """Tokens of all rows, in one call where the graphs are there."""
+        if any(draw.edits is not None or draw.mask is not None for draw in draws):
+            if size := self._covering("edit", len(draws)):  # which is one module with "mask"
+                filled = [*draws, *[_FILLER] * (size - len(draws))]
+                logits = self._change(self._padded(logits, size), filled)
+            else:
+                logits = self._device.upload(shaped(np, self._device.download(logits), draws))
+        drawn = self._all_at_once(logits, draws) if self._at_once else self._in_turn(logits, draws)
+        return drawn[: len(draws)]
 
-    def _tokens(self, kind: str, logits: rt.HalBufferView, wanted: Sequence[rt.HalBufferView]) -> list[int]:
-        (tokens,) = self._call(f"{kind}_{logits.shape[0]}", logits, *wanted)
+    def _all_at_once(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> list[int]:
+        filled = [*draws, *[_FILLER] * (logits.shape[0] - len(draws))]
+        words = [values.view(np.int32) for values in sampling.parameters(filled)]
+        (tokens,) = self._call(SAMPLE, logits, self._device.upload(np.stack(words, axis=1)))
         return list(self._device.download(tokens).tolist())
 
-    def _sample_here(self, logits: NDArray[np.float32], draws: Sequence[Draw | None], filters: bool) -> list[int]:
-        """`_sample` in numpy, from the changed logits of the rows that draw."""
-        active = [draw for draw in draws if draw is not None]
-        drawn: NDArray[np.int32] = np.zeros(len(draws), np.int32)
-        drawn[_drawing(draws)] = sampling.sample(np, logits, *sampling.parameters(active), filters=filters)
-        return list(drawn.tolist())
+    def _in_turn(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> list[int]:
+        """The quick way, then what it left open; by numpy where a graph is not ready."""
+        filters = sampling.needs_filters(draws)
+        tokens = self._tokens("narrow" if filters else "draw", logits, draws)
+        if tokens is None or UNDECIDED in tokens[: len(draws)]:
+            tokens = self._tokens("filter", logits, draws) if filters else None
+        if tokens is None:
+            some = self._device.download(logits)[: len(draws)]
+            tokens = list(sampling.sample(np, some, *sampling.parameters(draws), filters=filters).tolist())
+        return tokens
+
+    def _tokens(self, kind: str, logits: rt.HalBufferView, draws: Sequence[Draw]) -> list[int] | None:
+        size = self._covering(kind, logits.shape[0])
+        if size is None:
+            return None
+        filled = [*draws, *[_FILLER] * (size - len(draws))]
+        wanted = [self._device.upload(values) for values in sampling.parameters(filled)]
+        (tokens,) = self._call(f"{kind}_{size}", self._padded(logits, size), *wanted)
+        return list(self._device.download(tokens).tolist())
 
     def _change(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> rt.HalBufferView:
         """The logits as edits and masks leave them; the given ones stay as they are where they are reported."""
@@ -116,17 +124,17 @@ class Drawing:
             (logits,) = self._call(f"edit_{size}", logits, *map(upload, arrays))
         return logits
 
-    def _ready(self, kind: str, size: int) -> bool:
-        return self._graphs.covering(kind, (size,), size) is not None
+    def _covering(self, kind: str, rows: int) -> int | None:
+        """The rows of the smallest graph that is ready and takes as many."""
+        return self._graphs.covering(kind, self._sizes, rows)
+
+    def _padded(self, logits: rt.HalBufferView, rows: int) -> rt.HalBufferView:
+        """With more rows, for a larger graph than theirs: a copy costs less than what numpy does instead."""
+        missing = rows - logits.shape[0]
+        if not missing:
+            return logits
+        return self._device.upload(np.pad(self._device.download(logits), ((0, missing), (0, 0))))
 
 
-def _drawing(draws: Sequence[Draw | None]) -> list[int]:
-    """The rows that draw."""
-    return [row for row, draw in enumerate(draws) if draw is not None]
-
-
-def _changes(draws: Sequence[Draw]) -> tuple[str, ...]:
-    """The graphs that change logits for these draws."""
-    if all(draw.edits is None and draw.mask is None for draw in draws):
-        return ()
-    return ("mask",) if all(draw.edits is None for draw in draws) else ("mask", "edit")
+_FILLER = Draw(Sampling(), 0)
+"""For rows that do not draw."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from workers import edits, logprobs, sampling
 from workers.checkpoint import ModelConfig
+from workers.iree.kernels.draw import draw
 from workers.iree.lower import Graph, module, struct
 from workers.iree.model import Inputs, Parameters, forward, head
 from workers.iree.ops import Cache, Place, PlainOps, TiledOps
@@ -30,9 +31,14 @@ FIRST_CHUNK = 128
 """The prefill graph that serves until the others are there: neither short prompts nor long ones pay much for it."""
 SCORE_CHUNK = 128
 """Rows of the scoring graph; their logits leave the device."""
+SAMPLE = "sample"
+"""The graph that draws, on a CPU: for any number of rows and whatever they ask for (`workers.iree.kernels.draw`)."""
 DRAWS = (("draw", "narrow"),)
-RARE_DRAWS = (("edit", "mask"), ("report",), ("filter",))
-"""What is done with logits, by graphs of their own (those of one module together): a request pays for what it uses."""
+"""Graphs that draw on other devices, those of one module together."""
+RARE_DRAWS = (("edit", "mask"), ("report",))
+"""What else is done with logits: a request pays for what it uses."""
+WIDE_DRAWS = (("filter",),)
+"""What draws on other devices where few tokens do not tell."""
 KV = 5
 """The cache's place among a step's inputs."""
 
@@ -60,26 +66,27 @@ class Plan:
     chunks: tuple[int, ...] = field(default=())
 
     def required(self) -> list[tuple[str, ...]]:
-        """The fewest graphs that can serve everything, those of one module together; drawing can be done without."""
+        """The fewest graphs that can serve everything, those of one module together."""
         if isinstance(self.ops, PlainOps):
             # Those with weights are one module, so that the device holds them once.
             steps = [name for group in self._steps() for name in group]
             return [(*steps, f"score_{self.score_chunk}", "copy")]
         chunk = next((chunk for chunk in self.chunks if chunk >= FIRST_CHUNK), self.chunks[-1])
-        return [(f"decode_{self.buckets[-1]}",), (f"prefill_{chunk}",), (f"head_{self.head_sizes[-1]}",)]
+        head = self.head_sizes[-1]
+        return [(f"decode_{self.buckets[-1]}",), (f"prefill_{chunk}",), (f"head_{head}",), (SAMPLE,)]
 
     def optional(self) -> list[tuple[str, ...]]:
         """The graphs that make serving cheaper, those first that are missed most."""
-        draws = self._draws(DRAWS)
         if isinstance(self.ops, PlainOps):
-            return draws
+            return self._draws(DRAWS)
         required = self.required()
-        return [group for group in self._steps() if group not in required] + draws
+        return [group for group in self._steps() if group not in required]
 
     def rare(self) -> list[tuple[str, ...]]:
         """What is compiled when it is first missed: most servers never need it, and it can be done without."""
-        draws = self._draws(RARE_DRAWS)
-        return draws if isinstance(self.ops, PlainOps) else [(f"score_{self.score_chunk}",), *draws]
+        if isinstance(self.ops, PlainOps):
+            return self._draws(RARE_DRAWS + WIDE_DRAWS)
+        return [(f"score_{self.score_chunk}",), *self._draws(RARE_DRAWS)]
 
     def everything(self) -> list[tuple[str, ...]]:
         return self.required() + self.optional() + self.rare()
@@ -111,15 +118,19 @@ class Plan:
 
     @property
     def draw_sizes(self) -> tuple[int, ...]:
-        """Rows that are drawn at once: as many as any step has, so that no row count pays for another's."""
+        """Rows whose logits are treated at once: as many as any step has, so that no row count pays for another's."""
         return tuple(sorted({1, *self.buckets}))
 
     def describe(self, names: Sequence[str]) -> str:
         """Everything that the text of `module` depends on: equal here means equal there, without tracing."""
+        if SAMPLE in names:
+            return "\n".join([*names, str(self.config.vocab_size), _program()])
         return "\n".join([*names, repr(replace(self, buckets=(), chunks=())), jax.__version__, _program()])
 
     def module(self, names: Sequence[str]) -> str:
-        """MLIR of one module with these graphs."""
+        """MLIR of one module with these graphs; `SAMPLE` is one by itself."""
+        if SAMPLE in names:
+            return draw(SAMPLE, self.config.vocab_size)
         graphs = [self._graph(name) for name in names]
         used = () if all(graph.pure for graph in graphs) else self.weights
         needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}

@@ -57,7 +57,7 @@ class IreeRunner:
         self._host_kv = host_kv(plan, self._kv)
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
         self._written = [0] * plan.cache.slots
-        self._drawing = Drawing(device, self.graphs, lambda *call: self._call(*call), plan.config.vocab_size)
+        self._drawing = Drawing(device, self.graphs, lambda *call: self._call(*call), plan)
         self._angles = Angles(*rope_frequencies(plan.config, context), context)
         self.capabilities = RunnerCapabilities(
             backend="iree",

@@ -55,14 +55,11 @@ def load(cache_dir: Path, checkpoint: Path) -> Load:
 
 
 def fetch_all(runner: IreeRunner, *kinds: str) -> None:
-    """Every graph, or all of some kinds: what a runner comes to in time.
-
-    Only by name come those that draw what no vocabulary of these tests leaves undecided, which take long to compile.
-    """
+    """Every step's graph and those for the draws of all slots, or all of some kinds: what a runner comes to."""
+    slots = runner.capabilities.slots
+    kinds = kinds or ("decode", "prefill", "head", "score", f"edit_{slots}", f"report_{slots}")
     missing = [group for group in runner.graphs.builder.plan.everything() if not runner.graphs.ready >= set(group)]
-    wanted = [
-        group for group in missing if (group[0].startswith(kinds) if kinds else not group[0].startswith("filter"))
-    ]
+    wanted = [group for group in missing if group[0].startswith(kinds)]
     runner.graphs.open(wanted, usable_cores(), lambda phase, done, total: None)
 
 

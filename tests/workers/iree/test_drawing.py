@@ -1,5 +1,6 @@
 """Whatever graphs are ready, the tokens and the reports are the same; numpy stands in for the device."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ LOGITS = (np.random.default_rng(0).standard_normal((4, VOCAB)) * 2).astype(np.fl
 WIDE = Sampling(temperature=1.0, top_k=4000, seed=3)
 CLOSE = Sampling(temperature=0.7, top_k=20, top_p=0.9, seed=5)
 ALL = ("draw", "narrow", "filter", "edit", "mask", "report")
+CPU = ("sample", "edit", "mask", "report")
 
 
 class Numpy:
-    """A device, its graphs and the calls of them, of which some kinds are ready."""
+    """A device, its graphs and the calls of them, of which some kinds are ready, for some numbers of rows."""
 
-    def __init__(self, *ready: str) -> None:
+    def __init__(self, ready: tuple[str, ...], sizes: tuple[int, ...]) -> None:
         self.ready = ready
+        self.sizes = sizes
         self.called: list[str] = []
 
     def upload(self, array: Any) -> Any:
@@ -37,13 +40,18 @@ class Numpy:
         return np.array(array)
 
     def covering(self, kind: str, sizes: tuple[int, ...], needed: int) -> int | None:
-        return needed if kind in self.ready else None
+        return next((size for size in self.sizes if size >= needed and kind in self.ready), None)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        kind = name.partition("_")[0]
+        kind, _, size = name.partition("_")
         assert kind in self.ready
+        assert not size or [len(array) for array in arguments] == [int(size)] * len(arguments)
         self.called.append(name)
         match kind:
+            case "sample":
+                logits, words = arguments
+                kinds = [field.dtype for field in parameters([Draw(Sampling(), 0)])]
+                return [sample(np, logits, *(words[:, i].copy().view(kind) for i, kind in enumerate(kinds)))]
             case "narrow":
                 return [narrow(np, *arguments)]
             case "report":
@@ -56,16 +64,18 @@ class Numpy:
         return [sample(np, *arguments, filters=kind == "filter")]
 
 
-def make(*ready: str) -> tuple[Drawing, Numpy]:
-    device: Any = Numpy(*ready)
-    return Drawing(device, device, device.call, VOCAB), device
+def make(*ready: str, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[Drawing, Numpy]:
+    device: Any = Numpy(ready, sizes)
+    required = [(kind,) for kind in ready if kind == "sample"]
+    plan: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), draw_sizes=sizes, required=lambda: required)
+    return Drawing(device, device, device.call, plan), device
 
 
 def result() -> list[Any]:
     return [greedy(np, LOGITS), LOGITS.copy()]
 
 
-@pytest.mark.parametrize("ready", [(), ("narrow",), ("narrow", "filter"), ("filter",), ALL], ids="-".join)
+@pytest.mark.parametrize("ready", [(), ("narrow",), ("narrow", "filter"), ("filter",), ALL, CPU], ids="-".join)
 def test_filters_are_drawn_alike(ready: tuple[str, ...]) -> None:
     draws = [Draw(CLOSE, 7), None, Draw(WIDE, 9), Draw(Sampling(), 4)]
     expected = [
@@ -74,12 +84,32 @@ def test_filters_are_drawn_alike(ready: tuple[str, ...]) -> None:
     assert narrow(np, LOGITS[2:3], *parameters([draws[2]])).tolist() == [UNDECIDED]  # type: ignore[list-item]
     drawing, device = make(*ready)
     assert drawing.draw(result(), draws, [0, 2, 3]) == expected
-    assert ("filter_4" in device.called) == ("narrow" in ready and "filter" in ready)
+    assert ("filter_4" in device.called) == ("filter" in ready)
+    assert device.called == ["sample"] or "sample" not in ready
     assert drawing.draw(result(), [draws[0], None, None, draws[3]], [3, 0]) == [expected[2], expected[0]]
-    assert device.called.count("filter_4") <= 1  # what is decided is drawn once
+    assert device.called.count("filter_4") <= 1 or "narrow" not in ready  # what is decided is drawn once
 
 
-@pytest.mark.parametrize("ready", [(), ("draw", "edit"), ALL], ids="-".join)
+@pytest.mark.parametrize("ready", [(), ALL, CPU], ids="-".join)
+@pytest.mark.parametrize("sizes", [(1, 2, 4), (4,), (1, 2)], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_a_larger_graph_draws_alike(ready: tuple[str, ...], sizes: tuple[int, ...], rows: int) -> None:
+    """Before the exact one is there, and where there is none."""
+    edited = Shaping.of(Request(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
+    assert edited is not None
+    draws = [Draw(CLOSE, 7), edited.draw(structs.replace(WIDE, logprobs=2), 9), Draw(Sampling(), 4), Draw(CLOSE, 8)]
+    expected, _ = make()
+    drawing, device = make(*ready, sizes=sizes)
+    given = [greedy(np, LOGITS[:rows]), LOGITS[:rows].copy()]
+    tokens = drawing.draw(given, draws[:rows], range(rows))
+    assert tokens == expected.draw(given, draws[:rows], range(rows))
+    assert drawing.logprobs(range(rows)) == expected.logprobs(range(rows))
+    fitting = [size for size in sizes if size >= rows]
+    assert {name.partition("_")[2] for name in device.called} <= {"", *map(str, fitting[:1])}
+    assert ("report" in ready and bool(fitting)) == any(name.startswith("report") for name in device.called)
+
+
+@pytest.mark.parametrize("ready", [(), ("draw", "edit", "mask"), ALL, CPU], ids="-".join)
 def test_changed_logits_are_drawn_alike_and_reported_as_they_were(ready: tuple[str, ...]) -> None:
     sampling = Sampling(repetition_penalty=1.5, logit_bias=(Bias(4, 30.0),), logprobs=1)
     shaping = Shaping.of(Request(1, (1, 2, 3), sampling))
@@ -109,7 +139,7 @@ def test_what_is_no_number_fails_where_it_is_drawn() -> None:
     assert drawing.draw(broken, [None, Draw(Sampling(), 1), Draw(Sampling(), 1), None], [2, 1]) == [5, None]
 
 
-@pytest.mark.parametrize("ready", [(), ALL], ids="-".join)
+@pytest.mark.parametrize("ready", [(), ALL, CPU], ids="-".join)
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, seed=3), CLOSE], ids=["free", "filtered"])
 def test_rows_beside_one_that_is_no_number_are_drawn_and_reported_alike(
     ready: tuple[str, ...], sampling: Sampling

@@ -14,6 +14,7 @@ from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import Load, fetch_all
+from workers.iree.graphs import SAMPLE
 from workers.iree.runner import IreeRunner
 from workers.runner import Chunk, Draw, Row
 
@@ -28,7 +29,8 @@ class Rationed:
     def __init__(self, runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
         self._graphs = runner.graphs
         self._all = dict(self._graphs._ready)
-        self._required = {name for group in self._graphs.builder.plan.required() for name in group}
+        self._required = self._graphs.builder.plan.required()
+        self._groups = self._graphs.builder.plan.everything()
         self._randomness = random.Random(5)
         self.taken: list[str] = []
         call = runner._call
@@ -46,8 +48,9 @@ class Rationed:
         self.only(*self._all)
 
     def some(self) -> None:
-        """Half of those that are not required, by chance."""
-        self.only(*(name for name in self._all if name in self._required or self._randomness.random() < 0.5))
+        """Half of the modules that are not required, by chance."""
+        chosen = [group for group in self._groups if group in self._required or self._randomness.random() < 0.5]
+        self.only(*(name for group in chosen for name in group))
 
 
 def tour(ladder: tuple[int, ...]) -> list[int]:
@@ -73,10 +76,10 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw:
         def generate(slot: int, ladders: bool) -> list[int]:
             tokens: list[int] = []
             for size in chunks if ladders else (32,):  # rows that are computed again come out the same
-                rationed.only(f"prefill_{size}", last)
+                rationed.only(f"prefill_{size}", last, SAMPLE)
                 runner.prefill([Chunk(slot, TOKENS[:30], 0, 0)], [None])
             for at, size in enumerate(decodes, 30):
-                rationed.only(f"decode_{size}" if ladders else "decode_1", last, f"filter_{size}")
+                rationed.only(f"decode_{size}" if ladders else "decode_1", last, SAMPLE)
                 token = tokens[-1] if tokens else TOKENS[30]
                 tokens += runner.decode([Row(slot, token, at, at, Draw(draw.sampling, at + 1))])
             return tokens
@@ -91,11 +94,11 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "slots", "drawn_here"), [("float32", 8, False), ("bfloat16", 32, True)])
-def test_gate(load: Load, dtype: str, slots: int, drawn_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With graphs for draws in part of the steps, and without any of them; with more rows than a product's tile."""
+@pytest.mark.parametrize(("dtype", "slots", "edited_here"), [("float32", 8, False), ("bfloat16", 32, True)])
+def test_gate(load: Load, dtype: str, slots: int, edited_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With graphs for edits in part of the steps, and without any of them; with more rows than a product's tile."""
     runner = load(dtype=dtype, slots=slots)
-    fetch_all(runner, "decode", "prefill", *(() if drawn_here else ("draw_8", "edit_8", "report_8")))
+    fetch_all(runner, "decode", "prefill", *(() if edited_here else ("edit_8", "report_8")))
     check_transitions(runner, monkeypatch, GREEDY)
     check_transitions(runner, monkeypatch, SEEDED)
     runner.reset(0)
@@ -106,8 +109,8 @@ def test_gate(load: Load, dtype: str, slots: int, drawn_here: bool, monkeypatch:
     assert min(report.cancelled, report.resumed, report.stopped, report.full, report.masked, report.reported) > 0
     assert report.shared > 0
     assert {"prefill_32", "prefill_64"} <= set(rationed.taken)
-    kinds = ("narrow", "edit", "mask", "report")
-    assert drawn_here or {f"{kind}_8" for kind in kinds} <= set(rationed.taken)
+    assert edited_here or {"edit_8", "mask_8", "report_8"} <= set(rationed.taken)
+    assert SAMPLE in rationed.taken
 
 
 @pytest.mark.slow
@@ -158,7 +161,7 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
 
 def test_logits_of_few_bits_are_equal_to_the_bit(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load(quantize="int4")
-    fetch_all(runner)
+    fetch_all(runner, "decode", "prefill", "head", "score")
     assert runner.capabilities.quantization == "int4"
     check_logits(runner, monkeypatch)
     runner.close()

@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.graphs import PREFILL_CHUNKS, RARE_DRAWS, Plan, decode_buckets, prefill_chunks
-from workers.iree.kernels.arithmetic import Pairs
+from workers.iree.kernels.arithmetic import Pairs, Singles
 from workers.iree.ops import Cache, PlainOps, TiledOps
 from workers.iree.recipe import Recipe
 from workers.iree.storage import stored_parameters
@@ -61,11 +61,12 @@ def test_a_cache_has_a_row_that_nobody_attends_to(tiled: Plan) -> None:
 
 
 def test_a_cpu_starts_with_the_fewest_graphs(tiled: Plan) -> None:
-    assert tiled.required() == [("decode_4",), ("prefill_64",), ("head_4",)]
+    assert tiled.required() == [("decode_4",), ("prefill_64",), ("head_4",), ("sample",)]
     steps = [("decode_1",), ("head_1",), ("prefill_32",), ("decode_2",), ("head_2",)]
-    assert tiled.optional() == [*steps, *((f"draw_{n}", f"narrow_{n}") for n in (1, 2, 4))]
+    assert tiled.optional() == steps
     rare = [tuple(f"{kind}_{n}" for kind in kinds) for kinds in RARE_DRAWS for n in (1, 2, 4)]
     assert tiled.rare() == [("score_64",), *rare]
+    assert tiled.everything() == [*tiled.required(), *tiled.optional(), *tiled.rare()]
 
 
 def test_the_first_prefill_graph_is_neither_short_nor_long(tiled: Plan) -> None:
@@ -79,6 +80,9 @@ def test_other_devices_have_all_steps_at_once(tmp_path: Path) -> None:
     (together,) = plan.required()
     assert {"decode_1", "decode_4", "prefill_32", "prefill_64", "head_1", "score_64", "copy"} <= set(together)
     assert not any(group[0].startswith("score") for group in plan.rare())
+    assert ("draw_4", "narrow_4") in plan.optional()
+    assert ("filter_4",) in plan.rare()
+    assert ("sample",) not in plan.everything()
 
 
 def test_a_description_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
@@ -99,6 +103,14 @@ def test_a_description_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
     before = plan.describe(["decode_2"])
     plan.module(["decode_2"])  # which collects kernels
     assert plan.describe(["decode_2"]) == before
+
+
+def test_models_with_as_many_tokens_share_the_graph_that_draws(tiled: Plan) -> None:
+    other = replace(tiled, ops=TiledOps("float32", Singles("f32", 16)))
+    assert tiled.describe(["sample"]) == other.describe(["sample"])
+    more = replace(tiled, config=replace(tiled.config, vocab_size=999))
+    assert tiled.describe(["sample"]) != more.describe(["sample"])
+    assert "tensor<?x999xf32>" in more.module(["sample"])
 
 
 def test_module_text_depends_on_the_model_alone(tiled: Plan) -> None:

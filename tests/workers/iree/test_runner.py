@@ -240,7 +240,7 @@ def test_the_fewest_graphs_serve_everything_alike(load: Load, runner: IreeRunner
     """Long prompts, drawing and scoring, before the graphs for them are there."""
     few = load()
     try:
-        assert few.graphs.ready == {"decode_8", "prefill_96", "head_8"}
+        assert few.graphs.ready == {"decode_8", "prefill_96", "head_8", "sample"}
         prompt = tuple(3 + i % 500 for i in range(CONTEXT - 6))
         for slot, sampling in enumerate((Sampling(), SEEDED, Sampling(temperature=1.1, seed=1 << 40))):
             assert generate(few, slot, prompt, 5, sampling) == generate(runner, slot, prompt, 5, sampling)

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from workers.iree.kernels.code import Code, Value, tensor
 
+ROWS = -1
+"""In an operand's shape: as many as there are rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
@@ -22,41 +25,58 @@ class Operand:
 
     @property
     def outside(self) -> str:
-        return tensor(self.shape, self.element)
+        return tensor(_sizes(self.shape), self.element)
 
     @property
     def inside(self) -> str:
-        return tensor(*(self.seen_as or (self.shape, self.element))).replace("tensor", "memref", 1)
+        shape, element = self.seen_as or (self.shape, self.element)
+        return tensor(_sizes(shape), element).replace("tensor", "memref", 1)
+
+
+def _sizes(shape: Sequence[int]) -> list[int | str]:
+    return ["?" if size == ROWS else size for size in shape]
 
 
 def dispatch(name: str, inputs: Sequence[Operand], results: Sequence[Operand], workgroups: int, body: str) -> str:
-    """A function `name` over tensors that runs `body` once for each of `workgroups`, whose number is `%id` there."""
+    """A function `name` over tensors that runs `body` once for each of `workgroups`, whose number is `%id` there.
+
+    Where operands have `ROWS` first, it does so for each row, `%row`, and takes their number, an index, first of all.
+    """
     operands = [*inputs, *results]
+    rows = any(ROWS in each.shape for each in operands)
     kinds = ["storage_buffer, ReadOnly"] * len(inputs) + ["storage_buffer"] * len(results)
     bindings = ", ".join(f"#hal.pipeline.binding<{kind}>" for kind in kinds)
-    layout = f"#hal.pipeline.layout<constants = 0, bindings = [{bindings}]>"
+    layout = f"#hal.pipeline.layout<constants = {int(rows)}, bindings = [{bindings}]>"
+    size = "{%rows}" if rows else ""
     spans = "".join(
         f"""
         %{each.name} = hal.interface.binding.subspan layout({layout}) binding({i}) alignment(64) offset(%c0)
-          : {each.inside}"""
+          : {each.inside}{size}"""
         for i, each in enumerate(operands)
     )
-    arguments = ", ".join(f"%{each.name}: {each.outside}" for each in inputs)
-    passed, kinds_in = (", ".join(each) for each in ([f"%{x.name}" for x in inputs], [x.outside for x in inputs]))
+    number = f"""
+        %count = hal.interface.constant.load layout({layout}) ordinal(0) : i32
+        %rows = arith.index_castui %count : i32 to index
+        %row = hal.interface.workgroup.id[1] : index"""
+    arguments = ", ".join(["%rows: index"] * rows + [f"%{each.name}: {each.outside}" for each in inputs])
+    passed = ", ".join(["%count"] * rows + [f"%{each.name}" for each in inputs])
+    kinds_in = ", ".join(["i32"] * rows + [f"{each.outside}{size}" for each in inputs])
     kinds_out = ", ".join(each.outside for each in results)
+    made = ", ".join(f"{each.outside}{size}" for each in results)
+    run = f"@{name}_code::@{name}_run{'[%rows]' if rows else ''}"
     return f"""
   hal.executable.source private @{name}_code {{
-    hal.executable.export public @{name}_run ordinal(0) layout({layout}) count(%device: !hal.device)
-        -> (index, index, index) {{
+    hal.executable.export public @{name}_run ordinal(0) layout({layout})
+        count(%device: !hal.device{", %rows: index" if rows else ""}) -> (index, index, index) {{
       %one = arith.constant 1 : index
       %count = arith.constant {workgroups} : index
-      hal.return %count, %one, %one : index, index, index
+      hal.return %count, {"%rows" if rows else "%one"}, %one : index, index, index
     }}
     builtin.module {{
       func.func @{name}_run() {{
         %c0 = arith.constant 0 : index
         %c1 = arith.constant 1 : index
-        %c2 = arith.constant 2 : index{spans}
+        %c2 = arith.constant 2 : index{number if rows else ""}{spans}
         %id = hal.interface.workgroup.id[0] : index
 {body}
         return
@@ -64,7 +84,8 @@ def dispatch(name: str, inputs: Sequence[Operand], results: Sequence[Operand], w
     }}
   }}
   func.func private @{name}({arguments}) -> ({kinds_out}) {{
-    %out:{len(results)} = flow.dispatch @{name}_code::@{name}_run({passed}) : ({kinds_in}) -> ({kinds_out})
+    {"%count = arith.index_castui %rows : index to i32" if rows else ""}
+    %out:{len(results)} = flow.dispatch {run}({passed}) : ({kinds_in}) -> ({made})
     return {", ".join(f"%out#{i}" for i in range(len(results)))} : {kinds_out}
   }}"""
 
