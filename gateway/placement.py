@@ -110,6 +110,21 @@ class Placement:
         self._wait([stream])
         self.serve(seat.model)
 
+    def redirect(self, stream: Stream) -> bool:
+        """The worker had no room for a newcomer: give it to one that may have, while nobody else waits for that. False
+        when there is none, and nothing has changed then."""
+        seat = self._roster[stream.worker]
+        seat.refused(self._loop.time())
+        other = None if self.room.of(seat.model) else self._taker(stream)
+        if other is None:
+            return False
+        seat.live.pop(stream.submit.stream)
+        if not self._send(other, [stream]):
+            stream.worker = ""
+            self._wait([stream])
+            self.serve(seat.model)
+        return True
+
     def serve(self, model: str) -> None:
         """Give waiting sequences to workers, the first admitted first."""
         waiting = self.room.of(model)

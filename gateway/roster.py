@@ -79,7 +79,8 @@ class Roster:
     def heard(self, seat: Seat, event: Event) -> None:
         """Note a sequence's end, for the worker's circuit."""
         if isinstance(event, Finished):
-            seat.breaker.succeeded()
+            if event.reason != "cancelled":  # which says nothing of how it would have ended
+                seat.breaker.succeeded()
         elif isinstance(event, Failed) and event.code in _WORKERS_FAULT:
             now = self._clock()
             before = seat.breaker.state(now)

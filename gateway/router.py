@@ -209,6 +209,8 @@ class Router:
                 placement.suspend(stream, Cause.STEP, reason)
             case ErrorCode.OVERLOADED | ErrorCode.UNAVAILABLE if stream.waited:
                 placement.postpone(stream)
+            case ErrorCode.OVERLOADED if placement.redirect(stream):
+                pass
             case _:
                 self._fail(stream, Failure(event.code, event.text, event.field))
 

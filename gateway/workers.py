@@ -101,8 +101,8 @@ class Seat:
         return self.role is Role.ACTIVE and self.ready and self.breaker.allows(now, len(self.live))
 
     def progressing(self, now: float, timeout_s: float) -> bool:
-        """The worker takes requests and lately showed that it gets on with them. `now` is the loop's time."""
-        return self.ready and now - self.worker.status.last_progress < timeout_s
+        """The worker can serve and lately showed that it gets on with what it has. `now` is the loop's time."""
+        return self.fit(now) and now - self.worker.status.last_progress < timeout_s
 
     def refresh(self, status: WorkerStatus) -> None:
         """Take over what a status says: the counts, and the labels once they are known."""

@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from actors.worker import WorkerState
+from gateway.breaker import TRIP_AFTER
 from protocol.events import Gauges
 from tests.gateway.fakes import FakeWorker
 from tests.gateway.serving import CHAT, COMPLETION, serving
@@ -93,6 +94,14 @@ async def test_health_follows_progress_and_not_existence() -> None:
             assert broken.status_code == 503, state
             assert broken.json()["given_up"] == (["w0"] if state is WorkerState.GIVEN_UP else [])
         worker.change(state=WorkerState.READY)
+        for _ in range(TRIP_AFTER):
+            served.router.roster["w0"].breaker.failed(anyio.current_time())
+        failing = await client.get("/health/ready")
+        assert (failing.status_code, failing.json()["models"]) == (503, {"tiny": False}), (
+            "its requests would be refused"
+        )
+        served.router.roster["w0"].breaker.succeeded()
+        assert (await client.get("/health/ready")).status_code == 200
         served.router.drain_nowait()
         drained = await client.get("/health/ready")
         assert (drained.status_code, drained.json()["status"]) == (503, "draining")

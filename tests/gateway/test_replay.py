@@ -476,6 +476,28 @@ class TestBounds:
         world["a"].fail(number(call), ErrorCode.OVERLOADED)
         assert failure(call) is ErrorCode.OVERLOADED
 
+    async def test_a_newcomer_that_one_worker_has_no_room_for_is_given_to_another(self) -> None:
+        world = World("a", "b", "c")
+        call = world.open()
+        assert call.worker == "a"
+        world["a"].fail(number(call), ErrorCode.OVERLOADED)
+        assert call.worker == "b"
+        world["c"].full = True
+        world["b"].fail(number(call), ErrorCode.OVERLOADED)
+        assert call.waiting, "the link to the last one may have room soon"
+        await anyio.sleep(FULL_S)
+        assert not call.waiting
+
+    async def test_a_newcomer_that_no_worker_has_room_for_is_told(self) -> None:
+        world = World("a", "b", "c")
+        refused = world.open()
+        for name in "abc":
+            assert not refused.ended
+            world[name].fail(number(refused), ErrorCode.OVERLOADED)
+        assert failure(refused) is ErrorCode.OVERLOADED
+        assert world.replays() == {}
+        assert not any(refused.streams[0] in seat.live.values() for seat in world.router.seats())
+
     async def test_a_full_link_is_tried_again(self) -> None:
         world = World("a", "b")
         call = world.open()

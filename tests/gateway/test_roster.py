@@ -1,5 +1,6 @@
 """Roles: which workers take requests, who takes the place of one that cannot, and what clients hear if none does."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -111,6 +112,16 @@ async def test_a_worker_whose_requests_keep_failing_is_left_alone_for_a_while(mo
         router.open(plan(), "r")
     active.finish(probe.streams[0].submit.stream)
     assert [router.open(plan(), "r").worker for _ in range(2)] == ["a", "a"]
+
+
+async def test_a_cancelled_request_is_no_sign_of_health() -> None:
+    router, active, _ = pair()
+    fail(router, active, TRIP_AFTER - 1)
+    gone = router.open(plan(), "r")
+    gone.cancel_nowait()
+    active.say_cancelled(gone.streams[0].submit.stream)
+    fail(router, active, 1)
+    assert router.roster["a"].breaker.state(asyncio.get_running_loop().time()) is Circuit.OPEN
 
 
 async def test_a_standby_takes_over_from_a_worker_whose_requests_keep_failing() -> None:
