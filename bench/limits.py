@@ -41,7 +41,9 @@ ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 def step_bytes(config: ModelConfig, runner: Runner) -> StepBytes:
     """What a step reads of what a runner holds: all weights but the embedding, and the KV of the positions attended."""
     itemsize = ITEMSIZES[runner.capabilities.dtype]
-    embedding = config.vocab_size * config.hidden_size * itemsize
+    # A tied embedding of few bits is the head, which is read whole.
+    shared = config.tie_embeddings and bool(runner.capabilities.quantization)
+    embedding = 0 if shared else config.vocab_size * config.hidden_size * itemsize
     kv_row = 2 * config.layers * config.kv_heads * config.head_dim * itemsize
     return StepBytes(runner.memory()["weights"] - embedding, kv_row)
 

@@ -22,7 +22,7 @@ from workers.iree.ops import Angles, Cache, Ops, Place, Shape
 EXPERTS = ("router", "experts_gate_up", "experts_down")
 """What a layer's mixture is made of."""
 Parameters = dict[str, Any]
-"""By name: an array, or for `Ops.linear` alone a `quantized.Packed`."""
+"""By name: an array, or where `Parameter.few_bits` a `quantized.Packed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Parameter:
     matrix: bool
     """Stored as `Ops.store` does; everything else is kept as it is."""
     dtype: str
-    offset: float = 0.0
+    few_bits: bool
+    """What it is used for takes weights of few bits."""
+    offset: float
     """Added to every value."""
-    few_bits: bool = True
-    """Its product takes weights of few bits."""
 
     @property
     def rows(self) -> int:
@@ -50,8 +50,8 @@ def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
     for tensor in tensors(config):
         matrix = tensor.matrix and tensor.name != "embedding"
         kind = dtype if tensor.matrix else "float32"
-        mixed = tensor.name.rpartition(".")[2] in EXPERTS
-        out.append(Parameter(tensor.name, tensor.sources, matrix, kind, tensor.offset, few_bits=not mixed))
+        few_bits = tensor.matrix and tensor.name.rpartition(".")[2] not in EXPERTS
+        out.append(Parameter(tensor.name, tensor.sources, matrix, kind, few_bits, tensor.offset))
     return out
 
 
@@ -107,7 +107,7 @@ def forward(
 
 def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: Inputs) -> jax.Array:
     """float32 [rows, hidden]."""
-    x = w["embedding"][inputs.tokens.reshape(-1)].astype(jnp.float32)
+    x = ops.rows(w["embedding"], inputs.tokens.reshape(-1))
     if config.embedding_scale == 1:
         return x
     # Rounded like the weights, as where the models were trained.
@@ -125,5 +125,7 @@ def mlp(config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: Layer, h
 
 def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array) -> jax.Array:
     """Logits of normed hidden rows, an operand: float32 [rows, vocab]."""
-    logits, cap = ops.linear(hidden, w["head"], config.vocab_size), config.logit_cap
+    # A tied head of few bits is stored once.
+    matrix = w.get("head", w["embedding"])
+    logits, cap = ops.linear(hidden, matrix, config.vocab_size), config.logit_cap
     return logits if cap is None else jnp.tanh(logits / np.float32(cap)) * np.float32(cap)

@@ -21,6 +21,7 @@ from workers.iree.kernels.attention import attention
 from workers.iree.kernels.code import LANES
 from workers.iree.kernels.dot import Dot, Product, gate, product, round_rows, rounded_rows
 from workers.iree.kernels.linear import gated, linear, stride
+from workers.iree.kernels.lookup import lookup
 from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.place import Heads, place
 from workers.iree.quantized import Packed
@@ -103,6 +104,9 @@ class Ops(Protocol):
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
         """Shape and type of an operand of so many rows and values."""
 
+    def rows(self, table: jax.Array | Packed, which: jax.Array) -> jax.Array:
+        """Some outputs of a matrix that is stored in rows or packed with few bits: float32 [len(which), inputs]."""
+
     def norm(
         self,
         x: jax.Array,
@@ -175,6 +179,15 @@ class TiledOps:
 
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
         return (rows, stride(width, self.arithmetic)), "int32"
+
+    def rows(self, table: jax.Array | Packed, which: jax.Array) -> jax.Array:
+        if not isinstance(table, Packed):
+            return table[which].astype(jnp.float32)
+        rows, tiles = len(which), table.data.shape[0]
+        name = f"baton_lookup_{rows}_{tiles}_{table.inputs}_{table.packing.name}"
+        self.bodies[name] = lookup(name, rows, tiles, table.inputs, table.packing)
+        out: jax.Array = _call(name, _floats(rows, table.inputs), which, table.data)
+        return out
 
     def norm(
         self,
@@ -361,6 +374,11 @@ class PlainOps:
 
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
         return (rows, width), self.dtype
+
+    def rows(self, table: jax.Array | Packed, which: jax.Array) -> jax.Array:
+        if isinstance(table, Packed):
+            raise TypeError("plain StableHLO has no packed weights")
+        return table[which].astype(jnp.float32)
 
     def norm(
         self,

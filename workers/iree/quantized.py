@@ -31,6 +31,11 @@ class Packing:
     format: GroupFormat
 
     @property
+    def name(self) -> str:
+        """For the names of kernels."""
+        return f"int{self.format.bits}_{self.format.group}_{self.format.zero}_{self.format.scales}"
+
+    @property
     def run_bytes(self) -> int:
         """Bytes of one vector of levels."""
         return RUN * LANES

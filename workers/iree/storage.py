@@ -47,8 +47,14 @@ class Stored:
 
 
 def stored_parameters(config: ModelConfig, ops: Ops, weights: Weights, kind: Quantize) -> list[Stored]:
-    """Every parameter as it will lie in the archive. Reads the files' headers only; raises `CheckpointError`."""
-    return [_stored(parameter, ops, weights, kind) for parameter in parameters(config, ops.dtype)]
+    """Every parameter as it will lie in the archive; a tied head of few bits is the embedding.
+
+    Reads the files' headers only; raises `CheckpointError`.
+    """
+    stored = [_stored(parameter, ops, weights, kind) for parameter in parameters(config, ops.dtype)]
+    packed = {each.name for each in stored if each.packing is not None}
+    once = config.tie_embeddings and "embedding" in packed  # rows are looked up in what the head multiplies by
+    return [each for each in stored if not (once and each.name == "head")]
 
 
 def quantization_of(stored: Sequence[Stored]) -> str:
@@ -71,12 +77,12 @@ def build(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:
 
 def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) -> Stored:
     tail = parameter.sources[0][1][1:]
-    if not parameter.matrix:
-        return Stored(parameter, (parameter.rows, *tail), parameter.dtype, None)
     few_bits = parameter.few_bits and isinstance(ops, TiledOps)
     if few_bits and (format := _format(parameter, weights, kind)) is not None:
         packing = Packing(format)
         return Stored(parameter, packing.stored_shape(parameter.rows, *tail), "int8", packing)
+    if not parameter.matrix:
+        return Stored(parameter, (parameter.rows, *tail), parameter.dtype, None)
     return Stored(parameter, ops.stored_shape(parameter.rows, *tail), parameter.dtype, None)
 
 

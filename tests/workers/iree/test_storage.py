@@ -32,12 +32,31 @@ def stored(path: Path, kind: Quantize = "none", ops: TiledOps | PlainOps = OPS) 
 def test_matrices_are_made_of_few_bits(tmp_path: Path, kind: Quantize, bits: int) -> None:
     made = stored(make_checkpoint(tmp_path), kind)
     packed = {name: each for name, each in made.items() if each.packing is not None}
-    assert set(packed) == {"head"} | {f"{layer}.{part}" for layer in (0, 1) for part in ("qkv", "o", "gate_up", "down")}
+    matrices = {f"{layer}.{part}" for layer in (0, 1) for part in ("qkv", "o", "gate_up", "down")}
+    assert set(packed) == {"embedding"} | matrices
+    assert "head" not in made  # it is tied
     assert {each.packing.format.bits for each in packed.values() if each.packing} == {bits}
     assert quantization_of(list(made.values())) == kind
     weights = open_weights(tmp_path)
     for each in made.values():
         assert build(each, weights, OPS).nbytes == each.nbytes
+
+
+@pytest.mark.parametrize(
+    ("tied", "kind", "bits", "expected"),
+    [
+        (True, "int8", None, {"embedding": True}),
+        (False, "int8", None, {"embedding": True, "head": True}),
+        (True, "none", 4, {"embedding": True}),
+        (False, "none", None, {"embedding": False, "head": False}),
+        (True, "none", None, {"embedding": False, "head": False}),
+    ],
+)
+def test_a_tied_head_of_few_bits_is_stored_once(
+    tmp_path: Path, tied: bool, kind: Quantize, bits: Literal[4] | None, expected: dict[str, bool]
+) -> None:
+    made = stored(make_checkpoint(tmp_path, tied=tied, quantized_bits=bits), kind)
+    assert {name: made[name].packing is not None for name in ("embedding", "head") if name in made} == expected
 
 
 @pytest.mark.parametrize("method", ["mlx", "gptq", "awq"])

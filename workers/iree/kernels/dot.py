@@ -204,9 +204,8 @@ class Product:
 
     @property
     def name(self) -> str:
-        f, r = self.packing.format, self.rounded
-        size = f"{r.rows}_{self.outputs}_{r.inputs}"
-        return f"baton_dot_{size}_int{f.bits}_{f.group}_{f.zero}_{f.scales}{'_bias' if self.bias else ''}"
+        size = f"{self.rounded.rows}_{self.outputs}_{self.rounded.inputs}"
+        return f"baton_dot_{size}_{self.packing.name}{'_bias' if self.bias else ''}"
 
     @property
     def tiles(self) -> int:
