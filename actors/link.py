@@ -13,12 +13,14 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from actors.admission import DOMAIN, Admission
 from actors.endpoint import EndpointError, check_address
+from actors.numbering import gap, number_frame
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
 
 HIGH_WATER = 1024
@@ -78,7 +80,7 @@ class Link:
     breaks a bound is counted in `dropped` and not delivered; a frame over MAX_FRAME_BYTES ends the connection inside
     libzmq before it takes memory, and bytes that are not ZeroMQ's never make one (`refused`). `on_lost` is called
     once, after the last message, when the connection is gone or was refused. It is never made again, since what it
-    lost could not be told.
+    lost could not be told. Messages carry a number: when one is missing, the link counts as lost at the next.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Link:
         self._draining = False  # inside _drain, which looks at the events by itself after each message
         self._closed = False
         self._lost = False
+        self._due = 0  # the number of the message that comes next
         self.dropped = 0
         """Messages refused because they broke a bound."""
         self.refused = 0
@@ -139,7 +142,7 @@ class Link:
     @classmethod
     def connect(
         cls, endpoint: str, on_message: OnMessage, *, on_lost: OnLost | None = None, keys: CurveKeys | None = None
-    ) -> "Link":
+    ) -> Self:
         """The side that comes; the other must be there, or `on_lost` is called. Raises `EndpointError`."""
         return cls(endpoint, False, on_message, on_lost, keys)
 
@@ -157,16 +160,7 @@ class Link:
         if self.closed:
             raise LinkClosed("the link is closed")
         _check_message(frames)
-        last = len(frames) - 1
-        send = self._socket.send
-        for index, frame in enumerate(frames):
-            try:
-                send(frame, _NOBLOCK if index == last else _NOBLOCK | _SNDMORE)
-            except zmq.Again:
-                if index:  # the peer went away inside the message; what is left of it must not lead the next one
-                    self._lose("the peer left while a message was being sent")
-                    raise LinkClosed("the peer is gone") from None
-                raise LinkFull(f"{HIGH_WATER} messages wait already, or no peer is there") from None
+        self._transmit([number_frame(self.sent), *frames])
         self.sent += 1
         if not self._draining and self._again is None and self._events() & _POLLIN:
             self._come_back()
@@ -185,6 +179,19 @@ class Link:
                     await self._writable
                 finally:
                     self._writable = None
+
+    def _transmit(self, parts: Sequence[bytes]) -> None:
+        """Give a message and its number to the socket. Raises as `send_nowait` does."""
+        last = len(parts) - 1
+        send = self._socket.send
+        for index, part in enumerate(parts):
+            try:
+                send(part, _NOBLOCK if index == last else _NOBLOCK | _SNDMORE)
+            except zmq.Again:
+                if index:  # the peer went away inside the message; what is left of it must not lead the next one
+                    self._lose("the peer left while a message was being sent")
+                    raise LinkClosed("the peer is gone") from None
+                raise LinkFull(f"{HIGH_WATER} messages wait already, or no peer is there") from None
 
     def drain_now(self) -> None:
         """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has heard."""
@@ -274,17 +281,19 @@ class Link:
                 if frames is not None:
                     self.received += 1
                     self._on_message(frames)
-                    if self._closed:
-                        return False
+                if self._closed or self._lost:
+                    return False
             return True
         finally:
             self._draining = False
 
     def _receive(self) -> list[bytes] | None:
-        """The next message, which is known to be there; None when it breaks a bound."""
+        """The next message, which is known to be there; None when it breaks a bound, or is not the one that is due."""
         socket = self._socket
-        frame = socket.recv(_NOBLOCK)
-        frames, size, count = [frame], len(frame), 1
+        lost = gap(socket.recv(_NOBLOCK), self._due)
+        self._due += 1
+        frames: list[bytes] = []
+        size = count = 0
         while socket.getsockopt(_RCVMORE):
             frame = socket.recv(_NOBLOCK)
             count += 1
@@ -293,9 +302,12 @@ class Link:
                 frames.append(frame)
             else:
                 frames.clear()
-        if frames:
+        if lost:
+            self._end(lost)  # nothing that came after the gap may be taken for what was to come
+        elif frames:
             return frames
-        self.dropped += 1
+        else:
+            self.dropped += 1
         return None
 
     def _on_monitor(self) -> None:
@@ -325,11 +337,17 @@ class Link:
             while self._drain():  # libzmq reports the loss after it queued what had come before
                 pass
         finally:
-            self._lost = True
-            self._loop.remove_reader(self._fd)
-            self._loop.remove_reader(self._monitor_fd)
-            self._end_wait()
-        if self._on_lost is not None and not self._closed:
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        """Hear nothing more, and say so: once."""
+        if self.closed:
+            return
+        self._lost = True
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_reader(self._monitor_fd)
+        self._end_wait()
+        if self._on_lost is not None:
             self._on_lost(reason)
 
     def _end_wait(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from workers.faults import CallFault, Fault, LoadFault
+from workers.faults import LINK_FAULTS, CallFault, Fault, LinkFault, LoadFault
 
 OUTSIDE = ("kill", "stop")
 CALLS: tuple[CallFault, ...] = get_args(CallFault)
@@ -19,7 +19,7 @@ LOADS: tuple[LoadFault, ...] = ("fail_load", "no_memory", "disk_full")
 FAILED_LOADS = 0.2
 """Of the incarnations."""
 SLOW_S = 0.05
-"""What each call takes longer in a slow spell."""
+"""What each call or message takes longer in a slow spell."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def blows(seed: int, every_s: float) -> Iterator[Blow]:
 
 def of_life(seed: int, worker: str, incarnation: int, *, calls: int) -> tuple[Fault, ...]:
     """What goes wrong inside one life of a worker: nothing in the first, so that there are references; then either its
-    load, or up to three calls, `calls` apart in the mean: it often ends before they come."""
+    load, or up to three calls or messages, `calls` apart in the mean: it often ends before they come."""
     if incarnation == 1:
         return ()
     draw = random.Random(f"life {seed} {worker} {incarnation}")
@@ -95,12 +95,12 @@ def of_life(seed: int, worker: str, incarnation: int, *, calls: int) -> tuple[Fa
     call = 0
     for _ in range(draw.randint(1, 3)):
         call += 1 + int(draw.expovariate(1.0 / calls))
-        found.append(_fault(draw, draw.choice(CALLS), call))
+        found.append(_fault(draw, draw.choice([*CALLS, *LINK_FAULTS]), call))
     return tuple(found)
 
 
-def _fault(draw: random.Random, kind: CallFault, call: int) -> Fault:
-    if kind == "slow":
+def _fault(draw: random.Random, kind: CallFault | LinkFault, call: int) -> Fault:
+    if kind in ("slow", "slow_link"):
         return Fault(kind, call, calls=draw.randint(2, 20), seconds=SLOW_S)
     return Fault(kind, call)
 

@@ -141,7 +141,6 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         slots=spec.max_batch_size,
         context=spec.context or SCRIPTED_CONTEXT,
         tokens_per_second=spec.scripted.tokens_per_second,
-        fail_calls=spec.scripted.fail_steps,
         faults=spec.scripted.faults,
     )
 

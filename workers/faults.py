@@ -5,8 +5,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 
@@ -14,6 +14,8 @@ from workers.refused import LoadRefused
 
 CallFault = Literal["raise", "nan", "slow", "hang", "stop", "kill", "abort"]
 LoadFault = Literal["fail_load", "refuse_load", "no_memory", "disk_full"]
+LinkFault = Literal["drop_message", "garble_message", "oversize_message", "slow_link"]
+LINK_FAULTS: tuple[LinkFault, ...] = get_args(LinkFault)
 
 
 class ScriptedFault(Exception):
@@ -21,19 +23,21 @@ class ScriptedFault(Exception):
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing that goes wrong, at the load or in some of the runner's prefill, decode and logits calls.
+    """One thing that goes wrong, at the load, in some of the runner's prefill, decode and logits calls, or on the link.
 
     `raise` raises, `nan` finds logits that are not numbers (in a decode call those of the rows that it hits alone),
     `slow` takes `seconds` longer, `hang` never returns (the process lives on, and its loop beats), `stop` suspends the
     whole process (SIGSTOP), `kill` ends it (SIGKILL), `abort` ends it as native code does that finds itself broken
-    (SIGABRT). `fail_load`, `refuse_load` (for good), `no_memory` and `disk_full` end the load.
+    (SIGABRT). `fail_load`, `refuse_load` (for good), `no_memory` and `disk_full` end the load. Of the messages to the
+    gateway, `drop_message` loses one, `garble_message` sends bytes that are no frame in its place, `oversize_message` a
+    frame over its bound, and `slow_link` has it arrive `seconds` later, and so all that follow it.
     """
 
-    kind: CallFault | LoadFault
+    kind: CallFault | LoadFault | LinkFault
     call: Annotated[int, Meta(ge=1)] = 1
-    """The first call that it happens in, counted from 1."""
+    """The first call, or message, that it happens in, counted from 1."""
     calls: Annotated[int, Meta(ge=0)] = 1
-    """In how many calls from there; 0 is all of them."""
+    """In how many from there; 0 is all of them."""
     token: Annotated[int, Meta(ge=0)] | None = None
     """Only in calls that compute this token: a request that is bad for whoever takes it."""
     seconds: Annotated[float, Meta(ge=0.0)] = 0.0
@@ -66,6 +70,16 @@ def fail_load(faults: Sequence[Fault]) -> None:
                 raise MemoryError("the scripted load was told to find no memory")
             case "disk_full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "the graph cache")
+
+
+def raising(calls: Iterable[int]) -> tuple[Fault, ...]:
+    """The runner's calls with these numbers raise."""
+    return tuple(Fault("raise", call) for call in sorted(calls))
+
+
+def of_link(faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    """What goes wrong on the link."""
+    return tuple(fault for fault in faults if fault.kind in LINK_FAULTS)
 
 
 class FaultPlan:

@@ -33,9 +33,8 @@ class ScriptedRunner:
     """Deterministic tokens from the sequence's own history.
 
     `alphabet` is what tokens are drawn from; `tokens_per_second` paces the decode steps (0 is no pacing) with `clock`
-    and `sleep` in seconds; `exact_rows` and `block_rows` are what it says of itself; `fail_calls` are the numbers,
-    counted from 1, of the prefill, decode and logits calls that raise `ScriptedFault`, and `faults` what else goes
-    wrong in them. After a failure a slot is unusable until it is reset, as on a real device.
+    and `sleep` in seconds; `exact_rows` and `block_rows` are what it says of itself; `faults` is what goes wrong
+    in its prefill, decode and logits calls. After a failure a slot is unusable until it is reset, as on a real device.
     `violations` keeps the text of every `ContractError` that was raised, for the engine contains exceptions.
     """
 
@@ -50,7 +49,6 @@ class ScriptedRunner:
         block_rows: int = 1,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
-        fail_calls: Collection[int] = (),
         faults: Sequence[Fault] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -69,7 +67,7 @@ class ScriptedRunner:
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
-        self._plan = FaultPlan([*faults, *(Fault("raise", call) for call in sorted(fail_calls))])
+        self._plan = FaultPlan(faults)
         self._clock = clock
         self._sleep = sleep
         self._next_tick = 0.0

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from actors.link import Link, LinkClosed
+from actors.link import LinkClosed
 from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, PROTOCOL_VERSION, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
@@ -23,6 +23,7 @@ from workers.backends import Progress
 from workers.delivery import Admitted, Delivery
 from workers.ending import Left
 from workers.engine_thread import EngineThread, Order, TakeOut
+from workers.faulty_link import connect
 from workers.intake import Intake
 from workers.loading import Described, Loaded, describe, load
 from workers.outbox import Outbox
@@ -74,7 +75,7 @@ class WorkerService:
         """
         self._loop = asyncio.get_running_loop()
         self._left = anyio.Event()
-        self._link = Link.connect(self._endpoint, self._on_message, on_lost=self._on_lost)
+        self._link = connect(self._endpoint, self._on_message, self._on_lost, self._spec.scripted.faults)
         self._outbox = Outbox(self._link, self.engine_turned)
         self._engine = EngineThread(
             functools.partial(self._load, self._spec), self, lambda call: self._loop.call_soon_threadsafe(call)

@@ -19,10 +19,8 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     tokens_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
     """Decode steps a second; 0 is as fast as it can."""
-    fail_steps: tuple[int, ...] = ()
-    """Numbers of the runner calls (counted from 1) that raise."""
     faults: tuple[Fault, ...] = ()
-    """What else goes wrong, and when."""
+    """What goes wrong, and when."""
     load_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
 
 

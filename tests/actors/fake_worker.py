@@ -10,6 +10,7 @@ import sys
 import threading
 
 from actors.link import Link
+from actors.numbering import number_frame
 from actors.orphan import die_with_parent
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE, PROTOCOL_VERSION
 from protocol.codec import decode_command, encode
@@ -103,9 +104,10 @@ class FakeWorker:
             case "garbage":
                 self.link.send_nowait([encode(Step(deltas=())), b"\xc1 not a frame", encode(Step(deltas=()))])
             case "oversized":  # past the link's own checks
-                self.link._socket.send(bytes(MAX_FRAME_BYTES + 1))
+                self.link._transmit([number_frame(self.link.sent), bytes(MAX_FRAME_BYTES + 1)])
             case "too_many_frames":
-                self.link._socket.send_multipart([encode(Step(deltas=()))] * (MAX_FRAMES_PER_MESSAGE + 1))
+                frames = [encode(Step(deltas=()))] * (MAX_FRAMES_PER_MESSAGE + 1)
+                self.link._transmit([number_frame(self.link.sent), *frames])
             case "closes_link":
                 self.link.close()
             case "hello_twice":

@@ -16,6 +16,7 @@ import zmq
 
 from actors.endpoint import EndpointError, LocalEndpoint
 from actors.link import DRAIN_BATCH, HIGH_WATER, CurveKeys, Link, LinkClosed, LinkFull, MessageRefused
+from actors.numbering import NUMBER_BYTES, number_frame
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
 
 DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
@@ -67,8 +68,20 @@ async def pair(
         here.link.close(0)
 
 
+class RawPeer:
+    """A bare ZeroMQ socket that numbers its messages as a link does, unless told to send them as they are."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self.socket = socket
+        self.number = 0
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart([number_frame(self.number), *frames])
+        self.number += 1
+
+
 @asynccontextmanager
-async def raw_peer(endpoint: str) -> AsyncIterator[tuple[End, "zmq.Socket[bytes]"]]:
+async def raw_peer(endpoint: str) -> AsyncIterator[tuple[End, RawPeer]]:
     """A link, and a bare ZeroMQ socket that may send it anything."""
     here = End()
     here.link = Link.bind(endpoint, here.heard, on_lost=here.gone)
@@ -76,7 +89,7 @@ async def raw_peer(endpoint: str) -> AsyncIterator[tuple[End, "zmq.Socket[bytes]
     peer = context.socket(zmq.PAIR)
     peer.connect(endpoint)
     try:
-        yield here, peer
+        yield here, RawPeer(peer)
     finally:
         peer.close(0)
         context.term()
@@ -177,11 +190,51 @@ async def test_bounds_of_a_message_on_the_sender(endpoint: str) -> None:
 
 async def test_too_many_frames_from_a_raw_peer_are_dropped_and_counted(endpoint: str) -> None:
     async with raw_peer(endpoint) as (here, peer):
-        peer.send_multipart([b"x"] * (MAX_FRAMES_PER_MESSAGE + 1))
-        peer.send_multipart([b"fine"])
+        peer.send(*[b"x"] * (MAX_FRAMES_PER_MESSAGE + 1))
+        peer.send(b"fine")
         await here.until(lambda: bool(here.messages))
         assert here.messages == [[b"fine"]]
         assert here.link.dropped == 1
+
+
+async def test_a_message_that_is_missing_loses_the_link_before_the_next_is_heard(endpoint: str) -> None:
+    async with raw_peer(endpoint) as (here, peer):
+        peer.send(b"first")
+        peer.number += 1
+        peer.send(b"third")
+        peer.send(b"fourth")
+        await here.until(lambda: bool(here.lost))
+        assert here.messages == [[b"first"]]
+        assert here.lost == ["message 2 came where 1 was due: what was between them is lost"]
+        with pytest.raises(LinkClosed):
+            here.link.send_nowait([b"x"])
+
+
+@pytest.mark.parametrize("size", [NUMBER_BYTES - 1, NUMBER_BYTES + 1])
+async def test_a_message_without_a_number_loses_the_link(endpoint: str, size: int) -> None:
+    async with raw_peer(endpoint) as (here, peer):
+        peer.socket.send_multipart([bytes(size), b"x"])
+        await here.until(lambda: bool(here.lost))
+        assert here.messages == []
+        assert here.lost == ["a message came without its number, 0"]
+
+
+async def test_a_number_alone_is_no_message(endpoint: str) -> None:
+    async with raw_peer(endpoint) as (here, peer):
+        peer.send()
+        peer.send(b"fine")
+        await here.until(lambda: bool(here.messages))
+        assert (here.messages, here.link.dropped) == ([[b"fine"]], 1)
+
+
+async def test_what_a_full_link_refused_leaves_no_gap(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        there.link.send_nowait([b"open"])
+        await here.until(lambda: bool(here.messages))
+        sent = fill(there.link)
+        await there.link.send([b"last"])
+        await here.until(lambda: len(here.messages) == 2 + sent)
+        assert (here.messages[-1], here.lost) == ([b"last"], [])
 
 
 async def test_too_large_a_frame_ends_the_connection(endpoint: str) -> None:
@@ -236,8 +289,8 @@ async def test_overflow_is_refused_and_room_comes_back(endpoint: str) -> None:
             received = 0
             with anyio.fail_after(60):
                 while True:
-                    while peer.poll(0):
-                        frame = peer.recv()
+                    while peer.socket.poll(0):
+                        _, frame = peer.socket.recv_multipart()
                         received += 1
                         if frame == b"waited":
                             assert received == sent + 1
@@ -299,7 +352,7 @@ async def test_a_peer_that_leaves_inside_a_message_ends_the_link(
         monkeypatch.setattr(here.link, "_socket", FakeSend(here.link._socket, send))
         with pytest.raises(LinkClosed):
             here.link.send_nowait([b"one", b"two"])
-        assert sent == [b"one"]
+        assert sent == [number_frame(0)]
         assert len(here.lost) == 1
         with pytest.raises(LinkClosed):
             here.link.send_nowait([b"three"])

@@ -5,6 +5,7 @@ import pytest
 
 from bench.memory import Sample, Soak, SoakError, judge
 from workers.engine import BatchEngine
+from workers.faults import raising
 from workers.runner import Row
 from workers.scripted import ScriptedRunner
 
@@ -82,4 +83,4 @@ def test_a_runner_that_keeps_objects_is_found() -> None:
 
 def test_a_request_that_fails_ends_the_soak() -> None:
     with pytest.raises(SoakError, match="failed"):
-        soak(ScriptedRunner(slots=4, context=256, vocab_size=300, fail_calls=[30]))
+        soak(ScriptedRunner(slots=4, context=256, vocab_size=300, faults=raising([30])))

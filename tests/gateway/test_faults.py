@@ -39,6 +39,35 @@ async def test_a_fault_inside_a_step_is_noticed_and_named(kind: str, reason: str
     assert reason in restart["reason"]
 
 
+LINK = {
+    "drop_message": "its link was lost",
+    "garble_message": "it broke the protocol",
+    "oversize_message": "its process exited with status 6",
+}
+
+
+@pytest.mark.parametrize(("kind", "reason"), LINK.items(), ids=LINK)
+async def test_a_message_that_is_lost_or_is_none_costs_the_worker_and_no_token(kind: str, reason: str) -> None:
+    fault = Fault(kind, call=12, incarnation=1)  # type: ignore[arg-type]
+    body = COMPLETION | {"max_tokens": 40, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    with structlog.testing.capture_logs() as logs:
+        async with real_gateway(launch("w0", rate=200, faults=(fault,))) as real:
+            cut = (await real.client.post("/v1/completions", json=body)).json()["choices"]
+            assert real.status().incarnation == 2
+            assert (await real.client.post("/v1/completions", json=body)).json()["choices"] == cut
+    (restart,) = [line for line in logs if line["event"] == "worker_restarts"]
+    assert reason in restart["reason"]
+
+
+async def test_a_slow_link_costs_time_alone() -> None:
+    fault = Fault("slow_link", call=8, calls=10, seconds=0.05)
+    body = COMPLETION | {"max_tokens": 40, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    async with real_gateway(launch("w0", faults=(fault,))) as real:
+        first = (await real.client.post("/v1/completions", json=body)).json()["choices"]
+        assert (await real.client.post("/v1/completions", json=body)).json()["choices"] == first
+        assert real.status().incarnation == 1
+
+
 @pytest.mark.parametrize("kind", ["raise", "nan"])
 async def test_a_worker_whose_every_step_fails_is_replaced(kind: str) -> None:
     fault = Fault(kind, calls=0, incarnation=1)  # type: ignore[arg-type]

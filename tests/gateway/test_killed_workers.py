@@ -73,9 +73,11 @@ async def test_streams_go_on_with_the_restart(phase: str) -> None:
         await real.until(lambda: real.status().incarnation == 2)
 
 
-@pytest.mark.parametrize("kind", ["kill", "abort", "hang", "stop"])
+@pytest.mark.parametrize(
+    "kind", ["kill", "abort", "hang", "stop", "drop_message", "garble_message", "oversize_message"]
+)
 async def test_streams_go_on_with_another_worker(kind: str) -> None:
-    """Four each; one worker is gone in the middle of a step of its own."""
+    """Four each; one worker is gone in the middle of a step of its own, or one of its messages is."""
     fault = Fault(kind, call=30, incarnation=1)  # type: ignore[arg-type]
     deadlines = Deadlines(hang=0.5, stop=0.5, term=0.2)
     async with real_gateway(launch("b", slots=8, rate=300)) as undisturbed:

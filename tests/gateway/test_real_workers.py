@@ -12,6 +12,7 @@ from actors.worker import WorkerState
 from tests.gateway.real import Real, gather, launch, real_gateway
 from tests.gateway.serving import CHAT, COMPLETION, events, open_raw
 from tests.gateway.test_metrics import scrape
+from workers.faults import raising
 
 pytestmark = pytest.mark.anyio
 
@@ -154,7 +155,7 @@ async def test_the_only_worker_gone_is_not_ready_until_it_is_back(wait_s: float)
 
 
 async def test_a_failed_step_is_tried_again_and_harms_nothing_after() -> None:
-    async with real_gateway(launch("w0", fail_steps=(3, 8, 9))) as real:
+    async with real_gateway(launch("w0", faults=raising((3, 8, 9)))) as real:
         assert (await real.client.post("/v1/completions", json=COMPLETION | {"max_tokens": 3})).status_code == 200
         failed = await real.client.post("/v1/completions", json=COMPLETION)
         assert (failed.status_code, failed.json()["error"]["code"]) == (500, "step_failed")

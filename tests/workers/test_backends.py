@@ -11,7 +11,7 @@ import pytest
 
 from protocol.request import Sampling
 from workers.backends import BackendMissing, cache_dir, choose_backend, load_runner
-from workers.faults import Fault, LoadFault, ScriptedFault
+from workers.faults import Fault, LoadFault, ScriptedFault, raising
 from workers.refused import LoadRefused
 from workers.runner import Chunk, Draw
 from workers.scripted import ScriptedRunner
@@ -83,7 +83,7 @@ def test_a_missing_backend_says_what_to_install(install: Install, backend: Backe
 def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) -> None:
     install(set())
     progress: list[tuple[str, int, int]] = []
-    scripted = ScriptedSpec(fail_steps=(1,), load_seconds=1e-6)
+    scripted = ScriptedSpec(faults=raising((1,)), load_seconds=1e-6)
     runner = load_runner(
         spec("scripted", max_batch_size=3, context=77, scripted=scripted), lambda *report: progress.append(report)
     )

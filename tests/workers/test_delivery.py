@@ -14,6 +14,7 @@ from protocol.events import Delta, Event, Failed, Finished, Gauges, Step
 from protocol.request import ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
 from workers.delivery import Admitted, Delivery, Outcome
 from workers.engine import BatchEngine
+from workers.faults import raising
 from workers.request import End, Failure, Request, RequestRefused, StepResult, Token
 from workers.scripted import ALPHABET, ScriptedRunner
 from workers.text.bytes import EOS_ID, ByteTokenizer
@@ -525,7 +526,7 @@ def test_any_order_of_events_ends_every_stream_once(operations: list[tuple[str, 
 
 
 def _run_operations(operations: list[tuple[str, int]], faults: set[int]) -> None:
-    worker = Worker(slots=2, fail_calls=faults)
+    worker = Worker(slots=2, faults=raising(faults))
     submitted: list[int] = []
     for operation, number in operations:
         if operation in ("submit", "stop"):

@@ -10,7 +10,7 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from workers.engine import BatchEngine, End, Failure, Request, RequestRefused, Token
-from workers.faults import Fault
+from workers.faults import Fault, raising
 from workers.runner import Chunk, Draw, NotFiniteError, Row
 from workers.scripted import ScriptedRunner
 
@@ -172,7 +172,7 @@ def test_taking_a_sequence_out_in_any_phase(way: str, phase: str) -> None:
 
 
 def test_a_failing_prefill_fails_its_request_only() -> None:
-    bench = make(fail_calls={2}, exact_rows=False)
+    bench = make(faults=raising({2}), exact_rows=False)
     for stream in range(3):
         bench.submit(stream, 4, max_tokens=3)
     with capture_logs() as logs:
@@ -194,7 +194,7 @@ def test_a_failing_prefill_fails_its_request_only() -> None:
 
 def test_a_failing_decode_fails_its_rows_and_not_those_that_wait_or_prefill() -> None:
     # Call 1 are two prompts, 2 the decode of both, 3 a chunk of stream 2, 4 the decode that fails.
-    bench = make(slots=3, step_tokens=8, fail_calls={4})
+    bench = make(slots=3, step_tokens=8, faults=raising({4}))
     bench.submit(0, 3, max_tokens=9)
     bench.submit(1, 3, max_tokens=9)
     assert not bench.step()
@@ -210,7 +210,7 @@ def test_a_failing_decode_fails_its_rows_and_not_those_that_wait_or_prefill() ->
 
 
 def test_a_failing_prefill_of_several_prompts_fails_those_of_its_call() -> None:
-    bench = make(fail_calls={1})
+    bench = make(faults=raising({1}))
     for stream in range(4):
         bench.submit(stream, 4, max_tokens=3)
     assert bench.step()
@@ -236,7 +236,7 @@ def test_a_prompt_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) 
 
 
 def test_tokens_of_a_failing_step_come_before_its_failure() -> None:
-    bench = make(fail_calls={2})
+    bench = make(faults=raising({2}))
     bench.submit(0, 3, max_tokens=9)
     bench.step()
     assert len(bench.tokens[0]) == 1
@@ -244,7 +244,7 @@ def test_tokens_of_a_failing_step_come_before_its_failure() -> None:
 
 
 def test_failures_in_a_row_are_counted_until_a_step_goes_well() -> None:
-    bench = make(fail_calls=set(range(1, 4)) | {6})
+    bench = make(faults=raising(set(range(1, 4)) | {6}))
     seen = []
     for stream in range(5):
         bench.submit(stream, 3, max_tokens=2)

@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 
 from tests.gate import alone
 from workers.engine import BatchEngine, End, Request, RequestRefused, StepResult
+from workers.faults import raising
 from workers.prefix import PrefixPolicy
 from workers.scripted import ScriptedRunner
 
@@ -61,7 +62,7 @@ def test_what_is_resumed_is_taken_from_its_own_cancelled_run() -> None:
 
 
 def test_after_a_failure_nothing_that_was_retained_is_used() -> None:
-    failing = ScriptedRunner(slots=2, context=64, prefill_chunks=(4, 8), fail_calls={8})
+    failing = ScriptedRunner(slots=2, context=64, prefill_chunks=(4, 8), faults=raising({8}))
     engine, runner = make(failing, prefixes=PrefixPolicy(least=1))
     run(engine, Request(1, PROMPT, max_tokens=3))
     assert runner.calls == 7, "five chunks and two decode rows"

@@ -12,6 +12,7 @@ from protocol.errors import ByeReason, ErrorCode
 from workers.delivery import Outcome
 from workers.engine import BatchEngine
 from workers.engine_thread import MAX_FAILED_STEPS, MAX_UNDELIVERED, EngineThread, TakeOut
+from workers.faults import raising
 from workers.loading import Loaded
 from workers.refused import LoadRefused
 from workers.request import Request
@@ -203,7 +204,7 @@ def test_a_loop_that_takes_nothing_holds_the_engine_up() -> None:
 
 
 def test_ten_failed_steps_in_a_row_end_it() -> None:
-    loop = Loop(ScriptedRunner(slots=1, fail_calls=range(1, 100)))
+    loop = Loop(ScriptedRunner(slots=1, faults=raising(range(1, 100))))
     loop.start()
     loop.thread.post([request(stream) for stream in range(20)])
     loop.until(lambda: len(loop.events) == 3)
@@ -214,7 +215,7 @@ def test_ten_failed_steps_in_a_row_end_it() -> None:
 
 
 def test_nine_failed_steps_do_not() -> None:
-    loop = Loop(ScriptedRunner(slots=1, fail_calls=range(1, MAX_FAILED_STEPS)))
+    loop = Loop(ScriptedRunner(slots=1, faults=raising(range(1, MAX_FAILED_STEPS))))
     loop.start()
     loop.thread.post([request(stream) for stream in range(MAX_FAILED_STEPS)])
     loop.until(lambda: ended(loop) == [MAX_FAILED_STEPS - 1])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
-from workers.faults import Fault, ScriptedFault
+from workers.faults import Fault, ScriptedFault, raising
 from workers.runner import Chunk, Draw, NotFiniteError, Row
 from workers.scripted import ALPHABET, ContractError, ScriptedRunner
 
@@ -93,7 +93,7 @@ def test_the_context_is_the_last_row() -> None:
 
 
 def test_a_failed_call_breaks_its_slots_until_they_are_reset() -> None:
-    one = runner(fail_calls=(3,))
+    one = runner(faults=raising((3,)))
     fill(one, 0, (1, 2))
     fill(one, 1, (1, 2))
     with pytest.raises(ScriptedFault):

@@ -22,7 +22,7 @@ from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process import PATIENCE_S, SLOW, Peer, play, scripted, service, story, submit
 from workers.backends import Progress
 from workers.ending import EXIT_CODES
-from workers.faults import Fault
+from workers.faults import Fault, raising
 from workers.intake import INLINE
 from workers.loading import Loaded, load
 from workers.service import WorkerService
@@ -197,7 +197,7 @@ def test_whatever_is_sent_every_stream_ends_once(seed: int) -> None:
                 ended.add(frame.stream)
         assert peer.gauges().slots_active == peer.gauges().queue_depth == 0
 
-    play(told, max_batch_size=3, context=128, max_queue=40, fail_steps=tuple(range(7, 2000, 61)))
+    play(told, max_batch_size=3, context=128, max_queue=40, faults=raising(tuple(range(7, 2000, 61))))
 
 
 class TestLeaving:
@@ -310,7 +310,7 @@ class TestFaults:
             assert failed.code is ErrorCode.STEP
             assert isinstance(await peer.terminal(2), Finished)
 
-        play(told, fail_steps=(1,))
+        play(told, faults=raising((1,)))
 
     def test_ten_failed_steps_in_a_row_end_the_worker(self) -> None:
         async def told(peer: Peer) -> None:
@@ -322,7 +322,7 @@ class TestFaults:
             assert codes == [ErrorCode.STEP] * 10 + [ErrorCode.DRAINING] * 2
             assert await peer.exit_code() == EXIT_CODES[ByeReason.STEPS_FAILED]
 
-        play(told, max_batch_size=1, fail_steps=tuple(range(1, 100)))
+        play(told, max_batch_size=1, faults=raising(tuple(range(1, 100))))
 
     def test_a_failed_load_says_why(self) -> None:
         async def told(peer: Peer) -> None:

@@ -11,7 +11,7 @@ from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from workers.engine import BatchEngine
-from workers.faults import ScriptedFault
+from workers.faults import ScriptedFault, raising
 from workers.request import RequestRefused
 from workers.scripted import ScriptedRunner
 from workers.session import Session, SessionError
@@ -186,7 +186,7 @@ def test_a_score_fills_the_context_and_no_more() -> None:
 
 
 def test_a_score_that_fails_leaves_the_slot_free() -> None:
-    runner = ScriptedRunner(slots=1, fail_calls={1})
+    runner = ScriptedRunner(slots=1, faults=raising({1}))
     session = bare(runner)
     with pytest.raises(ScriptedFault):
         session.score([1, 2, 3])
@@ -228,14 +228,15 @@ def test_without_a_tokenizer_text_is_refused_by_name() -> None:
 
 
 def test_a_failing_step_is_an_error_and_the_session_goes_on() -> None:
-    session = Session.open(spec(scripted=ScriptedSpec(fail_steps=(1, 3))))
+    session = Session.open(spec(scripted=ScriptedSpec(faults=raising((1, 3)))))
     for _ in range(2):
         with pytest.raises(SessionError) as failed:
             session.generate("x", limits=Limits(max_tokens=3))
         assert failed.value.code == ErrorCode.STEP
     assert len(session.generate("x", limits=Limits(max_tokens=3)).tokens) == 3
+    engine = BatchEngine(ScriptedRunner(faults=raising({1})), max_queue=1, step_tokens=8)
     with pytest.raises(SessionError):
-        Session(BatchEngine(ScriptedRunner(fail_calls={1}), max_queue=1, step_tokens=8), ByteTokenizer()).prefill([1])
+        Session(engine, ByteTokenizer()).prefill([1])
 
 
 def test_a_model_that_is_not_there_is_said_by_name(tmp_path: Path) -> None:
