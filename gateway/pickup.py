@@ -89,6 +89,7 @@ class PickUp:
         stream_id, position = _position(exchange, stream_id)
         stream = self.streams.find(stream_id, exchange.key)
         reply = stream.reply
+        # This comes first: nobody loses a stream to one that cannot go on.
         if not stream.after(position) and reply.over:
             # What tells an EventSource to come back no more.
             await exchange.respond_empty()

@@ -141,7 +141,6 @@ class ResumableStreams:
     async def attach(self, stream: ResumableStream, reader: Reader, position: Position) -> bytes:
         """Let this connection read on, and return what it has missed. The one that reads until now loses the stream:
         mostly it is dead, and only its client knows. Raises `ApiError`."""
-        stream.after(position)  # nobody loses a stream to one that cannot go on
         while stream.reader is not None:
             stream.reader.oust(ApiError(409, "another connection picked this stream up", "stream_taken"))
             await stream.reader.gone.wait()

@@ -43,6 +43,8 @@ class Connection:
         self.whole = False
         """The answer has its end."""
         self.ended = anyio.Event()
+        self.stalled = False
+        """The client takes nothing more."""
 
     async def run(self) -> None:
         try:
@@ -53,7 +55,8 @@ class Connection:
             self.ended.set()
 
     async def _heard(self, message: Message) -> None:
-        await anyio.lowlevel.checkpoint()
+        if self.stalled:
+            await anyio.sleep_forever()
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
@@ -61,6 +64,7 @@ class Connection:
             self.body += message.get("body", b"")
             self.whole = not message.get("more_body", False)
         self._told.set()
+        await anyio.lowlevel.checkpoint()  # as of a server, what is sent is on its way before it is awaited
 
     @property
     def events(self) -> list[bytes]:

@@ -368,6 +368,41 @@ async def test_a_client_can_let_go(read: bool) -> None:
         assert served.worker.cancels == [number], "it is released once"
 
 
+async def test_a_stream_that_is_let_go_of_just_when_it_gets_something_has_no_false_end() -> None:
+    async with gateway() as served:
+        connection, number = await served.begin()
+        await anyio.sleep(0.1)  # until it waits for more
+        stream = served.streams.find(stream_id(connection), b"")
+        served.worker.token(number, "two", 2)
+        served.streams.cancel(stream)
+        await connection.ended.wait()
+        assert b'"code":"stream_cancelled"' in connection.events[1]
+        assert len(connection.events) == 3
+
+
+async def test_who_picks_up_what_is_being_let_go_of_is_told() -> None:
+    async with gateway() as served:
+        connection, _ = await served.begin()
+        path = f"/v1/streams/{stream_id(connection)}"
+        again, gone = served.open("GET", path), served.open("DELETE", path)
+        for each in (connection, again, gone):
+            await each.ended.wait()
+        assert (again.status, gone.status) == (404, 204)
+        assert [served.count(state) for state in State] == [0, 0, 0]
+
+
+async def test_what_a_client_did_not_take_was_not_delivered() -> None:
+    async with gateway(client_stall_s=5) as served:
+        connection, number = await served.begin()
+        connection.stalled = True
+        served.worker.finish(number, "two")
+        await connection.ended.wait()
+        assert served.count(State.DETACHED) == 1
+        again = await served.ask("GET", f"/v1/streams/{stream_id(connection)}", last_event_id=last_id(connection))
+        assert again.whole
+        assert served.outcomes() == {"resumed": 1}
+
+
 async def test_a_repeated_request_that_says_where_it_was_gets_the_rest() -> None:
     async with gateway() as served:
         connection, number = await served.begin()
