@@ -78,6 +78,6 @@ class HandOver:
         loop = asyncio.get_running_loop()
         while True:
             connection, _ = await loop.sock_accept(giver)
-            if True:
+            with connection:
                 # One byte, for a message of none cannot carry a descriptor; it always has room.
                 socket.send_fds(connection, [b"l"], [self._listener.fileno()])
