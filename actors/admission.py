@@ -13,6 +13,7 @@ ENDPOINT = "inproc://zeromq.zap.01"
 """Where libzmq asks, by the RFC."""
 DOMAIN = "baton"
 _VERSION = b"1.0"
+_ADMITTED = b"200"
 _FRAMES = 7
 """Of a request about a CURVE client: version, id, domain, address, identity, mechanism, key."""
 
@@ -23,6 +24,8 @@ class Admission:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Collection[str]) -> None:
         """`allowed` are public keys in Z85 text; any other client is turned away before it can send a frame."""
         self._allowed = frozenset(allowed)
+        self.admitted = ""
+        """The key, in Z85 text, of the client that was admitted last."""
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.REP)
         self._socket.bind(ENDPOINT)
@@ -38,8 +41,10 @@ class Admission:
 
     def _answer(self) -> None:
         while not self._socket.closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            request = self._socket.recv_multipart(zmq.NOBLOCK)
-            self._socket.send_multipart(answer(request, self._allowed), zmq.NOBLOCK)
+            reply = answer(self._socket.recv_multipart(zmq.NOBLOCK), self._allowed)
+            if reply[2] == _ADMITTED:
+                self.admitted = reply[4].decode("ascii")
+            self._socket.send_multipart(reply, zmq.NOBLOCK)
 
 
 def answer(request: list[bytes], allowed: Collection[str]) -> list[bytes]:
@@ -50,4 +55,4 @@ def answer(request: list[bytes], allowed: Collection[str]) -> list[bytes]:
     key = z85.encode(request[6]).decode("ascii")
     if key not in allowed:
         return [_VERSION, number, b"400", b"the key is not on the allow-list", b"", b""]
-    return [_VERSION, number, b"200", b"OK", key.encode("ascii"), b""]
+    return [_VERSION, number, _ADMITTED, b"OK", key.encode("ascii"), b""]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from actors.refusals import Refusal
 from actors.worker import Deadlines, WorkerState
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel, Command, Submit
@@ -17,16 +18,19 @@ class PeerRefused(PeerMisbehaved):
     """Raised by `receive` for a `Hello` that cannot be welcomed; the text is the refusal. `lasting` is true when
     another start of the same program would be refused just so."""
 
-    def __init__(self, text: str, lasting: bool) -> None:
+    def __init__(self, text: str, kind: Refusal, lasting: bool) -> None:
         super().__init__(text)
+        self.kind = kind
         self.lasting = lasting
 
 
 class Incarnation:
     """The gateway's view of one worker process, from its start to its `Bye`."""
 
-    def __init__(self, worker: str, number: int, deadlines: Deadlines, now: float) -> None:
+    def __init__(self, worker: str, number: int, deadlines: Deadlines, now: float, *, joins: bool = False) -> None:
+        """One that `joins` was not started here: it learns its number by its `Welcome`, and its name is its key's."""
         self.worker = worker
+        self._joins = joins
         self.number = number
         self.state = WorkerState.STARTING
         self.hello: Hello | None = None
@@ -40,6 +44,10 @@ class Incarnation:
         self._deadlines = deadlines
         self._last_frame = now
         self._in_flight: set[int] = set()
+
+    def silent_s(self, now: float) -> float:
+        """Seconds since its last frame."""
+        return now - self._last_frame
 
     @property
     def busy(self) -> bool:
@@ -120,11 +128,15 @@ class Incarnation:
 
     def _greet(self, hello: Hello) -> None:
         if hello.protocol != PROTOCOL_VERSION:
-            raise PeerRefused(f"protocol version {hello.protocol} is not {PROTOCOL_VERSION}", lasting=True)
-        if hello.incarnation != self.number:
-            raise PeerRefused(f"incarnation {hello.incarnation} is not {self.number}", lasting=False)
-        if hello.worker != self.worker:
-            raise PeerRefused(f"worker {hello.worker!r} is not {self.worker!r}", lasting=False)
+            text = f"protocol version {hello.protocol} is not {PROTOCOL_VERSION}"
+            raise PeerRefused(text, Refusal.VERSION, lasting=True)
+        expected = 0 if self._joins else self.number
+        if hello.incarnation != expected:
+            text = f"incarnation {hello.incarnation} is not {expected}"
+            raise PeerRefused(text, Refusal.INCARNATION, lasting=False)
+        if hello.worker != self.worker and not self._joins:
+            text = f"worker {hello.worker!r} is not {self.worker!r}"
+            raise PeerRefused(text, Refusal.INCARNATION, lasting=False)
         self.hello = hello
         if self.state is WorkerState.STARTING:
             self.state = WorkerState.LOADING

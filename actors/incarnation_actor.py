@@ -1,21 +1,18 @@
-"""One worker process as an actor: its spawn, its link, its watch, its end.
+"""One incarnation of a worker as an actor: its link and its watch, the same for a process here and one elsewhere.
 
 Frames are judged and handed on inside the link's callback, synchronously, so that a listener hears them in order and
 at once; what takes time (waiting for an exit, killing) is in the actor's tasks.
 """
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import anyio
 
 from actors.actor import Actor, Unrecoverable
-from actors.endpoint import LocalEndpoint
 from actors.incarnation import Incarnation, PeerMisbehaved, PeerRefused
 from actors.link import Link, LinkClosed, LinkFull, MessageRefused
-from actors.logs import forward
-from actors.process import ChildProcess
+from actors.refusals import Refusal
 from actors.worker import WorkerState, WorkerUnavailable
 from protocol.codec import decode_event, encode
 from protocol.commands import Cancel, Command, Stop, Welcome
@@ -23,16 +20,10 @@ from protocol.errors import ByeReason, ProtocolError
 from protocol.events import Beat, Bye, Failed, Finished, Hello, Loading, Ready, Step
 
 if TYPE_CHECKING:
-    from actors.worker_process import WorkerProcess
-
-LAST_WORDS_S = 1.0
-"""How long the frames of a process that has exited may take to arrive, and its exit may lag behind its link's end."""
+    from actors.supervisor import Supervisor
 
 REFUSAL_LINGER_S = 0.1
 """How long a refusal may take to leave; the event loop waits for it, in the rare case that there is one."""
-
-KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY", "BATON_ADMIN_KEY"})
-"""Variables that no worker needs: it runs native code on what a checkpoint and a client gave it."""
 
 
 class WorkerFailed(Exception):
@@ -44,24 +35,30 @@ class WorkerRefused(Unrecoverable):
 
 
 class IncarnationActor(Actor[None]):
-    """One process from its spawn to its reaping. Owns the process, the link and the socket folder."""
+    """From the start to the end of one incarnation. Owns the link; what else there is, a subclass owns."""
 
-    def __init__(self, worker: "WorkerProcess") -> None:
+    def __init__(self, worker: "Supervisor", *, joins: bool = False) -> None:
         self._worker = worker
         self._limits = worker.deadlines
-        self.seen = Incarnation(worker.name, worker.next_incarnation(self), worker.deadlines, anyio.current_time())
-        self._log = worker.log.bind(incarnation=self.seen.number)
-        self._endpoint: LocalEndpoint | None = None
+        number = worker.next_incarnation(self)
+        self.seen = Incarnation(worker.name, number, worker.deadlines, anyio.current_time(), joins=joins)
+        self._log = worker.log.bind(incarnation=number)
         self._link: Link | None = None
-        self._child: ChildProcess | None = None
         self._fault: Exception | None = None
         self._faulted = anyio.Event()
-        self._leaves = False  # it said Bye or was refused: it is about to exit by itself
+        self._leaves = False  # it said Bye or was refused: it is about to go by itself
         self._link_lost = anyio.Event()
+        self._loss = ""
 
     @property
     def pid(self) -> int | None:
-        return None if self._child is None else self._child.pid
+        """Of the process, on its own machine."""
+        raise NotImplementedError
+
+    @property
+    def address(self) -> str:
+        """Where it connected from; empty for a process of this machine."""
+        return ""
 
     def send(self, commands: Sequence[Command]) -> None:
         """See `Worker.send_nowait`."""
@@ -88,44 +85,6 @@ class IncarnationActor(Actor[None]):
             self.seen.leave(anyio.current_time() + grace_s + self._limits.stop)
         self._worker.changed()
 
-    async def started(self) -> None:
-        seen = self.seen
-        self._endpoint = LocalEndpoint()
-        self._link = Link.bind(self._endpoint.address, self._heard, on_lost=lambda _: self._link_lost.set())
-        argv = self._worker.command(self._endpoint.address, seen.number)
-        env = {name: value for name, value in os.environ.items() if name not in KEPT_FROM_WORKERS}
-        self._child = ChildProcess.spawn(argv, lambda line: forward(line, seen.worker, seen.number), env)
-        self._log.info("worker_started", pid=self._child.pid)
-        self._worker.changed()
-        self.context.start_soon(self._watch_exit, self._child, self._link)
-        self.context.start_soon(self._watch_link, self._child)
-        self.context.start_soon(self._watch_deadlines, self._link)
-        self.context.start_soon(self._watch_faults)
-
-    async def stopped(self, failure: Exception | None) -> None:
-        """Ask, wait, kill. After a failure the listener hears of the loss first: nothing more can come."""
-        try:
-            if failure is not None:
-                self._lose(WorkerState.BACKOFF, str(failure))
-            elif self.seen.leave_by is None:  # cancelled
-                self.seen.leave(anyio.current_time() + self._limits.stop)
-            if self._child is not None:
-                running = self._child.returncode is None and self.seen.hello is not None
-                asked = self._leaves or (running and self._ask(Stop()))
-                code = await self._child.end(ask_s=self._patience() if asked else 0.0, term_s=self._limits.term)
-                self._log.info("worker_exited", pid=self._child.pid, status=code)
-                if self._link is not None:
-                    self._link.drain_now()
-        finally:
-            self._lose(WorkerState.STOPPED, "stopped")
-            if self._endpoint is not None:
-                self._endpoint.remove()
-
-    def _patience(self) -> float:
-        """Seconds left to leave by itself; the whole time when nobody has asked before."""
-        by = self.seen.leave_by
-        return self._limits.stop if by is None else max(0.0, min(by - anyio.current_time(), self._limits.stop))
-
     def _ask(self, command: Command) -> bool:
         """Send a command to a worker that may be at any point; false when it cannot be reached."""
         try:
@@ -145,7 +104,7 @@ class IncarnationActor(Actor[None]):
             try:
                 event = decode_event(frame)
                 if isinstance(event, Hello):
-                    self._check_peer()
+                    self.check_peer()
                 self.seen.receive(event, now)
             except (ProtocolError, PeerMisbehaved) as error:
                 self._drop(error)
@@ -158,20 +117,28 @@ class IncarnationActor(Actor[None]):
             if self._fault is None and before != (self.seen.state, self.seen.loading):
                 worker.changed()
 
-    def _check_peer(self) -> None:
-        """Raise `PeerMisbehaved` when not the child but somebody else has connected to its socket."""
-        pid = None if self._link is None else self._link.peer_pid
-        if pid is not None and self._child is not None and not self._child.owns(pid):
-            raise PeerMisbehaved(f"process {pid} said Hello, which was not started here")
+    def hear_now(self) -> None:
+        """Hear what has arrived: what a stalled loop of ours has not read yet is not the worker's fault."""
+        if self._link is not None:
+            self._link.drain_now()
+
+    def link_lost(self, reason: str) -> None:
+        """What the link is to call."""
+        self._loss = reason
+        self._link_lost.set()
+
+    def check_peer(self) -> None:
+        """Called before a `Hello` is taken. Raise `PeerMisbehaved` when somebody else has connected."""
+
+    def greeted(self) -> None:
+        """Called when a `Hello` was answered."""
 
     def _note(self, event: Hello | Loading | Ready | Bye) -> None:
         if isinstance(event, Hello):
             self._log.info("worker_hello", pid=event.pid, model=event.model, backend=event.backend, device=event.device)
             if not self._ask(Welcome(incarnation=self.seen.number)):
                 self._fail(WorkerFailed("it could not be welcomed"))
-            if self._endpoint is not None:
-                # A link is made once: nobody else need find its socket, and a gateway that is killed leaves no file.
-                self._endpoint.remove()
+            self.greeted()
         elif isinstance(event, Ready):
             self._log.info("worker_ready", load_ms=event.load_ms, device=event.device, hang_s=self.seen.hang_s)
         elif isinstance(event, Bye):
@@ -187,6 +154,7 @@ class IncarnationActor(Actor[None]):
     def _drop(self, error: ProtocolError | PeerMisbehaved) -> None:
         """Hear nothing more from a peer that broke the protocol; tell it why when it can still be told."""
         self._log.warning("worker_frame_refused", reason=str(error))
+        self._worker.refusals.count(error.kind if isinstance(error, PeerRefused) else Refusal.FRAME)
         text = f"it broke the protocol: {error}"
         if isinstance(error, PeerRefused) and self._ask(Welcome(incarnation=self.seen.number, refusal=str(error))):
             self._leaves = True
@@ -216,34 +184,19 @@ class IncarnationActor(Actor[None]):
         assert self._fault is not None
         raise self._fault
 
-    async def _watch_exit(self, child: ChildProcess, link: Link) -> None:
-        await child.wait()
-        if self.seen.hello is not None:
-            with anyio.move_on_after(LAST_WORDS_S):
-                await self._link_lost.wait()
-            link.drain_now()
-        if self._fault is not None:
-            return
-        if self.seen.leave_by is None:
-            raise WorkerFailed(f"its process {child.describe_exit()}")
-        self.context.stop()
-
-    async def _watch_link(self, child: ChildProcess) -> None:
-        """A lost link is mostly an exit that is not known yet; if not, the process cannot be reached any more."""
-        await self._link_lost.wait()
-        with anyio.move_on_after(LAST_WORDS_S):
-            await child.wait()
-            return
-        if self.seen.leave_by is None:
-            raise WorkerFailed("its link was lost")
-
     async def _watch_deadlines(self, link: Link) -> None:
         limits = self._limits
         tick = min(limits.hello, limits.loading, limits.beat, limits.hang, limits.stop, 4.0) / 4
+        now, stood_still = anyio.current_time(), False
         while True:
+            before = now
             await anyio.sleep(tick)
-            link.drain_now()  # what a stalled loop of ours has not read yet is not the worker's fault
+            self.hear_now()
             now = anyio.current_time()
+            # When this process stood still, the link's thread did too: what was said meanwhile is yet to come. Once.
+            stood_still = now - before > 2 * tick and not stood_still
+            if stood_still:
+                continue
             if self.seen.must_be_gone(now):
                 self.context.stop()
                 return

@@ -1,4 +1,4 @@
-"""A link between two processes: bounded, message by message, one peer at the other end. It and `admission` import zmq.
+"""A link between two processes: bounded, message by message, one peer at the other end.
 
 The event loop must be asyncio's (for its `add_reader`): a link reads its socket in a loop callback, without a task or a
 queue of its own. libzmq's file descriptor is edge-triggered: it becomes readable when the state *changes*, and any call
@@ -8,36 +8,32 @@ by itself, and every send is followed by a look at the events (ZeroMQ manual, zm
 
 import asyncio
 import os
-import socket as sockets
-import struct
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from actors.admission import DOMAIN, Admission
 from actors.endpoint import EndpointError, check_address
+from actors.message import MAX_MESSAGE_BYTES, MessageRefused, check_message
+from actors.monitor import Change, Monitor
 from actors.numbering import gap, number_frame
+from actors.rate import PeerBudget, PeerRate
+from actors.refusals import Refusal
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
+
+__all__ = ["CurveKeys", "Link", "LinkClosed", "LinkFull", "MessageRefused"]
 
 HIGH_WATER = 1024
 """Messages that wait on each side before `LinkFull`."""
-MAX_MESSAGE_BYTES = 4 * MAX_FRAME_BYTES
-"""All frames of one message together."""
 DRAIN_BATCH = 64
 """Messages handled in one turn of the event loop before others get theirs."""
 NEVER_MS = 7 * 24 * 3600 * 1000
-_LOSS_EVENTS = int(zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-_REFUSAL_EVENTS = int(
-    zmq.EVENT_ACCEPT_FAILED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
-_REFUSED = int(zmq.EVENT_CLOSED)
+HEARTBEAT_MS = 5000
+"""Between two of libzmq's own pings over TCP, whose connections may die without a word."""
+HEARTBEAT_TIMEOUT_MS = 15000
+"""Without a sign of the other end, until the connection counts as gone."""
 _EVENTS = int(zmq.EVENTS)
 _RCVMORE = int(zmq.RCVMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -47,6 +43,7 @@ _POLLOUT = int(zmq.POLLOUT)
 
 OnMessage = Callable[[list[bytes]], None]
 OnLost = Callable[[str], None]
+OnRefused = Callable[[Refusal], None]
 
 
 class LinkFull(Exception):
@@ -55,10 +52,6 @@ class LinkFull(Exception):
 
 class LinkClosed(Exception):
     """Raised by a send when this end is closed or the peer is gone. Nothing more will be sent or delivered."""
-
-
-class MessageRefused(ValueError):
-    """Raised by a send when a bound is broken: number of frames, size of a frame or of them all. Nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +71,38 @@ class Link:
 
     `on_message` is called synchronously on that loop with 1 to MAX_FRAMES_PER_MESSAGE frames, whole and in order. What
     breaks a bound is counted in `dropped` and not delivered; a frame over MAX_FRAME_BYTES ends the connection inside
-    libzmq before it takes memory, and bytes that are not ZeroMQ's never make one (`refused`). `on_lost` is called
-    once, after the last message, when the connection is gone or was refused. It is never made again, since what it
-    lost could not be told. Messages carry a number: when one is missing, the link counts as lost at the next.
+    libzmq before it takes memory, and bytes that are not ZeroMQ's never make one (`refused`). A peer that breaks `rate`
+    is not heard any more. `on_lost` is called once, after the last message, when the connection is gone or was
+    refused. It is never made again, since what it lost could not be told. Messages carry a number: when one is
+    missing, the link counts as lost at the next. Neither callback is called inside a send.
     """
 
     def __init__(
-        self, endpoint: str, bind: bool, on_message: OnMessage, on_lost: OnLost | None, keys: CurveKeys | None
+        self,
+        endpoint: str,
+        bind: bool,
+        on_message: OnMessage,
+        on_lost: OnLost | None,
+        keys: CurveKeys | None,
+        rate: PeerRate | None,
+        on_refused: OnRefused | None,
     ):
         check_address(endpoint, secured=keys is not None and (bool(keys.allowed) or not bind))
         self._loop = asyncio.get_running_loop()
+        self._bound = bind
         self._on_message = on_message
         self._on_lost = on_lost
+        self._on_refused = on_refused
+        self._budget = None if rate is None else PeerBudget(rate)
         # A context (one I/O thread) per link: no state is shared between peers, and nothing is global.
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
-        watched = _LOSS_EVENTS | _REFUSAL_EVENTS | (0 if bind else _REFUSED)
-        self._monitor = self._socket.get_monitor_socket(watched)
+        self._monitor = Monitor(self._socket, bind)
         self._admission: Admission | None = None
-        self._peer: int | None = None
-        self._accepted: int | None = None
         self._writable: asyncio.Future[None] | None = None
         self._again: asyncio.Handle | None = None
         self._draining = False  # inside _drain, which looks at the events by itself after each message
+        self._torn = False  # nothing more can be sent; the loss is told in a turn of the loop of its own
         self._closed = False
         self._lost = False
         self._due = 0  # the number of the message that comes next
@@ -116,35 +118,42 @@ class Link:
         """The process that connected to this end, by the kernel's word; known before its first message is delivered.
         None over TCP, and where the system does not tell (it does on Linux); 0 for one that was gone too soon."""
         try:
-            self._configure(keys, bind)
+            self._configure(endpoint, keys, bind)
             self._socket.bind(endpoint) if bind else self._socket.connect(endpoint)
         except (zmq.ZMQError, ValueError) as error:
             self._close_sockets(0)
             raise EndpointError(f"cannot {'bind' if bind else 'connect to'} {endpoint}: {error}") from error
         self._fd = int(self._socket.getsockopt(zmq.FD))
-        self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._on_readable)
-        self._loop.add_reader(self._monitor_fd, self._on_monitor)
+        self._loop.add_reader(self._monitor.descriptor, self._on_monitor)
         # libzmq signals the descriptor again only after a look at the events found nothing: so look once.
         self._come_back()
         self._loop.call_soon(self._on_monitor)
 
     @classmethod
     def bind(
-        cls, endpoint: str, on_message: OnMessage, *, on_lost: OnLost | None = None, keys: CurveKeys | None = None
+        cls,
+        endpoint: str,
+        on_message: OnMessage,
+        *,
+        on_lost: OnLost | None = None,
+        keys: CurveKeys | None = None,
+        rate: PeerRate | None = None,
+        on_refused: OnRefused | None = None,
     ) -> "Link":
-        """The side that was there first. `tcp://127.0.0.1:*` picks a port; see `address`.
+        """The side that was there first. `tcp://127.0.0.1:*` picks a port; see `address`. `on_refused` hears of each
+        connection and message that is refused; it must not raise.
 
         Raises `EndpointError` when the address is taken, malformed, or plain TCP on an open interface.
         """
-        return cls(endpoint, True, on_message, on_lost, keys)
+        return cls(endpoint, True, on_message, on_lost, keys, rate, on_refused)
 
     @classmethod
     def connect(
         cls, endpoint: str, on_message: OnMessage, *, on_lost: OnLost | None = None, keys: CurveKeys | None = None
     ) -> Self:
         """The side that comes; the other must be there, or `on_lost` is called. Raises `EndpointError`."""
-        return cls(endpoint, False, on_message, on_lost, keys)
+        return cls(endpoint, False, on_message, on_lost, keys, None, None)
 
     @property
     def address(self) -> str:
@@ -153,13 +162,25 @@ class Link:
 
     @property
     def closed(self) -> bool:
-        return self._closed or self._lost
+        """Nothing can be sent any more."""
+        return self._closed or self._lost or self._torn
+
+    @property
+    def peer_key(self) -> str:
+        """The CURVE public key (Z85) of the peer that was admitted; empty before, and on a link without keys."""
+        return "" if self._admission is None else self._admission.admitted
+
+    def hand_over(self, on_message: OnMessage, on_lost: OnLost) -> None:
+        """From now on others hear this end. A loss that was told already is told again, in a turn of the loop."""
+        self._on_message, self._on_lost = on_message, on_lost
+        if self._lost:
+            self._loop.call_soon(on_lost, "the peer's connection ended")
 
     def send_nowait(self, frames: Sequence[bytes]) -> None:
         """Send one message of `frames`. Raises `LinkFull`, `LinkClosed` or `MessageRefused`; then nothing was sent."""
         if self.closed:
             raise LinkClosed("the link is closed")
-        _check_message(frames)
+        check_message(frames)
         self._transmit([number_frame(self.sent), *frames])
         self.sent += 1
         if not self._draining and self._again is None and self._events() & _POLLIN:
@@ -189,7 +210,7 @@ class Link:
                 send(part, _NOBLOCK if index == last else _NOBLOCK | _SNDMORE)
             except zmq.Again:
                 if index:  # the peer went away inside the message; what is left of it must not lead the next one
-                    self._lose("the peer left while a message was being sent")
+                    self._tear("the peer left while a message was being sent")
                     raise LinkClosed("the peer is gone") from None
                 raise LinkFull(f"{HIGH_WATER} messages wait already, or no peer is there") from None
 
@@ -197,7 +218,7 @@ class Link:
         """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has heard."""
         self._on_monitor()
         for _ in range(2 * HIGH_WATER // DRAIN_BATCH):  # what can have been waiting; not what a flood adds meanwhile
-            if self.closed or not self._drain():
+            if self._closed or self._lost or not self._drain():
                 break
 
     def close(self, linger_s: float = 0.5) -> None:
@@ -209,10 +230,10 @@ class Link:
             self._again.cancel()
         self._end_wait()
         self._loop.remove_reader(self._fd)
-        self._loop.remove_reader(self._monitor_fd)
+        self._loop.remove_reader(self._monitor.descriptor)
         self._close_sockets(0 if self._lost else int(linger_s * 1000))
 
-    def _configure(self, keys: CurveKeys | None, bind: bool) -> None:
+    def _configure(self, endpoint: str, keys: CurveKeys | None, bind: bool) -> None:
         socket = self._socket
         socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
         socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
@@ -221,6 +242,10 @@ class Link:
             # In effect never: a new connection would hide that messages were lost. Not -1, which makes libzmq throw
             # away what has arrived and was not read yet when the connection ends.
             socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
+            if endpoint.startswith("tcp:"):
+                socket.setsockopt(zmq.IPV6, 1)
+                socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+                socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         if keys is not None:
             socket.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
             socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
@@ -238,8 +263,7 @@ class Link:
                 pass  # a libzmq or a system without peer credentials: the folder alone keeps them out
 
     def _close_sockets(self, linger_ms: int) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(0)
+        self._monitor.close()
         self._socket.close(linger_ms)
         if self._admission is not None:
             self._admission.close()
@@ -253,9 +277,9 @@ class Link:
             self._again = self._loop.call_soon(self._on_readable)
 
     def _on_readable(self) -> None:
-        if self._peer is None:
+        if not self._monitor.connected:
             self._on_monitor()  # who connected is noted before it is heard
-        if self.closed:
+        if self._closed or self._lost:
             return
         if self._again is not None:
             self._again.cancel()
@@ -303,35 +327,50 @@ class Link:
             else:
                 frames.clear()
         if lost:
+            self._refuse(Refusal.GAP)
             self._end(lost)  # nothing that came after the gap may be taken for what was to come
-        elif frames:
-            return frames
-        else:
+            return None
+        if not frames:
             self.dropped += 1
-        return None
+            self._refuse(Refusal.MESSAGE)
+            return None
+        if self._budget is not None and (excess := self._budget.spend(size, self._loop.time())) is not None:
+            self._refuse(Refusal.FLOOD)
+            self._end(f"the peer sent {excess}")  # it is not even drained: that could take for ever
+            return None
+        return frames
+
+    def _refuse(self, why: Refusal) -> None:
+        if self._on_refused is not None:
+            self._on_refused(why)
 
     def _on_monitor(self) -> None:
         """Follow the one connection that counts. A second peer is turned away by the PAIR socket itself."""
-        while not self.closed and self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart(_NOBLOCK))
-            kind, value = event["event"], event["value"]
-            if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED):
-                self._accepted = value
-            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                if self._peer is None:
-                    self._peer = self._accepted
-                    self.peer_pid = None if self._peer is None else _peer_pid(self._peer)
-                self._come_back()  # a send that waits may go on
-            elif kind == _REFUSED:
-                self._lose("nobody listens at the address")
-            elif kind == zmq.EVENT_DISCONNECTED:
-                if value == self._peer:
+        while not (self._closed or self._lost) and (change := self._monitor.next()) is not None:
+            match change:
+                case Change.READY:
+                    if self.peer_pid is None:
+                        self.peer_pid = self._monitor.peer_pid()
+                    self._come_back()  # a send that waits may go on
+                case Change.LOST:
                     self._lose("the peer's connection ended")
-            else:
-                self.refused += 1
+                case Change.NOBODY:
+                    self._lose("nobody listens at the address")
+                case Change.REFUSED | Change.TURNED_AWAY:
+                    self.refused += 1
+                    key = change is Change.TURNED_AWAY
+                    self._refuse(Refusal.KEY if key else Refusal.HANDSHAKE)
+                    if not self._bound:
+                        self._lose("the other end refused the key" if key else "the handshake failed")
+
+    def _tear(self, reason: str) -> None:
+        """The connection is beyond use. Told later: whoever sends is not ready to hear."""
+        if not self._torn:
+            self._torn = True
+            self._loop.call_soon(self._lose, reason)
 
     def _lose(self, reason: str) -> None:
-        if self.closed:
+        if self._closed or self._lost:
             return
         try:
             while self._drain():  # libzmq reports the loss after it queued what had come before
@@ -341,11 +380,11 @@ class Link:
 
     def _end(self, reason: str) -> None:
         """Hear nothing more, and say so: once."""
-        if self.closed:
+        if self._closed or self._lost:
             return
         self._lost = True
         self._loop.remove_reader(self._fd)
-        self._loop.remove_reader(self._monitor_fd)
+        self._loop.remove_reader(self._monitor.descriptor)
         self._end_wait()
         if self._on_lost is not None:
             self._on_lost(reason)
@@ -353,30 +392,3 @@ class Link:
     def _end_wait(self) -> None:
         if self._writable is not None and not self._writable.done():
             self._writable.set_exception(LinkClosed("the link is closed"))
-
-
-def _peer_pid(descriptor: int) -> int | None:
-    """Which process is at the other end of a Unix socket (unix(7), SO_PEERCRED)."""
-    if sys.platform != "linux":
-        return None
-    try:
-        with sockets.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.family != sockets.AF_UNIX:
-                return None
-            credentials = connection.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i"))
-    except OSError:  # the connection has ended already
-        return 0
-    pid: int = struct.unpack("3i", credentials)[0]
-    return pid
-
-
-def _check_message(frames: Sequence[bytes]) -> None:
-    if len(frames) == 1 and len(frames[0]) <= MAX_FRAME_BYTES:
-        return
-    if not 1 <= len(frames) <= MAX_FRAMES_PER_MESSAGE:
-        raise MessageRefused(f"a message has 1 to {MAX_FRAMES_PER_MESSAGE} frames, not {len(frames)}")
-    longest, total = max(map(len, frames)), sum(map(len, frames))
-    if longest > MAX_FRAME_BYTES:
-        raise MessageRefused(f"a frame of {longest} bytes is over the bound of {MAX_FRAME_BYTES}")
-    if total > MAX_MESSAGE_BYTES:
-        raise MessageRefused(f"a message of {total} bytes is over the bound of {MAX_MESSAGE_BYTES}")

@@ -48,6 +48,8 @@ class WorkerStatus:
     """Why it is not serving, when it is not."""
     hang_s: float = 0.0
     """Seconds without a finished step, with work in flight, after which this incarnation counts as hung."""
+    address: str = ""
+    """Where a remote worker connected from; empty for one of this machine. Its `pid` is its own machine's."""
 
 
 class WorkerUnavailable(Exception):

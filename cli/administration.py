@@ -87,7 +87,7 @@ class Administration:
 
 def show_workers(found: list[dict[str, Any]]) -> None:
     """Print one line a worker."""
-    columns = ("name", "model", "state", "role", "circuit", "device", "pid", "restarts")
+    columns = ("name", "model", "state", "role", "circuit", "device", "address", "pid", "restarts")
     table = Table(*columns, "slots", "queue", "why", box=None)
     for worker in found:
         slots = f"{worker['slots_active']}/{worker['slots_total']}"

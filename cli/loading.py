@@ -93,15 +93,21 @@ class Bars:
         self._announced = False
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if self._bars:
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def worker_changed(self, status: WorkerStatus) -> None:
-        if not self._open or status.name not in self._bars:  # one that was added later has no bar
-            return
+        if self._open and status.name in self._bars:  # one that was added later has no bar
+            self._draw(status)
+        if status.state is WorkerState.READY and not self._announced:
+            self._announced = True
+            self._console.print(self._ready(status), markup=False, soft_wrap=True)
+
+    def _draw(self, status: WorkerStatus) -> None:
         loading = status.loading
         total = loading.total if loading is not None and loading.total else None
         done = loading.done if loading is not None else 0
@@ -116,6 +122,3 @@ class Bars:
             self._open.discard(status.name)
         if not self._open:
             self._progress.stop()
-        if status.state is WorkerState.READY and not self._announced:
-            self._announced = True
-            self._console.print(self._ready(status), markup=False, soft_wrap=True)

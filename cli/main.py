@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli import admin, options
+from cli import admin, keys, options
 from cli.options import takes_settings
-from cli.settings import Settings
+from cli.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, of_panels
 
 app = typer.Typer(
     name="baton",
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 
 app.add_typer(admin.app, name="admin")
+app.add_typer(keys.app, name="keys")
 
 IN_PROCESS = ("model", "backend", "device", "dtype", "quantize", "context", "threads", "cache_dir")
 """The settings of a command that runs the model itself."""
@@ -50,7 +51,7 @@ def _root(
 
 
 @app.command()
-@takes_settings(*Settings.model_fields)
+@takes_settings(*of_panels(MODEL, ENGINE, SERVER, LIMITS))
 def serve(
     settings: Settings,
     take_over: Annotated[
@@ -66,6 +67,15 @@ def serve(
     from cli.serve import run_server
 
     run_server(settings, take_over=take_over)
+
+
+@app.command()
+@takes_settings(*of_panels(MODEL, ENGINE, JOINING), "hang_timeout_s", "log_level")
+def worker(settings: Settings) -> None:
+    """Compute for a gateway on another machine, which listens for workers."""
+    from cli.worker import run_worker
+
+    run_worker(settings)
 
 
 @app.command()

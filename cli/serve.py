@@ -27,9 +27,13 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     With `take_over`, a gateway that has the port already is relieved as soon as the workers are ready.
     """
     gateway = gateway_settings(settings)
-    model = ChosenModel.choose(settings)
-    check_model(worker_spec(settings, model))
-    launches = worker_launches(settings, model)
+    launches = []
+    if settings.workers or settings.standby:
+        model = ChosenModel.choose(settings)
+        check_model(worker_spec(settings, model))
+        launches = worker_launches(settings, model)
+    elif not settings.listen_workers:
+        raise CommandFailed("--workers 0 leaves nobody to compute: let others join with --listen-workers")
     invitation = Invitation(settings)
     display = choose_display([launch.name for launch in launches], invitation.text)
     with display:

@@ -21,7 +21,7 @@ CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 _GATEWAY = GatewaySettings()
 """Its defaults are these."""
 
-MODEL, ENGINE, SERVER, LIMITS = "Model", "Engine", "Server", "Limits"
+MODEL, ENGINE, SERVER, LIMITS, JOINING = "Model", "Engine", "Server", "Limits", "Joining"
 
 
 class SettingsError(Exception):
@@ -74,13 +74,24 @@ class Settings(BaseSettings):
 
     host: str = _field(_GATEWAY.host, SERVER, "Address to listen on.", min_length=1)
     port: int = _field(_GATEWAY.port, SERVER, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
-    workers: int = _field(1, SERVER, "Worker processes, each with the whole model.", ge=1, le=64)
+    workers: int = _field(
+        1, SERVER, "Worker processes, each with the whole model; 0 where those of other machines suffice.", ge=0, le=64
+    )
     standby: int = _field(
         0, SERVER, "More workers, loaded and kept ready to take the place of one that is lost.", ge=0, le=64
     )
     api_key: str = _field(_GATEWAY.api_key, SERVER, "When set, clients must send it as a bearer token.")
     admin_key: str = _field(
         _GATEWAY.admin_key, SERVER, "When set, drains, restarts and reloads want this key instead of the API key."
+    )
+    listen_workers: str = _field(
+        _GATEWAY.listen_workers, SERVER, "Let workers of other machines join at this address, tcp://HOST:PORT."
+    )
+    keys_dir: str = _field(
+        _GATEWAY.keys_dir, SERVER, "The folder of the gateway's key and of those that may join: see baton keys."
+    )
+    allow_public_workers: bool = _field(
+        _GATEWAY.allow_public_workers, SERVER, "Let --listen-workers be an address that strangers can reach."
     )
     log_level: Literal["debug", "info", "warning", "error"] = _field(
         "info", SERVER, "What is logged: debug, info, warning or error. On a terminal it is warning unless set."
@@ -170,6 +181,10 @@ class Settings(BaseSettings):
         _GATEWAY.shutdown_grace_s, LIMITS, "Seconds that live requests get to finish at shutdown.", ge=0, le=86400
     )
 
+    join: str = _field("", JOINING, "The gateway's address for workers, tcp://HOST:PORT.")
+    server_key: str = _field("", JOINING, "The gateway's public key, as baton keys show prints it there.")
+    key_file: str = _field("", JOINING, "This worker's secret key, made by baton keys make.")
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -218,6 +233,15 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
         for name in sorted(environment)
         if name.startswith(ENV_PREFIX) and name not in known
     ]
+
+
+def of_panels(*panels: str) -> tuple[str, ...]:
+    """The names of the settings that are shown under these headings."""
+    return tuple(
+        name
+        for name, field in Settings.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra["panel"] in panels
+    )
 
 
 def flag(name: str) -> str:

@@ -16,6 +16,7 @@ from gateway.launch import WorkerLaunch
 from gateway.listener import Listener
 from gateway.operations import Operations
 from gateway.pickup import Elsewhere, PickUp
+from gateway.reception import Reception
 from gateway.resumable import ResumableStreams
 from gateway.router import DEADLINE_MARGIN_S, Router
 from gateway.server import BindError, adopt, listen, serve
@@ -74,18 +75,29 @@ async def run_daemon(
     `on_listening` is told the address once it is ours, `on_status` of every change of a worker. Raises `BindError`
     before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
-    listener = None if predecessor is not None else listen(settings)
     router = Router(settings)
     limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
     fleet = Fleet(router, on_status=on_status, policy=policy, deadlines=limits)
+    reception = Reception(settings, fleet) if settings.listen_workers else None
+    listener = None
+    if predecessor is None:
+        listener = listen(settings)
+        if reception is not None:
+            try:
+                reception.listen()
+            except BindError:
+                listener.close()
+                raise
     for launch in workers:
         fleet.add(launch)
-    daemon = _Daemon(settings, router, fleet, on_listening, predecessor)
+    daemon = _Daemon(settings, router, fleet, reception, on_listening, predecessor)
     if listener is not None:
         daemon.has(listener)
     async with anyio.create_task_group() as group:
         group.start_soon(daemon.watch_signals)
         group.start_soon(fleet.run)
+        if reception is not None:
+            group.start_soon(reception.run)
         group.start_soon(daemon.watch_fleet)
         group.start_soon(daemon.run_server)
         await daemon.leave.wait()
@@ -106,6 +118,7 @@ class _Daemon:
         settings: GatewaySettings,
         router: Router,
         fleet: Fleet,
+        reception: Reception | None,
         on_listening: Callable[[str, int], None] | None,
         predecessor: Predecessor | None,
     ) -> None:
@@ -114,6 +127,7 @@ class _Daemon:
         self._settings = settings
         self._router = router
         self._fleet = fleet
+        self._reception = reception
         self._on_listening = on_listening
         self._predecessor = predecessor
         self._streams = ResumableStreams(settings, router.metrics)
@@ -179,8 +193,8 @@ class _Daemon:
             raise TakeOverFailed(str(error)) from error
 
     def _serves_all(self) -> bool:
-        models = {each.launch.model for each in self._fleet}
-        return models == {each.launch.model for each in self._fleet if each.state is WorkerState.READY}
+        models = {each.model for each in self._fleet}
+        return models == {each.model for each in self._fleet if each.state is WorkerState.READY}
 
     async def _serve(self, listener: Listener) -> None:
         settings = self._settings
@@ -219,6 +233,8 @@ class _Daemon:
         """Each step is bounded."""
         router, settings = self._router, self._settings
         self._operating.cancel()
+        if self._reception is not None:
+            self._reception.shut()
         if not self._handing_over:
             router.drain_nowait()
         async with anyio.create_task_group() as group:

@@ -1,12 +1,15 @@
-"""The worker processes of a gateway: kept alive, watched, and drained or started again when somebody asks."""
+"""The workers of a gateway: kept alive, watched, and drained or started again when somebody asks."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from actors.remote_worker import RemoteWorker
 from actors.supervision import Policy
+from actors.supervisor import Supervisor
 from actors.worker import Deadlines, WorkerState, WorkerStatus
 from actors.worker_process import WorkerProcess
 from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
@@ -17,12 +20,16 @@ from protocol.events import Event
 MOVE_S = 5.0
 """What a worker gets beyond the grace of its drain, for the gateway to take away what it still has."""
 
+RETURN_S = 300.0
+"""How long a restart waits for a remote worker to come back; it is let in later, too."""
+
 
 class Member:
-    """One worker of the fleet: its process, and how it was launched."""
+    """One worker of the fleet: its process, and how it was launched. A remote one was not: its machine did."""
 
-    def __init__(self, process: WorkerProcess, launch: WorkerLaunch) -> None:
+    def __init__(self, process: Supervisor, model: str, launch: WorkerLaunch | None) -> None:
         self.process = process
+        self.model = model
         self.launch = launch
         self.running = False
         """Its supervisor runs; false once it was stopped or given up."""
@@ -34,7 +41,12 @@ class Member:
 
     @property
     def name(self) -> str:
-        return self.launch.name
+        return self.process.name
+
+    @property
+    def remote(self) -> bool:
+        """It runs on another machine."""
+        return self.launch is None
 
     @property
     def state(self) -> WorkerState:
@@ -58,6 +70,7 @@ class Fleet:
         self._on_status = on_status
         self._policy = policy
         self._deadlines = deadlines
+        self.refusals = router.refusals
         self._members: dict[str, Member] = {}
         self._group: TaskGroup | None = None
         self._changed = anyio.Event()
@@ -72,11 +85,35 @@ class Fleet:
 
     def add(self, launch: WorkerLaunch) -> Member:
         """Another worker; it starts now, or with the fleet. Raises `ValueError` for a name twice."""
-        process = WorkerProcess(launch.name, launch.command, self, policy=self._policy, deadlines=self._deadlines)
+        process = WorkerProcess(
+            launch.name,
+            launch.command,
+            self,
+            policy=self._policy,
+            deadlines=self._deadlines,
+            refusals=self.refusals,
+        )
         self._router.add(process, launch.name, launch.model, Role.STANDBY if launch.standby else Role.ACTIVE)
-        member = self._members[launch.name] = Member(process, launch)
+        member = self._members[launch.name] = Member(process, launch.model, launch)
         self._start(member)
         return member
+
+    def find(self, name: str) -> Member | None:
+        return self._members.get(name)
+
+    def remote(self, name: str, model: str) -> RemoteWorker:
+        """The worker of another machine that has this name; a new one when there is none. Raises `ValueError` when the
+        name is that of a worker of this machine."""
+        member = self._members.get(name)
+        if member is None:
+            process = RemoteWorker(name, self, deadlines=self._deadlines, refusals=self.refusals)
+            self._router.add(process, name, model)
+            member = self._members[name] = Member(process, model, None)
+            self._start(member)
+            return process
+        if not isinstance(member.process, RemoteWorker):
+            raise ValueError(f"worker {name!r} is not a remote one")
+        return member.process
 
     async def run(self) -> None:
         """Keep the workers alive until this is cancelled, which kills them; ask them to `stop` before."""
@@ -120,7 +157,15 @@ class Fleet:
             await self._empty(member, incarnation, grace_s)
         else:
             self._start(member)
-        await self.until(lambda: _settled(member, incarnation))
+        with anyio.move_on_after(RETURN_S if member.remote else math.inf):
+            await self.until(lambda: _settled(member, incarnation))
+
+    async def dismiss(self, member: Member, grace_s: float) -> None:
+        """Let a remote worker finish what it has within the grace, and go. It may come again."""
+        incarnation = member.process.status.incarnation
+        member.process.restart_nowait(grace_s + MOVE_S)
+        await self._empty(member, incarnation, grace_s)
+        await self.until(lambda: _gone(member, incarnation))
 
     async def remove(self, member: Member, grace_s: float) -> None:
         """As `drain`, and forget it."""
@@ -136,6 +181,8 @@ class Fleet:
     async def command(self, member: Member, name: str, checkpoint: str) -> CommandLine:
         """How that worker, or one like it of another name, is started to serve what it serves now or another
         checkpoint. Raises `LaunchRefused`."""
+        if member.launch is None or not isinstance(member.process, WorkerProcess):
+            raise LaunchRefused(f"{member.name} is started on its own machine")
         if not checkpoint and name == member.name:
             return member.process.command
         if member.launch.like is None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.histogram import Histogram
@@ -74,12 +74,18 @@ _HISTOGRAMS = (
 
 
 class Metrics:
-    """One private registry. At every scrape `samples` is asked, and `waiting`: sequences without a worker, by model."""
+    """One private registry. At every scrape `samples` is asked, and `waiting`: sequences without a worker, by model;
+    and `refused`: what the links refused, by reason."""
 
-    def __init__(self, samples: Callable[[], Iterable[WorkerSample]], waiting: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        samples: Callable[[], Iterable[WorkerSample]],
+        waiting: Callable[[], Mapping[str, int]],
+        refused: Callable[[], Mapping[str, int]],
+    ) -> None:
         self._registry = CollectorRegistry()
         self._observed: dict[tuple[str, str, str], Observed] = {}
-        self._registry.register(_WorkerCollector(samples, waiting, self._observed))
+        self._registry.register(_WorkerCollector(samples, waiting, refused, self._observed))
         self._ended = Counter("baton_sequences_ended", "Ends by outcome", [*LABELS, "outcome"], registry=self._registry)
         self._replays = Counter(
             "baton_replays",
@@ -129,10 +135,12 @@ class _WorkerCollector(Collector):
         self,
         samples: Callable[[], Iterable[WorkerSample]],
         waiting: Callable[[], Mapping[str, int]],
+        refused: Callable[[], Mapping[str, int]],
         observed: Mapping[tuple[str, str, str], Observed],
     ) -> None:
         self._samples = samples
         self._waiting = waiting
+        self._refused = refused
         self._observed = observed
 
     def describe(self) -> Iterable[Metric]:
@@ -162,6 +170,10 @@ class _WorkerCollector(Collector):
         for model, count in self._waiting().items():
             rooms.add_metric([model], count)
         yield rooms
+        refused = CounterMetricFamily("baton_link_refused", "What the links to workers refused", labels=["reason"])
+        for reason, count in self._refused().items():
+            refused.add_metric([reason], count)
+        yield refused
         for name, field, text in _HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=LABELS)
             for labels, observed in self._observed.items():

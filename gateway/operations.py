@@ -7,6 +7,7 @@ from enum import StrEnum
 import anyio
 import structlog
 
+from actors.worker import WorkerState
 from gateway.fleet import Fleet, Member
 from gateway.launch import LaunchRefused
 from gateway.replacement import OperationFailed, Replacement, release_extras
@@ -105,23 +106,33 @@ class Operations:
 
         async def work(operation: Operation) -> None:
             for member in list(self._fleet):
-                if member.launch.model == model or not model:
+                if member.model == model or not model:
                     await renew(self._fleet, operation, member, grace_s)
 
         return self._begin(f"restart of {model or 'all'}", work)
 
     def replace_all(self, grace_s: float, model: str = "", checkpoint: str = "") -> Operation:
         """Restart every worker (of a model), with its old checkpoint or another, and lose no request and no capacity:
-        each is replaced by one that is ready before it drains. Raises `KeyError` for a model without workers."""
+        each is replaced by one that is ready before it drains. Those of other machines leave one after the other, and
+        are let in again when they serve the same checkpoint. Raises `KeyError` for a model without workers."""
         self._check_model(model)
         models = [model] if model else self._roster.models()
 
         async def work(operation: Operation) -> None:
             for name in models:
                 await Replacement(self._fleet, self._roster, name, operation.say, grace_s).run(checkpoint)
+                await self._replace_remote(operation, name, checkpoint, grace_s)
 
         name = f"reload {model or 'all'} from {checkpoint}" if checkpoint else f"rolling restart of {model or 'all'}"
         return self._begin(name, work)
+
+    async def _replace_remote(self, operation: Operation, model: str, checkpoint: str, grace_s: float) -> None:
+        for member in [member for member in self._fleet if member.remote and member.model == model]:
+            if checkpoint:
+                await self._fleet.dismiss(member, grace_s)
+                operation.say(f"{member.name} has left: it may join again with the same checkpoint")
+            else:
+                await renew(self._fleet, operation, member, grace_s)
 
     def _begin(self, name: str, work: Callable[[Operation], Awaitable[None]]) -> Operation:
         if self.latest is not None and self.latest.outcome is Outcome.RUNNING:
@@ -140,6 +151,6 @@ class Operations:
 async def renew(fleet: Fleet, operation: Operation, member: Member, grace_s: float) -> None:
     """Let a worker start again. Raises `OperationFailed` when it cannot."""
     await fleet.renew(member, grace_s)
-    if not member.running:
+    if not member.running or (member.remote and member.state is not WorkerState.READY):
         raise OperationFailed(f"{member.name} did not become ready: {member.process.status.reason}")
     operation.say(f"{member.name} was started again")

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from actors.worker import WorkerState
+from actors.worker_process import WorkerProcess
 from gateway.fleet import Fleet, Member
-from gateway.launch import WorkerLaunch
+from gateway.launch import LaunchRefused, WorkerLaunch
 from gateway.roster import Roster
 from gateway.workers import Role
 
@@ -14,7 +15,7 @@ class OperationFailed(Exception):
 
 
 class Replacement:
-    """The replacement of all workers of one model, while it runs.
+    """The replacement of all workers of one model that this machine runs, while it runs.
 
     A ready worker of the new generation always stands by: a standby that was there, started anew first, or an extra
     one that is started for the time. It changes places with an old one, which then drains, starts anew, and is the
@@ -28,11 +29,15 @@ class Replacement:
         self._model = model
         self._say = say
         self._grace_s = grace_s
-        self._old = [member for member in fleet if member.launch.model == model and member.extra_grace_s is None]
+        self._old = [
+            member for member in fleet if member.model == model and member.extra_grace_s is None and not member.remote
+        ]
         self._new: list[Member] = []
 
     async def run(self, checkpoint: str) -> None:
         """Raises `OperationFailed` and `LaunchRefused`. No active worker is touched before a new one is ready."""
+        if not self._old:
+            return
         if not any(self._stands_by(member) for member in self._old):
             await self._start_extra(checkpoint)
         while self._old:
@@ -47,16 +52,17 @@ class Replacement:
         return self._fleet.seat(member).role is Role.STANDBY
 
     async def _renew(self, member: Member, checkpoint: str) -> None:
-        before = member.process.command
-        member.process.command = await self._fleet.command(member, member.name, checkpoint)
+        process = _process(member)
+        before = process.command
+        process.command = await self._fleet.command(member, member.name, checkpoint)
         await self._fleet.renew(member, self._grace_s)
         if member.running:
             member.checkpoint = checkpoint or member.checkpoint
             self._say(f"{member.name} was started again")
             return
-        reason = member.process.status.reason
+        reason = process.status.reason
         if checkpoint:  # rather what it was than nothing
-            member.process.command = before
+            process.command = before
             await self._fleet.renew(member, self._grace_s)
         raise OperationFailed(f"{member.name} did not become ready: {reason}")
 
@@ -81,7 +87,8 @@ class Replacement:
         like = self._old[0]
         name = _free_name({member.name for member in self._fleet})
         command = await self._fleet.command(like, name, checkpoint)
-        extra = self._fleet.add(WorkerLaunch(name, self._model, command, standby=True, like=like.launch.like))
+        made = like.launch.like if like.launch is not None else None
+        extra = self._fleet.add(WorkerLaunch(name, self._model, command, standby=True, like=made))
         extra.checkpoint = checkpoint or like.checkpoint
         extra.extra_grace_s = self._grace_s
         self._say(f"{name} is started for the time")
@@ -123,10 +130,14 @@ def _standbys(fleet: Fleet, extra: Member) -> list[Member]:
     return [
         member
         for member in fleet
-        if member.extra_grace_s is None
-        and member.launch.model == extra.launch.model
-        and fleet.seat(member).role is Role.STANDBY
+        if member.extra_grace_s is None and member.model == extra.model and fleet.seat(member).role is Role.STANDBY
     ]
+
+
+def _process(member: Member) -> WorkerProcess:
+    if not isinstance(member.process, WorkerProcess):
+        raise LaunchRefused(f"{member.name} is started on its own machine")
+    return member.process
 
 
 def _free_name(taken: set[str]) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 
+from actors.refusals import Refusals
 from actors.worker import Worker, WorkerState, WorkerStatus
 from gateway.breaker import Breaker
 from gateway.errors import ApiError, from_code
@@ -35,7 +36,9 @@ class Router:
         self._draining = False
         self._clock = asyncio.get_running_loop().time
         self.roster = Roster(self._clock)
-        self.metrics = Metrics(self.samples, self.waiting)
+        self.refusals = Refusals()
+        """What the links to the workers refused."""
+        self.metrics = Metrics(self.samples, self.waiting, lambda: self.refusals.total)
         self._placement = Placement(settings, self.roster, self.metrics, self._fail)
 
     def add(self, worker: Worker, name: str, model: str, role: Role = Role.ACTIVE) -> None:

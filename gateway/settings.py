@@ -24,6 +24,13 @@ class GatewaySettings:
     admin_key: str = ""
     """When set, what changes something under `/admin` wants this key, and not `api_key`."""
 
+    listen_workers: str = ""
+    """Where workers of other machines join, `tcp://HOST:PORT`; empty is nowhere."""
+    keys_dir: str = ""
+    """The folder of the gateway's key and of the keys that may join: see `actors.keys`."""
+    allow_public_workers: bool = False
+    """`listen_workers` may be an address that strangers can reach."""
+
     max_body_bytes: int = 8 * 1024 * 1024
     max_header_bytes: int = 32 * 1024
     max_choices: int = 64
@@ -98,5 +105,7 @@ class GatewaySettings:
                 raise SettingsError(f"{name} is {value}; it must be between {low:g} and {high:g}")
         if self.max_choices > self.max_streams_per_worker:
             raise SettingsError("max_choices is over max_streams_per_worker: no worker could take such a request")
+        if self.listen_workers and not self.keys_dir:
+            raise SettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
         if not self.host:
             raise SettingsError("host is empty")

@@ -119,6 +119,8 @@ def _worker(seat: Seat, now: float) -> dict[str, Any]:
         "backend": None if hello is None else hello.backend,
         "device": _device(status),
         "pid": status.pid,
+        # Of a worker of another machine, whose pid is that machine's.
+        "address": status.address or None,
         "incarnation": status.incarnation,
         "state": status.state.value,
         "role": seat.role.value,

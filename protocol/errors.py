@@ -52,6 +52,8 @@ class ByeReason(StrEnum):
     """The gateway sent what is not a frame, or a frame out of its order."""
     INTERNAL = "internal_error"
     """A defect of the worker."""
+    DIED = "died"
+    """The process of a remote worker is gone; its supervisor says so, and starts another one."""
 
 
 class ProtocolError(Exception):

@@ -76,6 +76,7 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     protocol: Count
     worker: Name
     incarnation: StreamId
+    """The number that the gateway started it with; 0 of a worker that joins, which learns it by its `Welcome`."""
     pid: Count
     model: Name
     backend: Name
@@ -85,6 +86,8 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     """Tokens of prompt and answer that one slot holds."""
     config_digest: Label = ""
     """Equal digests: same weights, dtype and graphs, hence the same tokens."""
+    model_digest: Label = ""
+    """Equal digests: the same checkpoint, whatever computes it."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):

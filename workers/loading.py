@@ -29,6 +29,9 @@ class Described:
     device: str
     context: int
     digest: str
+    """Of all that decides a sequence's tokens."""
+    model_digest: str
+    """Of the checkpoint alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Loaded:
 def describe(spec: WorkerSpec) -> Described:
     """Read the model's description, not its weights. Raises what `choose_backend` and the checkpoint raise."""
     if spec.backend == "scripted":
-        return Described("scripted", "none", spec.context or SCRIPTED_CONTEXT, "scripted")
+        return Described("scripted", "none", spec.context or SCRIPTED_CONTEXT, "scripted", _scripted_digest(spec))
     from workers.checkpoint import ModelConfig, config_digest  # a scripted worker starts without numpy's friends
 
     backend = choose_backend(spec)
@@ -54,8 +57,14 @@ def describe(spec: WorkerSpec) -> Described:
     context, quantize = config.choose_context(spec.context), config.choose_quantization(spec.quantize)
     device = (spec.device or _default_device(backend))[:MAX_NAME]
     # What decides a sequence's tokens besides the model's files. How many share a batch does not.
-    settings = f"{config_digest(path)} {backend} {device} {spec.dtype} {quantize} {context}"
-    return Described(backend, device, context, hashlib.sha256(settings.encode()).hexdigest()[:32])
+    model = config_digest(path)
+    settings = f"{model} {backend} {device} {spec.dtype} {quantize} {context}"
+    return Described(backend, device, context, hashlib.sha256(settings.encode()).hexdigest()[:32], model)
+
+
+def _scripted_digest(spec: WorkerSpec) -> str:
+    """A script has no checkpoint; its directory's name stands for one."""
+    return Path(spec.model_path).name[:MAX_NAME] or "scripted"
 
 
 def _default_device(backend: str) -> str:

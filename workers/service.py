@@ -165,7 +165,7 @@ class WorkerService:
         try:
             described, problem = await anyio.to_thread.run_sync(describe, self._spec), ""
         except Exception as error:  # noqa: BLE001  the load will fail for the same reason, and says so to the gateway
-            described, problem = Described(self._spec.backend, "unknown", 0, ""), str(error)
+            described, problem = Described(self._spec.backend, "unknown", 0, "", ""), str(error)
         self._log.debug("worker_greets", problem=problem)
         spec = self._spec
         hello = Hello(
@@ -179,6 +179,7 @@ class WorkerService:
             slots=spec.max_batch_size,
             context=described.context,
             config_digest=described.digest,
+            model_digest=described.model_digest,
         )
         try:
             with anyio.fail_after(WELCOME_S):

@@ -341,7 +341,9 @@ async def test_the_peer_s_leaving_is_told_once_after_its_last_message(endpoint: 
 async def test_a_peer_that_leaves_inside_a_message_ends_the_link(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with pair(endpoint) as (here, _):
+    """What had come before is delivered, and the loss is told, but not inside the send."""
+    async with pair(endpoint) as (here, there):
+        there.link.send_nowait([b"came before"])
         sent: list[bytes] = []
 
         def send(frame: bytes, flags: int) -> None:
@@ -349,13 +351,20 @@ async def test_a_peer_that_leaves_inside_a_message_ends_the_link(
                 raise zmq.Again
             sent.append(frame)
 
-        monkeypatch.setattr(here.link, "_socket", FakeSend(here.link._socket, send))
+        real = here.link._socket
+        while not int(real.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            pass  # the loop does not turn: nothing is delivered yet
+        monkeypatch.setattr(here.link, "_socket", FakeSend(real, send))
         with pytest.raises(LinkClosed):
             here.link.send_nowait([b"one", b"two"])
         assert sent == [number_frame(0)]
-        assert len(here.lost) == 1
+        assert (here.messages, here.lost) == ([], [])
+        assert here.link.closed
         with pytest.raises(LinkClosed):
             here.link.send_nowait([b"three"])
+        await here.until(lambda: bool(here.lost))
+        assert here.messages == [[b"came before"]]
+        assert len(here.lost) == 1
 
 
 class FakeSend:

@@ -16,6 +16,7 @@ WORKER = {
     "role": "standby",
     "circuit": "closed",
     "device": None,
+    "address": None,
     "pid": 4242,
     "restarts": 5,
     "slots_active": 1,
@@ -100,5 +101,19 @@ def test_workers_are_listed_a_line_each(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setenv("COLUMNS", "40")
     show_workers([WORKER])
     heading, line = capsys.readouterr().out.splitlines()
-    assert line.split() == ["w0", "m", "given_up", "standby", "closed", "-", "4242", "5", "1/8", "3", "it", "[left]"]
-    assert heading.split() == [*list(WORKER)[:5], "device", "pid", "restarts", "slots", "queue", "why"]
+    assert line.split() == [
+        "w0",
+        "m",
+        "given_up",
+        "standby",
+        "closed",
+        "-",
+        "-",
+        "4242",
+        "5",
+        "1/8",
+        "3",
+        "it",
+        "[left]",
+    ]
+    assert heading.split() == [*list(WORKER)[:5], "device", "address", "pid", "restarts", "slots", "queue", "why"]

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.settings import Settings, flag
+from cli.settings import ENGINE, JOINING, MODEL, Settings, flag, of_panels
 from tests.checkpoints import make_checkpoint
 
 COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench", "chaos", "compile")
@@ -53,7 +53,14 @@ def test_a_rolling_restart_is_of_all_workers(run: CliRunner) -> None:
 
 def test_serve_has_a_flag_for_every_setting(run: CliRunner) -> None:
     output = run.invoke(app, ["serve", "--help"]).output
-    assert all(flag(name) in output for name in Settings.model_fields if name != "model")
+    joining = of_panels(JOINING)
+    assert all((flag(name) in output) is (name not in joining) for name in Settings.model_fields if name != "model")
+
+
+def test_worker_has_a_flag_for_every_setting_of_joining_and_computing(run: CliRunner) -> None:
+    output = run.invoke(app, ["worker", "--help"]).output
+    assert all(flag(name) in output for name in of_panels(MODEL, ENGINE, JOINING) if name != "model")
+    assert "--port" not in output
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,7 @@ def test_serve_has_a_flag_for_every_setting(run: CliRunner) -> None:
         (["serve", "--port", "x"], "'--port'"),
         (["serve", "--backend", "cuda"], "'--backend'"),
         (["serve", "--prot", "1"], "--port"),
-        (["serve", "--workers", "0"], "--workers"),
+        (["serve", "--workers", "-1"], "--workers"),
         (["serve", "--config", "none.toml"], "--config: there is no file none.toml"),
         (["generate"], "--prompt"),
         (["generate", "-p", ""], "--prompt: is empty"),

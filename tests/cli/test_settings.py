@@ -58,7 +58,7 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
         ("port", 0, -1),
         ("max_batch_size", 1, 0),
         ("max_batch_size", 4096, 4097),
-        ("workers", 1, 0),
+        ("workers", 0, -1),
         ("workers", 64, 65),
         ("context", 1 << 20, (1 << 20) + 1),
         ("threads", 4096, 4097),
@@ -88,7 +88,7 @@ def test_a_wrong_line_of_the_file_is_named() -> None:
 
 def test_every_wrong_setting_is_reported_at_once() -> None:
     with pytest.raises(SettingsError) as error:
-        load({"port": -1, "workers": 0})
+        load({"port": -1, "workers": -1})
     assert [line.partition(":")[0] for line in str(error.value).splitlines()] == ["--port", "--workers"]
 
 

@@ -2,19 +2,21 @@
 
 import configparser
 import plistlib
+import re
 import shlex
 from pathlib import Path
 
-from cli.settings import Settings
+from actors.worker import Deadlines
+from cli.settings import CONFIG_VARIABLE, JOINING, Settings, load, of_panels
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 GRACE = Settings.model_fields["shutdown_grace_s"].default
 
 
-def unit() -> configparser.ConfigParser:
+def unit(name: str = "baton.service") -> configparser.ConfigParser:
     parser = configparser.ConfigParser(interpolation=None, strict=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have capitals
-    parser.read_string((DEPLOY / "baton.service").read_text())
+    parser.read_string((DEPLOY / name).read_text())
     return parser
 
 
@@ -24,6 +26,24 @@ def test_the_systemd_unit_runs_serve_and_signals_the_gateway_alone() -> None:
     assert service["KillMode"] == "mixed"
     assert int(service["TimeoutStopSec"]) > GRACE
     assert unit()["Install"]["WantedBy"] == "default.target"
+
+
+def test_the_systemd_unit_of_a_worker_runs_worker_and_signals_its_supervisor_alone() -> None:
+    service = unit("baton-worker.service")["Service"]
+    assert shlex.split(service["ExecStart"])[-1:] == ["worker"]
+    assert service["KillMode"] == "mixed"
+    limits = Deadlines()
+    assert int(service["TimeoutStopSec"]) > limits.stop + limits.term
+    assert CONFIG_VARIABLE in service["Environment"]
+
+
+def test_the_settings_of_a_worker_s_machine_are_ones_that_baton_reads(tmp_path: Path) -> None:
+    text = re.search(r"worker\.toml`:\n\n```toml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    assert text is not None
+    file = tmp_path / "worker.toml"
+    file.write_text(text[1])
+    settings = load({}, file)
+    assert all(getattr(settings, name) for name in of_panels(JOINING))
 
 
 def test_the_launchd_agent_runs_serve_and_waits_long_enough() -> None:

@@ -11,7 +11,12 @@ from protocol.events import Delta, Gauges, Step, Usage
 from tests.gateway.serving import COMPLETION, Served, serving
 
 LABELS = {"model": "tiny", "backend": "scripted", "worker": "w0"}
-OF_NO_WORKER = {"baton_waiting_sequences", "baton_resumable_streams", "baton_stream_detachments"}
+OF_NO_WORKER = {
+    "baton_waiting_sequences",
+    "baton_resumable_streams",
+    "baton_stream_detachments",
+    "baton_link_refused_total",
+}
 
 
 async def scrape(served: Served, worker: str = "w0") -> dict[str, float]:

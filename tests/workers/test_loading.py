@@ -14,7 +14,7 @@ from workers.text.bytes import ByteTokenizer
 
 
 def test_a_scripted_worker_needs_no_files() -> None:
-    assert describe(scripted(context=64)) == Described("scripted", "none", 64, "scripted")
+    assert describe(scripted(context=64)) == Described("scripted", "none", 64, "scripted", "scripted")
     phases: list[tuple[str, int, int]] = []
     loaded = load(scripted(context=64, max_batch_size=3), lambda *progress: phases.append(progress))
     assert isinstance(loaded.vocabulary, ByteTokenizer)

@@ -1,0 +1,291 @@
+"""Where workers of other machines come in: one TCP port, and behind it a link of its own for each who is on the list.
+
+ZeroMQ's own handshake runs from end to end, between the worker and its link; what stands here only passes bytes on, and
+so can bound them, count who fails, and hang up on one peer without touching another. Each connection gets a socket in a
+folder of its own, where nobody else can come, as a process of this machine does.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from actors.arrival import Arrival
+from actors.endpoint import EndpointError, LocalEndpoint, is_loopback
+from actors.keys import AllowList, KeyFileError, KeyPair
+from actors.link import CurveKeys, Link
+from actors.rate import PeerRate, TokenBucket
+from actors.refusals import Refusal, Refusals
+from actors.splice import End
+from protocol.codec import decode_event
+from protocol.errors import ProtocolError
+from protocol.events import Hello
+
+BACKLOG = 64
+MAX_ADDRESSES = 1024
+"""Addresses whose rate is remembered; the one that was heard of longest ago is forgotten."""
+
+OnArrival = Callable[[Arrival], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DoorLimits:
+    """What strangers may cost."""
+
+    attempts_per_s: float = 2.0
+    """Connections from one address, in the long run."""
+    attempts_at_once: float = 20.0
+    """Connections from one address in a moment."""
+    waiting: int = 32
+    """Connections, from anywhere, that have not said `Hello` yet."""
+    hello_s: float = 10.0
+    """Time in which a connection must have said it."""
+    opening_bytes: int = 16384
+    """Bytes that it may send until then: a handshake and a `Hello` are below 2 KiB."""
+    revoke_s: float = 5.0
+    """Between two looks at the allow-list, for those who are on it no longer."""
+
+
+def door_address(address: str, *, public: bool) -> tuple[str, int]:
+    """Host and port of `tcp://HOST:PORT`. Raises `EndpointError` for what is none, and for an address that strangers
+    can reach (not of this machine or of a private network, by RFC 1918 and 4193) unless `public`."""
+    parts = urlsplit(address)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    host = parts.hostname
+    if parts.scheme != "tcp" or not host or port is None or parts.path:
+        raise EndpointError(f"an address for workers is tcp://HOST:PORT, not {address!r}")
+    if not public and not _is_private(host):
+        raise EndpointError(
+            f"{address} can be reached by anybody. Only workers with a key on the allow-list get in, but say that "
+            "you want it (--allow-public-workers), or give an address of a private network"
+        )
+    return host, port
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `EndpointError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise EndpointError(f"cannot listen for workers on {host}:{port}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class Door:
+    """Turns connections into arrivals. Owns the connections, also of those who were let in: a link that is closed
+    ends its own."""
+
+    def __init__(
+        self,
+        keys: KeyPair,
+        allowed: AllowList,
+        on_arrival: OnArrival,
+        refusals: Refusals,
+        limits: DoorLimits | None = None,
+        rate: PeerRate | None = None,
+    ) -> None:
+        self._keys = keys
+        self._allowed = allowed
+        self._on_arrival = on_arrival
+        self._refusals = refusals
+        self._limits = limits or DoorLimits()
+        self._rate = rate or PeerRate()
+        self._log = structlog.get_logger("door")
+        self._attempts: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._guests: set[_Guest] = set()
+        self._group: TaskGroup | None = None
+        self._server: asyncio.Server | None = None
+
+    async def run(self, listener: socket.socket) -> None:
+        """Take connections until cancelled; then all of them end."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with anyio.create_task_group() as self._group:
+                self._server = await loop.create_server(lambda: _Guest(self), sock=listener)
+                await self._revoke()
+        finally:
+            self.shut()
+            for guest in list(self._guests):
+                guest.abort()
+
+    def shut(self) -> None:
+        """Take no more connections; those who are in stay."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _revoke(self) -> None:
+        """Hang up on those whose key was taken off the list."""
+        while True:
+            await anyio.sleep(self._limits.revoke_s)
+            try:
+                allowed = self._allowed.read()
+            except KeyFileError as error:
+                self._log.error("allow_list_unreadable", problem=str(error))
+                continue
+            for guest in list(self._guests):
+                if guest.arrived and guest.key not in allowed:
+                    self._log.warning("worker_revoked", worker=guest.name, address=guest.address)
+                    guest.abort()
+
+    def came(self, guest: "_Guest") -> None:
+        """A connection was made: take it, or hang up."""
+        host = guest.address.rpartition(":")[0]
+        now = asyncio.get_running_loop().time()
+        waiting = sum(1 for other in self._guests if not other.arrived)
+        if not self._bucket(host).take(1.0, now) or waiting >= self._limits.waiting or self._group is None:
+            self.refuse(guest, Refusal.RATE, "too many connections")
+            return
+        try:
+            allowed = self._allowed.read()
+        except KeyFileError as error:
+            self._log.error("allow_list_unreadable", problem=str(error))
+            allowed = {}
+        if not allowed:
+            self.refuse(guest, Refusal.KEY, "nobody is on the allow-list")
+            return
+        self._guests.add(guest)
+        keys = CurveKeys(self._keys.public, self._keys.secret, allowed=frozenset(allowed))
+        self._group.start_soon(guest.enter, keys, dict(allowed), self._rate, self._limits)
+
+    def refuse(self, guest: "_Guest", why: Refusal | None, text: str) -> None:
+        """Hang up; `why` is None when it is counted already."""
+        if why is not None:
+            self._refusals.count(why)
+        self._log.info("connection_refused", address=guest.address, reason=text)
+        guest.abort()
+
+    def failed(self, why: Refusal) -> None:
+        """What a guest's link refuses."""
+        self._refusals.count(why)
+
+    def introduce(self, arrival: Arrival) -> None:
+        """Somebody has said `Hello`."""
+        self._on_arrival(arrival)
+
+    def gone(self, guest: "_Guest") -> None:
+        self._guests.discard(guest)
+
+    def _bucket(self, host: str) -> TokenBucket:
+        bucket = self._attempts.pop(host, None)
+        if bucket is None:
+            bucket = TokenBucket(self._limits.attempts_per_s, self._limits.attempts_at_once)
+        self._attempts[host] = bucket
+        if len(self._attempts) > MAX_ADDRESSES:
+            self._attempts.popitem(last=False)
+        return bucket
+
+
+class _Guest(End):
+    """One connection from outside, from its first byte to its last."""
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(self._ended)
+        self._door = door
+        self._link: Link | None = None
+        self._names: dict[str, str] = {}
+        self._opening_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self.address = ""
+        self.arrived = False
+        """It has said `Hello`: its link has another owner."""
+        self.key = ""
+
+    @property
+    def name(self) -> str:
+        return self._names.get(self.key, "")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        host, port = transport.get_extra_info("peername", ("", 0))[:2]
+        self.address = f"{host}:{port}"
+        self._door.came(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.arrived and self.received > self._opening_bytes:
+            self._door.refuse(self, Refusal.HANDSHAKE, f"more than {self._opening_bytes} bytes before its Hello")
+
+    async def enter(self, keys: CurveKeys, names: dict[str, str], rate: PeerRate, limits: DoorLimits) -> None:
+        """Make its link, and let its bytes reach it."""
+        loop = asyncio.get_running_loop()
+        self._names, self._opening_bytes = names, limits.opening_bytes
+        self._deadline = loop.call_later(limits.hello_s, self._too_late)
+        try:
+            with LocalEndpoint() as endpoint:
+                self._link = Link.bind(
+                    endpoint.address,
+                    self._heard,
+                    on_lost=self._lost,
+                    keys=keys,
+                    rate=rate,
+                    on_refused=self._door.failed,
+                )
+                path = Path(endpoint.address.removeprefix("ipc://"))
+                _, inner = await loop.create_unix_connection(lambda: End(lambda: None), str(path))
+        except (EndpointError, OSError) as error:
+            self._door.refuse(self, None, str(error))
+            return
+        if self.ended:
+            inner.abort()
+        else:
+            self.join(inner)
+
+    def _heard(self, frames: list[bytes]) -> None:
+        """The first message is one `Hello`; what comes after it is for whoever has the link then."""
+        link = self._link
+        assert link is not None
+        if self.arrived:
+            link.close(0.0)  # it did not wait for its Welcome
+            self._door.refuse(self, Refusal.FRAME, "it went on before it was welcomed")
+            return
+        try:
+            hello = decode_event(frames[0])
+        except ProtocolError as error:
+            self._door.refuse(self, Refusal.FRAME, str(error))
+            return
+        if len(frames) != 1 or not isinstance(hello, Hello):
+            self._door.refuse(self, Refusal.FRAME, "its first message was not a Hello")
+            return
+        self.arrived = True
+        self.key = link.peer_key
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._door.introduce(Arrival(self.name, self.address, hello, link))
+
+    def _lost(self, reason: str) -> None:
+        """The link has ended before anybody took it over."""
+        self.close()
+
+    def _too_late(self) -> None:
+        self._door.refuse(self, Refusal.SILENT, "it did not say Hello in time")
+
+    def _ended(self) -> None:
+        self._door.gone(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._link is not None and not self.arrived:
+            self._link.close(0.0)
+
+
+def _is_private(host: str) -> bool:
+    if is_loopback(host):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_private and not address.is_unspecified

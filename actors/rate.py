@@ -1,0 +1,55 @@
+"""How much a peer may send: token buckets (J. Turner, IEEE Communications Magazine, 1986). Pure: the clock is told."""
+
+from dataclasses import dataclass
+
+
+class TokenBucket:
+    """Lets `rate` units a second pass in the long run, and `burst` of them at once."""
+
+    __slots__ = ("_at", "_burst", "_left", "_rate")
+
+    def __init__(self, rate: float, burst: float) -> None:
+        """Raises `ValueError` when one of them is not above 0."""
+        if not (rate > 0 and burst > 0):
+            raise ValueError(f"rate and burst: {rate} and {burst} are not both above 0")
+        self._rate = rate
+        self._burst = burst
+        self._left = burst
+        self._at = float("-inf")
+
+    def take(self, amount: float, now: float) -> bool:
+        """Take units, if there are as many; `now` is in seconds of any steady clock."""
+        if now > self._at:
+            self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+            self._at = now
+        if amount > self._left:
+            return False
+        self._left -= amount
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRate:
+    """What one peer may send on a link. Far above what a worker sends: a message for each engine step, of some KiB."""
+
+    messages_per_s: float = 20_000.0
+    messages_at_once: float = 20_000.0
+    bytes_per_s: float = 128.0 * (1 << 20)
+    bytes_at_once: float = 256.0 * (1 << 20)
+
+
+class PeerBudget:
+    """What one peer has left of its rate."""
+
+    def __init__(self, rate: PeerRate) -> None:
+        self._rate = rate
+        self._messages = TokenBucket(rate.messages_per_s, rate.messages_at_once)
+        self._bytes = TokenBucket(rate.bytes_per_s, rate.bytes_at_once)
+
+    def spend(self, size: int, now: float) -> str | None:
+        """Account for one message of `size` bytes: None, or which bound it breaks, in words."""
+        if not self._messages.take(1.0, now):
+            return f"more than {self._rate.messages_per_s:g} messages a second"
+        if not self._bytes.take(size, now):
+            return f"more than {self._rate.bytes_per_s:g} bytes a second"
+        return None

@@ -1,0 +1,123 @@
+"""What supervises one worker through its incarnations, wherever it runs: its status, its commands, its listener.
+
+Each incarnation is an actor of its own, with a fresh link. Needs asyncio underneath, for the link.
+"""
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from actors.actor import Ref
+from actors.incarnation_actor import IncarnationActor
+from actors.refusals import Refusals
+from actors.worker import Deadlines, WorkerListener, WorkerState, WorkerStatus, WorkerUnavailable
+from protocol.commands import Command, Drain, Stop
+from protocol.events import Gauges
+
+
+class Supervisor:
+    """A `Worker`, kept alive. `run` lives in the caller's task group."""
+
+    def __init__(
+        self, name: str, listener: WorkerListener, *, deadlines: Deadlines | None, refusals: Refusals | None
+    ) -> None:
+        self.name = name
+        self.listener = listener
+        self.deadlines = deadlines or Deadlines()
+        self.refusals = refusals or Refusals()
+        """Where what its links refuse is counted."""
+        self.log = structlog.get_logger("worker").bind(worker=name)
+        self._state = WorkerState.STOPPED
+        self._reason = ""
+        self._incarnations = 0
+        self._current: IncarnationActor | None = None
+        self._ref: Ref[None] | None = None
+        self._stop_requested = False
+        self._restart_requested = False
+        self._restarts = 0
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The worker now."""
+        current = self._current
+        seen = None if current is None else current.seen
+        return WorkerStatus(
+            name=self.name,
+            state=self._state if seen is None else seen.state,
+            pid=None if current is None else current.pid,
+            incarnation=self._incarnations,
+            restarts=self._restarts,
+            hello=seen.hello if seen else None,
+            ready=seen.ready if seen else None,
+            gauges=seen.gauges if seen else Gauges(),
+            loading=seen.loading if seen else None,
+            last_progress=seen.last_progress if seen else 0.0,
+            reason=self._reason,
+            hang_s=seen.hang_s if seen else 0.0,
+            address="" if current is None else current.address,
+        )
+
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        """See `Worker`. A draining worker still takes cancels."""
+        if self._current is None:
+            raise WorkerUnavailable(f"worker {self.name!r} is {self._state}: {self._reason or 'no process'}")
+        self._current.send(commands)
+
+    def drain_nowait(self, grace_s: float) -> None:
+        """Let what is live finish within `grace_s` seconds, then stop for good. Returns at once."""
+        self._stop_requested = True
+        self._ask_to_leave(_drain(grace_s), grace_s)
+
+    def restart_nowait(self, grace_s: float) -> None:
+        """As `drain_nowait`, but another incarnation follows. Does nothing to a worker that does not run, or is to stop
+        for good."""
+        if self._ref is not None and not self._stop_requested:
+            self._restart_requested = True
+            self._ask_to_leave(_drain(grace_s), grace_s)
+
+    def stop_nowait(self) -> None:
+        """Stop for good: ask, wait for `deadlines.stop`, then kill. Returns at once."""
+        self._stop_requested = True
+        self._ask_to_leave(Stop(), 0.0)
+
+    async def run(self) -> None:
+        """Keep the worker until it was stopped, or was given up. A cancel stops it. May be called again after it has
+        returned."""
+        raise NotImplementedError
+
+    def next_incarnation(self, actor: IncarnationActor) -> int:
+        """Called by an incarnation that starts; its number."""
+        self._incarnations += 1
+        self._restart_requested = False
+        self._current = actor
+        self._reason = ""
+        return self._incarnations
+
+    def enter(self, state: WorkerState, reason: str) -> None:
+        """No incarnation serves any more."""
+        if state is WorkerState.STOPPED and self._restart_requested and not self._stop_requested:
+            state, reason = WorkerState.BACKOFF, "it is started again, as asked"
+        if (self._current, self._state, self._reason) != (None, state, reason):
+            self._current, self._state, self._reason = None, state, reason
+            self.changed()
+
+    def changed(self) -> None:
+        """Tell the listener."""
+        self.notify(self.listener.worker_changed, self.status)
+
+    def notify(self, call: Callable[..., None], *args: object) -> None:
+        """Call the listener. Its defect must not end the supervision of its worker: it is logged, in full."""
+        try:
+            call(*args)
+        except Exception as error:
+            self.log.error("listener_failed", exc_info=error)
+
+    def _ask_to_leave(self, command: Command, grace_s: float) -> None:
+        if self._current is not None:
+            self._current.leave(command, grace_s)
+        elif self._ref is not None:
+            self._ref.stop()
+
+
+def _drain(grace_s: float) -> Drain:
+    return Drain(grace_ms=max(0, int(grace_s * 1000)))

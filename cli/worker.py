@@ -1,0 +1,69 @@
+"""`baton worker`: a worker of this machine that computes for a gateway on another."""
+
+import functools
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+
+from actors.endpoint import EndpointError
+from actors.keys import KeyFileError, read_key, to_z85
+from actors.link import CurveKeys
+from actors.logs import configure_logging
+from actors.worker import Deadlines
+from cli.model import ChosenModel, check_model, worker_spec
+from cli.options import CommandFailed
+from cli.serve import log_level, worker_command
+from cli.settings import Settings, flag
+from protocol.bounds import MAX_NAME
+from workers.joining import Joining, WorkerGaveUp
+
+
+def run_worker(settings: Settings) -> None:
+    """Keep a worker joined until a signal, or until it cannot be kept alive. Raises `CommandFailed` in a sentence."""
+    keys = worker_keys(settings)
+    model = ChosenModel.choose(settings)
+    spec = worker_spec(settings, model, socket.gethostname()[:MAX_NAME] or "worker")
+    check_model(spec)
+    configure_logging("worker-host", log_level(settings, sys.stderr.isatty()))
+    try:
+        joining = functools.partial(
+            Joining,
+            spec.name,
+            worker_command(spec),
+            settings.join,
+            keys,
+            deadlines=Deadlines(hang=settings.hang_timeout_s),
+        )
+        anyio.run(_run, joining)
+    except (EndpointError, WorkerGaveUp) as error:
+        raise CommandFailed(str(error)) from error
+
+
+def worker_keys(settings: Settings) -> CurveKeys:
+    """The keys of the settings. Raises `CommandFailed` for one that is not given, or cannot be used."""
+    for name in ("join", "server_key", "key_file"):
+        if not getattr(settings, name):
+            raise CommandFailed(f"{flag(name)} is needed: a worker knows its gateway by it")
+    try:
+        own = read_key(Path(settings.key_file).expanduser())
+        return CurveKeys(own.public, own.secret, server=to_z85(settings.server_key, flag("server_key")))
+    except KeyFileError as error:
+        raise CommandFailed(str(error)) from error
+
+
+async def _run(make: Callable[[], Joining]) -> None:
+    joining = make()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_stop_on_signals, joining)
+        await joining.run()
+        group.cancel_scope.cancel()
+
+
+async def _stop_on_signals(joining: Joining) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            joining.stop()

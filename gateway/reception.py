@@ -1,0 +1,117 @@
+"""Who comes in by the door: which worker of the fleet it is, and whether what it serves fits."""
+
+import socket
+from pathlib import Path
+
+import anyio
+import structlog
+
+from actors.arrival import Arrival
+from actors.door import Door, door_address, listen_at
+from actors.endpoint import EndpointError
+from actors.keys import GATEWAY_KEY, AllowList, KeyFileError, read_key
+from actors.refusals import Refusal
+from actors.remote_worker import RemoteWorker
+from gateway.fleet import Fleet
+from gateway.server import BindError
+from gateway.settings import GatewaySettings
+from protocol.events import Hello
+
+_log = structlog.get_logger("gateway.reception")
+
+
+PREDECESSOR_S = 0.5
+"""Between two tries to listen where a gateway that leaves still does."""
+
+
+class Reception:
+    """Introduces the workers of other machines to the fleet. Synchronous but for `run`."""
+
+    def __init__(self, settings: GatewaySettings, fleet: Fleet) -> None:
+        """Raises `BindError` for an address, a key or a list that cannot be used."""
+        self._fleet = fleet
+        self._refusals = fleet.refusals
+        try:
+            self._at = door_address(settings.listen_workers, public=settings.allow_public_workers)
+            folder = Path(settings.keys_dir).expanduser()
+            keys, allowed = read_key(folder / GATEWAY_KEY), AllowList(folder)
+            if not allowed.read():
+                raise BindError(f"no worker may join: {folder} has no key of one (baton keys add)")
+        except (EndpointError, KeyFileError) as error:
+            raise BindError(str(error)) from error
+        self._door = Door(keys, allowed, self.arrived, fleet.refusals)
+        self._listener: socket.socket | None = None
+
+    def listen(self) -> None:
+        """Take the port now. Raises `BindError`."""
+        try:
+            self._listener = listen_at(*self._at)
+        except EndpointError as error:
+            raise BindError(str(error)) from error
+        _log.info("listening_for_workers", host=self._at[0], port=self.port)
+
+    @property
+    def port(self) -> int:
+        """The one that is listened on; 0 before."""
+        port: int = 0 if self._listener is None else self._listener.getsockname()[1]
+        return port
+
+    async def run(self) -> None:
+        """Let workers in until cancelled; then all of them are let go. Without `listen` it waits for the port, which a
+        gateway that leaves may still have."""
+        while self._listener is None:
+            try:
+                self.listen()
+            except BindError as error:
+                _log.info("waits_for_the_port", reason=str(error))
+                await anyio.sleep(PREDECESSOR_S)
+        await self._door.run(self._listener)
+
+    def shut(self) -> None:
+        """Let nobody in any more; those who are in stay."""
+        self._door.shut()
+
+    def arrived(self, arrival: Arrival) -> None:
+        """Let it join as the worker that its key names, or decline in words and count it."""
+        why = self._objection(arrival.name, arrival.hello)
+        if why is not None:
+            _log.warning("worker_declined", worker=arrival.name, address=arrival.address, reason=why)
+            self._refusals.count(Refusal.MODEL)
+            arrival.decline(why)
+            return
+        worker = self._fleet.remote(arrival.name, arrival.hello.model)
+        self._note_kind(arrival)
+        worker.arrive(arrival)
+
+    def _objection(self, name: str, hello: Hello) -> str | None:
+        """Why it must not serve under that name, or that model's."""
+        known = self._fleet.find(name)
+        if known is not None and not isinstance(known.process, RemoteWorker):
+            return f"{name} is a worker of the gateway's own machine: give the key another name"
+        if known is not None and known.model != hello.model:
+            return (
+                f"{name} served {known.model!r} before, not {hello.model!r}: give each model's worker a key of its own"
+            )
+        others = {
+            other.model_digest
+            for member in self._fleet
+            if member.name != name
+            and member.model == hello.model
+            and (other := member.process.status.hello) is not None
+        }
+        if others and hello.model_digest not in others:
+            return (
+                f"its checkpoint of {hello.model!r} (digest {hello.model_digest or 'none'}) is not the one that is "
+                f"served here (digest {', '.join(sorted(others)) or 'none'})"
+            )
+        return None
+
+    def _note_kind(self, arrival: Arrival) -> None:
+        """Another backend, device or number type is welcome, and told of: its tokens may differ from the others'."""
+        hello = arrival.hello
+        for member in self._fleet:
+            other = member.process.status.hello
+            if other is not None and member.name != arrival.name and member.model == hello.model:
+                if (other.backend, other.config_digest) != (hello.backend, hello.config_digest):
+                    _log.warning("worker_unlike", worker=arrival.name, other=member.name, model=hello.model)
+                return

@@ -1,0 +1,40 @@
+"""A worker of another machine, for the tests: `baton worker` with a script.
+
+Run as `python FILE SPEC ADDRESS SERVER KEY`: the spec in JSON, the gateway's public key, the file of the worker's own.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from actors.keys import read_key, to_z85
+from actors.link import CurveKeys
+from actors.logs import configure_logging
+from actors.supervision import RestartPolicy
+from actors.worker import Deadlines
+from cli.serve import worker_command
+from workers.joining import Joining
+from workers.spec import WorkerSpec
+
+text, address, server, file = sys.argv[1:]
+spec = msgspec.convert(json.loads(text), WorkerSpec)
+own = read_key(Path(file))
+configure_logging("worker-host", "warning")
+
+
+async def main() -> None:
+    joining = Joining(
+        spec.name,
+        worker_command(spec),
+        address,
+        CurveKeys(own.public, own.secret, server=to_z85(server)),
+        policy=RestartPolicy(first_delay_s=0.01),
+        deadlines=Deadlines(hang=1.0),
+    )
+    await joining.run()
+
+
+anyio.run(main)
