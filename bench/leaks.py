@@ -29,12 +29,13 @@ class Sample:
     processes: int
     """Below the gateway."""
     worker_bytes: int
-    """Of all workers."""
+    """Of the largest worker."""
     worker_descriptors: int
     """The most of one worker."""
     streams: int
     """Sequences in slots and queues, by the workers' gauges."""
     restarts: int
+    """Of all workers."""
 
 
 def sample(at_s: float, gateway: int, watched: Watched) -> Sample:
@@ -49,7 +50,7 @@ def sample(at_s: float, gateway: int, watched: Watched) -> Sample:
         round(at_s, 2),
         *own,
         len(children),
-        sum(size for size, _ in sizes),
+        max((size for size, _ in sizes), default=0),
         max((descriptors for _, descriptors in sizes), default=0),
         sum(each["slots_active"] + each["queue_depth"] for each in workers),
         sum(each["restarts"] for each in workers),

@@ -1,5 +1,6 @@
 """A server in a process of its own, whose workers are started again however often they fail."""
 
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -30,6 +31,9 @@ HOST = "127.0.0.1"
 READY_TIMEOUT_S = 300.0
 POLICY = RestartPolicy(max_failures=64, window_s=1.0, first_delay_s=0.05, max_delay_s=0.25)
 """Each failure is treated as a first one: what is killed again and again is started ever later, and then given up."""
+
+KEEP_ALIVE_S = 2.0
+"""A client that leaves while its connection is idle is noticed when this has passed: Hypercorn does not read then."""
 
 Launcher = Callable[[Settings, ChosenModel], Sequence[WorkerLaunch]]
 """What the gateway starts. Travels to another process: a function of a module, perhaps with arguments bound."""
@@ -89,12 +93,9 @@ def _serve(
     configure_logging("gateway", options.get("log_level", "error"))
     settings = load(options)
     launches = launcher(settings, ChosenModel.choose(settings))
+    gateway = dataclasses.replace(gateway_settings(settings), keep_alive_s=KEEP_ALIVE_S)
     tell = functools.partial(_tell, listening)
-    anyio.run(
-        functools.partial(
-            run_daemon, gateway_settings(settings), launches, on_listening=tell, policy=POLICY, deadlines=deadlines
-        )
-    )
+    anyio.run(functools.partial(run_daemon, gateway, launches, on_listening=tell, policy=POLICY, deadlines=deadlines))
 
 
 def _tell(listening: Connection, host: str, port: int) -> None:

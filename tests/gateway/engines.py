@@ -4,7 +4,8 @@ The test says when it steps, what of a step arrives, and when it dies. So whole 
 both sides, and every interleaving of them can be had on purpose.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.streams import Call
@@ -76,6 +77,16 @@ class EngineWorker(FakeWorker):
             frames, self._answers = self._answers, []
             for frame in frames:
                 self.say(frame)
+
+    @contextmanager
+    def muffled(self, into: list[Event]) -> Iterator[None]:
+        """What it says is not heard but kept."""
+        say = self.say
+        self.say = lambda event, incarnation=None: into.append(event)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            self.say = say  # type: ignore[method-assign]
 
     @property
     def idle(self) -> bool:

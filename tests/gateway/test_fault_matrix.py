@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from protocol.errors import ErrorCode
-from protocol.events import Failed
+from protocol.events import Event, Failed
 from tests.gateway.engines import EngineWorker, undisturbed
 from tests.gateway.serving import CHAT, COMPLETION, Served, events, serving
 
@@ -24,6 +24,27 @@ APIS = {"completions": ("/v1/completions", COMPLETION), "chat": ("/v1/chat/compl
 
 def _dies(worker: EngineWorker) -> None:
     worker.die()
+
+
+def _is_late(worker: EngineWorker) -> None:
+    """What two steps brought was on its way for long, and comes with the next one."""
+    said: list[Event] = []
+    with worker.muffled(said):
+        worker.step()
+        worker.step()
+    for event in said:
+        worker.say(event)
+
+
+def _hangs_and_is_killed(worker: EngineWorker) -> None:
+    """Its last words are of a life that is over: they come after the next one began."""
+    said: list[Event] = []
+    with worker.muffled(said):
+        worker.step()
+    incarnation = worker.status.incarnation
+    worker.die()
+    for event in said:
+        worker.say(event, incarnation)
 
 
 def _is_replaced(worker: EngineWorker) -> None:
@@ -55,6 +76,8 @@ def _fails_a_step(worker: EngineWorker) -> None:
 FAULTS: dict[str, Callable[[EngineWorker], None]] = {
     "dies": _dies,
     "dies unheard": _dies_unheard,
+    "is late": _is_late,
+    "hangs and is killed": _hangs_and_is_killed,
     "is replaced": _is_replaced,
     "leaves": _leaves,
     "is vacated": _moves,
