@@ -201,7 +201,8 @@ async def test_an_openai_client_goes_on() -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_workers_may_die_while_nobody_reads() -> None:
+@pytest.mark.parametrize("end", ["dies", "is drained", "leaves"])
+async def test_workers_may_go_while_nobody_reads(end: str) -> None:
     body = COMPLETION | OPTIONS | {"n": 2, "max_tokens": 30, "seed": 7, "return_token_ids": True}
     async with serving("a", "b", make=EngineWorker) as served, anyio.create_task_group() as group:
         workers = [worker for worker in served.workers if isinstance(worker, EngineWorker)]
@@ -219,7 +220,7 @@ async def test_workers_may_die_while_nobody_reads() -> None:
             found = await first.events(1)
         holder, other = sorted(workers, key=lambda worker: len(worker.submits), reverse=True)
         assert served.live == 2, "it goes on while nobody reads"
-        holder.die()
+        {"dies": holder.die, "leaves": holder.leave}.get(end, lambda: served.router.migrate(holder.name))()
         await served.until(lambda: bool(other.submits))
         while served.live:
             other.step()
