@@ -7,40 +7,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import base
 from mlx_lm.utils import load_model
 
 from workers.checkpoint import CheckpointError, ModelConfig
-from workers.mlx.kv import FreshRows
+from workers.mlx.parts import (
+    CappedAttention,
+    ExactlyScaled,
+    PlainExperts,
+    PlainGelu,
+    plain_clip_residual,
+    plain_swiglu,
+    ragged_attention,
+)
 from workers.mlx.rotary import Rotary, no_positions
 
 QUANTIZED_GROUP = 64
 """Inputs that share a scale in the matrices that are quantized here."""
-
-
-def ragged_attention(
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    cache: Any,
-    scale: float,
-    mask: Any,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """mlx-lm's `scaled_dot_product_attention`, which also attends ragged rows to their slots."""
-    if isinstance(keys, FreshRows):
-        if sinks is not None:
-            raise NotImplementedError("attention sinks")
-        return keys.cache.attend(queries, keys.rows, values.rows, scale)
-    output: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
-    return output
-
-
-def plain_swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """mlx-lm's `swiglu` without `mx.compile`."""
-    return gate * mx.sigmoid(gate) * up
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +40,8 @@ class Adapter:
     """Takes the biases that `attention_bias` speaks of."""
     free_head_dim: bool = True
     """Reads `head_dim`; otherwise it is hidden_size / num_attention_heads."""
+    rounds_scale: bool = False
+    """Rounds the factor of embeddings to bfloat16 whatever the weights are."""
 
 
 LLAMA = Adapter("llama", biases=True)
@@ -68,6 +53,12 @@ ADAPTERS: Mapping[str, Adapter] = {
     "smollm3": Adapter("smollm3", always={}, uncompiled={}, submodules={"llama": LLAMA}, biases=True),
     "olmo2": Adapter("olmo2", biases=True),
     "phi3": Adapter("phi3", free_head_dim=False),
+    "gemma2": Adapter("gemma2", always={"Attention": CappedAttention}, uncompiled={"MLP": PlainGelu}),
+    "gemma3_text": Adapter(
+        "gemma3_text", uncompiled={"MLP": PlainGelu, "clip_residual": plain_clip_residual}, rounds_scale=True
+    ),
+    "qwen3_moe": Adapter("qwen3_moe", uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts}),
+    "mixtral": Adapter("mixtral", uncompiled={"SwitchGLU": PlainExperts}, free_head_dim=False),
 }
 """By family."""
 
@@ -114,14 +105,23 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     ropes = [Rotary(rope, context) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
         module_layer.self_attn.rope = no_positions if layer.rope is None else ropes[layer.rope]
+    if adapter.rounds_scale:
+        model.model.embed_tokens = ExactlyScaled(model.model.embed_tokens, config.embedding_scale)
     return model
 
 
 def quantize_matrices(model: Any, bits: int) -> None:
-    """Make the matrices of a model that is read lazily into ones of few bits, in place, where the groups fit."""
+    """Make the matrices of a model that is read lazily into ones of few bits, in place, where the groups fit.
 
-    def fits(_: str, module: Any) -> bool:
-        return hasattr(module, "to_quantized") and module.weight.shape[-1] % QUANTIZED_GROUP == 0
+    Not those that choose experts: they are small, and what they choose is all or nothing.
+    """
+
+    def fits(name: str, module: Any) -> bool:
+        return (
+            not name.endswith(".gate")
+            and hasattr(module, "to_quantized")
+            and module.weight.shape[-1] % QUANTIZED_GROUP == 0
+        )
 
     nn.quantize(model, group_size=QUANTIZED_GROUP, bits=bits, class_predicate=fits)
 
@@ -150,7 +150,21 @@ def _model_config(config: ModelConfig) -> dict[str, Any]:
 
     mlx-lm has other defaults than transformers. Positions and attention windows are ours, so it is told of none.
     """
-    return {
+    experts = config.experts
+    mixture = (
+        {}
+        if experts is None
+        else {
+            "num_experts": experts.count,
+            "num_local_experts": experts.count,
+            "num_experts_per_tok": experts.per_token,
+            "moe_intermediate_size": experts.ffn,
+            "norm_topk_prob": experts.normalize,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [number for number, layer in enumerate(config.plan) if not layer.experts],
+        }
+    )
+    return mixture | {
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
         "rms_norm_eps": config.rms_eps,
@@ -165,4 +179,8 @@ def _model_config(config: ModelConfig) -> dict[str, Any]:
         "no_rope_layers": None,
         "layer_types": None,
         "sliding_window": None,
+        "sliding_window_pattern": 1,
+        "query_pre_attn_scalar": config.attention_scale**-2,
+        "attn_logit_softcapping": config.attention_cap,
+        "final_logit_softcapping": config.logit_cap,
     }

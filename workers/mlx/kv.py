@@ -101,20 +101,26 @@ class LayerCache:
         """
         return FreshRows(self, keys), FreshRows(self, values)
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-        """Write each span's rows and attend, causally, to its own slot: [rows, heads, 1, head_dim]."""
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, cap: float | None = None
+    ) -> mx.array:
+        """Write each span's rows and attend, causally, to its own slot: [rows, heads, 1, head_dim].
+
+        With a `cap`, scores s become cap * tanh(s / cap).
+        """
         outputs, first = [], 0
         for span in self._spans:
             rows = slice(first, first + span.count)
             first += span.count
             held = span.slot.write(self._layer, span.start, _as_sequence(keys[rows]), _as_sequence(values[rows]))
             first_seen = 0 if self._window is None else max(0, span.start + 1 - self._window)
-            output = mx.fast.scaled_dot_product_attention(
-                _as_sequence(queries[rows]),
-                *(part[..., first_seen:, :] for part in held),
-                scale=scale,
-                mask=self._mask(span, first_seen),
-            )
+            seen_keys, seen_values = (part[..., first_seen:, :] for part in held)
+            asked = _as_sequence(queries[rows])
+            if cap is None:
+                mask = self._mask(span, first_seen)
+                output = mx.fast.scaled_dot_product_attention(asked, seen_keys, seen_values, scale=scale, mask=mask)
+            else:
+                output = _capped(asked, seen_keys, seen_values, scale, cap, self._seen(span, first_seen))
             outputs.append(_as_sequence(output))
         return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
 
@@ -125,8 +131,14 @@ class LayerCache:
         end = span.start + span.count
         if self._window is None or end <= self._window:
             return "causal"  # lines the last query up with the last key, which is what a chunk behind a past needs
+        return self._seen(span, first_seen)
+
+    def _seen(self, span: Span, first_seen: int) -> mx.array:
+        """`_mask` as bits, [queries, keys]."""
+        end = span.start + span.count
         queries, keys = mx.arange(span.start, end)[:, None], mx.arange(first_seen, end)[None]
-        return (keys <= queries) & (keys > queries - self._window)
+        seen = keys <= queries
+        return seen if self._window is None else seen & (keys > queries - self._window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +147,16 @@ class FreshRows:
 
     cache: LayerCache
     rows: mx.array
+
+
+def _capped(queries: mx.array, keys: mx.array, values: mx.array, scale: float, cap: float, seen: mx.array) -> mx.array:
+    """Attention of [1, heads, n, head_dim] to [1, kv_heads, m, head_dim], as transformers' Gemma 2 has it."""
+    _, heads, count, width = queries.shape
+    grouped = queries.reshape(1, keys.shape[1], -1, count, width)
+    scores = (grouped * scale) @ keys[:, :, None].swapaxes(-1, -2)
+    scores = mx.where(seen, mx.tanh(scores / cap) * cap, -mx.inf)
+    output = mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]
+    return output.reshape(1, heads, count, width)
 
 
 def _as_sequence(rows: mx.array) -> mx.array:

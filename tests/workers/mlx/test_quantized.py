@@ -1,6 +1,7 @@
 """Quantized models on MLX: AWQ checkpoints, and matrices made of few bits while loading."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,3 +40,14 @@ def test_made_of_few_bits(load: Load, tmp_path: Path) -> None:
         assert runner.memory()["weights"] < plain.memory()["weights"] / 2
         errors.append(np.abs(runner.logits(Chunk(0, TOKENS, 0, 0)) - exact).mean())
     assert 0 < errors[0] < errors[1] / 5
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3_moe", "mixtral"])
+def test_caps_and_experts_of_few_bits(load: Load, tmp_path: Path, family: Any) -> None:
+    """Experts are matrices like others, what chooses them stays as it is; rows do not depend on their chunk."""
+    path = make_checkpoint(tmp_path, family, tied="gemma" in family)
+    exact, runner = load(path).logits(Chunk(0, TOKENS, 0, 0)), load(path, quantize="int8")
+    logits = runner.logits(Chunk(0, TOKENS, 0, 0))
+    assert 0 < np.abs(logits - exact).mean() < 0.1 * exact.std()
+    single = [runner.logits(Chunk(1, (token,), at, at)) for at, token in enumerate(TOKENS)]
+    np.testing.assert_array_equal(np.concatenate(single), logits)

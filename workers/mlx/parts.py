@@ -1,0 +1,91 @@
+"""Parts of mlx-lm's models as we need them: over slots, nothing compiled on a CPU, nothing rounded that need not be."""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import base, gemma2, switch_layers
+
+from workers.mlx.kv import FreshRows
+
+
+def ragged_attention(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """mlx-lm's `scaled_dot_product_attention`, which also attends ragged rows to their slots."""
+    if isinstance(keys, FreshRows):
+        if sinks is not None:
+            raise NotImplementedError("attention sinks")
+        return keys.cache.attend(queries, keys.rows, values.rows, scale)
+    output: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
+    return output
+
+
+class CappedAttention(gemma2.Attention):  # type: ignore[misc]
+    """Gemma 2's attention, which mlx-lm writes out, with its scores capped where slots are attended to."""
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        rows, tokens, _ = x.shape
+
+        def heads(part: mx.array, count: int) -> mx.array:
+            return part.reshape(rows, tokens, count, -1).transpose(0, 2, 1, 3)
+
+        queries = self.rope(heads(self.q_proj(x), self.n_heads), offset=cache.offset)
+        keys = self.rope(heads(self.k_proj(x), self.n_kv_heads), offset=cache.offset)
+        values = heads(self.v_proj(x), self.n_kv_heads)
+        output = cache.attend(queries, keys, values, self.scale, self.attn_logit_softcapping)
+        projected: mx.array = self.o_proj(output.transpose(0, 2, 1, 3).reshape(rows, tokens, -1))
+        return projected
+
+
+def plain_swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """mlx-lm's `swiglu` without `mx.compile`."""
+    return gate * mx.sigmoid(gate) * up
+
+
+class PlainExperts(switch_layers.SwitchGLU):  # type: ignore[misc]
+    """mlx-lm's `SwitchGLU` without `mx.compile`."""
+
+    def __init__(self, inputs: int, ffn: int, experts: int) -> None:
+        super().__init__(inputs, ffn, experts, activation=lambda up, gate: plain_swiglu(gate, up))
+
+
+class PlainGelu(gemma2.MLP):  # type: ignore[misc]
+    """Gemma's MLP without `mx.compile`."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gate = self.gate_proj(x)
+        activated = 0.5 * gate * (1 + mx.tanh((2 / mx.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
+        down: mx.array = self.down_proj(activated * self.up_proj(x))
+        return down
+
+
+def plain_clip_residual(x: mx.array, y: mx.array) -> mx.array:
+    """mlx-lm's `clip_residual` without `mx.compile`: in float16 a sum may not become infinite."""
+    if x.dtype != mx.float16:
+        return x + y
+    bound = mx.finfo(mx.float16).max
+    return mx.clip(x.astype(mx.float32) + y.astype(mx.float32), -bound, bound).astype(mx.float16)
+
+
+class ExactlyScaled(nn.Module):  # type: ignore[misc]
+    """Embeddings that mlx-lm multiplies by their scale in bfloat16: in other types, corrected for what that loses."""
+
+    def __init__(self, embedding: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self._factor = scale / mx.array(scale, mx.bfloat16).item()
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        embedded: mx.array = self.embedding(tokens)
+        return embedded if embedded.dtype == mx.bfloat16 else embedded * self._factor
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        logits: mx.array = self.embedding.as_linear(x)
+        return logits
