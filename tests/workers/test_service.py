@@ -304,10 +304,11 @@ class TestFaults:
     def test_a_failed_step_fails_only_its_requests(self) -> None:
         async def told(peer: Peer) -> None:
             await peer.ready()
-            peer.send(submit(1, max_tokens=5), submit(2, max_tokens=5))
+            peer.send(submit(1, max_tokens=5))
             failed = await peer.terminal(1)
             assert isinstance(failed, Failed)
             assert failed.code is ErrorCode.STEP
+            peer.send(submit(2, max_tokens=5))
             assert isinstance(await peer.terminal(2), Finished)
 
         play(told, faults=raising((1,)))
