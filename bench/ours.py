@@ -66,6 +66,8 @@ class Engine:
         runner.settle()  # graphs that would still be compiled beside the measurement
         self.runner = runner
         self._engine = BatchEngine(runner, max_queue=0, step_tokens=1 << 20)
+        self.fill_s = 0.0
+        """Seconds until all prompts of the last `steps` had their first token."""
         self._streams = 0
         self._random = random.Random(seed)
 
@@ -88,12 +90,14 @@ class Engine:
     def steps(self, prompts: Sequence[tuple[int, ...]], count: int) -> list[float]:
         """Seconds of `count` steps that decode one token for each prompt. Raises `RefusedError` for too many."""
         streams: list[int] = []
+        began = time.perf_counter()
         try:
             for prompt in prompts:
                 streams.append(self._submit(prompt, count + 8))
             begun: set[int] = set()
             while len(begun) < len(streams):
                 begun |= {token.stream for token in self._step().tokens}
+            self.fill_s = time.perf_counter() - began
             self._step()
             return [self._timed_step(len(streams)) for _ in range(count)]
         finally:

@@ -1,7 +1,8 @@
 """The model shapes that benchmarks measure, as checkpoints of random weights with a tokenizer: made once, then kept.
 
 110m is a Llama (12 layers, width 768, 12/4 heads, MLP 2048, vocabulary 32000), 0.5b is Qwen2.5-0.5B (24 layers, width
-896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; tiny is for trying a benchmark out.
+896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; 110m-yarn is the first with
+positions stretched by YaRN from 8192, and tiny is for trying a benchmark out.
 """
 
 import hashlib
@@ -35,6 +36,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "ffn": 4864,
         "vocab": 151936,
+    },
+    "110m-yarn": {
+        "family": "llama",
+        "layers": 12,
+        "hidden": 768,
+        "heads": 12,
+        "kv_heads": 4,
+        "head_dim": 64,
+        "ffn": 2048,
+        "vocab": 32000,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192},
     },
     "tiny": {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 128},
 }

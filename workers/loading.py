@@ -98,12 +98,12 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
 
 
 def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
-    """The cache rows that `kv_bytes` pays for; None for every slot's whole context.
+    """The cache rows that `kv_bytes` pays for, or without it the runner's; None for every slot's whole context.
 
     Raises `LoadRefused` when they are fewer than one context.
     """
     if not spec.kv_bytes:
-        return None
+        return capabilities.kv_rows or None
     rows = spec.kv_bytes // max(capabilities.row_bytes, 1)
     if rows < capabilities.context:
         raise LoadRefused(

@@ -11,6 +11,8 @@ from workers.refused import LoadRefused
 from workers.spec import Quantize
 
 GB = 1e9
+SHARE = 0.9
+"""Of the free memory, what weights and KV cache may take where nobody says: the rest is for what calls hold."""
 
 
 class MemoryRefused(LoadRefused):
@@ -29,10 +31,16 @@ class Needed:
     """Tokens of a slot."""
 
     @classmethod
-    def of(cls, weights: int, row_bytes: int, slots: int, context: int, kv_bytes: int) -> "Needed":
-        """`row_bytes` for each token of each slot, at most `kv_bytes` where that is not 0."""
+    def of(cls, weights: int, row_bytes: int, slots: int, context: int, kv_bytes: int, free: int | None) -> "Needed":
+        """`row_bytes` for each token of each slot, at most `kv_bytes`.
+
+        Where that is 0, at most what `SHARE` of the free memory leaves beside the weights, but one whole context.
+        """
+        bound = kv_bytes
+        if not kv_bytes and free is not None:
+            bound = max(int(SHARE * free) - weights, row_bytes * context)
         full = row_bytes * slots * context
-        return cls(weights, min(full, kv_bytes) if kv_bytes else full, slots, context)
+        return cls(weights, min(full, bound) if bound else full, slots, context)
 
     @property
     def total(self) -> int:

@@ -33,6 +33,8 @@ class RunnerCapabilities:
     """The rows of one slot count as a multiple of this in the size of such a call."""
     row_bytes: int = 0
     """Bytes of one cache row: keys and values of one token in all layers. 0 where nothing is held."""
+    kv_rows: int = 0
+    """Cache rows that there is memory for, all slots together; 0 is every slot's whole context."""
     quantization: str = ""
     """Of the matrices: "int8", "int4", "int4+int8" where layers differ; empty when they are of `dtype`."""
 

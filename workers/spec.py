@@ -45,7 +45,7 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     step_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Token budget of one engine step: decode rows first, then prompt chunks. 0 is what measured costs allow."""
     kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
-    """Bytes of KV cache that all sequences share; 0 is every slot's whole context."""
+    """Bytes of KV cache that all sequences share; 0 is every slot's whole context, or what memory allows."""
     prefix_cache: bool = True
     """Keep what ended sequences left in the KV cache, for those that begin alike."""
     prefix_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0

@@ -8,7 +8,9 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.workers.process import scripted
 from workers.description import CheckpointError
-from workers.loading import Described, describe, load, warm_up
+from workers.loading import Described, describe, kv_tokens, load, warm_up
+from workers.refused import LoadRefused
+from workers.runner import RunnerCapabilities
 from workers.scripted import ScriptedRunner
 from workers.text.bytes import ByteTokenizer
 
@@ -21,6 +23,18 @@ def test_a_scripted_worker_needs_no_files() -> None:
     assert loaded.context == 64
     assert loaded.engine.gauges().steps == 0
     assert phases[0] == ("start backend", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("kv_bytes", "kv_rows", "rows"), [(0, 0, None), (0, 700, 700), (640 * 3 + 2, 700, 640), (512 * 3, 0, 512)]
+)
+def test_the_pool_is_what_was_asked_for_or_what_the_runner_has_memory_for(
+    kv_bytes: int, kv_rows: int, rows: int | None
+) -> None:
+    capabilities = RunnerCapabilities("", "", "float32", 4, 512, 9, (8,), row_bytes=3, kv_rows=kv_rows)
+    assert kv_tokens(scripted(kv_bytes=kv_bytes), capabilities) == rows
+    with pytest.raises(LoadRefused, match="hold 511 tokens, fewer than the context of 512"):
+        kv_tokens(scripted(kv_bytes=512 * 3 - 1), capabilities)
 
 
 @pytest.fixture(scope="module")

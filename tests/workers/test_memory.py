@@ -37,9 +37,16 @@ def test_the_sentence_names_what_helps(free: float, quantize: Quantize, quantiza
 
 
 def test_the_cache_is_counted_as_far_as_it_may_grow() -> None:
-    assert Needed.of(1, 10, 4, 100, 0).kv == 4000
-    assert Needed.of(1, 10, 4, 100, 3999).kv == 3999
-    assert Needed.of(1, 10, 4, 100, 4001).kv == 4000
+    assert Needed.of(1, 10, 4, 100, 0, None).kv == 4000
+    assert Needed.of(1, 10, 4, 100, 3999, 1).kv == 3999
+    assert Needed.of(1, 10, 4, 100, 4001, 1).kv == 4000
+
+
+@pytest.mark.parametrize(
+    ("free", "kv"), [(5000, 4000), (4500, 4000), (4490, 3991), (1200, 1030), (1160, 1000), (7, 1000)]
+)
+def test_where_nobody_says_the_cache_is_what_memory_leaves_and_one_context_at_least(free: int, kv: int) -> None:
+    assert Needed.of(50, 10, 4, 100, 0, free).kv == kv
 
 
 def system(root: Path, available_kib: int, **files: str) -> Path:

@@ -44,9 +44,9 @@ KV = 5
 
 
 def decode_buckets(slots: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and `slots` itself."""
-    powers = [1 << i for i in range(slots.bit_length()) if 1 << i < slots]
-    return (*powers, slots)
+    """1, 2, 3, 4, 6, 8, 12, 16, ... and `slots` itself: no step computes half as many rows again as it has."""
+    sizes = [factor << i for i in range(slots.bit_length()) for factor in (1, 3)]
+    return (*sorted(size for size in sizes if size < slots), slots)
 
 
 def prefill_chunks(context: int) -> tuple[int, ...]:
@@ -79,8 +79,10 @@ class Plan:
         """The graphs that make serving cheaper, those first that are missed most."""
         if isinstance(self.ops, PlainOps):
             return self._draws(DRAWS)
-        required = self.required()
-        return [group for group in self._steps() if group not in required]
+        # Sizes between powers of two come last: what they save is less.
+        between = [(f"decode_{bucket}",) for bucket in self.buckets if bucket % 3 == 0]
+        steps = [group for group in self._steps() if group not in self.required()]
+        return [group for group in steps if group not in between] + [one for one in between if one in steps]
 
     def rare(self) -> list[tuple[str, ...]]:
         """What is compiled when it is first missed: most servers never need it, and it can be done without."""
@@ -107,8 +109,10 @@ class Plan:
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Last rows of chunks whose logits come from one call."""
-        return (1,) if self.block == 0 else self.draw_sizes
+        """Last rows of chunks whose logits come from one call: few sizes, for there are many calls between."""
+        if self.block == 0:
+            return (1,)
+        return tuple(size for size in self.draw_sizes if size in (1, 4, 16, self.buckets[-1]))
 
     @property
     def last_rows(self) -> jax.ShapeDtypeStruct:

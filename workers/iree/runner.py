@@ -46,7 +46,8 @@ Progress = Callable[[str, int, int], None]
 class IreeRunner:
     """`workers.runner.Runner` on IREE. Owns the device and the cache; used only by the thread that loaded it."""
 
-    def __init__(self, builder: Builder, device: Device, archive: Archive) -> None:
+    def __init__(self, builder: Builder, device: Device, archive: Archive, kv_rows: int = 0) -> None:
+        """`kv_rows` as in `RunnerCapabilities`."""
         plan, context = builder.plan, builder.recipe.context
         self._plan = plan
         self._cache = plan.cache
@@ -70,7 +71,8 @@ class IreeRunner:
             prefill_chunks=plan.chunks,
             exact_rows=isinstance(plan.ops, TiledOps),
             block_rows=plan.block or 1,
-            row_bytes=self._kv.nbytes // (plan.cache.slots * plan.cache.capacity),
+            row_bytes=row_bytes(plan),
+            kv_rows=kv_rows,
         )
 
     @classmethod
@@ -96,8 +98,8 @@ class IreeRunner:
         `background` when `graphs.fetch` asks for them.
         `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `quantize` makes matrices of
         few bits of those that are not; `context` 0 is the model's; `threads` 0 is one a core; `kv_bytes` is what the
-        slots may come to hold together, 0 all. `progress` gets (phase, done, total). Raises `CheckpointError`,
-        `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and `CompileError`.
+        slots may come to hold together, 0 what memory allows. `progress` gets (phase, done, total). Raises
+        `CheckpointError`, `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         threads = threads or usable_cores()
         with contextlib.ExitStack() as undo:
@@ -108,12 +110,16 @@ class IreeRunner:
             )
             builder = Builder(recipe)
             plan = builder.plan
+            kv_rows = 0
             if opened.local:
                 quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
-                needed(plan, recipe.context, kv_bytes).check(free_bytes(), quantize, quantizable=quantizable)
+                free = free_bytes()
+                needs = needed(plan, recipe.context, kv_bytes, free)
+                needs.check(free, quantize, quantizable=quantizable)
+                kv_rows = needs.kv // row_bytes(plan)
             archive = open_archive(open_weights(path), plan.weights, plan.ops, cache_dir, progress)
             undo.callback(archive.close)
-            runner = cls(builder, opened, archive)
+            runner = cls(builder, opened, archive, kv_rows)
             undo.pop_all()  # they are the runner's from now on
             undo.callback(runner.close)
             runner.graphs.open(plan.required(), threads, progress)
@@ -280,11 +286,15 @@ class IreeRunner:
         return self.graphs[name].call(name, *arguments)
 
 
-def needed(plan: Plan, context: int, kv_bytes: int) -> Needed:
-    """What a plan's weights take, and its cache when it is full."""
-    row = plan.cache.row_values * (4 if plan.ops.dtype == "float32" else 2)
+def row_bytes(plan: Plan) -> int:
+    """Of one cache row of one slot, all layers together."""
+    return plan.cache.row_values * (4 if plan.ops.dtype == "float32" else 2)
+
+
+def needed(plan: Plan, context: int, kv_bytes: int, free: int | None) -> Needed:
+    """What a plan's weights take, and its cache when it is as full as it may get."""
     weights = sum(stored.nbytes for stored in plan.weights)
-    return Needed.of(weights, row, plan.cache.slots, context, kv_bytes)
+    return Needed.of(weights, row_bytes(plan), plan.cache.slots, context, kv_bytes, free)
 
 
 def host_kv(plan: Plan, kv: Resident) -> HostKv | None:

@@ -84,8 +84,9 @@ class MlxRunner:
             maybe_set_recommended_wired_limit()
         kind = config.dtype if dtype == "auto" else dtype
         row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
-        needed = Needed.of(weight_bytes(path, config, kind, quantize), row_bytes, slots, context, kv_bytes)
-        needed.check(free_bytes(), quantize, quantizable=config.quantization is None)
+        free = free_bytes()
+        needed = Needed.of(weight_bytes(path, config, kind, quantize), row_bytes, slots, context, kv_bytes, free)
+        needed.check(free, quantize, quantizable=config.quantization is None)
         with mx.stream(chosen):
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
             if quantize != "none":
@@ -102,6 +103,7 @@ class MlxRunner:
             # On a CPU MLX adds one term after the other; kernels of other devices change with the number of rows.
             exact_rows=name == "cpu",
             row_bytes=row_bytes,
+            kv_rows=needed.kv // row_bytes,
             quantization=_quantization(config, quantize),
         )
         return cls(model, config, capabilities, chosen)

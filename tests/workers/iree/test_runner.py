@@ -308,6 +308,14 @@ def test_a_load_that_fails_leaves_nothing_open(load: Load, monkeypatch: pytest.M
     assert closed == opened
 
 
+def test_without_a_bound_the_slots_share_what_memory_is_free(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, row = 558_336, 2 * 2 * 2 * 16 * 4
+    monkeypatch.setattr("workers.iree.runner.free_bytes", lambda: (weights + 300 * row) * 10 // 9 + 9)
+    runner = load()
+    assert (runner.capabilities.row_bytes, runner.capabilities.kv_rows) == (row, 300)
+    runner.close()
+
+
 def test_a_broken_checkpoint_is_named(load: Load, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path)
     tensors = dict(open_weights(path))

@@ -1,0 +1,102 @@
+"""One sequence into a long context: what prompts, steps and chunks cost at each depth, and the memory they take.
+
+    python bench/depth.py [--model 110m-yarn] [--context 32768] [--quantize int8] [--chunks 32 128 512]
+
+A prompt is taken to 256, 512, ... positions and up to the context, each time on from the rows of the time before, and
+16 tokens are decoded there. Shown are prompt tokens a second since the depth before, a decode step, the bytes that it
+reads (weights, and KV of every position), and resident memory. Then what a prompt token costs in chunks of each size.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import psutil
+
+from bench.limits import step_bytes
+from bench.ours import Engine, Setup
+from bench.rounds import RefusedError
+from bench.shapes import SHAPES, default_cache, make_model
+from workers.checkpoint import ModelConfig
+from workers.runner import Chunk, Runner
+
+FIRST = 256
+STEPS = 16
+MARGIN = 16
+"""Rows of a slot beyond the deepest prompt and its steps."""
+CHUNK_ROUNDS = 3
+
+
+def depths(context: int) -> list[int]:
+    """256, 512, ... and the deepest prompt of a context, which leaves room for the steps."""
+    deepest = context - STEPS - MARGIN
+    powers = [FIRST << i for i in range(context.bit_length()) if FIRST << i < deepest]
+    return [*powers, deepest]
+
+
+def dive(engine: Engine, config: ModelConfig, context: int) -> Iterator[str]:
+    """A line for each depth."""
+    read = step_bytes(config, engine.runner)
+    text = engine.prompt(context)
+    before, process = 0, psutil.Process()
+    for depth in depths(context):
+        step = statistics.median(engine.steps([text[:depth]], STEPS))
+        rate = (depth - before) / engine.fill_s
+        kv = depth * read.kv_row
+        cells = (rate, 1e3 * step, read.weights / 1e6, kv / 1e6, (read.weights + kv) / step / 1e9)
+        yield f"{depth:8}" + "".join(f"{cell:12.1f}" for cell in cells) + f"{process.memory_info().rss / 1e6:12.0f}"
+        before = depth
+
+
+def chunk_costs(runner: Runner, text: Sequence[int], depth: int, sizes: Sequence[int]) -> Iterator[str]:
+    """A line of milliseconds a token behind `depth` rows: the same rows are computed again and again."""
+    largest = runner.capabilities.prefill_chunks[-1]
+    for start in range(0, depth, largest):
+        part = tuple(text[start : min(depth, start + largest)])
+        runner.prefill([Chunk(0, part, start, start)], [None])
+    for size in sizes:
+        chunk = Chunk(0, tuple(text[depth : depth + size]), depth, depth)
+        runner.prefill([chunk], [None])
+        seconds = []
+        for _ in range(CHUNK_ROUNDS):
+            began = time.perf_counter()
+            runner.prefill([chunk], [None])
+            seconds.append(time.perf_counter() - began)
+        yield f"{depth:8}{size:8}{1e3 * statistics.median(seconds) / size:14.3f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="110m-yarn")
+    parser.add_argument("--context", type=int, default=32768)
+    parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
+    parser.add_argument("--chunks", nargs="*", type=int, default=[32, 128, 512])
+    parser.add_argument("--chunks-at", nargs="+", type=int, default=[0, 4096])
+    parser.add_argument("--cache-dir", type=Path, default=default_cache())
+    args = parser.parse_args()
+    path = make_model(args.cache_dir, args.model)
+    try:
+        engine = Engine.load(Setup(path, args.cache_dir / "graphs", 1, args.context, quantize=args.quantize))
+    except RefusedError as error:
+        sys.exit(f"refused: {error}")
+    print(f"{args.model} {args.quantize or 'bf16'}, one sequence, context {args.context}")
+    print(f"{'depth':>8}{'prompt/s':>12}{'step ms':>12}{'weights MB':>12}{'KV MB':>12}{'GB/s':>12}{'resident MB':>12}")
+    for line in dive(engine, ModelConfig.from_dir(path), args.context):
+        print(line, flush=True)
+    engine.runner.reset(0)
+    if args.chunks:
+        print(f"\n{'depth':>8}{'chunk':>8}{'ms a token':>14}")
+        text = engine.prompt(args.context)
+        for depth in args.chunks_at:
+            for line in chunk_costs(engine.runner, text, depth, args.chunks):
+                print(line, flush=True)
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()
