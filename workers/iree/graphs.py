@@ -44,8 +44,8 @@ KV = 5
 
 
 def decode_buckets(slots: int) -> tuple[int, ...]:
-    """1, 2, 3, 4, 6, 8, 12, 16, ... and `slots` itself: no step computes half as many rows again as it has."""
-    sizes = [factor << i for i in range(slots.bit_length()) for factor in (1, 3)]
+    """1, 2, 4, 6, 8, 12, 16, 24, ... and `slots` itself. Up to four rows cost what one costs, or little more."""
+    sizes = {factor << i for i in range(slots.bit_length()) for factor in (1, 3)} - {3}
     return (*sorted(size for size in sizes if size < slots), slots)
 
 

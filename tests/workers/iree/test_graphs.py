@@ -40,7 +40,15 @@ def tiled(tmp_path: Path) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("slots", "buckets"), [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (9, (1, 2, 4, 8, 9))]
+    ("slots", "buckets"),
+    [
+        (1, (1,)),
+        (2, (1, 2)),
+        (3, (1, 2, 3)),
+        (8, (1, 2, 4, 6, 8)),
+        (9, (1, 2, 4, 6, 8, 9)),
+        (32, (1, 2, 4, 6, 8, 12, 16, 24, 32)),
+    ],
 )
 def test_decode_buckets(slots: int, buckets: tuple[int, ...]) -> None:
     assert decode_buckets(slots) == buckets
@@ -62,11 +70,21 @@ def test_a_cache_has_a_row_that_nobody_attends_to(tiled: Plan) -> None:
 
 def test_a_cpu_starts_with_the_fewest_graphs(tiled: Plan) -> None:
     assert tiled.required() == [("decode_4",), ("prefill_64",), ("head_4",), ("sample",)]
-    steps = [("decode_1",), ("head_1",), ("prefill_32",), ("decode_2",), ("head_2",)]
+    steps = [("decode_1",), ("head_1",), ("prefill_32",), ("decode_2",)]
     assert tiled.optional() == steps
     rare = [tuple(f"{kind}_{n}" for kind in kinds) for kinds in RARE_DRAWS for n in (1, 2, 4)]
     assert tiled.rare() == [("score_64",), *rare]
     assert tiled.everything() == [*tiled.required(), *tiled.optional(), *tiled.rare()]
+
+
+def test_sizes_between_powers_of_two_come_last(tiled: Plan) -> None:
+    plan = replace(tiled, buckets=decode_buckets(32))
+    assert plan.optional()[-3:] == [("decode_6",), ("decode_12",), ("decode_24",)]
+    assert plan.head_sizes == (1, 4, 16, 32)
+    assert plan.required()[0] == ("decode_32",)
+    whole = replace(tiled, buckets=decode_buckets(6))
+    assert ("decode_6",) in whole.required()
+    assert ("decode_6",) not in whole.optional()
 
 
 def test_the_first_prefill_graph_is_neither_short_nor_long(tiled: Plan) -> None:
