@@ -78,9 +78,10 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw:
             for size in chunks if ladders else (32,):  # rows that are computed again come out the same
                 rationed.only(f"prefill_{size}", last, SAMPLE)
                 runner.prefill([Chunk(slot, TOKENS[:30], 0, 0)], [None])
-            for at, size in enumerate(decodes, 30):
+            for step, size in enumerate(decodes):
+                at = 30 + step % 60  # and from the start again, before the context ends
                 rationed.only(f"decode_{size}" if ladders else "decode_1", last, SAMPLE)
-                token = tokens[-1] if tokens else TOKENS[30]
+                token = TOKENS[30] if at == 30 else tokens[-1]
                 tokens += runner.decode([Row(slot, token, at, at, Draw(draw.sampling, at + 1))])
             return tokens
 
