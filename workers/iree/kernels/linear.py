@@ -33,8 +33,8 @@ def linear(
     name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, *, bias: bool, threads: int = 1
 ) -> str:
     """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) -> f32 [rows, tiles * 16]."""
-    block = arithmetic.sums // 2
-    span = _span(min(rows, block), tiles, arithmetic.sums)
+    block = _block(rows, arithmetic)
+    span = _span(min(rows, block), tiles, max(arithmetic.sums, 2 * block))
     size = span * inputs * LANES * _bytes(arithmetic)
     d = Kernel(name, workgroups(tiles // span, size, threads))
     code = d.code
@@ -73,8 +73,8 @@ def gated(
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
-    block = arithmetic.sums // 2
-    span = _span(min(rows, block), tiles, block)
+    block = _block(rows, arithmetic)
+    span = _span(min(rows, block), tiles, max(arithmetic.sums // 2, block))
     size = 2 * span * inputs * LANES * _bytes(arithmetic)
     d = Kernel(name, workgroups(tiles // span, size, threads))
     code = d.code
@@ -118,6 +118,13 @@ def gelu_tanh(code: Code, x: str) -> str:
 
 
 ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
+
+
+def _block(rows: int, arithmetic: Arithmetic) -> int:
+    """Rows to sum at once, with two tiles. Of many rows half as many more share the work of widening the tiles, where
+    there are registers for it."""
+    usual = arithmetic.sums // 2
+    return usual + usual // 4 * 2 if rows > 2 * usual else usual
 
 
 def _span(rows: int, tiles: int, most: int) -> int:

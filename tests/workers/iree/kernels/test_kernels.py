@@ -83,10 +83,10 @@ def rounded(x: NDArray[np.float32], arithmetic: Arithmetic) -> NDArray[np.float3
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize("rows", [16, 19])
+@pytest.mark.parametrize("rows", [16, 27])
 def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
     inputs, outputs = 96, 40  # 40 outputs are three tiles, the last not full
-    x, w, bias = random(19, inputs), random(outputs, inputs, seed=1), random(48, seed=2)
+    x, w, bias = random(27, inputs), random(outputs, inputs, seed=1), random(48, seed=2)
     packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
     tiles = packed.shape[0]
     (out,) = run(
