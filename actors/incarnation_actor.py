@@ -144,7 +144,7 @@ class IncarnationActor(Actor[None]):
         elif isinstance(event, Bye):
             self._leaves = True
             self._log.info("worker_bye", reason=event.reason, text=event.text)
-            if self.seen.leave_by is None:
+            if self.seen.leave_by is None or event.reason is not ByeReason.STOPPED:
                 text = f"it left ({event.reason})" + (f": {event.text}" if event.text else "")
                 never = event.reason is ByeReason.LOAD_REFUSED
                 self._fail(WorkerRefused(text) if never else WorkerFailed(text))

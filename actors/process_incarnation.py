@@ -101,9 +101,13 @@ class ProcessIncarnation(IncarnationActor):
             link.drain_now()
         if self._fault is not None:
             return
-        if self.seen.leave_by is None:
+        if self.seen.leave_by is None or self._broke_off(child):
             raise WorkerFailed(f"its process {child.describe_exit()}")
         self.context.stop()
+
+    def _broke_off(self, child: ChildProcess) -> bool:
+        """It had work to finish before it was to leave, and exited without its `Bye`: a death like any other."""
+        return self.seen.ready is not None and self.seen.bye is None and child.returncode != 0
 
     async def _watch_link(self, child: ChildProcess) -> None:
         """A lost link is mostly an exit that is not known yet; if not, the process cannot be reached any more."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from actors.incarnation_actor import WorkerFailed
 from actors.process_incarnation import ProcessIncarnation
 from actors.refusals import Refusals
-from actors.supervision import Decision, Policy, Restart, RestartPolicy
+from actors.supervision import Decision, GiveUp, Policy, Restart, RestartPolicy
 from actors.supervisor import Supervisor
 from actors.system import ActorSystem
 from actors.worker import Deadlines, Worker, WorkerListener, WorkerState, WorkerStatus, WorkerUnavailable
@@ -26,6 +26,10 @@ __all__ = [
 ]
 
 CommandLine = Callable[[str, int], Sequence[str]]
+
+MAX_FAILED_STARTS = 5
+"""Failed starts in a row after which a worker is given up. The policy's window alone would never do so where a start
+takes minutes before it fails."""
 
 
 class WorkerProcess(Supervisor):
@@ -45,6 +49,8 @@ class WorkerProcess(Supervisor):
         super().__init__(name, listener, deadlines=deadlines, refusals=refusals)
         self.command = command
         self._policy = policy or RestartPolicy()
+        self._was_ready = False
+        self._failed_starts = 0
 
     async def run(self) -> None:
         """Keep the worker running until it was stopped, or was given up. A cancel stops it, within the deadlines.
@@ -54,6 +60,7 @@ class WorkerProcess(Supervisor):
         if self._stop_requested:
             self._stop_requested = False
             return
+        self._failed_starts = 0
         try:
             while not self._stop_requested:
                 await self._run_once()
@@ -79,11 +86,22 @@ class WorkerProcess(Supervisor):
         finally:
             self._ref = None
 
+    def changed(self) -> None:
+        """See `Supervisor.changed`."""
+        self._was_ready = self._was_ready or (self._current is not None and self._current.seen.ready is not None)
+        super().changed()
+
     def _decided(self, failure: Exception, decision: Decision) -> None:
+        self._failed_starts = 0 if self._was_ready else self._failed_starts + 1
+        self._was_ready = False
         if isinstance(decision, Restart):
             if self._stop_requested and self._ref is not None:
                 self._ref.stop()  # it was to leave for good: it is not started again because it failed to
                 return
+            if self._failed_starts >= MAX_FAILED_STARTS and self._ref is not None:
+                self._ref.stop()
+                decision = GiveUp(f"failed {self._failed_starts} starts in a row")
+        if isinstance(decision, Restart):
             self._restarts += 1
             self.log.warning("worker_restarts", reason=str(failure), delay_s=decision.delay_s)
             self.enter(WorkerState.BACKOFF, str(failure))

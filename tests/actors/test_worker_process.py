@@ -17,7 +17,7 @@ import structlog
 
 from actors.link import Link
 from actors.supervision import RestartPolicy
-from actors.worker_process import Deadlines, WorkerProcess, WorkerState, WorkerUnavailable
+from actors.worker_process import MAX_FAILED_STARTS, Deadlines, WorkerProcess, WorkerState, WorkerUnavailable
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
 from protocol.commands import Cancel, Command, Submit
@@ -224,6 +224,35 @@ async def test_it_is_given_up_after_too_many_failures() -> None:
     assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, 3)
     assert worker.status.reason == "failed 3 times within 300 s: its process exited with status 4"
     assert heard.lost == []
+
+
+async def test_starts_that_keep_failing_are_given_up_however_long_each_takes() -> None:
+    """The policy forgets a failure at once, as it does those of starts that take longer than its window."""
+    forgetful = RestartPolicy(window_s=1e-9, first_delay_s=0.0, max_delay_s=0.0)
+    worker, heard = make("last_words", "last_words", *["exits"] * 8, policy=forgetful)
+    async with running(worker, heard):
+        for incarnation in (1, 2):
+            await heard.until_state(WorkerState.READY)
+            worker.send_nowait([submit(incarnation)])
+            await heard.until(lambda number=incarnation: worker.status.incarnation > number)  # type: ignore[misc]
+        await heard.until_state(WorkerState.GIVEN_UP)
+    assert worker.status.incarnation == 2 + MAX_FAILED_STARTS
+    assert worker.status.reason == "failed 5 starts in a row: its process exited with status 4"
+
+
+async def test_a_worker_that_dies_while_it_drains_has_failed() -> None:
+    worker, heard = make("slow_drain", deadlines=PATIENT)
+    async with running(worker, heard):
+        await heard.until_state(WorkerState.READY)
+        worker.send_nowait([submit()])
+        worker.restart_nowait(30.0)
+        await heard.until_state(WorkerState.DRAINING)
+        os.kill(worker.status.pid or 0, signal.SIGKILL)
+        await heard.until(lambda: worker.status.incarnation == 2)
+        worker.stop_nowait()
+    (state,) = {status.state for status in heard.statuses if "SIGKILL" in status.reason}
+    assert state is WorkerState.BACKOFF
+    assert "SIGKILL" in heard.lost[0][1]
 
 
 async def test_a_program_that_is_not_there_is_given_up() -> None:
