@@ -29,6 +29,8 @@ HIGH_WATER = 1024
 """Messages that wait on each side before `LinkFull`."""
 DRAIN_BATCH = 64
 """Messages handled in one turn of the event loop before others get theirs."""
+CURVE_BYTES = 33
+"""What CURVE adds to a frame (ZeroMQ RFC 26, "MESSAGE command"): a name, a nonce, flags and the authenticator."""
 NEVER_MS = 7 * 24 * 3600 * 1000
 HEARTBEAT_MS = 5000
 """Between two of libzmq's own pings over TCP, whose connections may die without a word."""
@@ -237,7 +239,7 @@ class Link:
         socket = self._socket
         socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
         socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + (0 if keys is None else CURVE_BYTES))
         if not bind:
             # In effect never: a new connection would hide that messages were lost. Not -1, which makes libzmq throw
             # away what has arrived and was not read yet when the connection ends.
