@@ -116,6 +116,7 @@ async def test_workers_are_described() -> None:
         first, second = (await served.client.get("/admin/workers")).json()["workers"]
     assert 0 <= first.pop("last_progress_s") < 60
     assert first == {
+        "address": None,
         "name": "a",
         "model": "tiny",
         "backend": "scripted",
