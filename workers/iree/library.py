@@ -75,16 +75,13 @@ class Library:
     def covering(self, kind: str, sizes: Sequence[int], needed: int) -> int | None:
         """The smallest size of `needed` or more whose graph is ready; None when there is none.
 
-        A smaller one that would do is asked for first from now on; a rare one is asked for now.
+        The smallest that would do, if it is not ready, is asked for first from now on; a rare one is asked for now.
         """
         self._adopt()
-        for size in sizes:
-            if size < needed:
-                continue
-            if f"{kind}_{size}" in self._ready:
-                return size
-            self._miss(f"{kind}_{size}")
-        return None
+        fitting = [size for size in sizes if size >= needed]
+        if fitting and f"{kind}_{fitting[0]}" not in self._ready:
+            self._miss(f"{kind}_{fitting[0]}")
+        return next((size for size in fitting if f"{kind}_{size}" in self._ready), None)
 
     def largest(self, kind: str, sizes: Sequence[int]) -> int:
         """The largest size of a kind that is ready; one always is."""

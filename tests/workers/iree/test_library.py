@@ -128,6 +128,15 @@ def test_what_is_rare_comes_when_it_is_missed_and_once(library: Library, builder
     assert library.failed == 1
 
 
+def test_only_the_smallest_that_would_do_is_asked_for(library: Library, builder: Builder) -> None:
+    builder.may_answer.release(9)
+    library.fetch([], rare=[(f"edit_{size}",) for size in SIZES])
+    assert library.covering("edit", SIZES, 3) is None
+    library.settle()
+    assert builder.order == ["edit_4"]
+    assert library.covering("edit", SIZES, 3) == 4
+
+
 def test_a_failure_is_logged_once_counted_and_covered(library: Library, builder: Builder) -> None:
     builder.broken = {"decode_1"}
     builder.may_answer.release(2)
