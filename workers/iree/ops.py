@@ -228,7 +228,7 @@ class TiledOps:
         # float32 asks for what float32 would give.
         planes = 3 if self.dtype == "float32" else 1
         rounded = rounded_rows(rows, weight.inputs, weight.packing, self.arithmetic, planes)
-        tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, bias is not None)
+        tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, bias is not None, self.threads)
         self.bodies[rounded.name] = round_rows(rounded)
         self.bodies[tiled.name] = product(tiled)
         shapes = [(rounded.levels_shape, jnp.int8), (rounded.sums_shape, jnp.float32)]

@@ -15,7 +15,7 @@ from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Dispatch, Value
 from workers.iree.kernels.executable import Operand, dispatch
-from workers.iree.kernels.linear import ACTIVATIONS, stride
+from workers.iree.kernels.linear import ACTIVATIONS, stride, workgroups
 from workers.iree.quantized import LINE, RUN, Packing
 
 Dot = Literal["vpdpbusd", "plain"]
@@ -31,8 +31,6 @@ MAX_ROWS = 8
 """Rows of one block: their sums, of integers and of floats, stay in registers."""
 ROWS_IN_CACHE = 64
 """Rows that are multiplied by a tile of weights before the next tile: their activations stay in the second cache."""
-WORKGROUPS = 32
-"""Parts of one product; a core that is late has fewer."""
 PREFETCH = 4096
 """Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
 SMALLEST = "1.0e-30"
@@ -201,6 +199,11 @@ class Product:
     dot: Dot
     bias: bool
     """Numbers are added to the outputs."""
+    threads: int
+
+    @property
+    def workgroups(self) -> int:
+        return workgroups(self.tiles, self.packing.tile_bytes(self.rounded.inputs), self.threads)
 
     @property
     def name(self) -> str:
@@ -248,7 +251,6 @@ def product(p: Product) -> str:
     weights = Operand("weights", p.packing.stored_shape(p.outputs, r.inputs), "i8")
     bias = [Operand("bias", (p.outputs,), "f32")] if p.bias else []
     out = Operand("out", (r.padded, p.outputs), "f32")
-    per_workgroup = -(-p.tiles // WORKGROUPS)
     floats = f"vector<{lanes}xf32>"
     kinds = ", ".join([floats] * r.block)
     starts = ", ".join(f"%sum{j} = %zero" for j in range(r.block))
@@ -262,16 +264,18 @@ def product(p: Product) -> str:
     body = f"""
         %zero = arith.constant dense<0.0> : {floats}
         %no_sum = arith.constant dense<0> : vector<{lanes}xi32>
-        %share = arith.constant {per_workgroup} : index
+        %shares = arith.constant {p.workgroups} : index
         %tiles = arith.constant {p.tiles} : index
         %blocks = arith.constant {p.blocks} : index
         %together = arith.constant {p.together} : index
         %block_rows = arith.constant {r.block} : index
         %groups = arith.constant {r.groups} : index
         %lanes = arith.constant {lanes} : index
-        %first = arith.muli %id, %share : index
-        %first_end = arith.addi %first, %share : index
-        %end = arith.minsi %first_end, %tiles : index
+        %next_id = arith.addi %id, %c1 : index
+        %before_first = arith.muli %id, %tiles : index
+        %before_end = arith.muli %next_id, %tiles : index
+        %first = arith.divui %before_first, %shares : index
+        %end = arith.divui %before_end, %shares : index
         scf.for %from = %c0 to %blocks step %together {{
           %from_end = arith.addi %from, %together : index
           %to = arith.minsi %from_end, %blocks : index
@@ -285,7 +289,7 @@ def product(p: Product) -> str:
             }}
           }}
         }}"""
-    return dispatch(p.name, [levels, sums, weights, *bias], [out], -(-p.tiles // per_workgroup), body)
+    return dispatch(p.name, [levels, sums, weights, *bias], [out], p.workgroups, body)
 
 
 def _store(p: Product, row: int, out: str) -> list[str]:
