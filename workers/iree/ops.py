@@ -19,11 +19,13 @@ from workers.iree.kernels import experts as moe
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.attention import attention
 from workers.iree.kernels.code import LANES
-from workers.iree.kernels.dot import Dot, Product, gate, product, round_rows, rounded_rows
+from workers.iree.kernels.dot import Dot, Product, product
+from workers.iree.kernels.gate import gate
 from workers.iree.kernels.linear import gated, linear, stride
 from workers.iree.kernels.lookup import lookup
 from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.place import Heads, place
+from workers.iree.kernels.rounding import round_rows, rounded_rows
 from workers.iree.quantized import Packed
 
 Shape = tuple[int, ...]
