@@ -35,6 +35,7 @@ class Constant:
 
     def __init__(self, slots: int) -> None:
         self.capabilities = RunnerCapabilities("constant", "none", "float32", slots, CONTEXT, 1000, (16, 64, 256))
+        self.graphs_failed = 0
         self._tokens = [[7] * rows for rows in range(slots + 1)]
 
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:

@@ -12,6 +12,7 @@ COUNTED = (
     "sequences_completed",
     "prefix_hits",
     "prefix_tokens",
+    "graphs_failed",
 )
 """The fields of `Gauges` that only grow within one incarnation."""
 

@@ -68,6 +68,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Tokens whose KV was taken so."""
     reached: StreamId = 0
     """The last stream whose prompt was made, or could not be. Later ones were not looked at yet."""
+    graphs_failed: Count = 0
+    """Compiled graphs that could not be had in the background; others do their work, more slowly."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):

@@ -33,7 +33,7 @@ class CopySpy:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self.capabilities = runner.capabilities
+        self.capabilities, self.graphs_failed = runner.capabilities, runner.graphs_failed
         self.reset, self.memory, self.close, self.logits = runner.reset, runner.memory, runner.close, runner.logits
         self.logprobs = runner.logprobs
         self.in_place = self.copies = 0

@@ -107,6 +107,7 @@ class BatchEngine:
             retained_tokens=slots.retained_tokens,
             prefix_hits=self._prefix_hits,
             prefix_tokens=self._prefix_tokens,
+            graphs_failed=self._runner.graphs_failed,
         )
 
     def submit(self, request: Request) -> None:

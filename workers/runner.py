@@ -155,6 +155,10 @@ class Runner(Protocol):
     @property
     def capabilities(self) -> RunnerCapabilities: ...
 
+    @property
+    def graphs_failed(self) -> int:
+        """What could not be prepared in the background, and is done without: calls are slower, not different."""
+
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
         """Compute the KV of chunks of different slots, one where rows are not exact. Returns an entry for each: the
         token drawn from its last row's logits where it has a draw.

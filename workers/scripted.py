@@ -83,6 +83,11 @@ class ScriptedRunner:
     def capabilities(self) -> RunnerCapabilities:
         return self._capabilities
 
+    @property
+    def graphs_failed(self) -> int:
+        """Nothing is prepared in the background."""
+        return 0
+
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
         self._check_call(chunks, draws)
         self._enter([chunk.slot for chunk in chunks], [token for chunk in chunks for token in chunk.tokens])

@@ -221,6 +221,13 @@ def test_a_failing_prefill_of_several_prompts_fails_those_of_its_call() -> None:
     assert bench.runner.violations == []
 
 
+def test_what_could_not_be_prepared_is_in_the_gauges() -> None:
+    class Lacking(ScriptedRunner):
+        graphs_failed = 2
+
+    assert make(runner=Lacking()).engine.gauges().graphs_failed == 2
+
+
 @pytest.mark.parametrize("logprobs", [None, 2])
 def test_a_prompt_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> None:
     sampling = Sampling(logprobs=logprobs)

@@ -128,6 +128,11 @@ class IreeRunner:
             runner.graphs.fetch(plan.optional(), plan.rare())
         return runner
 
+    @property
+    def graphs_failed(self) -> int:
+        """Modules that could not be compiled or loaded."""
+        return self.graphs.failed
+
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
         check_draws(self.capabilities, chunks, draws)

@@ -108,6 +108,11 @@ class MlxRunner:
         )
         return cls(model, config, capabilities, chosen)
 
+    @property
+    def graphs_failed(self) -> int:
+        """Nothing is prepared in the background."""
+        return 0
+
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
         check_draws(self.capabilities, chunks, draws)
         self._drawn = None
