@@ -162,7 +162,7 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
 
 def test_logits_of_few_bits_are_equal_to_the_bit(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load(quantize="int4")
-    fetch_all(runner, "decode", "prefill", "score")
+    fetch_all(runner, "decode", "prefill_32", "score")
     assert runner.capabilities.quantization == "int4"
     check_logits(runner, monkeypatch)
     runner.close()
