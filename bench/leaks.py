@@ -16,6 +16,9 @@ GROWTH = 0.10
 """What resident memory may grow by after the warm-up, as a share."""
 SLACK = 16e6
 """Bytes that it may grow by however small it is."""
+MORE = {"gateway_descriptors": 0, "gateway_threads": 0, "processes": 0, "worker_descriptors": 16}
+"""What may be there at the end beyond what was there before. A worker opens graphs and starts compilers when they are
+first needed, so one that has served has more open than one that has not."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Sample:
     gateway_descriptors: int
     gateway_threads: int
     processes: int
-    """Below the gateway."""
+    """That the gateway started and that are there."""
     worker_bytes: int
     """Of the largest worker."""
     worker_descriptors: int
@@ -43,7 +46,7 @@ def sample(at_s: float, gateway: int, watched: Watched) -> Sample:
     process = psutil.Process(gateway)
     with process.oneshot():
         own = process.memory_info().rss, process.num_fds(), process.num_threads()
-    children = process.children(recursive=True)
+    children = process.children()
     sizes = [_size(child) for child in children]
     workers = watched.workers()
     return Sample(
@@ -69,9 +72,9 @@ def leaks(idle: Sample, samples: Sequence[Sample], end: Sample, metrics: dict[st
     """What was not given back: `idle` was taken before the first fault, `end` after the last request, both with nothing
     to do; `samples` between. `metrics` are of the end, by name, summed; `slots` those of all active workers."""
     found = []
-    for name in ("gateway_descriptors", "gateway_threads", "processes", "worker_descriptors"):
+    for name, allowed in MORE.items():
         before, after = getattr(idle, name), getattr(end, name)
-        if after > before:
+        if after > before + allowed:
             found.append(f"{name}: {before} before, {after} after")
     if end.streams:
         found.append(f"{end.streams} sequences are in slots and queues when nothing runs")

@@ -46,10 +46,12 @@ class Served:
     pid: int
     server: Server
     watched: Watched
+    client: httpx.Client
+    """One connection, which is kept: a new one for each look would be held by the server for a while."""
 
     def metrics(self) -> dict[str, float]:
         """The samples of `GET /metrics` by name, those of all labels added up."""
-        text = httpx.get(f"http://{self.server.host}:{self.server.port}/metrics", trust_env=False).text
+        text = self.client.get("/metrics").text
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -74,10 +76,10 @@ def served(
     theirs.close()  # or a server that ends at once would never be noticed
     try:
         port = ours.recv()
-        with Administration.of(f"http://{HOST}:{port}", Settings()) as client:
-            watched = Watched(client)
+        with httpx.Client(base_url=f"http://{HOST}:{port}", timeout=30.0, trust_env=False) as client:
+            watched = Watched(Administration(client))
             watched.wait_until_ready(READY_TIMEOUT_S)
-            yield Served(process.pid or 0, Server(HOST, port), watched)
+            yield Served(process.pid or 0, Server(HOST, port), watched, client)
     finally:
         process.terminate()
         process.join()

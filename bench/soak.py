@@ -60,8 +60,8 @@ CALM_S = 60.0
 """In which all must be well again after the last request."""
 SETTLE_S = 0.5
 """For closed connections to be forgotten."""
-REST_S = 10.0
-"""In which everything must be given back."""
+REST_S = 30.0
+"""In which everything must be given back; what a worker still compiles in the background among it."""
 AT_ONCE = 16
 """References that are computed at the same time."""
 DEADLINES = Deadlines(hang=1.0, beat=5.0, stop=0.5, term=0.3)
@@ -203,6 +203,7 @@ def soak(plan: Plan, out: Path) -> Result:
             asyncio.run(run.references())
             time.sleep(SETTLE_S)
             found.watched.wait_until_ready(CALM_S)
+            found.metrics()  # over the connection that is there at the end, too
             idle = run.look()
             asyncio.run(run.run())
             result = run.result
