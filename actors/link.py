@@ -7,35 +7,25 @@ by itself, and every send is followed by a look at the events (ZeroMQ manual, zm
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import zmq
 
-from actors.admission import DOMAIN, Admission
+from actors.admission import Admission
 from actors.endpoint import EndpointError, check_address
 from actors.message import MAX_MESSAGE_BYTES, MessageRefused, check_message
 from actors.monitor import Change, Monitor
 from actors.numbering import gap, number_frame
 from actors.rate import PeerBudget, PeerRate
 from actors.refusals import Refusal
-from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
+from actors.socket import HIGH_WATER, CurveKeys, configure
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 
-__all__ = ["CurveKeys", "Link", "LinkClosed", "LinkFull", "MessageRefused"]
+__all__ = ["HIGH_WATER", "CurveKeys", "Link", "LinkClosed", "LinkFull", "MessageRefused"]
 
-HIGH_WATER = 1024
-"""Messages that wait on each side before `LinkFull`."""
 DRAIN_BATCH = 64
 """Messages handled in one turn of the event loop before others get theirs."""
-CURVE_BYTES = 33
-"""What CURVE adds to a frame (ZeroMQ RFC 26, "MESSAGE command"): a name, a nonce, flags and the authenticator."""
-NEVER_MS = 7 * 24 * 3600 * 1000
-HEARTBEAT_MS = 5000
-"""Between two of libzmq's own pings over TCP, whose connections may die without a word."""
-HEARTBEAT_TIMEOUT_MS = 15000
-"""Without a sign of the other end, until the connection counts as gone."""
 _EVENTS = int(zmq.EVENTS)
 _RCVMORE = int(zmq.RCVMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -54,18 +44,6 @@ class LinkFull(Exception):
 
 class LinkClosed(Exception):
     """Raised by a send when this end is closed or the peer is gone. Nothing more will be sent or delivered."""
-
-
-@dataclass(frozen=True, slots=True)
-class CurveKeys:
-    """CURVE keys in Z85 text, 40 characters each: they encrypt, and prove each side to the other."""
-
-    public: str
-    secret: str
-    server: str = ""
-    """For the connecting side: the public key of the binding one."""
-    allowed: frozenset[str] = frozenset()
-    """For the binding side: the public keys of those that may connect; nobody else can."""
 
 
 class Link:
@@ -120,7 +98,9 @@ class Link:
         """The process that connected to this end, by the kernel's word; known before its first message is delivered.
         None over TCP, and where the system does not tell (it does on Linux); 0 for one that was gone too soon."""
         try:
-            self._configure(endpoint, keys, bind)
+            configure(self._socket, endpoint, keys, bind)
+            if keys is not None and bind:
+                self._admission = Admission(self._context, keys.allowed)
             self._socket.bind(endpoint) if bind else self._socket.connect(endpoint)
         except (zmq.ZMQError, ValueError) as error:
             self._close_sockets(0)
@@ -234,35 +214,6 @@ class Link:
         self._loop.remove_reader(self._fd)
         self._loop.remove_reader(self._monitor.descriptor)
         self._close_sockets(0 if self._lost else int(linger_s * 1000))
-
-    def _configure(self, endpoint: str, keys: CurveKeys | None, bind: bool) -> None:
-        socket = self._socket
-        socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
-        socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + (0 if keys is None else CURVE_BYTES))
-        if not bind:
-            # In effect never: a new connection would hide that messages were lost. Not -1, which makes libzmq throw
-            # away what has arrived and was not read yet when the connection ends.
-            socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
-            if endpoint.startswith("tcp:"):
-                socket.setsockopt(zmq.IPV6, 1)
-                socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-                socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        if keys is not None:
-            socket.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
-            socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
-            if bind:
-                self._admission = Admission(self._context, keys.allowed)
-                socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
-                socket.setsockopt(zmq.CURVE_SERVER, 1)
-            else:
-                socket.setsockopt_string(zmq.CURVE_SERVERKEY, keys.server)
-        if bind:
-            try:
-                # Other users' processes are turned away by libzmq, whatever the folder's mode.
-                socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-            except zmq.ZMQError:
-                pass  # a libzmq or a system without peer credentials: the folder alone keeps them out
 
     def _close_sockets(self, linger_ms: int) -> None:
         self._monitor.close()

@@ -20,7 +20,7 @@ MAY_IMPORT = {
 """Which packages of the house a package may import, besides itself."""
 
 DOORS = {
-    "zmq": ("actors/link.py", "actors/monitor.py", "actors/admission.py", "actors/keys.py"),
+    "zmq": ("actors/link.py", "actors/socket.py", "actors/monitor.py", "actors/admission.py", "actors/keys.py"),
     "mlx": ("workers/mlx/", "models/"),
     "mlx_lm": ("workers/mlx/", "models/"),
     "iree": ("workers/iree/",),

@@ -527,7 +527,7 @@ async def test_nobody_is_known_over_tcp() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="libzmq asks for the peer's user on Linux")
 async def test_another_users_process_is_turned_away(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.link.os.getuid", lambda: os.geteuid() + 1)
+    monkeypatch.setattr("actors.socket.os.getuid", lambda: os.geteuid() + 1)
     here, there = End(), End()
     here.link = Link.bind(endpoint, here.heard, on_lost=here.gone)
     monkeypatch.undo()

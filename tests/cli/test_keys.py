@@ -1,0 +1,47 @@
+"""`baton keys`: what it writes, what it prints, and what it never does."""
+
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+
+
+@pytest.fixture
+def run() -> CliRunner:
+    return CliRunner()
+
+
+def test_from_two_keys_to_a_list_and_back(run: CliRunner, tmp_path: Path) -> None:
+    folder, file = str(tmp_path / "keys"), tmp_path / "worker.key"
+    server = run.invoke(app, ["keys", "init", "--keys-dir", folder]).stdout.strip()
+    public = run.invoke(app, ["keys", "make", str(file)]).stdout.strip()
+    assert len(server) == len(public) == 64
+    assert file.read_text().strip() not in (server, public)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert run.invoke(app, ["keys", "show", str(file)]).stdout.strip() == public
+    assert run.invoke(app, ["keys", "show", "--keys-dir", folder]).stdout.strip() == server
+    assert run.invoke(app, ["keys", "list", "--keys-dir", folder]).stdout == ""
+    assert run.invoke(app, ["keys", "add", "gpu1", public, "--keys-dir", folder]).exit_code == 0
+    assert run.invoke(app, ["keys", "list", "--keys-dir", folder]).stdout == f"{public}  gpu1\n"
+    assert run.invoke(app, ["keys", "remove", "gpu1", "--keys-dir", folder]).exit_code == 0
+    assert run.invoke(app, ["keys", "list", "--keys-dir", folder]).stdout == ""
+
+
+def test_what_cannot_be_done_is_a_sentence(run: CliRunner, tmp_path: Path) -> None:
+    file = tmp_path / "worker.key"
+    run.invoke(app, ["keys", "make", str(file)])
+    file.chmod(0o644)
+    for words, said in (
+        (["show", str(file)], "can be opened by others"),
+        (["make", str(file)], "exists"),
+        (["init"], "--keys-dir"),
+        (["add", "../x", "0" * 64, "--keys-dir", str(tmp_path)], "is no worker's name"),
+        (["add", "x", "0" * 63, "--keys-dir", str(tmp_path)], "64 hexadecimal digits"),
+        (["remove", "x", "--keys-dir", str(tmp_path)], "there is no worker"),
+    ):
+        result = run.invoke(app, ["keys", *words])
+        assert result.exit_code == 1, words
+        assert said in " ".join(result.stderr.split()), words

@@ -1,0 +1,74 @@
+"""When a gateway refuses to listen for workers at all."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+import zmq
+
+from actors.keys import AllowList, from_z85, make_gateway_key
+from gateway.fleet import Fleet
+from gateway.reception import Reception
+from gateway.router import Router
+from gateway.server import BindError
+from gateway.settings import GatewaySettings, SettingsError
+
+pytestmark = pytest.mark.anyio
+
+
+def reception(folder: Path, address: str = "tcp://127.0.0.1:0", *, public: bool = False) -> Reception:
+    settings = GatewaySettings(listen_workers=address, keys_dir=str(folder), allow_public_workers=public)
+    return Reception(settings, Fleet(Router(settings)))
+
+
+def prepare(folder: Path) -> None:
+    make_gateway_key(folder)
+    AllowList(folder).add("gpu1", from_z85(zmq.curve_keypair()[0].decode()))
+
+
+def test_keys_are_not_left_out() -> None:
+    with pytest.raises(SettingsError, match="listen_workers needs keys_dir"):
+        GatewaySettings(listen_workers="tcp://127.0.0.1:0")
+
+
+async def test_it_does_not_listen_without_a_key_that_is_private_and_a_list(tmp_path: Path) -> None:
+    with pytest.raises(BindError, match=r"gateway\.key cannot be read"):
+        reception(tmp_path)
+    key = tmp_path / "gateway.key"
+    make_gateway_key(tmp_path)
+    with pytest.raises(BindError, match="no worker may join"):
+        reception(tmp_path)
+    AllowList(tmp_path).add("gpu1", from_z85(zmq.curve_keypair()[0].decode()))
+    key.chmod(0o644)
+    with pytest.raises(BindError, match="can be opened by others"):
+        reception(tmp_path)
+    key.chmod(0o600)
+    assert reception(tmp_path).port == 0
+
+
+async def test_a_public_address_wants_to_be_meant(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    with pytest.raises(BindError, match="--allow-public-workers"):
+        reception(tmp_path, "tcp://0.0.0.0:7000")
+    reception(tmp_path, "tcp://0.0.0.0:7000", public=True)
+
+
+async def test_a_port_in_use_is_a_sentence_and_one_that_becomes_free_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(tmp_path)
+    monkeypatch.setattr("gateway.reception.PREDECESSOR_S", 0.01)
+    first = reception(tmp_path)
+    first.listen()
+    second = reception(tmp_path, f"tcp://127.0.0.1:{first.port}")
+    with pytest.raises(BindError, match="cannot listen for workers"):
+        second.listen()
+    async with anyio.create_task_group() as group:
+        group.start_soon(first.run)
+        group.start_soon(second.run)
+        assert second.port == 0
+        first.shut()
+        with anyio.fail_after(60):
+            while not second.port:  # noqa: ASYNC110  a socket is waited for
+                await anyio.sleep(0.005)
+        group.cancel_scope.cancel()
