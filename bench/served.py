@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -65,12 +65,15 @@ def served(
     launcher: Launcher = worker_launches,
     deadlines: Deadlines | None = None,
     log: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Served]:
-    """`baton serve` with these settings on a free port, all of its workers ready. Its log goes to `log`, if given."""
+    """`baton serve` with these settings on a free port, all of its workers ready. Its log goes to `log`, if given. It
+    and its workers have `environment` besides what they inherit."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     process = context.Process(
-        target=_serve, args=(options | {"host": HOST, "port": 0}, launcher, deadlines, log, theirs)
+        target=_serve,
+        args=(options | {"host": HOST, "port": 0}, launcher, deadlines, log, dict(environment or {}), theirs),
     )
     process.start()
     theirs.close()  # or a server that ends at once would never be noticed
@@ -86,9 +89,15 @@ def served(
 
 
 def _serve(
-    options: dict[str, Any], launcher: Launcher, deadlines: Deadlines | None, log: Path | None, listening: Connection
+    options: dict[str, Any],
+    launcher: Launcher,
+    deadlines: Deadlines | None,
+    log: Path | None,
+    environment: Mapping[str, str],
+    listening: Connection,
 ) -> None:
     """The server's process."""
+    os.environ |= environment
     if log is not None:
         with log.open("w") as file:
             os.dup2(file.fileno(), 2)

@@ -195,10 +195,10 @@ class Soak:
 def soak(plan: Plan, out: Path) -> Result:
     """Run it whole. Raises `CommandFailed` when it cannot even begin."""
     with tempfile.TemporaryDirectory(prefix="soak-") as sockets:
-        # The server, which inherits these, keeps its sockets here, where what is left behind is seen.
-        os.environ |= {"TMPDIR": sockets, "XDG_RUNTIME_DIR": sockets}
+        # The server keeps its sockets here, where what is left behind is seen.
+        environment = {"TMPDIR": sockets, "XDG_RUNTIME_DIR": sockets}
         launcher = functools.partial(launches, plan)
-        with served(plan.options(), launcher, DEADLINES, out / "server.log") as found:
+        with served(plan.options(), launcher, DEADLINES, out / "server.log", environment) as found:
             run = Soak(plan, found)
             asyncio.run(run.references())
             time.sleep(SETTLE_S)

@@ -1,6 +1,7 @@
 """A soak of seconds with scripted workers, whole: it runs clean, and it can fail."""
 
 import json
+import os
 from pathlib import Path
 
 from bench.plan import Plan
@@ -25,7 +26,9 @@ def test_ten_seconds_of_faults_lose_nothing(tmp_path: Path) -> None:
         sample_s=1.0,
         tokens=60,
     )
+    before = dict(os.environ)
     result = soak(plan, tmp_path)
+    assert dict(os.environ) == before, "only the server's processes have another environment"
     assert result.problems == []
     assert result.tally.told == []
     assert result.tally.outcomes["answered"] > 10
