@@ -10,7 +10,7 @@ from actors.actor import Ref
 from actors.arrival import Arrival
 from actors.refusals import Refusal, Refusals
 from actors.remote_incarnation import RemoteIncarnation
-from actors.supervision import MAX_REMEMBERED, Decision, FailureRecord, NeverRestart, Policy, Restart, RestartPolicy
+from actors.supervision import MAX_REMEMBERED, Decision, NeverRestart, Policy, Restart, RestartPolicy
 from actors.supervisor import Supervisor
 from actors.system import ActorSystem
 from actors.worker import Deadlines, WorkerListener, WorkerState
@@ -35,8 +35,7 @@ class RemoteWorker(Supervisor):
         deadlines: Deadlines | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        super().__init__(name, listener, deadlines=deadlines, refusals=refusals)
-        self._record = FailureRecord(policy or PATIENT)
+        super().__init__(name, listener, policy=policy or PATIENT, deadlines=deadlines, refusals=refusals)
         self._not_before = 0.0
         self._away = False
         self._arrival: Arrival | None = None
@@ -124,7 +123,7 @@ class RemoteWorker(Supervisor):
 
     def _failed(self, failure: Exception, _: Decision) -> None:
         now = anyio.current_time()
-        decision = self._record.failed(now)
+        decision = self.record.failed(now, self._incarnations)
         if isinstance(decision, Restart):
             self._restarts += 1
             self._not_before = now + decision.delay_s

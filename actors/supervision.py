@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 MAX_REMEMBERED = 64
 """Failures of one actor that are remembered, the newest."""
@@ -44,8 +44,9 @@ class Policy(Protocol):
     """A supervision policy."""
 
     def decide(self, failures: Sequence[float], now: float) -> Decision:
-        """Decide after a failure. `failures` are the times of all that are remembered, the newest last, in seconds on
-        the same steady clock as `now`. Pure: equal arguments give equal decisions."""
+        """Decide after a failure. `failures` are the times of all that are remembered and count, the newest last, in
+        seconds on the same steady clock as `now`; none, when the latest does not count. Pure: equal arguments give
+        equal decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +92,30 @@ class NeverRestart:
 
 
 class FailureRecord:
-    """The failures of one actor, the newest `MAX_REMEMBERED`, and the decision after each."""
+    """The failures of one actor, the newest `MAX_REMEMBERED`, and the decision after each.
+
+    A failure goes by the number of the start that it ended. One that was put down to something else is pardoned, by
+    that number, before or after it is recorded: it counts neither towards an end nor for the delay.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._failures: list[float] = []
+        self._failures: dict[int, float] = {}
+        self._pardoned: dict[int, None] = {}
 
-    def failed(self, now: float) -> Decision:
-        """Record a failure and decide."""
-        self._failures = [*self._failures[1 - MAX_REMEMBERED :], now]
-        return self._policy.decide(self._failures, now)
+    def failed(self, now: float, start: int) -> Decision:
+        """Record the failure of a start, each of which has a number of its own, and decide."""
+        self._failures[start] = now
+        _keep_newest(self._failures)
+        counted = [at for number, at in self._failures.items() if number not in self._pardoned]
+        return self._policy.decide(counted, now)
+
+    def pardon(self, start: int) -> None:
+        """The failure of that start, past or about to be recorded, does not count."""
+        self._pardoned[start] = None
+        _keep_newest(self._pardoned)
+
+
+def _keep_newest(entries: dict[int, Any]) -> None:
+    if len(entries) > MAX_REMEMBERED:
+        del entries[next(iter(entries))]

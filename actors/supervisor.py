@@ -10,6 +10,7 @@ import structlog
 from actors.actor import Ref
 from actors.incarnation_actor import IncarnationActor
 from actors.refusals import Refusals
+from actors.supervision import FailureRecord, Policy
 from actors.worker import Deadlines, WorkerListener, WorkerState, WorkerStatus, WorkerUnavailable
 from protocol.commands import Command, Drain, Stop
 from protocol.events import Gauges
@@ -19,13 +20,22 @@ class Supervisor:
     """A `Worker`, kept alive. `run` lives in the caller's task group."""
 
     def __init__(
-        self, name: str, listener: WorkerListener, *, deadlines: Deadlines | None, refusals: Refusals | None
+        self,
+        name: str,
+        listener: WorkerListener,
+        *,
+        policy: Policy,
+        deadlines: Deadlines | None,
+        refusals: Refusals | None,
     ) -> None:
         self.name = name
         self.listener = listener
         self.deadlines = deadlines or Deadlines()
         self.refusals = refusals or Refusals()
         """Where what its links refuse is counted."""
+        self.policy = policy
+        self.record = FailureRecord(policy)
+        """Its failures, by incarnation."""
         self.log = structlog.get_logger("worker").bind(worker=name)
         self._state = WorkerState.STOPPED
         self._reason = ""
@@ -62,6 +72,10 @@ class Supervisor:
         if self._current is None:
             raise WorkerUnavailable(f"worker {self.name!r} is {self._state}: {self._reason or 'no process'}")
         self._current.send(commands)
+
+    def pardon_nowait(self, incarnation: int) -> None:
+        """See `Worker`."""
+        self.record.pardon(incarnation)
 
     def drain_nowait(self, grace_s: float) -> None:
         """Let what is live finish within `grace_s` seconds, then stop for good. Returns at once."""

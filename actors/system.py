@@ -5,6 +5,7 @@ reaches the parent as an exception, and nothing outlives the `async with ActorSy
 only where a link is used.
 """
 
+import itertools
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -23,6 +24,7 @@ STOP_TIMEOUT_S = 10.0
 TURN = 64
 """Messages that an actor handles before it lets others run, when its handlers never wait."""
 
+Judge = Callable[[Exception], Decision]
 Observer = Callable[[Exception, Decision], None]
 
 
@@ -49,6 +51,7 @@ class ActorSystem:
         `policy`: what to do after a failure (default `RestartPolicy()`).
         `capacity`, `reserve`: the mailbox's bounds.
         `stop_timeout`: seconds that the `stopped` hook may take.
+        `judge`: called with the failure after each, instead of the policy, to decide.
         `observer`: called with (failure, decision) after each failure, on the event loop; must not raise.
         """
         return self.spawn_in(self._group, name, factory, **options)
@@ -63,11 +66,13 @@ class ActorSystem:
         capacity: int = 256,
         reserve: int = 64,
         stop_timeout: float = STOP_TIMEOUT_S,
+        judge: Judge | None = None,
         observer: Observer | None = None,
     ) -> Ref[M]:
         """Like `spawn`, inside the task group of a parent."""
         mailbox: Mailbox[Envelope[M]] = Mailbox(capacity, reserve)
-        cell = Cell(self, name, factory, mailbox, policy or RestartPolicy(), stop_timeout, observer)
+        judge = judge or _by(policy or RestartPolicy())
+        cell = Cell(self, name, factory, mailbox, judge, stop_timeout, observer)
         group.start_soon(cell.run, name=f"actor {name}")
         return cell.ref
 
@@ -77,7 +82,7 @@ class ActorSystem:
 
 
 class Cell(Generic[M]):
-    """One actor over its restarts. Owns its mailbox, its failure record and its watchers."""
+    """One actor over its restarts. Owns its mailbox and its watchers."""
 
     def __init__(
         self,
@@ -85,7 +90,7 @@ class Cell(Generic[M]):
         name: str,
         factory: Callable[[], Actor[M]],
         mailbox: Mailbox[Envelope[M]],
-        policy: Policy,
+        judge: Judge,
         stop_timeout: float,
         observer: Observer | None,
     ) -> None:
@@ -94,7 +99,7 @@ class Cell(Generic[M]):
         self.ref = Ref(self, mailbox)
         self._factory = factory
         self._mailbox = mailbox
-        self._record = FailureRecord(policy)
+        self._judge = judge
         self._stop_timeout = stop_timeout
         self._observer = observer
         self._stopping = anyio.Event()
@@ -151,7 +156,7 @@ class Cell(Generic[M]):
         if isinstance(failure, Unrecoverable):
             decision = GiveUp("cannot be healed by a restart")
         else:
-            decision = self._record.failed(anyio.current_time())
+            decision = self._judge(failure)
         if self._observer is not None:
             self._observer(failure, decision)
         return decision
@@ -222,6 +227,12 @@ class Cell(Generic[M]):
                 raise
             finally:
                 slot.fail(ActorStopped(f"actor {self.name!r} was cancelled"))  # unless it was filled above
+
+
+def _by(policy: Policy) -> Judge:
+    """Decides by the policy alone, on a record of its own."""
+    record, starts = FailureRecord(policy), itertools.count(1)
+    return lambda _: record.failed(anyio.current_time(), next(starts))
 
 
 def _single(error: Exception) -> Exception:

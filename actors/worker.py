@@ -78,6 +78,10 @@ class Worker(Protocol):
     def send_nowait(self, commands: Sequence[Command]) -> None:
         """Send commands as one message. Raises `WorkerUnavailable`: it is not READY, or the link is full."""
 
+    def pardon_nowait(self, incarnation: int) -> None:
+        """The end of that incarnation, whose loss was told, was not the worker's fault: it does not count when it is
+        decided how long to wait with the next one, and whether there is to be one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:

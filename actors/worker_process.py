@@ -5,10 +5,12 @@ The actor system restarts its incarnations by the policy, each with a fresh proc
 
 from collections.abc import Callable, Sequence
 
+import anyio
+
 from actors.incarnation_actor import WorkerFailed
 from actors.process_incarnation import ProcessIncarnation
 from actors.refusals import Refusals
-from actors.supervision import Decision, GiveUp, Policy, Restart, RestartPolicy
+from actors.supervision import Decision, FailureRecord, GiveUp, Policy, Restart, RestartPolicy
 from actors.supervisor import Supervisor
 from actors.system import ActorSystem
 from actors.worker import Deadlines, Worker, WorkerListener, WorkerState, WorkerStatus, WorkerUnavailable
@@ -46,9 +48,8 @@ class WorkerProcess(Supervisor):
         refusals: Refusals | None = None,
     ) -> None:
         """`command(endpoint, incarnation)` gives the program and its arguments, for the next incarnation."""
-        super().__init__(name, listener, deadlines=deadlines, refusals=refusals)
+        super().__init__(name, listener, policy=policy or RestartPolicy(), deadlines=deadlines, refusals=refusals)
         self.command = command
-        self._policy = policy or RestartPolicy()
         self._was_ready = False
         self._failed_starts = 0
 
@@ -74,12 +75,13 @@ class WorkerProcess(Supervisor):
 
     async def _run_once(self) -> None:
         """From one incarnation through all that follow a failure, to an end that was asked for, or a decision."""
+        self.record = FailureRecord(self.policy)
         try:
             async with ActorSystem() as system:
                 self._ref = system.spawn(
                     f"worker {self.name}",
                     lambda: ProcessIncarnation(self),
-                    policy=self._policy,
+                    judge=self._judge,
                     stop_timeout=self.deadlines.stop + self.deadlines.term + 10.0,
                     observer=self._decided,
                 )
@@ -90,6 +92,9 @@ class WorkerProcess(Supervisor):
         """See `Supervisor.changed`."""
         self._was_ready = self._was_ready or (self._current is not None and self._current.seen.ready is not None)
         super().changed()
+
+    def _judge(self, _: Exception) -> Decision:
+        return self.record.failed(anyio.current_time(), self._incarnations)
 
     def _decided(self, failure: Exception, decision: Decision) -> None:
         self._failed_starts = 0 if self._was_ready else self._failed_starts + 1

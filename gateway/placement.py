@@ -8,6 +8,7 @@ import structlog
 
 from actors.worker import WorkerUnavailable
 from gateway.metrics import Metrics
+from gateway.quarantine import Quarantine
 from gateway.roster import Roster
 from gateway.settings import GatewaySettings
 from gateway.streams import Cause, Failure, Stream
@@ -39,6 +40,7 @@ class Placement:
         self._fail = fail
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
+        self.quarantine = Quarantine(self._loop.time)
         self._retries: dict[str, asyncio.TimerHandle] = {}
 
     def live(self) -> list[Stream]:
@@ -81,16 +83,41 @@ class Placement:
         streams = list(seat.live.values())
         seat.live.clear()
         seat.close()
-        guilty = blame(streams, seat.slots, seat.reached) if cause is Cause.DIED else ()
+        guilty = self._inquire(seat, streams) if cause is Cause.DIED else ()
         for stream in streams:
             self.settle(stream, "lost_again")
             stream.leave(cause, reason)
         self._wait(stream for stream in streams if stream not in guilty)
         for stream in guilty:
+            self.quarantine.add(stream.call.model, stream.submit.input, stream.submit.sampling)
             self._fail(stream, Failure(ErrorCode.QUARANTINED, f"two workers died with this request; {reason}"))
         if streams:
             _log.warning("streams_replayed", worker=seat.name, streams=len(streams), cause=str(cause), reason=reason)
         self.serve(seat.model)
+
+    def _inquire(self, seat: Seat, streams: Sequence[Stream]) -> list[Stream]:
+        """Who is to blame for the death of a worker. What it was blamed for does not count against the workers."""
+        already = {stream for stream in streams if stream.suspect}
+        guilty = blame(streams, seat.slots, seat.reached)
+        death = (seat.name, seat.incarnation)
+        for stream in guilty:
+            self.acquit(stream)
+            self._pardon(*death)
+        for stream in streams:
+            if stream.suspect and stream not in already:
+                stream.death = death
+        return guilty
+
+    def acquit(self, stream: Stream) -> None:
+        """The worker that died with this suspect is not to blame: another died, too, or the suspect left before it had
+        got past that point."""
+        if stream.suspect and stream.death is not None:
+            self._pardon(*stream.death)
+
+    def _pardon(self, worker: str, incarnation: int) -> None:
+        seat = self._roster.find(worker)
+        if seat is not None and seat.standing.pardons(incarnation):
+            seat.worker.pardon_nowait(incarnation)
 
     def suspend(self, stream: Stream, cause: Cause, reason: str) -> None:
         """One sequence lost its worker, which lives on."""

@@ -62,6 +62,9 @@ class Router:
         if not self.roster.of(model):
             names = ", ".join(repr(name) for name in self.models()) or "none"
             raise ApiError(404, f"there is no model {model!r}; available: {names}", "model_not_found", param="model")
+        if any(self._placement.quarantine.holds(model, choice.input, choice.sampling) for choice in plan.choices):
+            text = "two workers died with a request like this one, not long ago: it is not tried again"
+            raise self._error(ErrorCode.QUARANTINED, text)
         call = Call(request, model, eager=plan.stream, release=self._release)
         streams = [
             Stream(self._submit(call, choice), index, call, now=self._clock())
@@ -98,6 +101,8 @@ class Router:
     def _let_go(self, call: Call) -> list[Stream]:
         """Take what lives of a call from where it is."""
         streams = [stream for stream in call.streams if not stream.ended]
+        for stream in streams:
+            self._placement.acquit(stream)
         for seat in self.seats():
             seat.cancel([stream for stream in streams if stream.worker == seat.name])
         # Those that wait go first, or they would be given the room that the others make.
@@ -172,6 +177,7 @@ class Router:
                 seat.observed.first_token.observe(now - stream.opened_at)
             stream.last_at = now
             if stream.suspect and cleared(stream, count):
+                seat.standing.served()
                 self._placement.serve(seat.model)
         return stream
 
@@ -193,6 +199,7 @@ class Router:
         observed.queue_wait.observe(event.usage.queue_ms / 1000)
         observed.end_to_end.observe(now - stream.opened_at)
         observed.ended(event.reason).inc()
+        seat.standing.served()
         self._placement.remove(stream)
         stream.finish(event.reason, event.usage)
 
@@ -209,6 +216,7 @@ class Router:
                 placement.suspend(stream, Cause.LEFT, reason)
             case ErrorCode.STEP if not stream.suspect:
                 suspect(stream)
+                stream.death = None
                 placement.suspend(stream, Cause.STEP, reason)
             case ErrorCode.OVERLOADED | ErrorCode.UNAVAILABLE if stream.waited:
                 placement.postpone(stream)

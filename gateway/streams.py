@@ -62,6 +62,7 @@ class Stream:
         "call",
         "cause",
         "continued",
+        "death",
         "ended",
         "failure",
         "first_at",
@@ -110,6 +111,8 @@ class Stream:
         self.loss = ""
         self.suspect = False
         """A worker died with it, and it has not got past that point yet. See `gateway.suspicion`."""
+        self.death: tuple[str, int] | None = None
+        """Worker and incarnation whose death made it a suspect; None when it was a failed step."""
         self.since_replay = 0
         """Tokens that came since it became a suspect."""
         self._text: list[str] = []

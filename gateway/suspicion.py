@@ -15,6 +15,8 @@ shared the worker should live. The rule:
    worker died is behind it.
 
 A failed step counts as a death: those that it touched become suspects, and one that was a suspect already fails.
+
+A death that was put down to a request says nothing against the worker: its supervisor does not count it (`Standing`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +25,29 @@ from gateway.streams import Stream
 
 CLEARED_AFTER = 3
 """Tokens. The last ones before a death may have been computed and not delivered, and are then computed again."""
+
+MAX_PARDONS = 16
+"""Deaths. Eight requests in a row that each killed a worker twice, and nothing that it did well between them: then the
+worker is as likely to be the culprit, and whoever reads its readiness must learn of it."""
+
+
+class Standing:
+    """Which deaths of one worker are not to count against it: those of its incarnations, by number."""
+
+    def __init__(self) -> None:
+        self._pardoned: set[int] = set()
+
+    def pardons(self, incarnation: int) -> bool:
+        """That death was put down to a request. True when it is not to count: once for each death, and no more than
+        `MAX_PARDONS` times in a row."""
+        if incarnation in self._pardoned or len(self._pardoned) >= MAX_PARDONS:
+            return False
+        self._pardoned.add(incarnation)
+        return True
+
+    def served(self) -> None:
+        """A request ended well on it, or got past the point at which a worker had died."""
+        self._pardoned.clear()
 
 
 def blame(live: Sequence[Stream], slots: int, reached: int) -> list[Stream]:

@@ -10,6 +10,7 @@ from gateway.breaker import Breaker, Circuit
 from gateway.counters import Counters
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.streams import Stream
+from gateway.suspicion import Standing
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel
 
@@ -37,6 +38,7 @@ class Seat:
         self.promotions = 0
         """How often it was made active."""
         self.breaker = Breaker()
+        self.standing = Standing()
         self.incarnation = worker.status.incarnation
         self.counters = Counters()
         self.live: dict[int, Stream] = {}

@@ -29,7 +29,7 @@ POLICIES = st.builds(
 def test_delays_double_up_to_the_cap_and_then_it_ends() -> None:
     policy = RestartPolicy(max_failures=6, window_s=100, first_delay_s=1, max_delay_s=5)
     record = FailureRecord(policy)
-    decisions = [record.failed(float(second)) for second in range(6)]
+    decisions = [record.failed(float(second), second) for second in range(6)]
     assert decisions == [
         Restart(1),
         Restart(2),
@@ -43,9 +43,9 @@ def test_delays_double_up_to_the_cap_and_then_it_ends() -> None:
 def test_failures_leave_the_window() -> None:
     policy = RestartPolicy(max_failures=2, window_s=10, first_delay_s=1, max_delay_s=5)
     record = FailureRecord(policy)
-    assert record.failed(0.0) == Restart(1)
-    assert record.failed(10.0) == Restart(1)
-    assert isinstance(record.failed(19.9), GiveUp)
+    assert record.failed(0.0, 1) == Restart(1)
+    assert record.failed(10.0, 2) == Restart(1)
+    assert isinstance(record.failed(19.9, 3), GiveUp)
 
 
 def test_what_follows_when_the_restarts_are_used_up() -> None:
@@ -99,4 +99,35 @@ def test_what_the_record_forgets_makes_no_difference(policy: RestartPolicy, fail
     record = FailureRecord(policy)
     times = [*failures, *([failures[-1]] * MAX_REMEMBERED)]
     for number, time in enumerate(times, 1):
-        assert type(record.failed(time)) is type(policy.decide(times[:number], time))
+        assert type(record.failed(time, number)) is type(policy.decide(times[:number], time))
+
+
+@given(policy=POLICIES, failures=TIMES, data=st.data())
+def test_what_was_pardoned_makes_no_difference(
+    policy: RestartPolicy, failures: list[float], data: st.DataObject
+) -> None:
+    pardoned = data.draw(st.sets(st.integers(0, len(failures) - 1)))
+    late = data.draw(st.sets(st.sampled_from(sorted(pardoned)))) if pardoned else set()
+    record, counted = FailureRecord(policy), []
+    for start, time in enumerate(failures):
+        if start in pardoned - late:
+            record.pardon(start)
+        else:
+            counted.append(time)
+        assert record.failed(time, start) == policy.decide(counted, time)
+        if start in late:
+            record.pardon(start)
+            counted.pop()
+
+
+def test_culprits_without_end_neither_use_up_the_restarts_nor_delay_them() -> None:
+    """Each first death is pardoned when the second one has shown whose both were, which is before it is recorded."""
+    record = FailureRecord(RestartPolicy(max_failures=3, first_delay_s=1))
+    for first in range(0, 4 * MAX_REMEMBERED, 2):
+        assert record.failed(0.0, first) == Restart(1)
+        record.pardon(first)
+        record.pardon(first + 1)
+        assert record.failed(0.0, first + 1) == Restart(1)
+    assert record.failed(0.0, -1) == Restart(1)
+    assert record.failed(0.0, -2) == Restart(2)
+    assert isinstance(record.failed(0.0, -3), GiveUp)

@@ -50,6 +50,7 @@ class FakeWorker:
         self.name = name
         self.model = model
         self.sent: list[list[Command]] = []
+        self.pardoned: list[int] = []
         self.full = False
         self.arrived = asyncio.Event()
         self._router: Router | None = None
@@ -64,6 +65,9 @@ class FakeWorker:
             raise WorkerUnavailable("not now")
         self.sent.append(list(commands))
         self.arrived.set()
+
+    def pardon_nowait(self, incarnation: int) -> None:
+        self.pardoned.append(incarnation)
 
     @property
     def submits(self) -> list[Submit]:

@@ -113,6 +113,34 @@ async def test_a_poisonous_request_ends_alone() -> None:
         assert real.status().restarts == 2
 
 
+async def test_poisonous_requests_one_after_the_other_take_no_model_down() -> None:
+    """Each ends its worker twice, and five deaths that count would be the end of it. The same ones again end nobody."""
+    poison = Fault("kill", calls=0, token=ord("!"))
+    prompts = [f"die {number}!" for number in range(6)]
+    async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
+        whole = await ask_all(undisturbed)
+
+    async with real_gateway(launch("w0", slots=8, rate=300, faults=(poison,))) as real:
+
+        async def ask_bad(prompt: str) -> tuple[int, str]:
+            answer = await real.client.post("/v1/completions", json={"model": "tiny", "prompt": prompt})
+            return answer.status_code, answer.json()["error"]["code"]
+
+        async def poison_it() -> list[Any]:
+            await real.until(lambda: len(delivered(real)) == 8)
+            return [await ask_bad(prompt) for prompt in prompts]
+
+        again, answers = await gather(lambda: ask_all(real), poison_it)
+        assert again == whole
+        assert answers == [(500, "quarantined")] * len(prompts)
+        assert await ask_all(real) == whole
+        assert (await real.client.get("/health/ready")).status_code == 200
+        deaths = real.status().restarts
+        assert deaths == 2 * len(prompts)
+        assert [await ask_bad(prompt) for prompt in prompts] == answers
+        assert real.status().restarts == deaths
+
+
 async def test_a_request_that_fails_the_workers_loop_ends_alone() -> None:
     """Its text cannot be made, in a way that ends the worker with last words; it goes through two of them, not more."""
     async with real_gateway(launch("b", slots=8, rate=300)) as undisturbed:

@@ -10,11 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.worker import WorkerState
 from gateway.errors import ApiError
+from gateway.quarantine import REMEMBERED_S
 from gateway.requests import RequestDecoder
 from gateway.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from gateway.streams import Call
-from gateway.suspicion import CLEARED_AFTER
+from gateway.suspicion import CLEARED_AFTER, MAX_PARDONS
 from gateway.workers import FULL_S, Role
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
@@ -270,6 +271,64 @@ class TestSuspects:
         assert deaths == 2
         assert failure(poison) is ErrorCode.QUARANTINED
         assert [call for call in calls if call.failure is not None] == [poison]
+
+    async def test_the_deaths_by_a_culprit_are_pardoned_wherever_they_were(self) -> None:
+        world = World("a", "b")
+        world.open()
+        world["a"].die()
+        world["a"].come_back()
+        assert (world["a"].pardoned, world["b"].pardoned) == ([], [])
+        world["b"].die()
+        assert (world["a"].pardoned, world["b"].pardoned) == ([1], [1])
+
+    async def test_a_death_that_nobody_was_guilty_of_counts(self) -> None:
+        world = World()
+        call = world.open()
+        world["a"].die()
+        world["a"].come_back()
+        clear(world["a"], last(world["a"]))
+        world["a"].die()
+        assert not call.ended
+        assert world["a"].pardoned == []
+
+    async def test_a_suspect_whose_client_leaves_takes_the_death_with_it(self) -> None:
+        """Or a client that always leaves in time would use up the restarts."""
+        world = World()
+        for incarnation in (1, 2):
+            call = world.open()
+            world["a"].die()
+            call.cancel_nowait()
+            world["a"].come_back()
+            assert world["a"].pardoned == list(range(1, incarnation + 1))
+
+    async def test_a_worker_that_does_nothing_but_die_is_not_pardoned_for_ever(self) -> None:
+        world = World()
+        for index in range(MAX_PARDONS):
+            world.open(prompt=f"{index}")
+            for _ in range(2):
+                world["a"].die()
+                world["a"].come_back()
+        assert world["a"].pardoned == list(range(1, MAX_PARDONS + 1))
+        world["a"].finish(number(world.open(prompt="good")))
+        bad = world.open(prompt="bad")
+        world["a"].die()
+        world["a"].come_back()
+        world["a"].die()
+        assert failure(bad) is ErrorCode.QUARANTINED
+        assert len(world["a"].pardoned) == MAX_PARDONS + 2
+
+    async def test_the_same_request_again_is_refused_at_once_for_a_while(self) -> None:
+        world = World()
+        world.open()
+        for _ in range(2):
+            world["a"].die()
+            world["a"].come_back()
+        with pytest.raises(ApiError, match="not tried again") as refused:
+            world.open(seed=7)
+        assert (refused.value.status, refused.value.code) == (500, "quarantined")
+        assert not world.open(prompt="another").ended
+        await anyio.sleep(REMEMBERED_S)
+        assert not world.open().ended
 
     async def test_suspects_run_apart_until_they_are_past_the_point(self) -> None:
         world = World()

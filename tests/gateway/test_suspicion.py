@@ -1,7 +1,7 @@
 """Who is blamed for the death of a worker."""
 
 from gateway.streams import Call, Stream
-from gateway.suspicion import CLEARED_AFTER, blame, cleared, may_run, suspect
+from gateway.suspicion import CLEARED_AFTER, MAX_PARDONS, Standing, blame, cleared, may_run, suspect
 from protocol.commands import Submit
 from protocol.request import Limits, Sampling, TextInput
 
@@ -83,3 +83,12 @@ def test_a_suspect_runs_where_a_slot_is_free_and_no_other_suspect_is() -> None:
     suspect(two)
     assert not may_run(one, {2: two}, 2)
     assert may_run(three, {1: one, 2: two}, 2), "the innocent may queue anywhere"
+
+
+def test_a_death_is_pardoned_once_and_no_more_than_so_many_in_a_row() -> None:
+    standing = Standing()
+    assert [standing.pardons(number) for number in (1, 1)] == [True, False]
+    assert all(standing.pardons(number) for number in range(2, MAX_PARDONS + 1))
+    assert not standing.pardons(MAX_PARDONS + 1), "it did nothing well meanwhile"
+    standing.served()
+    assert standing.pardons(MAX_PARDONS + 2)

@@ -1,0 +1,77 @@
+"""Which requests are the same as one that killed workers, and how long that is remembered."""
+
+import pytest
+
+from gateway.quarantine import MAX_REMEMBERED, REMEMBERED_S, Quarantine
+from protocol.request import ChatInput, Input, Message, Sampling, TextInput, TokensInput
+
+TEXT, SAMPLING = TextInput("die"), Sampling(temperature=1.0, seed=1)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def chat(text: str, now: int) -> ChatInput:
+    return ChatInput((Message("user", text),), now=now)
+
+
+@pytest.mark.parametrize(
+    ("added", "asked"),
+    [
+        (("m", TEXT, SAMPLING), ("m", TEXT, Sampling(temperature=1.0, seed=2))),
+        (("m", chat("die", 1), SAMPLING), ("m", chat("die", 2), SAMPLING)),
+    ],
+    ids=["seed", "time"],
+)
+def test_what_the_door_makes_up_makes_no_difference(
+    added: tuple[str, Input, Sampling], asked: tuple[str, Input, Sampling]
+) -> None:
+    quarantine = Quarantine(Clock())
+    assert not quarantine.holds(*asked)
+    quarantine.add(*added)
+    assert quarantine.holds(*asked)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("other", TEXT, SAMPLING),
+        ("m", TextInput("live"), SAMPLING),
+        ("m", TokensInput(tuple(b"die")), SAMPLING),
+        ("m", chat("die", 0), SAMPLING),
+        ("m", TEXT, Sampling(temperature=0.5, seed=1)),
+    ],
+    ids=["model", "prompt", "kind of prompt", "chat", "sampling"],
+)
+def test_another_request_is_let_in(asked: tuple[str, Input, Sampling]) -> None:
+    quarantine = Quarantine(Clock())
+    quarantine.add("m", TEXT, SAMPLING)
+    assert not quarantine.holds(*asked)
+
+
+def test_it_is_forgotten_in_time_counted_from_the_last_time() -> None:
+    clock = Clock()
+    quarantine = Quarantine(clock)
+    for prompt in (TEXT, TextInput("other"), TEXT):
+        quarantine.add("m", prompt, SAMPLING)
+        clock.now += 1.0
+    clock.now += REMEMBERED_S - 1.5
+    assert not quarantine.holds("m", TextInput("other"), SAMPLING)
+    assert quarantine.holds("m", TEXT, SAMPLING)
+    clock.now += 0.5
+    assert not quarantine.holds("m", TEXT, SAMPLING)
+
+
+def test_the_oldest_makes_room() -> None:
+    quarantine = Quarantine(Clock())
+    for number in range(MAX_REMEMBERED):
+        quarantine.add("m", TextInput(str(number)), SAMPLING)
+    assert quarantine.holds("m", TextInput("0"), SAMPLING)
+    quarantine.add("m", TEXT, SAMPLING)
+    assert not quarantine.holds("m", TextInput("0"), SAMPLING)
+    assert quarantine.holds("m", TextInput("1"), SAMPLING)
