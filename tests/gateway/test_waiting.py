@@ -75,13 +75,14 @@ class TestRoom:
 
 
 async def read(served: Served, body: dict[str, Any], into: list[str], path: str = "/v1/completions") -> None:
+    """The lines of the answer as they come, without those of events' ids."""
     async with served.client.stream("POST", path, json=body) as response:
         into.append(f"status {response.status_code}")
         buffered = ""
         async for text in response.aiter_text():
             buffered += text
             *lines, buffered = buffered.split("\n")
-            into.extend(line for line in lines if line)
+            into.extend(line for line in lines if line and not line.startswith("id: "))
         into.extend([buffered] if buffered else [])
 
 
