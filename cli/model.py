@@ -42,7 +42,7 @@ class ChosenModel:
 
 
 def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1) -> WorkerSpec:
-    """What one of `workers` workers is told; they share the cores unless `threads` says otherwise."""
+    """What one of `workers` workers is told; they share the memory, and the cores unless `threads` says otherwise."""
     return WorkerSpec(
         name=worker,
         model_name=model.name,
@@ -60,6 +60,7 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
         prefix_bytes=settings.prefix_bytes,
         cache_dir=settings.cache_dir,
         threads=settings.threads or (max(1, usable_cores() // workers) if workers > 1 else 0),
+        workers=max(1, workers),
         log_level=settings.log_level,
     )
 

@@ -61,7 +61,8 @@ class Settings(BaseSettings):
     kv_bytes: int = _field(
         0,
         ENGINE,
-        "Bytes of KV cache that a worker's sequences share; 0 is what memory allows, at most max_batch_size x context.",
+        "Bytes of KV cache that a worker's sequences share; 0 is its part of the free memory, at most max_batch_size x "
+        "context.",
         ge=0,
         le=MAX_COUNT,
     )

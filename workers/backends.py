@@ -77,7 +77,8 @@ def load_runner(spec: WorkerSpec, progress: Progress) -> Runner:
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)
     check_tensors(open_weights(path), config, path)
-    return _loader(backend)(path, config, **_options(spec, config), kv_bytes=spec.kv_bytes, progress=progress)
+    memory = {"kv_bytes": spec.kv_bytes, "workers": spec.workers}
+    return _loader(backend)(path, config, **_options(spec, config), **memory, progress=progress)
 
 
 def _options(spec: WorkerSpec, config: "ModelConfig") -> dict[str, Any]:

@@ -171,10 +171,9 @@ class BatchEngine:
 
     def _prefill(self, call: list[Prefill]) -> None:
         self._started += sum(work.begins for work in call)
+        if not (call := self._copied(call)):
+            return
         try:
-            for work in call:
-                if work.copy is not None:
-                    self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
             began = self._clock()
             tokens = self._runner.prefill([work.chunk for work in call], [work.draw for work in call])
             if len(tokens) != len(call):
@@ -186,12 +185,31 @@ class BatchEngine:
                 self._fail(work.live, "prefill", error)
             return
         now = self._clock()
-        computed = sum(len(work.chunk.tokens) for work in call)
+        lengths, block = [len(work.chunk.tokens) for work in call], self._capabilities.block_rows
         if self._pace is not None:
-            self._pace.prefilled(computed, now - began)
-        self._prefill_tokens += computed
+            self._pace.prefilled(sum(-(-length // block) * block for length in lengths), now - began)
+        self._prefill_tokens += sum(lengths)
         for work, token in zip(call, tokens, strict=True):
             self._prefilled(work, token, None if work.draw is None else next(logprobs), now)
+
+    def _copied(self, call: list[Prefill]) -> list[Prefill]:
+        """Make the copies that chunks need, and end those whose copy fails. Returns the others.
+
+        They end after the last copy: what is retained is forgotten with them, and the others copy from it.
+        """
+        ready: list[Prefill] = []
+        failed: list[tuple[Live, Exception]] = []
+        for work in call:
+            try:
+                if work.copy is not None:
+                    self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
+            except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
+                failed.append((work.live, error))
+            else:
+                ready.append(work)
+        for live, reason in failed:
+            self._fail(live, "prefill", reason)
+        return ready
 
     def _prefilled(self, work: Prefill, token: int | None, likely: TokenLogprobs | None, now: float) -> None:
         live = work.live

@@ -31,14 +31,24 @@ class Needed:
     """Tokens of a slot."""
 
     @classmethod
-    def of(cls, weights: int, row_bytes: int, slots: int, context: int, kv_bytes: int, free: int | None) -> "Needed":
+    def of(
+        cls,
+        weights: int,
+        row_bytes: int,
+        slots: int,
+        context: int,
+        kv_bytes: int,
+        free: int | None,
+        workers: int = 1,
+    ) -> "Needed":
         """`row_bytes` for each token of each slot, at most `kv_bytes`.
 
-        Where that is 0, at most what `SHARE` of the free memory leaves beside the weights, but one whole context.
+        Where that is 0, at most what is left beside the weights of a worker's part of `SHARE` of the free memory, but
+        one whole context: pages are taken as they are written to, so what `workers` are free to take looks free to all.
         """
         bound = kv_bytes
         if not kv_bytes and free is not None:
-            bound = max(int(SHARE * free) - weights, row_bytes * context)
+            bound = max(int(SHARE * free) // workers - weights, row_bytes * context)
         full = row_bytes * slots * context
         return cls(weights, min(full, bound) if bound else full, slots, context)
 

@@ -39,9 +39,9 @@ class Pace:
         """A decode step took so long."""
         self._decode.append(seconds)
 
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """A chunk took so long; it cost what the smallest size that covers it costs."""
-        size = next((size for size in self._ladder if size >= tokens), self._ladder[-1])
+    def prefilled(self, rows: int, seconds: float) -> None:
+        """A call of so many rows took so long; it cost what the smallest size that covers it costs."""
+        size = next((size for size in self._ladder if size >= rows), self._ladder[-1])
         self._chunks[size].append(seconds)
 
     def step_tokens(self, decoding: int) -> int:

@@ -139,8 +139,8 @@ class Scheduler:
         return self._seats.give_up(next(iter(self._waiting.values())).limit)
 
     def forget_retained(self) -> None:
-        """Retain nothing of what ended so far: all retained slots are soiled."""
-        self._seats.forget_retained()
+        """Retain nothing of what ended so far: all retained slots are soiled, and nobody begins with what was there."""
+        self._seats.forget_retained(self._prefilling.values())
 
     def next_call(self) -> list[Prefill]:
         """The chunks of the next prefill call of this step, the oldest prompt's first; none when the budget is spent

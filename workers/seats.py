@@ -91,8 +91,12 @@ class Seats:
         slots.give_up(oldest)
         return oldest
 
-    def forget_retained(self) -> None:
-        """Retain nothing of what ended so far: all retained slots are soiled."""
+    def forget_retained(self, beginning: Iterable[Live]) -> None:
+        """Retain nothing of what ended so far: all retained slots are soiled, and those of `beginning` that have taken
+        one over find nothing in it."""
+        for live in beginning:
+            if live.inherited is not None:
+                live.inherited = Written(live.request.tenant, ())
         while self._slots.oldest is not None:
             self._slots.give_up(self._slots.oldest)
 

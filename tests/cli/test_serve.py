@@ -151,7 +151,7 @@ def test_a_worker_is_told_all_that_was_set() -> None:
     spec = msgspec.json.decode(argv[-1], type=WorkerSpec)
     assert spec == worker_spec(settings, model, "w1", 2)
     assert (spec.name, spec.max_batch_size, spec.context, spec.max_queue, spec.step_tokens) == ("w1", 3, 99, 5, 7)
-    assert spec.threads >= 1
+    assert (spec.threads >= 1, spec.workers) == (True, 2)
 
 
 def test_those_that_stand_by_come_last_and_have_no_share_in_the_cores() -> None:
@@ -170,6 +170,7 @@ def test_those_that_stand_by_come_last_and_have_no_share_in_the_cores() -> None:
 def test_one_worker_chooses_its_threads_itself() -> None:
     assert worker_spec(Settings(), ChosenModel("m", Path("/m"))).threads == 0
     assert worker_spec(Settings(threads=5), ChosenModel("m", Path("/m")), "w0", 4).threads == 5
+    assert worker_spec(Settings(), ChosenModel("m", Path("/m")), "w0", 0).workers == 1, "where all stand by"
 
 
 def test_a_command_is_the_same_for_every_incarnation_but_for_its_number() -> None:

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 from tests.gate import alone
 from workers.engine import BatchEngine, End, Request, RequestRefused, StepResult
 from workers.faults import raising
+from workers.pace import Pace
 from workers.prefix import PrefixPolicy
 from workers.scripted import ScriptedRunner
 
@@ -97,6 +98,37 @@ def test_a_copy_that_fails_ends_its_request_only() -> None:
     assert runner.violations == []
 
 
+class OnceUncopied(ScriptedRunner):
+    """Its first copy fails."""
+
+    copies = 0
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        self.copies += 1
+        if self.copies == 1:
+            raise RuntimeError("the device does not answer")
+        super().copy_prefix(source, target, length)
+
+
+def test_a_copy_that_fails_leaves_the_others_of_its_call() -> None:
+    """Another one copies from a retained slot that is forgotten once the first has failed."""
+    engine, runner = make(OnceUncopied(slots=4, context=64, prefill_chunks=(4, 8, 64)), prefixes=PrefixPolicy(least=9))
+    run(engine, Request(1, PROMPT, max_tokens=3))
+    alike = [Request(stream, (*PROMPT[:10], *range(50 * stream, 50 * stream + 20)), max_tokens=3) for stream in (2, 3)]
+    other = Request(4, PROMPT[:9:-1][:9], max_tokens=3)
+    for request in (*alike, other):
+        engine.submit(request)
+    with capture_logs():
+        first = engine.step()
+    assert [failure.stream for failure in first.failures] == [2]
+    assert [token.stream for token in first.tokens] == [3, 4, 3, 4]
+    tokens, ends, _ = run(engine)
+    assert {end.stream: end.cached_tokens for end in ends} == {3: 10, 4: 0}
+    third = [token.token for token in first.tokens if token.stream == 3] + tokens[:1]
+    assert third == cold(alike[1])
+    assert runner.violations == []
+
+
 class Stuck(ScriptedRunner):
     """Its resets fail for a while."""
 
@@ -143,6 +175,16 @@ def test_without_a_prefix_cache_every_slot_is_reset_at_once() -> None:
     run(engine, Request(1, PROMPT, max_tokens=3))
     assert runner._history == [[0], [0]]
     assert engine.gauges().retained_tokens == 0
+
+
+def test_a_calls_cost_is_that_of_the_rows_that_its_blocks_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    monkeypatch.setattr(Pace, "prefilled", lambda _, count, __: rows.append(count))
+    runner = ScriptedRunner(slots=3, context=64, prefill_chunks=(16, 64), block_rows=8)
+    engine = BatchEngine(runner, max_queue=8, step_tokens=None)
+    run(engine, *(Request(stream, (stream,) * (stream * 4), max_tokens=1) for stream in (1, 2, 3)))
+    assert rows == [8 + 8 + 16]
+    assert engine.gauges().prefill_tokens == 4 + 8 + 12
 
 
 def test_the_budget_is_measured_where_none_is_given() -> None:

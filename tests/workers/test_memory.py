@@ -49,6 +49,13 @@ def test_where_nobody_says_the_cache_is_what_memory_leaves_and_one_context_at_le
     assert Needed.of(50, 10, 4, 100, 0, free).kv == kv
 
 
+def test_workers_of_one_machine_have_each_their_part_of_what_is_free() -> None:
+    parts = [Needed.of(50, 10, 9, 100, 0, 12_000, workers).kv for workers in (1, 2, 4, 9)]
+    assert parts == [9000, 5350, 2650, 1150]
+    assert sum(Needed.of(50, 10, 9, 100, 0, 12_000, 4).total for _ in range(4)) <= 12_000
+    assert Needed.of(50, 10, 9, 100, 4000, 12_000, 4).kv == 4000, "what is said is for each"
+
+
 def system(root: Path, available_kib: int, **files: str) -> Path:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {available_kib} kB\n")

@@ -255,6 +255,22 @@ def test_a_failed_sequence_leaves_nothing_and_what_is_retained_can_be_forgotten(
     assert one.slots.retained_tokens == 0
 
 
+def test_who_has_taken_a_retained_slot_over_finds_nothing_in_it_once_it_is_forgotten() -> None:
+    one = scheduler(1)
+    run(one, ask(1))
+    end(one, 1)
+    one.submit(ask(2), 0.0)
+    admit(one)
+    one.forget_retained()
+    assert prefill(one)[0].copy == Copy(0, 0, 0)
+    one.submit(ask(3), 0.0)
+    end(one, 2)
+    admit(one)
+    one.forget_retained()
+    end(one, 3)
+    assert (one.slots.soiled, one.slots.room) == ((0,), 32), "it left before it began"
+
+
 def test_no_more_is_retained_than_the_bound() -> None:
     one = scheduler(3, prefixes=PrefixPolicy(most=40, least=1))
     run(one, ask(1), ask(2, tuple(range(40, 60))), ask(3, tuple(range(60, 81))))

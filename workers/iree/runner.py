@@ -90,6 +90,7 @@ class IreeRunner:
         threads: int,
         progress: Progress,
         kv_bytes: int = 0,
+        workers: int = 1,
         background: bool = True,
     ) -> "IreeRunner":
         """Open the device, pack the weights and compile the graphs, or find both in `cache_dir`.
@@ -98,8 +99,9 @@ class IreeRunner:
         `background` when `graphs.fetch` asks for them.
         `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `quantize` makes matrices of
         few bits of those that are not; `context` 0 is the model's; `threads` 0 is one a core; `kv_bytes` is what the
-        slots may come to hold together, 0 what memory allows. `progress` gets (phase, done, total). Raises
-        `CheckpointError`, `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and `CompileError`.
+        slots may come to hold together, 0 what memory allows, which `workers` share. `progress` gets (phase, done,
+        total). Raises `CheckpointError`, `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and
+        `CompileError`.
         """
         threads = threads or usable_cores()
         with contextlib.ExitStack() as undo:
@@ -114,7 +116,7 @@ class IreeRunner:
             if opened.local:
                 quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
                 free = free_bytes()
-                needs = needed(plan, recipe.context, kv_bytes, free)
+                needs = needed(plan, recipe.context, kv_bytes, free, workers)
                 needs.check(free, quantize, quantizable=quantizable)
                 kv_rows = needs.kv // row_bytes(plan)
             archive = open_archive(open_weights(path), plan.weights, plan.ops, cache_dir, progress)
@@ -296,10 +298,10 @@ def row_bytes(plan: Plan) -> int:
     return plan.cache.row_values * (4 if plan.ops.dtype == "float32" else 2)
 
 
-def needed(plan: Plan, context: int, kv_bytes: int, free: int | None) -> Needed:
+def needed(plan: Plan, context: int, kv_bytes: int, free: int | None, workers: int) -> Needed:
     """What a plan's weights take, and its cache when it is as full as it may get."""
     weights = sum(stored.nbytes for stored in plan.weights)
-    return Needed.of(weights, row_bytes(plan), plan.cache.slots, context, kv_bytes, free)
+    return Needed.of(weights, row_bytes(plan), plan.cache.slots, context, kv_bytes, free, workers)
 
 
 def host_kv(plan: Plan, kv: Resident) -> HostKv | None:

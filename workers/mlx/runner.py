@@ -69,13 +69,14 @@ class MlxRunner:
         threads: int,
         progress: Callable[[str, int, int], None],
         kv_bytes: int = 0,
+        workers: int = 1,
     ) -> "MlxRunner":
         """Load a checkpoint in the calling thread, which owns the runner from then on.
 
         `device` is "cpu", "gpu" or "" for the best there is; `dtype` "auto" is the checkpoint's; `context` 0 is the
-        model's; `quantize` makes matrices of few bits. `progress` gets (phase, done, total) in tensors. Nothing is
-        compiled to disk and MLX sizes its own threads, so `cache_dir` and `threads` have no use here. Raises
-        `CheckpointError` for what cannot be served, ValueError for a device that is not there.
+        model's; `quantize` makes matrices of few bits; `workers` share the memory that is free. `progress` gets (phase,
+        done, total) in tensors. Nothing is compiled to disk and MLX sizes its own threads, so `cache_dir` and `threads`
+        have no use here. Raises `CheckpointError` for what cannot be served, ValueError for a device that is not there.
         """
         context = config.choose_context(context)
         name, chosen = _choose_device(device)
@@ -85,7 +86,8 @@ class MlxRunner:
         kind = config.dtype if dtype == "auto" else dtype
         row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
         free = free_bytes()
-        needed = Needed.of(weight_bytes(path, config, kind, quantize), row_bytes, slots, context, kv_bytes, free)
+        weights = weight_bytes(path, config, kind, quantize)
+        needed = Needed.of(weights, row_bytes, slots, context, kv_bytes, free, workers)
         needed.check(free, quantize, quantizable=config.quantization is None)
         with mx.stream(chosen):
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
