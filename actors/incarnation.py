@@ -43,6 +43,7 @@ class Incarnation:
         """When an incarnation that was asked to leave must be gone."""
         self._deadlines = deadlines
         self._last_frame = now
+        self._last_sent = now
         self._in_flight: set[int] = set()
 
     def silent_s(self, now: float) -> float:
@@ -97,6 +98,7 @@ class Incarnation:
 
     def sent(self, commands: Iterable[Command], now: float) -> None:
         """Note what was sent: a stream is in flight from its `Submit` to its end or its `Cancel`."""
+        self._last_sent = now
         for command in commands:
             if isinstance(command, Submit):
                 if not self.busy:
@@ -120,7 +122,8 @@ class Incarnation:
             return silent or _late("no loading progress", self.last_progress, limits.loading, now)
         if self.busy:
             return silent or _late("no step finished with work in flight", self.last_progress, self.hang_s, now)
-        return silent
+        # What was cancelled, or was refused unseen, may have kept it busy.
+        return silent or _late("no beat without work", max(self._last_frame, self._last_sent), limits.idle, now)
 
     def must_be_gone(self, now: float) -> bool:
         """It was asked to leave and has had its time."""

@@ -186,7 +186,7 @@ class IncarnationActor(Actor[None]):
 
     async def _watch_deadlines(self, link: Link) -> None:
         limits = self._limits
-        tick = min(limits.hello, limits.loading, limits.beat, limits.hang, limits.stop, 4.0) / 4
+        tick = min(limits.hello, limits.loading, limits.beat, limits.idle, limits.hang, limits.stop, 4.0) / 4
         now, stood_still = anyio.current_time(), False
         while True:
             before = now

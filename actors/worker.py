@@ -93,6 +93,8 @@ class Deadlines:
     """Between two signs of progress while it loads."""
     beat: float = 30.0
     """Between two frames of any kind after `Hello`."""
+    idle: float = 10.0
+    """The same of a worker without work, which beats each second: nothing of its own can keep it from that."""
     hang: float = 10.0
     """Without an advance of `gauges.steps` while work is in flight, at least: see `hang_factor`."""
     hang_factor: float = 8.0

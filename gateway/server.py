@@ -9,8 +9,11 @@ import sys
 from collections.abc import Callable
 
 import anyio
-from hypercorn.asyncio import serve as hypercorn_serve
-from hypercorn.config import Config, Sockets
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+from hypercorn.events import Event, Updated
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http2 import WholeBodies
@@ -79,6 +82,53 @@ class _LastResponses:
         await self._app(scope, receive, send_last if last else send)
 
 
+class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
+    """Hypercorn's connection, which ends when its client leaves.
+
+    That of 0.17 and 0.18 then waits for its idle timer, a task of the group that it is about to leave: the descriptor
+    of a client that is gone stayed open for `keep_alive_s`, in CLOSE-WAIT.
+    """
+
+    left = False
+    """Nothing more is read."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self.left = True
+        await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        """What Hypercorn calls with bytes to send, and with news of the connection."""
+        if not (self.left and isinstance(event, Updated)):
+            await super().protocol_send(event)
+
+
+async def _run(app: ASGIApp, config: Config, listener: Listener, leave: anyio.Event) -> None:
+    """What `hypercorn.asyncio.serve` does for one socket, with our connections; the app has no lifespan."""
+    loop = asyncio.get_running_loop()
+    context = WorkerContext(None)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        await _Connection(ASGIWrapper(app), loop, config, context, {}, reader, writer)
+
+    server = await asyncio.start_server(connected, backlog=BACKLOG, sock=listener)
+    try:
+        await leave.wait()
+    finally:
+        server.close()
+        await context.terminated.set()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=config.graceful_timeout)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+
 async def serve(
     app: ASGIApp,
     settings: GatewaySettings,
@@ -93,8 +143,6 @@ async def serve(
     """
     raise_file_limit()
     config = Config()
-    config.create_sockets = lambda: Sockets([], [listener], [])
-    config.backlog = BACKLOG
     config.h11_max_incomplete_size = settings.max_header_bytes
     config.keep_alive_timeout = settings.keep_alive_s
     # After so many requests Hypercorn closes an HTTP/2 connection with the responses that are under way on it.
@@ -108,14 +156,9 @@ async def serve(
     hard = anyio.CancelScope(shield=True)
     async with anyio.create_task_group() as group:
         group.start_soon(_leave, shutdown, leave, hard, config, grace_s)
-        # Hypercorn does not end well when it is cancelled, so a cancellation reaches it as an ordinary shutdown.
+        # A cancellation, too, is an ordinary shutdown for the connections.
         with hard:
-            try:
-                await hypercorn_serve(app, config, shutdown_trigger=leave.wait, mode="asgi")
-            except asyncio.InvalidStateError:
-                # What Hypercorn makes of a cancelled shutdown.
-                if not hard.cancel_called:
-                    raise
+            await _run(app, config, listener, leave)
         group.cancel_scope.cancel()
 
 

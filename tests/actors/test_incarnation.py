@@ -14,7 +14,7 @@ from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Beat, Bye, Capabilities, Event, Failed, Finished, Gauges, Hello, Loading, Ready, Step, Usage
 from tests.actors.processes import submit
 
-LIMITS = Deadlines(hello=10, loading=100, beat=5, hang=20, hang_factor=4, hang_most=100, stop=3, term=1)
+LIMITS = Deadlines(hello=10, loading=100, beat=5, idle=5, hang=20, hang_factor=4, hang_most=100, stop=3, term=1)
 HELLO = Hello(
     protocol=PROTOCOL_VERSION, worker="w", incarnation=3, pid=1, model="m", backend="b", device="d", slots=1, context=1
 )
@@ -108,6 +108,41 @@ def test_the_beat_deadline(before: list[Event]) -> None:
     seen = live(*before)
     assert seen.overdue(4.9) is None
     assert seen.overdue(5.0) == "no frame for 5 s"
+
+
+class TestIdle:
+    """A worker without work is late sooner than one with work."""
+
+    LIMITS = replace(LIMITS, beat=30, idle=4)
+
+    def live(self, *events: Event) -> Incarnation:
+        seen = Incarnation("w", 3, self.LIMITS, 0.0)
+        for event in (HELLO, *events):
+            seen.receive(event, 0.0)
+        return seen
+
+    def test_its_beat_is_due(self) -> None:
+        seen = self.live(READY)
+        seen.receive(IDLE, 10.0)
+        assert seen.overdue(13.9) is None
+        assert seen.overdue(14.0) == "no beat without work for 4 s"
+
+    def test_what_loads_is_not_idle(self) -> None:
+        assert self.live().overdue(29.9) is None
+
+    @pytest.mark.parametrize("busy", ["by its gauges", "by what was sent"])
+    def test_what_works_is_not_idle(self, busy: str) -> None:
+        seen = self.live(READY, BUSY if busy == "by its gauges" else IDLE)
+        if busy == "by what was sent":
+            seen.sent([submit(1)], 3.9)
+        assert seen.overdue(19.9) is None
+
+    def test_what_was_sent_last_may_have_kept_it_busy(self) -> None:
+        seen = self.live(READY, IDLE)
+        seen.sent([submit(1)], 1.0)
+        seen.sent([Cancel(1)], 2.0)
+        assert seen.overdue(5.9) is None
+        assert seen.overdue(6.0) == "no beat without work for 4 s"
 
 
 def hang(seen: Incarnation, event: Event, start: float, seconds: int) -> str | None:

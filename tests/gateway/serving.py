@@ -11,6 +11,7 @@ import anyio.lowlevel
 import httpx
 
 from gateway.app import create_app
+from gateway.listener import Listener
 from gateway.router import Router
 from gateway.server import listen, serve
 from gateway.settings import GatewaySettings
@@ -24,11 +25,16 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_t
 class Served:
     """A running gateway."""
 
-    port: int
+    listener: Listener
     router: Router
     workers: list[FakeWorker]
     client: httpx.AsyncClient
     app: Any = field(repr=False)
+
+    @property
+    def port(self) -> int:
+        port: int = self.listener.getsockname()[1]
+        return port
 
     @property
     def worker(self) -> FakeWorker:
@@ -62,7 +68,7 @@ async def serving(
         group.start_soon(lambda: serve(app, chosen, shutdown=shutdown, listener=listener))
         base = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=base, timeout=30, trust_env=False) as client:
-            yield Served(port, router, workers, client, app)
+            yield Served(listener, router, workers, client, app)
         shutdown.set()
 
 

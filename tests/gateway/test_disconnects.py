@@ -40,6 +40,25 @@ async def test_a_client_that_leaves_frees_its_slot(path: str, streaming: bool, t
         assert (await served.client.get("/health/live")).status_code == 200
 
 
+@pytest.mark.parametrize("moment", ["at once", "after its answer", "while it waits"])
+async def test_the_connection_of_a_client_that_leaves_is_closed(moment: str) -> None:
+    """Not only when it would have been idle for too long, which here is longer than the test may take."""
+    async with serving(keep_alive_s=3600) as served:
+        if moment == "at once":
+            stream = await anyio.connect_tcp("127.0.0.1", served.port)
+        else:
+            stream = await open_raw(served.port, "/v1/completions", COMPLETION)
+        async with stream:
+            await served.until(lambda: served.listener.connections == 1)
+            if moment != "at once":
+                (submit,) = await served.worker.wait_submits(1)
+            if moment == "after its answer":
+                served.worker.finish(submit.stream, "all")
+                assert (await stream.receive()).startswith(b"HTTP/1.1 200")
+        await served.until(lambda: served.listener.connections == 0)
+        assert (await served.client.get("/health/live")).status_code == 200
+
+
 async def test_a_client_that_has_its_answer_cancels_nothing() -> None:
     async with serving() as served:
         stream = await open_raw(served.port, "/v1/completions", COMPLETION | {"stream": True})

@@ -53,6 +53,14 @@ async def test_a_connection_that_closes_frees_all_its_slots() -> None:
         assert served.live == 0
 
 
+async def test_an_idle_connection_whose_client_leaves_is_closed() -> None:
+    async with serving(keep_alive_s=3600) as served:
+        async with client(served.port) as http:
+            assert (await http.get("/health/live")).http_version == "HTTP/2"
+            assert served.listener.connections == 1
+        await served.until(lambda: served.listener.connections == 0)
+
+
 async def test_a_body_over_the_bound_is_refused() -> None:
     async with serving(max_body_bytes=1000) as served, client(served.port) as http:
         response = await http.post("/v1/completions", content=b" " * 1500, headers={"content-type": "application/json"})
