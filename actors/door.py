@@ -108,21 +108,29 @@ class Door:
         self._guests: set[_Guest] = set()
         self._group: TaskGroup | None = None
         self._server: asyncio.Server | None = None
+        self._shut = False
 
     async def run(self, listener: socket.socket) -> None:
-        """Take connections until cancelled; then all of them end."""
+        """Take connections until it is shut; those who are in stay until this is cancelled, which ends all."""
         loop = asyncio.get_running_loop()
         try:
             async with anyio.create_task_group() as self._group:
-                self._server = await loop.create_server(lambda: _Guest(self), sock=listener)
+                server = await loop.create_server(lambda: _Guest(self), sock=listener, start_serving=False)
+                self._server = server
+                if self._shut:
+                    server.close()
+                else:
+                    await server.start_serving()
                 await self._revoke()
         finally:
             self.shut()
+            listener.close()
             for guest in list(self._guests):
                 guest.abort()
 
     def shut(self) -> None:
-        """Take no more connections; those who are in stay."""
+        """Take no more connections; those who are in stay. It is not opened again, nor at all if it was not yet."""
+        self._shut = True
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 _SOCKET = "link"
 MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
@@ -64,13 +64,21 @@ def check_address(address: str, *, secured: bool) -> None:
     parts = urlsplit(address)
     if parts.scheme == "ipc" and address != "ipc://":
         return
-    if parts.scheme != "tcp" or not parts.hostname:
+    if parts.scheme != "tcp" or not parts.hostname or not _has_port(parts) or parts.path:
         raise EndpointError(f"a link's address is ipc://PATH or tcp://HOST:PORT, not {address!r}")
     if not secured and not is_loopback(parts.hostname):
         raise EndpointError(
             f"{address} leaves this machine, and plain TCP is neither private nor authenticated: "
             "use a loopback address, or give CURVE keys"
         )
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """A number, or the star for which ZeroMQ takes a free one."""
+    try:
+        return parts.port is not None
+    except ValueError:
+        return parts.netloc.endswith(":*")
 
 
 def is_loopback(host: str) -> bool:

@@ -45,9 +45,10 @@ class HttpPredecessor:
 
     def __init__(self, settings: Settings, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
+        self._silence_s = timeout_s + settings.request_timeout_s
         key = settings.admin_key or settings.api_key
         self._url = base_url(settings.host, settings.port)
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = {b"authorization": b"Bearer " + key.encode()} if key else {}
         self._offer: Offer | None = None
         self._client: httpx.AsyncClient | None = None
         """Over its private socket."""
@@ -63,11 +64,12 @@ class HttpPredecessor:
                 descriptor = await _receive(offer.listener, self._timeout_s)
             except httpx.ConnectError:
                 return None
-            except (httpx.HTTPError, OSError, ValueError, TypeError) as error:
+            except (httpx.HTTPError, OSError, anyio.EndOfStream, ValueError, TypeError) as error:
                 problem = str(error) or type(error).__name__
                 raise TakeOverFailed(f"what listens on {self._url} does not hand over: {problem}") from error
-        transport = httpx.AsyncHTTPTransport(uds=offer.http)
-        timeout = httpx.Timeout(self._timeout_s, read=None)
+        # As many at once as it keeps streams: there is no telling how many.
+        transport = httpx.AsyncHTTPTransport(uds=offer.http, limits=httpx.Limits(max_connections=None))
+        timeout = httpx.Timeout(self._timeout_s, read=self._silence_s)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=timeout)
         return descriptor
 
@@ -88,11 +90,18 @@ class HttpPredecessor:
         """Ask for a stream that it keeps. Raises `Unreachable`."""
         if self._client is None:
             raise Unreachable("there was nobody")
+        # As bytes, for what a client sends need not be ASCII.
+        sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        request = self._client.build_request(method, target, headers=sent)
         try:
-            async with self._client.stream(method, target, headers=headers) as response:
-                yield HttpAnswer(response)
-        except httpx.HTTPError as error:
+            with anyio.fail_after(self._timeout_s):
+                response = await self._client.send(request, stream=True)
+        except (httpx.HTTPError, TimeoutError) as error:
             raise Unreachable(str(error) or type(error).__name__) from error
+        try:
+            yield HttpAnswer(response)
+        finally:
+            await response.aclose()
 
 
 async def _receive(path: str, within_s: float) -> int:
@@ -100,4 +109,6 @@ async def _receive(path: str, within_s: float) -> int:
     with anyio.fail_after(within_s):
         async with await anyio.connect_unix(path) as stream:
             _, descriptors = await stream.receive_fds(1, 1)
+            if not descriptors:
+                raise ValueError("it sent no socket")
             return descriptors[0]

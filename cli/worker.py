@@ -38,7 +38,7 @@ def run_worker(settings: Settings) -> None:
             keys,
             deadlines=Deadlines(hang=settings.hang_timeout_s),
         )
-        anyio.run(_run, joining)
+        anyio.run(keep_joined, joining)
     except (EndpointError, WorkerGaveUp) as error:
         raise CommandFailed(str(error)) from error
 
@@ -55,12 +55,19 @@ def worker_keys(settings: Settings) -> CurveKeys:
         raise CommandFailed(str(error)) from error
 
 
-async def _run(make: Callable[[], Joining]) -> None:
+async def keep_joined(make: Callable[[], Joining]) -> None:
+    """Run what is made until a signal. Raises `WorkerGaveUp`, and `EndpointError` for an address that is none."""
     joining = make()
+    gave_up: WorkerGaveUp | None = None
     async with anyio.create_task_group() as group:
         group.start_soon(_stop_on_signals, joining)
-        await joining.run()
+        try:
+            await joining.run()
+        except WorkerGaveUp as error:  # raised behind the group, which would make a group of it
+            gave_up = error
         group.cancel_scope.cancel()
+    if gave_up is not None:
+        raise gave_up
 
 
 async def _stop_on_signals(joining: Joining) -> None:

@@ -54,7 +54,7 @@ def create_app(
     routes = [
         # What they allow never gets here; what does is told what is allowed.
         *(Route(path, app, methods=["POST"]) for path, app in generate.items()),
-        Route(STREAMS + "{id:path}", pick_up, methods=PickUp.METHODS),
+        _streams(pick_up),
         Route("/v1/models", status.models),
         Route("/v1/models/{id:path}", status.model),
         Route("/health/live", status.live),
@@ -72,6 +72,13 @@ def create_app(
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
     return Gate(app, direct, settings)
+
+
+def _streams(pick_up: PickUp) -> Route:
+    route = Route(STREAMS + "{id:path}", pick_up)
+    # Not through the argument, which adds HEAD to GET: that would take a stream from its reader, and give nothing.
+    route.methods = set(PickUp.METHODS)
+    return route
 
 
 def _respond(error: ApiError) -> Response:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 
 import anyio
+import structlog
 from msgspec import Struct
 from starlette.types import ASGIApp
 
@@ -15,6 +16,10 @@ from gateway.server import serve
 from gateway.settings import GatewaySettings
 
 BACKLOG = 64
+RETRY_S = 1.0
+"""Until connections are accepted again where the process has no descriptor left for one."""
+
+_log = structlog.get_logger("gateway.hand_over")
 
 
 class Offer(Struct, frozen=True):
@@ -75,9 +80,18 @@ class HandOver:
                 end.remove()
 
     async def _give(self, giver: Listener) -> None:
+        """Give the socket to whoever connects. Who asks for it and dies must not take this gateway along."""
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(giver)
+            try:
+                connection, _ = await loop.sock_accept(giver)
+            except OSError as error:
+                _log.error("offer_not_accepted", problem=str(error))
+                await anyio.sleep(RETRY_S)
+                continue
             with connection:
-                # One byte, for a message of none cannot carry a descriptor; it always has room.
-                socket.send_fds(connection, [b"l"], [self._listener.fileno()])
+                try:
+                    # One byte, for a message of none cannot carry a descriptor; it always has room.
+                    socket.send_fds(connection, [b"l"], [self._listener.fileno()])
+                except OSError as error:
+                    _log.warning("offer_not_taken", problem=str(error))

@@ -41,6 +41,7 @@ class Reception:
             raise BindError(str(error)) from error
         self._door = Door(keys, allowed, self.arrived, fleet.refusals)
         self._listener: socket.socket | None = None
+        self._shut = False
 
     def listen(self) -> None:
         """Take the port now. Raises `BindError`."""
@@ -59,24 +60,31 @@ class Reception:
     async def run(self) -> None:
         """Let workers in until cancelled; then all of them are let go. Without `listen` it waits for the port, which a
         gateway that leaves may still have."""
-        while self._listener is None:
+        told = False
+        while self._listener is None and not self._shut:
             try:
                 self.listen()
             except BindError as error:
-                _log.info("waits_for_the_port", reason=str(error))
+                if not told:
+                    _log.info("waits_for_the_port", reason=str(error))
+                told = True
                 await anyio.sleep(PREDECESSOR_S)
-        await self._door.run(self._listener)
+        if self._listener is not None:
+            await self._door.run(self._listener)
 
     def shut(self) -> None:
-        """Let nobody in any more; those who are in stay."""
+        """Let nobody in any more, also not who stands at the door; those who are in stay."""
+        self._shut = True
         self._door.shut()
 
     def arrived(self, arrival: Arrival) -> None:
         """Let it join as the worker that its key names, or decline in words and count it."""
-        why = self._objection(arrival.name, arrival.hello)
+        kind, why = Refusal.MODEL, self._objection(arrival.name, arrival.hello)
+        if self._shut:
+            kind, why = Refusal.TAKEN, "the gateway is shutting down"
         if why is not None:
             _log.warning("worker_declined", worker=arrival.name, address=arrival.address, reason=why)
-            self._refusals.count(Refusal.MODEL)
+            self._refusals.count(kind)
             arrival.decline(why)
             return
         worker = self._fleet.remote(arrival.name, arrival.hello.model)

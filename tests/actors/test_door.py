@@ -137,6 +137,17 @@ async def test_one_on_the_list_gets_a_link_of_its_own(tmp_path: Path) -> None:
         assert door.refused() == {}
 
 
+async def test_a_door_that_was_shut_before_it_opened_stays_shut(tmp_path: Path) -> None:
+    made = Entrance(tmp_path, GENEROUS, None)
+    async with anyio.create_task_group() as group:
+        group.start_soon(made.door.run, made.listener)
+        made.door.shut()
+        await made.until(lambda: made.listener.fileno() < 0)
+        with pytest.raises(ConnectionRefusedError):
+            made.dial()
+        group.cancel_scope.cancel()
+
+
 async def test_what_the_gateway_closes_is_closed_for_the_worker(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door, guest(door) as client:
         door.arrivals[0].link.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.endpoint import MAX_SOCKET_PATH, EndpointError, LocalEndpoint
+from actors.endpoint import MAX_SOCKET_PATH, EndpointError, LocalEndpoint, check_address
 
 
 def _folder(endpoint: LocalEndpoint) -> Path:
@@ -52,3 +52,16 @@ def test_path_length_at_the_edge(tmp_path: Path) -> None:
 def test_no_folder_is_a_sentence() -> None:
     with pytest.raises(EndpointError, match="no folder can hold"):
         LocalEndpoint(["/does/not/exist"])
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://[::1]:65535", "ipc:///tmp/x"])
+def test_an_address_of_a_link(address: str) -> None:
+    check_address(address, secured=False)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "h:1", "tcp://", "tcp://h", "tcp://h:", "tcp://h:x", "tcp://h:65536", "tcp://h:1/x", "ipc://"]
+)
+def test_what_is_no_address_of_a_link(address: str) -> None:
+    with pytest.raises(EndpointError, match="tcp://HOST:PORT"):
+        check_address(address, secured=True)

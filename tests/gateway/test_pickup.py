@@ -262,6 +262,22 @@ async def test_what_is_no_stream(method: str, path: str, status: int) -> None:
     assert len(answer.headers.get_list("x-request-id")) == 1
 
 
+async def test_who_asks_for_the_head_alone_takes_no_stream() -> None:
+    async with serving() as served, anyio.create_task_group() as group:
+
+        async def first_token() -> None:
+            (submit,) = await served.worker.wait_submits(1)
+            served.worker.token(submit.stream, "a", 0)
+
+        group.start_soon(first_token)
+        async with reading(served, "POST", "/v1/completions", json=COMPLETION | OPTIONS) as first:
+            await first.events(1)
+            head = await served.client.head(f"/v1/streams/{first.response.headers['x-stream-id']}")
+            assert (head.status_code, sorted(head.headers["allow"].split(", "))) == (405, ["DELETE", "GET"])
+            served.worker.finish(served.worker.submits[0].stream, usage=Usage(3, 1))
+            assert (await first.events(3))[-1].endswith(b"[DONE]")
+
+
 async def test_streams_want_the_key_too() -> None:
     async with serving(api_key="secret") as served:
         refused = await served.client.get("/v1/streams/cmpl-unknown")

@@ -3,6 +3,8 @@
 import socket
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 import zmq
 
@@ -60,3 +62,17 @@ async def test_a_port_in_use_is_a_sentence(tmp_path: Path) -> None:
         with pytest.raises(BindError, match="cannot listen for workers"):
             second.listen()
         assert second.port == 0
+
+
+async def test_who_leaves_waits_for_no_port(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    second = reception(tmp_path, f"tcp://127.0.0.1:{port}")
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            group.start_soon(second.run)
+            await anyio.lowlevel.checkpoint()
+            second.shut()
+            taken.close()
+    assert second.port == 0

@@ -1,6 +1,7 @@
 """A second gateway takes the port over: streams through the old one finish, and nobody is refused."""
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -250,3 +251,25 @@ async def test_what_is_offered_is_private_and_goes_with_its_gateway() -> None:
                     assert same.getsockname() == listener.getsockname()
             over.set()
         assert not any(folder.exists() for folder in folders)
+
+
+async def test_who_asks_for_the_socket_and_dies_takes_no_gateway_along() -> None:
+    chosen = GatewaySettings(port=0, flush_s=0.1)
+    over = anyio.Event()
+    with listen(chosen) as listener:
+        hand_over = HandOver(listener, lambda: None)
+        offer = hand_over.offer()
+        app = create_app(Router(chosen), chosen, hand_over=hand_over)
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as died:
+                died.connect(offer.listener)
+        async with anyio.create_task_group() as group:
+            group.start_soon(hand_over.run, app, chosen, over)
+            async with await anyio.connect_unix(offer.listener) as stream:
+                _, (descriptor,) = await stream.receive_fds(1, 1)
+            os.close(descriptor)
+            listener.close()  # it has left: there is nothing to give any more
+            async with await anyio.connect_unix(offer.listener) as stream:
+                with pytest.raises(anyio.EndOfStream):
+                    await stream.receive_fds(1, 1)
+            over.set()
