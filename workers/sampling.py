@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from workers.blocks import BLOCK, LOW, best_of, blocks_of, first, fold, limbs, sum_of, take
 from workers.noise import Array, noise
-from workers.ratios import FAR, WEIGHT_ONE, distances, is_finite, steps_of, weights_of
+from workers.ratios import FAR, MIN_TEMPERATURE, WEIGHT_ONE, distances, is_finite, steps_of, weights_of
 from workers.runner import Draw
 
 GROUP = 32
@@ -53,8 +53,12 @@ class Parameters(NamedTuple):
 def parameters(draws: Sequence[Draw]) -> Parameters:
     """Gather the rows' parameters into arrays."""
     samplings = [draw.sampling for draw in draws]
+    # Below the least that acts, a device may take a number for 0, which is another way to draw.
+    heats = [
+        max(sampling.temperature, MIN_TEMPERATURE) if sampling.temperature > 0.0 else 0.0 for sampling in samplings
+    ]
     return Parameters(
-        np.array([sampling.temperature for sampling in samplings], np.float32),
+        np.array(heats, np.float32),
         np.array([sampling.top_k for sampling in samplings], np.int32),
         np.array([sampling.top_p for sampling in samplings], np.float32),
         np.array([sampling.min_p for sampling in samplings], np.float32),

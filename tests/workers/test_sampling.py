@@ -308,3 +308,9 @@ def test_what_a_call_needs() -> None:
 def test_parameters_split_the_seed() -> None:
     p = parameters([Draw(Sampling(0.5, 3, 0.9, 0.1, (5 << 32) + 7), 11)])
     assert [value.tolist() for value in p] == [[0.5], [3], [np.float32(0.9)], [np.float32(0.1)], [7], [5], [11]]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-39, 1e-7])
+def test_parameters_have_no_temperature_that_a_device_may_take_for_0(temperature: float) -> None:
+    p = parameters([Draw(Sampling(temperature), 1), Draw(Sampling(), 1)])
+    assert p.temperature.tolist() == [np.float32(ratios.MIN_TEMPERATURE), 0.0]

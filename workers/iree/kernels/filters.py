@@ -4,6 +4,7 @@ The thresholds are looked for among the cells that have the likeliest tokens, as
 do not tell what is kept, among all.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from workers.ratios import FAR, WEIGHT_ONE
 
 FIRST, LAST = 20, 5
 """Bits of the steps that a cell's likeliest token may be away: to a 2048th of a halving."""
+NOWHERE = 1 << FIRST + 1
+"""The steps of a cell without a token that can be drawn: more than any that is looked at may have."""
 
 
 def filtered(row: Row, ask: Ask) -> Word:
@@ -79,7 +82,9 @@ def _choose(row: Row, ask: Ask) -> tuple[Word, Word]:
         return code.add(code.mul(at, LANES), NEAREST)
 
     def note(at: str) -> None:
-        row.store(ask.steps(ask.distances(row.vector(s.tops, at))), s.noted, near(at))
+        tops = row.vector(s.tops, at)
+        # What fills the last vector up is no cell: nothing of the row lies there.
+        row.store(xp.where(tops > -math.inf, ask.steps(ask.distances(tops)), NOWHERE), s.noted, near(at))
 
     def halve(_: str, words: list[Word]) -> list[Word]:
         within, step = words

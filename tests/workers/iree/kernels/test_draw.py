@@ -34,8 +34,8 @@ def run(cache_dir: Path) -> Run:
 
 @pytest.mark.parametrize(
     ("vocab", "scale"),
-    [(40, 1.0), (512, 2.0), (5003, 3.0)],
-    ids=["less than a block", "few cells", "cells that are chosen from"],
+    [(40, 1.0), (272, 2.0), (512, 2.0), (5003, 3.0)],
+    ids=["less than a block", "whole cells that fill no vector", "few cells", "cells that are chosen from"],
 )
 def test_tokens_are_those_of_the_definition(run: Run, vocab: int, scale: float) -> None:
     logits, p = make(vocab, scale)
