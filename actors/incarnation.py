@@ -42,13 +42,14 @@ class Incarnation:
         self.leave_by: float | None = None
         """When an incarnation that was asked to leave must be gone."""
         self._deadlines = deadlines
-        self._last_frame = now
+        self.last_frame = now
+        """Of any kind; its start before the first."""
         self._last_sent = now
         self._in_flight: set[int] = set()
 
     def silent_s(self, now: float) -> float:
         """Seconds since its last frame."""
-        return now - self._last_frame
+        return now - self.last_frame
 
     @property
     def busy(self) -> bool:
@@ -94,7 +95,7 @@ class Incarnation:
                     self._progress(now)
             case Bye():
                 self.bye = event
-        self._last_frame = now
+        self.last_frame = now
 
     def sent(self, commands: Iterable[Command], now: float) -> None:
         """Note what was sent: a stream is in flight from its `Submit` to its end or its `Cancel`."""
@@ -117,13 +118,13 @@ class Incarnation:
         limits = self._deadlines
         if self.hello is None:
             return _late("no Hello", self.last_progress, limits.hello, now)
-        silent = _late("no frame", self._last_frame, limits.beat, now)
+        silent = _late("no frame", self.last_frame, limits.beat, now)
         if self.ready is None:
             return silent or _late("no loading progress", self.last_progress, limits.loading, now)
         if self.busy:
             return silent or _late("no step finished with work in flight", self.last_progress, self.hang_s, now)
         # What was cancelled, or was refused unseen, may have kept it busy.
-        return silent or _late("no beat without work", max(self._last_frame, self._last_sent), limits.idle, now)
+        return silent or _late("no beat without work", max(self.last_frame, self._last_sent), limits.idle, now)
 
     def must_be_gone(self, now: float) -> bool:
         """It was asked to leave and has had its time."""

@@ -3,6 +3,7 @@
 Each incarnation is an actor of its own, with a fresh link. Needs asyncio underneath, for the link.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -63,6 +64,7 @@ class Supervisor:
             loading=seen.loading if seen else None,
             last_progress=seen.last_progress if seen else 0.0,
             reason=self._reason,
+            last_frame=seen.last_frame if seen else math.inf,
             hang_s=seen.hang_s if seen else 0.0,
             address="" if current is None else current.address,
         )

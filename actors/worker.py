@@ -1,5 +1,6 @@
 """What a gateway holds of a worker, local or remote: its status, its events, and a way to send it commands."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -48,6 +49,8 @@ class WorkerStatus:
     """Why it is not serving, when it is not."""
     hang_s: float = 0.0
     """Seconds without a finished step, with work in flight, after which this incarnation counts as hung."""
+    last_frame: float = math.inf
+    """Event loop time of its last frame of any kind, of which one is due each second; infinite while none is due."""
     address: str = ""
     """Where a remote worker connected from; empty for one of this machine. Its `pid` is its own machine's."""
 

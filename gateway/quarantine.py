@@ -1,4 +1,4 @@
-"""Requests that killed workers, remembered for a while: the same one again is refused before it kills two more."""
+"""Requests that killed workers, remembered for a while: one that did so twice is refused before it kills more."""
 
 from collections.abc import Callable
 from hashlib import blake2b
@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from protocol.request import ChatInput, Input, Sampling
 
 REMEMBERED_S = 300.0
-"""As long as a supervisor remembers a death. Whoever was quarantined by mistake may try again then."""
+"""As long as a supervisor remembers a death."""
+REFUSED_AFTER = 2
+"""Verdicts. A first one may be a mistake: two workers that died by themselves just when they ran it."""
 MAX_REMEMBERED = 256
 """Requests; the oldest is forgotten first."""
 
@@ -22,22 +24,33 @@ class Quarantine:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._until: dict[bytes, float] = {}
+        self._verdicts: dict[bytes, tuple[float, int]] = {}
+        """How many there were, and when they are forgotten; that time rises."""
 
     def add(self, model: str, prompt: Input, sampling: Sampling) -> None:
-        """Remember a request from now on."""
-        key = _digest(model, prompt, sampling)
-        self._until.pop(key, None)  # so that the order stays that of the times
-        self._until[key] = self._clock() + REMEMBERED_S
-        if len(self._until) > MAX_REMEMBERED:
-            del self._until[next(iter(self._until))]
-
-    def holds(self, model: str, prompt: Input, sampling: Sampling) -> bool:
-        """Such a request is remembered. Costs nothing while none is."""
+        """A request was found guilty of two deaths."""
         now = self._clock()
-        while self._until and next(iter(self._until.values())) <= now:
-            del self._until[next(iter(self._until))]
-        return bool(self._until) and _digest(model, prompt, sampling) in self._until
+        self._forget(now)
+        key = _digest(model, prompt, sampling)
+        _, count = self._verdicts.pop(key, (0.0, 0))
+        self._verdicts[key] = (now + REMEMBERED_S, count + 1)
+        if len(self._verdicts) > MAX_REMEMBERED:
+            del self._verdicts[next(iter(self._verdicts))]
+
+    def refuses(self, model: str, prompt: Input, sampling: Sampling) -> bool:
+        """Such a request is not to be tried now. Costs nothing while none is remembered."""
+        self._forget(self._clock())
+        if not self._verdicts:
+            return False
+        _, count = self._verdicts.get(_digest(model, prompt, sampling), (0.0, 0))
+        return count >= REFUSED_AFTER
+
+    def _forget(self, now: float) -> None:
+        while self._verdicts:
+            oldest = next(iter(self._verdicts))
+            if now < self._verdicts[oldest][0]:
+                return
+            del self._verdicts[oldest]
 
 
 def _digest(model: str, prompt: Input, sampling: Sampling) -> bytes:

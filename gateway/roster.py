@@ -56,18 +56,20 @@ class Roster:
         return [seat for seat in self if seat.model == model]
 
     def candidates(self, model: str) -> list[Seat]:
-        """Who may be given a request of this model now, the least loaded first."""
+        """Who may be given a request of this model now, the least loaded first; those that miss their beats last."""
         self.promote(model)
         now = self._clock()
-        return sorted((seat for seat in self.of(model) if seat.admits(now)), key=lambda seat: len(seat.live))
+        seats = [seat for seat in self.of(model) if seat.admits(now)]
+        return sorted(seats, key=lambda seat: (seat.silent(now), len(seat.live)))
 
     def promote(self, model: str) -> None:
-        """Let each active worker that cannot serve change places with a standby that can, if there is one."""
+        """Let each active worker that cannot serve, or is silent, change places with a standby that can, and is not, if
+        there is one."""
         now = self._clock()
         seats = self.of(model)
-        fit = [seat for seat in seats if seat.role is Role.STANDBY and seat.fit(now)]
+        fit = [seat for seat in seats if seat.role is Role.STANDBY and seat.fit(now) and not seat.silent(now)]
         for seat in seats:
-            if fit and seat.role is Role.ACTIVE and not seat.fit(now):
+            if fit and seat.role is Role.ACTIVE and (not seat.fit(now) or seat.silent(now)):
                 self.swap(seat, fit.pop(0))
 
     def swap(self, active: Seat, standby: Seat) -> None:

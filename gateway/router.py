@@ -62,8 +62,8 @@ class Router:
         if not self.roster.of(model):
             names = ", ".join(repr(name) for name in self.models()) or "none"
             raise ApiError(404, f"there is no model {model!r}; available: {names}", "model_not_found", param="model")
-        if any(self._placement.quarantine.holds(model, choice.input, choice.sampling) for choice in plan.choices):
-            text = "two workers died with a request like this one, not long ago: it is not tried again"
+        if any(self._placement.quarantine.refuses(model, choice.input, choice.sampling) for choice in plan.choices):
+            text = "requests like this one have killed workers, not long ago: it is not tried again"
             raise self._error(ErrorCode.QUARANTINED, text)
         call = Call(request, model, eager=plan.stream, release=self._release)
         streams = [

@@ -17,6 +17,8 @@ from protocol.commands import Cancel
 CANCEL_RETRY_S = 0.02
 FULL_S = 0.25
 """Time until a worker that had no room for what another one lost is asked again, or until something ends on it."""
+SILENT_S = 3.0
+"""Three beats missed. A worker so silent may be starved, or suspended: others are given requests before it."""
 
 
 class Role(StrEnum):
@@ -97,6 +99,10 @@ class Seat:
     def fit(self, now: float) -> bool:
         """The worker can serve: it takes requests, and they do not keep failing. `now` is the loop's time."""
         return self.ready and self.breaker.state(now) is not Circuit.OPEN
+
+    def silent(self, now: float) -> bool:
+        """The worker has missed its beats; nobody knows yet whether it lives. `now` is the loop's time."""
+        return now - self.worker.status.last_frame >= SILENT_S
 
     def admits(self, now: float) -> bool:
         """The worker may be given a request now."""

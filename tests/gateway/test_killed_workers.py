@@ -114,9 +114,9 @@ async def test_a_poisonous_request_ends_alone() -> None:
 
 
 async def test_poisonous_requests_one_after_the_other_take_no_model_down() -> None:
-    """Each ends its worker twice, and five deaths that count would be the end of it. The same ones again end nobody."""
+    """Each ends its worker twice, and five deaths that count would be the end of it. The third time it ends nobody."""
     poison = Fault("kill", calls=0, token=ord("!"))
-    prompts = [f"die {number}!" for number in range(6)]
+    prompts = [*[f"die {number}!" for number in range(5)], "die 0!"]
     async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
         whole = await ask_all(undisturbed)
 
@@ -137,7 +137,7 @@ async def test_poisonous_requests_one_after_the_other_take_no_model_down() -> No
         assert (await real.client.get("/health/ready")).status_code == 200
         deaths = real.status().restarts
         assert deaths == 2 * len(prompts)
-        assert [await ask_bad(prompt) for prompt in prompts] == answers
+        assert await ask_bad("die 0!") == (500, "quarantined")
         assert real.status().restarts == deaths
 
 

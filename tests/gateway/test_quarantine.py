@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.quarantine import MAX_REMEMBERED, REMEMBERED_S, Quarantine
+from gateway.quarantine import MAX_REMEMBERED, REFUSED_AFTER, REMEMBERED_S, Quarantine
 from protocol.request import ChatInput, Input, Message, Sampling, TextInput, TokensInput
 
 TEXT, SAMPLING = TextInput("die"), Sampling(temperature=1.0, seed=1)
@@ -14,6 +14,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def convict(quarantine: Quarantine, model: str, prompt: Input, sampling: Sampling) -> None:
+    for _ in range(REFUSED_AFTER):
+        assert not quarantine.refuses(model, prompt, sampling)
+        quarantine.add(model, prompt, sampling)
 
 
 def chat(text: str, now: int) -> ChatInput:
@@ -32,9 +38,8 @@ def test_what_the_door_makes_up_makes_no_difference(
     added: tuple[str, Input, Sampling], asked: tuple[str, Input, Sampling]
 ) -> None:
     quarantine = Quarantine(Clock())
-    assert not quarantine.holds(*asked)
-    quarantine.add(*added)
-    assert quarantine.holds(*asked)
+    convict(quarantine, *added)
+    assert quarantine.refuses(*asked)
 
 
 @pytest.mark.parametrize(
@@ -50,28 +55,33 @@ def test_what_the_door_makes_up_makes_no_difference(
 )
 def test_another_request_is_let_in(asked: tuple[str, Input, Sampling]) -> None:
     quarantine = Quarantine(Clock())
-    quarantine.add("m", TEXT, SAMPLING)
-    assert not quarantine.holds(*asked)
+    convict(quarantine, "m", TEXT, SAMPLING)
+    assert not quarantine.refuses(*asked)
 
 
-def test_it_is_forgotten_in_time_counted_from_the_last_time() -> None:
+def test_it_is_forgotten_in_time_counted_from_the_last_verdict() -> None:
     clock = Clock()
     quarantine = Quarantine(clock)
-    for prompt in (TEXT, TextInput("other"), TEXT):
+    other = TextInput("other")
+    for prompt in (TEXT, other, other, TEXT):
         quarantine.add("m", prompt, SAMPLING)
         clock.now += 1.0
+    assert quarantine.refuses("m", TEXT, SAMPLING)
+    assert quarantine.refuses("m", other, SAMPLING)
     clock.now += REMEMBERED_S - 1.5
-    assert not quarantine.holds("m", TextInput("other"), SAMPLING)
-    assert quarantine.holds("m", TEXT, SAMPLING)
+    assert not quarantine.refuses("m", other, SAMPLING)
+    assert quarantine.refuses("m", TEXT, SAMPLING)
     clock.now += 0.5
-    assert not quarantine.holds("m", TEXT, SAMPLING)
+    assert not quarantine.refuses("m", TEXT, SAMPLING)
+    quarantine.add("m", TEXT, SAMPLING)
+    assert not quarantine.refuses("m", TEXT, SAMPLING), "the old verdicts are forgotten, too"
 
 
 def test_the_oldest_makes_room() -> None:
     quarantine = Quarantine(Clock())
     for number in range(MAX_REMEMBERED):
-        quarantine.add("m", TextInput(str(number)), SAMPLING)
-    assert quarantine.holds("m", TextInput("0"), SAMPLING)
+        convict(quarantine, "m", TextInput(str(number)), SAMPLING)
+    assert quarantine.refuses("m", TextInput("0"), SAMPLING)
     quarantine.add("m", TEXT, SAMPLING)
-    assert not quarantine.holds("m", TextInput("0"), SAMPLING)
-    assert quarantine.holds("m", TextInput("1"), SAMPLING)
+    assert not quarantine.refuses("m", TextInput("0"), SAMPLING)
+    assert quarantine.refuses("m", TextInput("1"), SAMPLING)

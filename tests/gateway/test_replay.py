@@ -10,13 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.worker import WorkerState
 from gateway.errors import ApiError
-from gateway.quarantine import REMEMBERED_S
+from gateway.quarantine import REFUSED_AFTER, REMEMBERED_S
 from gateway.requests import RequestDecoder
 from gateway.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from gateway.streams import Call
 from gateway.suspicion import CLEARED_AFTER, MAX_PARDONS
-from gateway.workers import FULL_S, Role
+from gateway.workers import FULL_S, SILENT_S, Role
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Usage
@@ -237,6 +237,34 @@ async def test_one_that_had_nothing_yet_is_not_called_continued() -> None:
     assert not call.continued
 
 
+class TestSilence:
+    """An idle worker whose process is suspended misses its beats, and is ended for it only later."""
+
+    async def test_requests_go_to_the_one_that_beats(self) -> None:
+        world, now = World("a", "b"), asyncio.get_running_loop().time()
+        world["a"].change(last_frame=now)
+        world["b"].change(last_frame=now + 1)
+        await anyio.sleep(SILENT_S - 0.01)
+        assert world.open().worker == "a"
+        world.open().cancel_nowait()
+        await anyio.sleep(0.01)
+        assert [world.open().worker for _ in range(3)] == ["b", "b", "b"]
+        await anyio.sleep(1)
+        assert world.open().worker == "a", "where all are silent, the load decides"
+        world["b"].change(last_frame=now + SILENT_S + 1)
+        assert world.open().worker == "b"
+
+    async def test_a_standby_that_beats_takes_the_place_of_one_that_does_not(self) -> None:
+        world, now = World(), asyncio.get_running_loop().time()
+        standby = FakeWorker("s").join(world.router, Role.STANDBY)
+        world["a"].change(last_frame=now)
+        standby.change(last_frame=now)
+        await anyio.sleep(SILENT_S)
+        assert world.open().worker == "a", "the standby is as silent"
+        standby.change(last_frame=now + SILENT_S)
+        assert world.open().worker == "s"
+
+
 class TestSuspects:
     """The rule of `gateway.suspicion`, at work."""
 
@@ -317,12 +345,14 @@ class TestSuspects:
         assert failure(bad) is ErrorCode.QUARANTINED
         assert len(world["a"].pardoned) == MAX_PARDONS + 2
 
-    async def test_the_same_request_again_is_refused_at_once_for_a_while(self) -> None:
+    async def test_a_request_that_was_quarantined_twice_is_refused_at_once_for_a_while(self) -> None:
         world = World()
-        world.open()
-        for _ in range(2):
-            world["a"].die()
-            world["a"].come_back()
+        for _ in range(REFUSED_AFTER):
+            call = world.open()
+            for _ in range(2):
+                world["a"].die()
+                world["a"].come_back()
+            assert failure(call) is ErrorCode.QUARANTINED
         with pytest.raises(ApiError, match="not tried again") as refused:
             world.open(seed=7)
         assert (refused.value.status, refused.value.code) == (500, "quarantined")

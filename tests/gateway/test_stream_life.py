@@ -15,10 +15,20 @@ from typing import Any
 import structlog
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from actors.worker import WorkerState
-from gateway.requests import RequestDecoder
+from gateway.errors import ApiError
+from gateway.quarantine import REFUSED_AFTER
+from gateway.requests import Choice, RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streams import Call, Stream
@@ -77,14 +87,29 @@ class StreamLife(RuleBasedStateMachine):
         stream=st.booleans(),
         prompt=st.sampled_from(["p", "another prompt", "x" * 70]),
     )
-    def open(self, n: int, stop: tuple[str, ...], limit: int, heat: int, stream: bool, prompt: str) -> Call:
+    def open(
+        self, n: int, stop: tuple[str, ...], limit: int, heat: int, stream: bool, prompt: str
+    ) -> Call | MultipleResults[Call]:
         body = {"model": "tiny", "n": n, "max_tokens": limit, "temperature": heat, "stream": stream, "prompt": prompt}
         plan = self.decoder.completion(json.dumps(body | {"stop": stop}).encode())
-        call: Call = self._do(lambda: self.router.open(plan, "r"))
+        try:
+            call: Call = self._do(lambda: self.router.open(plan, "r"))
+        except ApiError as error:
+            if error.code != ErrorCode.QUARANTINED or self._verdicts(plan.choices[0]) < REFUSED_AFTER:
+                raise
+            return multiple()
         for each in call.streams:
             self.expected[each] = self._do(functools.partial(undisturbed, each.submit))
             self.texts[each] = ""
         return call
+
+    def _verdicts(self, choice: Choice) -> int:
+        """How often such a request was quarantined."""
+        return sum(
+            stream.submit.input == choice.input and stream.submit.sampling.temperature == choice.sampling.temperature
+            for stream in self.expected
+            if stream.failure is not None
+        )
 
     @rule(times=st.integers(1, 8))
     def all_step(self, times: int) -> None:
