@@ -22,9 +22,9 @@ class Invitation:
         """The invitation, for the first worker that is ready."""
         hello, ready = status.hello, status.ready
         model = hello.model if hello else ""
-        where = (
-            f" ({hello.backend} on {hello.device}, {self._settings.workers * hello.slots} at a time)" if hello else ""
-        )
+        # Without workers of its own it is the first that joined; how many will, nobody knows.
+        slots = hello.slots * max(1, self._settings.workers) if hello else 0
+        where = f" ({hello.backend} on {hello.device}, {slots} at a time)" if hello else ""
         chat = bool(ready and ready.capabilities.chat)
         return "\n".join(
             [

@@ -13,7 +13,7 @@ from cli.loading import LoadingDisplay, choose_display
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.predecessor import HttpPredecessor
-from cli.settings import Settings
+from cli.settings import Settings, flag
 from gateway.daemon import TakeOverFailed, WorkersGaveUp, run_daemon
 from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.server import BindError
@@ -27,6 +27,11 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     With `take_over`, a gateway that has the port already is relieved as soon as the workers are ready.
     """
     gateway = gateway_settings(settings)
+    if take_over and not settings.workers:
+        raise CommandFailed(
+            f"{flag('take_over')} needs a worker of its own ({flag('workers')}): those of other machines come "
+            "over only when the server that leaves has let go of them"
+        )
     launches = []
     if settings.workers or settings.standby:
         model = ChosenModel.choose(settings)

@@ -1,7 +1,7 @@
 """The whole gateway in one process: the workers' supervisors, the router and the server, from start to clean end."""
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import anyio
@@ -183,7 +183,7 @@ class _Daemon:
 
     async def _succeed(self, predecessor: Predecessor) -> None:
         """Get its socket, once the workers can serve. Raises `TakeOverFailed`."""
-        await self._fleet.until(lambda: all(_has_settled(each) for each in self._fleet))
+        await self._fleet.until(lambda: all(_has_settled(each) for each in self._own()))
         if not self._serves_all():
             raise TakeOverFailed("; ".join(self._fleet.reasons()) or "the workers were stopped")
         descriptor = await predecessor.meet()
@@ -192,9 +192,13 @@ class _Daemon:
         except BindError as error:
             raise TakeOverFailed(str(error)) from error
 
+    def _own(self) -> Iterator[Member]:
+        """The workers that this gateway starts: those of other machines come and go."""
+        return (each for each in self._fleet if not each.remote)
+
     def _serves_all(self) -> bool:
-        models = {each.model for each in self._fleet}
-        return models == {each.model for each in self._fleet if each.state is WorkerState.READY}
+        models = {each.model for each in self._own()}
+        return models == {each.model for each in self._own() if each.state is WorkerState.READY}
 
     async def _serve(self, listener: Listener) -> None:
         settings = self._settings

@@ -17,7 +17,7 @@ import pytest
 
 from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
-from cli.serve import gateway_settings, log_level, worker_command, worker_launches
+from cli.serve import gateway_settings, log_level, run_server, worker_command, worker_launches
 from cli.settings import Settings
 from tests.cli.terminal import Terminal
 from workers.spec import WorkerSpec
@@ -188,3 +188,9 @@ def test_a_person_at_a_terminal_is_told_of_trouble_only_unless_they_ask() -> Non
 def test_settings_that_contradict_each_other_are_a_sentence() -> None:
     with pytest.raises(CommandFailed, match="max_choices"):
         gateway_settings(Settings(max_choices=64, max_streams_per_worker=1))
+
+
+def test_the_place_of_another_server_takes_workers_of_its_own(tmp_path: Path) -> None:
+    settings = Settings(workers=0, listen_workers="tcp://127.0.0.1:7000", keys_dir=str(tmp_path))
+    with pytest.raises(CommandFailed, match="--take-over needs a worker of its own"):
+        run_server(settings, take_over=True)

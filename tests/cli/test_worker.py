@@ -1,17 +1,21 @@
-"""`baton worker`: what it must be told, and what it joins with."""
+"""`baton worker`: what it must be told, what it joins with, and that it serves, as a process."""
 
 import functools
+import signal
+import socket
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 
-from actors.keys import make_key
+from actors.keys import AllowList, make_gateway_key, make_key
 from actors.link import CurveKeys
 from actors.supervision import RestartPolicy
 from cli.options import CommandFailed
 from cli.settings import Settings
 from cli.worker import keep_joined, worker_keys
+from tests.cli.test_serve import DEADLINE_S, SERVE, read_until, serving, url_of
 from workers.joining import Joining, WorkerGaveUp
 
 
@@ -37,3 +41,28 @@ def test_a_worker_that_cannot_be_kept_alive_is_a_sentence(tmp_path: Path) -> Non
     once = RestartPolicy(max_failures=1)
     with pytest.raises(WorkerGaveUp, match="exited with status 1"):
         anyio.run(keep_joined, functools.partial(Joining, "w", command, "tcp://127.0.0.1:9", keys, policy=once))
+
+
+def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> None:
+    server = make_gateway_key(tmp_path / "keys").public_text
+    AllowList(tmp_path / "keys").add("far", make_key(tmp_path / "far.key").public_text)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        door = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    serve = [*SERVE, "--workers", "0", "--listen-workers", door, "--keys-dir", str(tmp_path / "keys")]
+    join = ["--join", door, "--server-key", server, "--key-file", str(tmp_path / "far.key")]
+    work = ["-m", "cli", "worker", "--backend", "scripted", "--name", "tiny", "--log-level", "warning", *join]
+    with serving(serve) as gateway:
+        with serving(work) as worker:
+            lines = read_until(gateway, "Stop it")
+            assert "8 at a time" in "\n".join(lines)
+            url = url_of(lines)
+            answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hello", "max_tokens": 8})
+            assert len(answer.json()["choices"][0]["text"]) == 8
+            (shown,) = httpx.get(f"{url}/admin/workers").json()["workers"]
+            assert (shown["name"], shown["model"]) == ("far", "tiny")
+            worker.send_signal(signal.SIGTERM)
+            _, errors = worker.communicate(timeout=DEADLINE_S)
+            assert worker.returncode == 0, errors
+        gateway.send_signal(signal.SIGTERM)
+        _, errors = gateway.communicate(timeout=DEADLINE_S)
+    assert gateway.returncode == 0, errors

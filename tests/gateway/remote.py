@@ -63,24 +63,31 @@ class Doorway:
 
     @contextmanager
     def joining(self, name: str, **fields: Any) -> Iterator[subprocess.Popen[bytes]]:
-        """A worker's supervisor on "another machine", with its worker; both are gone at the end."""
-        script = {key: fields.pop(key) for key in list(fields) if key in ScriptedSpec.__struct_fields__}
-        spec = WorkerSpec(
-            name="there",
-            backend="scripted",
-            log_level="warning",
-            scripted=ScriptedSpec(**script),
-            **{"model_name": "tiny", "model_path": "", "max_batch_size": 4, **fields},
-        )
-        text = json.dumps(msgspec.to_builtins(spec))
-        arguments = [text, self.address, self.key.public_text, str(self.file(name))]
-        process = subprocess.Popen([sys.executable, "-P", str(SCRIPT), *arguments], stdin=subprocess.DEVNULL)
-        try:
+        """See `joining`."""
+        with joining(self.address, self.key, self.file(name), **fields) as process:
             yield process
-        finally:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.wait()
+
+
+@contextmanager
+def joining(address: str, gateway: KeyPair, file: Path, **fields: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker's supervisor on "another machine", with its worker; both are gone at the end."""
+    script = {key: fields.pop(key) for key in list(fields) if key in ScriptedSpec.__struct_fields__}
+    spec = WorkerSpec(
+        name="there",
+        backend="scripted",
+        log_level="warning",
+        scripted=ScriptedSpec(**script),
+        **{"model_name": "tiny", "model_path": "", "max_batch_size": 4, **fields},
+    )
+    text = json.dumps(msgspec.to_builtins(spec))
+    arguments = [text, address, gateway.public_text, str(file)]
+    process = subprocess.Popen([sys.executable, "-P", str(SCRIPT), *arguments], stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ import anyio.to_thread
 import httpx
 import pytest
 
+from actors.keys import AllowList, make_gateway_key, make_key
 from cli.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.app import create_app
@@ -24,6 +25,7 @@ from gateway.router import Router
 from gateway.server import BindError, adopt, listen, serve
 from gateway.settings import GatewaySettings
 from tests.gateway.asgi import clients
+from tests.gateway.remote import joining
 from tests.gateway.serving import COMPLETION, events, serving
 
 pytestmark = pytest.mark.anyio
@@ -38,10 +40,11 @@ from gateway.settings import GatewaySettings
 from tests.gateway.real import launch
 
 port = int(sys.argv[1])
+door = {"listen_workers": sys.argv[2], "keys_dir": sys.argv[3]} if sys.argv[2:] else {}
 
 async def main():
     await run_daemon(
-        GatewaySettings(port=port, shutdown_grace_s=0, keep_alive_s=2),
+        GatewaySettings(port=port, shutdown_grace_s=0, keep_alive_s=2, **door),
         [launch("w0", rate=100)],
         on_listening=lambda host, port: print("port", port, flush=True),
         on_status=lambda status: print("state", status.state.value, flush=True),
@@ -53,8 +56,9 @@ anyio.run(main)
 
 
 @contextmanager
-def gateway(port: int = 0) -> Iterator["subprocess.Popen[str]"]:
-    argv = [sys.executable, "-c", PROGRAM, str(port)]
+def gateway(port: int = 0, *door: str) -> Iterator["subprocess.Popen[str]"]:
+    """With a `door`: its address, and the folder of its keys."""
+    argv = [sys.executable, "-c", PROGRAM, str(port), *door]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     with process:
         try:
@@ -161,6 +165,52 @@ async def test_streams_that_the_old_gateway_keeps_are_picked_up_through_the_new_
                 assert (await client.get(path)).status_code == 404
             new.terminate()
             assert await anyio.to_thread.run_sync(new.wait) == 0
+
+
+async def test_workers_of_other_machines_come_over_when_the_old_gateway_has_ended_its_streams(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    key = make_gateway_key(keys)
+    AllowList(keys).add("far", make_key(tmp_path / "far.key").public_text)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        door = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    long = COMPLETION | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+    with gateway(0, door, str(keys)) as old, joining(door, key, tmp_path / "far.key", tokens_per_second=100.0):
+        port = int(said(old, "port").split()[1])
+
+        async def far(client: httpx.AsyncClient) -> tuple[str, int]:
+            shown = (await client.get(f"http://127.0.0.1:{port}/admin/workers")).json()["workers"]
+            return next(((each["state"], each["pid"]) for each in shown if each["name"] == "far"), ("absent", 0))
+
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as asker:
+            while (there := await far(asker))[0] != "ready":
+                pass
+        ended: list[str] = []
+
+        async def stream() -> None:
+            async with (
+                httpx.AsyncClient(timeout=60, trust_env=False) as client,
+                client.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=long) as response,
+            ):
+                got = await events(response)
+            assert got[-2]["choices"][0]["finish_reason"] == "length"
+            ended.append(got[-1])
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):  # on both workers
+                group.start_soon(stream)
+            with gateway(port, door, str(keys)) as new:
+                while await who(port) != new.pid:
+                    assert await ask(port) == 200
+                while old.poll() is None:
+                    assert await ask(port) == 200
+                assert old.returncode == 0
+                async with httpx.AsyncClient(timeout=60, trust_env=False) as asker:
+                    while (again := await far(asker))[0] != "ready":
+                        assert await ask(port) == 200
+                assert again == there, "it kept its model"
+                new.terminate()
+                assert await anyio.to_thread.run_sync(new.wait) == 0
+        assert ended == ["[DONE]"] * 3
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["free port", "another program's port"])
