@@ -225,7 +225,7 @@ def chaos(
 
 
 @app.command("compile")
-@takes_settings(*IN_PROCESS, "max_batch_size")
+@takes_settings(*IN_PROCESS, "max_batch_size", "workers")
 def compile_(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.", show_default=False)] = False,

@@ -11,6 +11,7 @@ pytest.importorskip("jax", reason="the IREE backend is not installed: pip instal
 
 from cli import compile as compile_module
 from cli.compile import compile_model
+from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
 from workers.backends import Progress
@@ -25,13 +26,13 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     file.write_bytes(b"m" * 2048)
 
     def compile_ahead(spec: WorkerSpec, progress: Progress) -> Iterator[Built]:
-        assert spec.max_batch_size == 3
+        assert spec == worker_spec(Settings(max_batch_size=3), ChosenModel.choose(Settings()), workers=2)
         progress("compile graphs", 0, 2)
         yield Built(("decode_3",), file, None)
         yield Built(("draw_1", "filter_1"), file, 4.5)
 
     monkeypatch.setattr(compile_module, "compile_ahead", compile_ahead)
-    return Settings(max_batch_size=3)
+    return Settings(max_batch_size=3, workers=2)
 
 
 def test_a_line_for_each_module(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
