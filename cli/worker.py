@@ -21,6 +21,12 @@ from cli.settings import Settings, flag
 from protocol.bounds import MAX_NAME
 from workers.joining import Joining, WorkerGaveUp
 
+_NEEDED = {
+    "join": "the address that the gateway has as --listen-workers",
+    "server_key": "the public key that `baton keys show` prints on the gateway's machine",
+    "key_file": "the file that `baton keys make FILE` made here",
+}
+
 
 def run_worker(settings: Settings) -> None:
     """Keep a worker joined until a signal, or until it cannot be kept alive. Raises `CommandFailed` in a sentence."""
@@ -45,9 +51,9 @@ def run_worker(settings: Settings) -> None:
 
 def worker_keys(settings: Settings) -> CurveKeys:
     """The keys of the settings. Raises `CommandFailed` for one that is not given, or cannot be used."""
-    for name in ("join", "server_key", "key_file"):
+    for name, reason in _NEEDED.items():
         if not getattr(settings, name):
-            raise CommandFailed(f"{flag(name)} is needed: a worker knows its gateway by it")
+            raise CommandFailed(f"{flag(name)} is needed: {reason}")
     try:
         own = read_key(Path(settings.key_file).expanduser())
         return CurveKeys(own.public, own.secret, server=to_z85(settings.server_key, flag("server_key")))

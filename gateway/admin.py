@@ -13,6 +13,7 @@ from starlette.routing import Route
 from gateway.errors import ApiError, invalid
 from gateway.hand_over import HandOver
 from gateway.operations import Busy, Operation, Operations
+from gateway.refusals import refusal
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
 
@@ -161,9 +162,10 @@ async def _body(request: Request, kind: type[Body]) -> Body:
             raise ApiError(413, f"the body is over the bound of {MAX_BODY_BYTES} bytes", "body_too_large")
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise refusal(str(error)) from error
     except msgspec.DecodeError as error:
-        text = str(error)
-        raise invalid(text.rpartition("$.")[2].rstrip("`") if "$." in text else None, text) from error
+        raise invalid(None, f"the body is not valid JSON: {error}", "invalid_json") from error
 
 
 def _answer(operation: Operation | None, status: int) -> Response:

@@ -1,6 +1,5 @@
 """Bodies in: decoded once, at the door, into typed structs, and turned into the sequences that they ask for."""
 
-import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -9,8 +8,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.errors import ApiError, invalid
+from gateway.errors import invalid
 from gateway.options import Generation, refuse_set
+from gateway.refusals import refusal
 from gateway.settings import GatewaySettings
 from protocol.bounds import (
     MAX_BIAS,
@@ -181,10 +181,6 @@ class Plan:
         return self.return_token_ids or self.logprobs
 
 
-_AT = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*?)(?:\[\.\.\.\])?`$")
-"""Where the decoder stopped; of a mapping it is the mapping, whether a key or a value is wrong."""
-_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `([^`]*)`")
-
 Body = TypeVar("Body", CompletionBody, ChatBody)
 
 
@@ -266,7 +262,7 @@ class RequestDecoder:
         settings, count = self._settings, prompts * n
         field = "n" if n > 1 else "prompt"
         if count > settings.max_choices:
-            asked = f"{prompts} prompts times n = {n} ask for {count} sequences"
+            asked = f"prompts times n, {prompts} x {n}, are {count} sequences"
             raise invalid(field, f"{asked}; one request may have {settings.max_choices}")
         if count > 1 and count * size > settings.max_fanout_bytes:
             raise invalid(field, f"{count} sequences of a body of {size} bytes are too much for one request")
@@ -276,25 +272,11 @@ def _decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise _named(str(error)) from error
+        raise refusal(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(None, f"the body is not valid JSON: {str(error)[:200]}", "invalid_json") from error
     except RecursionError as error:
         raise invalid(None, "the body is nested too deeply", "invalid_json") from error
-
-
-def _named(message: str) -> ApiError:
-    at, name = _AT.search(message), _FIELD.match(message)
-    path = at.group(1) if at else ""
-    if name is not None:
-        path = f"{path}.{name.group(1)}" if path else name.group(1)
-    text = _AT.sub("", message)
-    where = f"`{path[:100]}`"
-    if message.startswith("Object contains unknown"):
-        return invalid(path[:100], f"{where} is not a parameter that Baton knows", "unknown_parameter")
-    if message.startswith("Object missing required"):
-        return invalid(path[:100], f"{where} is required", "invalid_request")
-    return invalid(path[:100] or None, f"{where}: {text[:300]}" if path else text[:300], "invalid_request")
 
 
 def _prompts(prompt: Any) -> list[Input]:

@@ -60,8 +60,7 @@ class Router:
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
         if not self.roster.of(model):
-            names = ", ".join(repr(name) for name in self.models()) or "none"
-            raise ApiError(404, f"there is no model {model!r}; available: {names}", "model_not_found", param="model")
+            raise self.no_model(model)
         if any(self._placement.quarantine.refuses(model, choice.input, choice.sampling) for choice in plan.choices):
             text = "requests like this one have killed workers, not long ago: it is not tried again"
             raise self._error(ErrorCode.QUARANTINED, text)
@@ -264,6 +263,11 @@ class Router:
     def models(self) -> list[str]:
         """Names of the models, in the order in which they were added."""
         return self.roster.models()
+
+    def no_model(self, name: str, *, param: str = "model") -> ApiError:
+        """The refusal of a name that no model has; it says which there are."""
+        names = ", ".join(repr(model) for model in self.models()) or "none"
+        return ApiError(404, f"there is no model {name[:128]!r}; available: {names}", "model_not_found", param=param)
 
     def seats(self) -> Iterator[Seat]:
         """The workers and what they hold; to look at, not to change."""

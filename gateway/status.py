@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from actors.worker import WorkerState, WorkerStatus
-from gateway.errors import ApiError
 from gateway.metrics import CONTENT_TYPE
 from gateway.router import Router
 from gateway.settings import GatewaySettings
@@ -50,7 +49,7 @@ class Status:
         """`GET /v1/models/{id}`. Raises `ApiError` for an unknown one."""
         name = request.path_params["id"]
         if name not in self._router.models():
-            raise ApiError(404, f"there is no model {name[:128]!r}", "model_not_found", param="id")
+            raise self._router.no_model(name, param="id")
         return _json(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:

@@ -37,12 +37,16 @@ class Watched:
         return [each for each in self.workers() if each["role"] == "active" and each["state"] == "ready"]
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Until every worker takes requests and has none. Raises `CommandFailed` when they do not within the time."""
+        """Until every worker takes requests and has none. One that was told to stop, as by `baton admin drain`, is
+        not waited for. Raises `CommandFailed` when they do not within the time, or one is given up."""
         deadline = self._clock() + timeout_s
         while True:
-            waiting = [each for each in self.workers() if not _idle(each)]
+            waiting = [each for each in self.workers() if each["state"] != "stopped" and not _idle(each)]
             if not waiting:
                 return
+            for each in waiting:
+                if each["state"] == "given_up":
+                    raise CommandFailed(f"the server has given {each['name']} up: {each['reason']}")
             if self._clock() >= deadline:
                 states = ", ".join(
                     f"{each['name']} is {each['state']} ({each['reason'] or 'busy'})" for each in waiting

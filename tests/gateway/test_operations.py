@@ -273,11 +273,11 @@ async def test_one_operation_at_a_time() -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None]] = {
     "an unknown worker": ("/admin/workers/x/drain", {"json": {}}, 404, "worker"),
     "an unknown model": ("/admin/restart?rolling", {"json": {"model": "x"}}, 404, "model"),
-    "no checkpoint": ("/admin/reload", {"json": {}}, 400, None),
+    "no checkpoint": ("/admin/reload", {"json": {}}, 400, "checkpoint"),
     "an empty checkpoint": ("/admin/reload", {"json": {"checkpoint": ""}}, 400, "checkpoint"),
     "a grace below 0": ("/admin/restart", {"json": {"grace_s": -0.001}}, 400, "grace_s"),
     "a grace over a day": ("/admin/restart", {"json": {"grace_s": 86400.001}}, 400, "grace_s"),
-    "an unknown field": ("/admin/restart", {"json": {"grace": 1}}, 400, None),
+    "an unknown field": ("/admin/restart", {"json": {"grace": 1}}, 400, "grace"),
     "what a form sends": ("/admin/restart", {"data": {"grace_s": 1}}, 415, None),
     "too much": ("/admin/restart", {"json": {"model": "x" * 70_000}}, 413, None),
 }

@@ -157,6 +157,38 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
     assert refusal(chat, messages=messages).param == param
 
 
+@pytest.mark.parametrize(
+    ("call", "fields", "sentence"),
+    [
+        (
+            chat,
+            {"messages": message(role="king")},
+            "`messages[0].role` takes system, developer, user or assistant, not 'king'",
+        ),
+        (
+            chat,
+            {"messages": message(content=[{"type": "image_url", "text": ""}])},
+            "`messages[0].content[0].type` takes text, the only kind of content here, not 'image_url'",
+        ),
+        (completion, {"logprobs": True}, "`logprobs` takes a number from 0 to 20, not True"),
+        (
+            completion,
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "`stream_options.include_obfuscation` takes false, not True",
+        ),
+        (chat, {"prompt": "x"}, "`prompt` is not a parameter that Baton knows here: it belongs to /v1/completions"),
+        (
+            completion,
+            {"messages": message()},
+            "`messages` is not a parameter that Baton knows here: it belongs to /v1/chat/completions",
+        ),
+        (completion, {"n": 65}, "prompts times n, 1 x 65, are 65 sequences; one request may have 64"),
+    ],
+)
+def test_what_would_have_been_right_is_told(call: Any, fields: dict[str, Any], sentence: str) -> None:
+    assert refusal(call, **fields).message == sentence
+
+
 def test_unknown_and_missing_fields_are_told_in_a_sentence() -> None:
     assert refusal(completion, foo=1).message == "`foo` is not a parameter that Baton knows"
     assert refusal(chat, messages=message(other=1)).message == "`messages[0].other` is not a parameter that Baton knows"

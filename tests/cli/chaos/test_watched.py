@@ -49,6 +49,15 @@ def test_a_wait_in_vain_says_for_whom() -> None:
         watched(*[[worker("a", "loading"), worker("b")]] * 9).wait_until_ready(0.1)
 
 
+def test_one_that_was_told_to_stop_is_not_waited_for() -> None:
+    watched([worker("a", "stopped"), worker("b")]).wait_until_ready(0.0)
+
+
+def test_one_that_is_given_up_ends_the_wait() -> None:
+    with pytest.raises(CommandFailed, match="the server has given a up"):
+        watched([worker("a", "given_up"), worker("b")]).wait_until_ready(5.0)
+
+
 def test_only_active_ready_workers_can_be_hit() -> None:
     (found,) = watched([worker("a", role="standby"), worker("b"), worker("c", "backoff")]).active()
     assert found["name"] == "b"
