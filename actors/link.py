@@ -76,8 +76,12 @@ class Link:
         self._budget = None if rate is None else PeerBudget(rate)
         # A context (one I/O thread) per link: no state is shared between peers, and nothing is global.
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._monitor = Monitor(self._socket, bind)
+        try:
+            self._socket = self._context.socket(zmq.PAIR)
+            self._monitor = Monitor(self._socket, bind)
+        except zmq.ZMQError as error:  # as when the process has no descriptor left
+            self._context.destroy(0)
+            raise EndpointError(f"no socket can be made for {endpoint}: {error}") from error
         self._admission: Admission | None = None
         self._writable: asyncio.Future[None] | None = None
         self._again: asyncio.Handle | None = None
@@ -126,7 +130,8 @@ class Link:
         """The side that was there first. `tcp://127.0.0.1:*` picks a port; see `address`. `on_refused` hears of each
         connection and message that is refused; it must not raise.
 
-        Raises `EndpointError` when the address is taken, malformed, or plain TCP on an open interface.
+        Raises `EndpointError` when the address is taken, malformed, or plain TCP on an open interface, and when the
+        system gives no socket.
         """
         return cls(endpoint, True, on_message, on_lost, keys, rate, on_refused)
 

@@ -12,12 +12,12 @@ import anyio
 import structlog
 from msgspec.structs import replace
 
-from actors.endpoint import check_address
+from actors.endpoint import EndpointError, check_address
 from actors.link import CurveKeys, Link, LinkClosed, LinkFull
 from actors.supervision import Policy, Restart, RestartPolicy
 from actors.worker import Deadlines, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.worker_process import CommandLine, WorkerProcess
-from protocol.bounds import clip
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
@@ -232,16 +232,21 @@ class Joining:
             await self._until(self._free)
             hello = self.process.status.hello
             assert hello is not None
-            session = self._session = self._connect()
-            await session.run(hello)
-            self._session = None
-            self._take_back(session)
-            if session.welcomed:
-                failures.clear()
+            try:
+                session = self._session = self._connect()
+            except EndpointError as error:
+                reason: str | None = str(error)
+            else:
+                await session.run(hello)
+                self._session = None
+                self._take_back(session)
+                reason = session.ended
+                if session.welcomed:
+                    failures.clear()
             failures = [*failures[-63:], anyio.current_time()]
             decision = RETRY.decide(failures, failures[-1])
             delay_s = decision.delay_s if isinstance(decision, Restart) else RETRY.max_delay_s
-            self._log.warning("not_joined", reason=session.ended, retry_s=delay_s)
+            self._log.warning("not_joined", reason=reason, retry_s=delay_s)
             await anyio.sleep(delay_s)
 
     def _free(self) -> bool:
@@ -253,8 +258,10 @@ class Joining:
         """The gateway has replayed what it had here: nobody waits for it."""
         self._left = session.live
         if self._left:
+            cancels = [Cancel(stream) for stream in self._left]
             try:
-                self.process.send_nowait([Cancel(stream) for stream in self._left])
+                for start in range(0, len(cancels), MAX_FRAMES_PER_MESSAGE):
+                    self.process.send_nowait(cancels[start : start + MAX_FRAMES_PER_MESSAGE])
             except WorkerUnavailable as error:
                 self._log.warning("worker_restarts", reason=f"it cannot be told to cancel: {error}")
                 self.process.restart_nowait(0.0)

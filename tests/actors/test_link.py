@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import socket
@@ -472,6 +473,15 @@ async def test_a_public_address_needs_keys_and_an_allow_list() -> None:
 async def test_addresses_that_are_refused(address: str, text: str) -> None:
     with pytest.raises(EndpointError, match=text):
         Link.bind(address, lambda frames: None)
+
+
+async def test_a_process_without_descriptors_is_refused_a_link(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(zmq.Context, "socket", none_left)
+    with pytest.raises(EndpointError, match="Too many open files"):
+        Link.bind(endpoint, lambda frames: None)
 
 
 async def test_an_address_in_use_is_refused(endpoint: str) -> None:
