@@ -226,6 +226,21 @@ async def test_it_is_given_up_after_too_many_failures() -> None:
     assert heard.lost == []
 
 
+async def test_ends_that_were_pardoned_do_not_count() -> None:
+    policy = RestartPolicy(max_failures=2, first_delay_s=0.0, max_delay_s=0.0)
+    worker, heard = make("last_words", policy=policy)
+    async with running(worker, heard):
+        for incarnation in range(1, 6):
+            await heard.until_state(WorkerState.READY)
+            if incarnation <= 3:
+                worker.pardon_nowait(incarnation)
+            worker.send_nowait([submit(incarnation)])
+            await heard.until(lambda number=incarnation: len(heard.lost) == number)  # type: ignore[misc]
+        await heard.until_state(WorkerState.GIVEN_UP)
+    assert worker.status.incarnation == 5
+    assert worker.status.reason.startswith("failed 2 times within 300 s: ")
+
+
 async def test_starts_that_keep_failing_are_given_up_however_long_each_takes() -> None:
     """The policy forgets a failure at once, as it does those of starts that take longer than its window."""
     forgetful = RestartPolicy(window_s=1e-9, first_delay_s=0.0, max_delay_s=0.0)
