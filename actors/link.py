@@ -37,6 +37,9 @@ OnMessage = Callable[[list[bytes]], None]
 OnLost = Callable[[str], None]
 OnRefused = Callable[[Refusal], None]
 
+_NO_KEY = "the other end refused the key"
+_NO_HANDSHAKE = "the handshake failed: the other end has another key than the one expected, or is no Baton"
+
 
 class LinkFull(Exception):
     """Raised by a send when the bound of waiting messages is reached, or no peer is there yet. Nothing was sent."""
@@ -319,7 +322,7 @@ class Link:
                     key = change is Change.TURNED_AWAY
                     self._refuse(Refusal.KEY if key else Refusal.HANDSHAKE)
                     if not self._bound:
-                        self._lose("the other end refused the key" if key else "the handshake failed")
+                        self._lose(_NO_KEY if key else _NO_HANDSHAKE)
 
     def _tear(self, reason: str) -> None:
         """The connection is beyond use. Told later: whoever sends is not ready to hear."""

@@ -52,7 +52,9 @@ def run_chaos(
             raise CommandFailed(f"{url} has no worker" + (f" of model {model!r}" if model else ""))
         model = there[0]["model"]
         watched = Watched(client, model)
-        listed = ", ".join(f"{each['name']} (process {each['pid']})" for each in watched.workers())
+        listed = ", ".join(f"{each['name']} (process {each['pid']})" for each in watched.local() if each["pid"])
+        if not watched.active():
+            raise CommandFailed(f"no worker of {model!r} serves on this machine: faults are signals to its processes")
         if not confirm(f"This breaks workers of {url} ({', '.join(kinds)}): {listed}. Its clients will wait. Go on?"):
             raise CommandFailed("nothing was done")
         console.print(f"seed {seed}", highlight=False)

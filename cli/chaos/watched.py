@@ -33,8 +33,12 @@ class Watched:
         return [each for each in found if not self._model or each["model"] == self._model]
 
     def active(self) -> list[dict[str, Any]]:
-        """Those that serve requests now."""
-        return [each for each in self.workers() if each["role"] == "active" and each["state"] == "ready"]
+        """Those of this machine that serve requests now."""
+        return [each for each in self.local() if each["role"] == "active" and each["state"] == "ready"]
+
+    def local(self) -> list[dict[str, Any]]:
+        """Those whose processes are of the server's machine: the number of another one's may be anybody's here."""
+        return [each for each in self.workers() if each["address"] is None]
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Until every worker takes requests and has none. One that was told to stop, as by `baton admin drain`, is

@@ -92,7 +92,7 @@ def test_faults_are_named() -> None:
 
 
 def watched(*workers: dict[str, Any]) -> Watched:
-    base = {"state": "ready", "role": "active", "slots_active": 0, "queue_depth": 0, "model": "m"}
+    base = {"state": "ready", "role": "active", "slots_active": 0, "queue_depth": 0, "model": "m", "address": None}
     body = {"workers": [base | worker for worker in workers]}
     client = httpx.Client(
         transport=httpx.MockTransport(lambda _: httpx.Response(200, json=body)), base_url="http://server"
@@ -118,6 +118,16 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Heard]], None]:
         monkeypatch.setattr(trial, "play", answer)
 
     return play
+
+
+def test_a_process_that_is_gone_before_its_moment_ends_no_trial(playing: Callable[[list[Heard]], None]) -> None:
+    def hit(pid: int, number: int) -> None:
+        raise ProcessLookupError(pid)
+
+    playing([whole(5)])
+    found = watched({"name": "a", "pid": 11})
+    one = Trial(Server("127.0.0.1", 1), found, requests("m", 1, 5), seed=1, hit=hit)
+    assert "every worker was struck" in one.run(["kill"], 60.0)
 
 
 def test_no_worker_is_struck_more_often_than_its_server_bears(playing: Callable[[list[Heard]], None]) -> None:

@@ -19,6 +19,7 @@ def worker(name: str, state: str = "ready", role: str = "active", busy: int = 0,
         "slots_active": busy,
         "queue_depth": 0,
         "reason": "",
+        "address": None,
     }
 
 
@@ -58,8 +59,9 @@ def test_one_that_is_given_up_ends_the_wait() -> None:
         watched([worker("a", "given_up"), worker("b")]).wait_until_ready(5.0)
 
 
-def test_only_active_ready_workers_can_be_hit() -> None:
-    (found,) = watched([worker("a", role="standby"), worker("b"), worker("c", "backoff")]).active()
+def test_only_active_ready_workers_of_this_machine_can_be_hit() -> None:
+    elsewhere = worker("d") | {"address": "10.0.0.2:4711"}
+    (found,) = watched([worker("a", role="standby"), worker("b"), worker("c", "backoff"), elsewhere]).active()
     assert found["name"] == "b"
 
 
