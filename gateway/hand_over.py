@@ -47,8 +47,9 @@ class HandOver:
         self._offer: Offer | None = None
 
     def offer(self) -> Offer:
-        """Raises `EndpointError` when no folder can hold the sockets."""
+        """Raises `EndpointError` when no folder can hold the sockets, and `OSError` when the system gives none."""
         if self._offer is None:
+            self._clear()  # what is left of an offer that failed
             self._offer = Offer(os.getpid(), self._listen(), self._listen())
             self._offered.set()
         return self._offer
@@ -74,10 +75,15 @@ class HandOver:
                 await serve(app, settings, shutdown=shutdown, listener=http)
                 group.cancel_scope.cancel()
         finally:
-            for each in self._sockets:
-                each.close()
-            for end in self._ends:
-                end.remove()
+            self._clear()
+
+    def _clear(self) -> None:
+        for each in self._sockets:
+            each.close()
+        for end in self._ends:
+            end.remove()
+        self._sockets.clear()
+        self._ends.clear()
 
     async def _give(self, giver: Listener) -> None:
         """Give the socket to whoever connects. Who asks for it and dies must not take this gateway along."""

@@ -21,6 +21,7 @@ from cli.settings import Settings
 from gateway.app import create_app
 from gateway.daemon import TakeOverFailed
 from gateway.hand_over import HandOver
+from gateway.listener import Listener
 from gateway.router import Router
 from gateway.server import BindError, adopt, listen, serve
 from gateway.settings import GatewaySettings
@@ -322,4 +323,32 @@ async def test_who_asks_for_the_socket_and_dies_takes_no_gateway_along() -> None
             async with await anyio.connect_unix(offer.listener) as stream:
                 with pytest.raises(anyio.EndOfStream):
                     await stream.receive_fds(1, 1)
+            over.set()
+
+
+async def test_an_offer_that_failed_halfway_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = GatewaySettings(port=0, flush_s=0.1)
+    over = anyio.Event()
+    with listen(chosen) as listener:
+        hand_over = HandOver(listener, lambda: None)
+        listens = Listener.listen
+        tried: list[Path] = []
+
+        def second_fails(given: Listener, *backlog: int) -> None:
+            tried.append(Path(given.getsockname()))
+            if len(tried) == 2:
+                raise OSError("no descriptor is left")
+            listens(given, *backlog)
+
+        monkeypatch.setattr(Listener, "listen", second_fails)
+        with pytest.raises(OSError, match="no descriptor"):
+            hand_over.offer()
+        offer = hand_over.offer()
+        assert not any(path.exists() for path in tried[:2])
+        app = create_app(Router(chosen), chosen, hand_over=hand_over)
+        async with anyio.create_task_group() as group:
+            group.start_soon(hand_over.run, app, chosen, over)
+            async with await anyio.connect_unix(offer.listener) as stream:
+                _, (descriptor,) = await stream.receive_fds(1, 1)
+            os.close(descriptor)
             over.set()
