@@ -1,5 +1,6 @@
 """The whole gateway in one process: the workers' supervisors, the router and the server, from start to clean end."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -187,6 +188,10 @@ class _Daemon:
         if not self._serves_all():
             raise TakeOverFailed("; ".join(self._fleet.reasons()) or "the workers were stopped")
         descriptor = await predecessor.meet()
+        if self.leave.is_set():  # told to end meanwhile: whom it was to succeed stays
+            if descriptor is not None:
+                os.close(descriptor)
+            return
         try:
             self.has(listen(self._settings) if descriptor is None else adopt(descriptor, self._settings))
         except BindError as error:

@@ -206,6 +206,28 @@ async def test_who_cannot_take_over_ends_and_says_why(why: str) -> None:
     assert seen[-1].pid is None
 
 
+async def test_who_is_told_to_end_while_it_takes_over_sends_nobody_away() -> None:
+    leaves = anyio.Event()
+    chosen = GatewaySettings(port=0, flush_s=0.1)
+    given: list[int] = []
+
+    class Interrupted(Nobody):
+        async def meet(self) -> int | None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await leaves.wait()
+            return given[0]
+
+    def saw(status: WorkerStatus) -> None:
+        if status.state in (WorkerState.DRAINING, WorkerState.STOPPED):
+            leaves.set()
+
+    with listen(chosen) as listener:
+        given.append(os.dup(listener.fileno()))
+        await run_daemon(chosen, [launch("w0")], on_status=saw, predecessor=Interrupted())
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(given[0])
+
+
 PROGRAM = """
 import anyio, sys
 from gateway.daemon import run_daemon
