@@ -8,18 +8,24 @@ from cli.settings import Settings
 
 
 class Invitation:
-    """Knows the address once the gateway listens, since a port of 0 is chosen by the system."""
+    """Knows the address once the gateway listens, since a port of 0 is chosen by the system, and one that is to be
+    taken over may not be had."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._url = base_url(settings.host, settings.port)
+        self._url = ""
+        self.postponed: WorkerStatus | None = None
+        """The first worker that was ready while nobody listened."""
 
     def listening(self, host: str, port: int) -> None:
         """Called with the address that is listened on."""
         self._url = base_url(host, port)
 
     def text(self, status: WorkerStatus) -> str:
-        """The invitation, for the first worker that is ready."""
+        """The invitation, for the first worker that is ready; empty while nobody listens."""
+        if not self._url:
+            self.postponed = self.postponed or status
+            return ""
         hello, ready = status.hello, status.ready
         model = hello.model if hello else ""
         # Without workers of its own it is the first that joined; how many will, nobody knows.

@@ -24,7 +24,7 @@ class LoadingDisplay(Protocol):
 
 
 Announce = Callable[[WorkerStatus], str]
-"""What to say when the first worker is ready."""
+"""What to say when the first worker is ready; nothing is said, and it is asked again, while that is empty."""
 
 
 def choose_display(workers: Sequence[str], ready: Announce, console: Console | None = None) -> LoadingDisplay:
@@ -64,9 +64,9 @@ class Lines:
         if words != self._said.get(status.name):
             self._said[status.name] = words
             self._say(f"{status.name}: {words}")
-        if status.state is WorkerState.READY and not self._announced:
+        if status.state is WorkerState.READY and not self._announced and (text := self._ready(status)):
             self._announced = True
-            self._say(self._ready(status))
+            self._say(text)
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
@@ -103,9 +103,9 @@ class Bars:
     def worker_changed(self, status: WorkerStatus) -> None:
         if self._open and status.name in self._bars:  # one that was added later has no bar
             self._draw(status)
-        if status.state is WorkerState.READY and not self._announced:
+        if status.state is WorkerState.READY and not self._announced and (text := self._ready(status)):
             self._announced = True
-            self._console.print(self._ready(status), markup=False, soft_wrap=True)
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def _draw(self, status: WorkerStatus) -> None:
         loading = status.loading

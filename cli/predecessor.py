@@ -15,6 +15,7 @@ from gateway.hand_over import Offer
 from gateway.pickup import Unreachable
 
 TIMEOUT_S = 10.0
+_MEANT = {401: ", so its key is another one", 404: ", so it is no Baton that can"}
 
 _log = structlog.get_logger("cli.predecessor")
 
@@ -64,6 +65,11 @@ class HttpPredecessor:
                 descriptor = await _receive(offer.listener, self._timeout_s)
             except httpx.ConnectError:
                 return None
+            except httpx.HTTPStatusError as error:
+                status = error.response.status_code
+                raise TakeOverFailed(
+                    f"what listens on {self._url} does not hand over: it answered {status}{_MEANT.get(status, '')}"
+                ) from error
             except (httpx.HTTPError, OSError, anyio.EndOfStream, ValueError, TypeError) as error:
                 problem = str(error) or type(error).__name__
                 raise TakeOverFailed(f"what listens on {self._url} does not hand over: {problem}") from error

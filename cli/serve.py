@@ -58,11 +58,16 @@ async def _serve(
     settings: Settings,
     take_over: bool,
 ) -> None:
+    def listening(host: str, port: int) -> None:
+        invitation.listening(host, port)
+        if invitation.postponed is not None:
+            display.worker_changed(invitation.postponed)
+
     await run_daemon(
         gateway,
         launches,
         on_status=display.worker_changed,
-        on_listening=invitation.listening,
+        on_listening=listening,
         predecessor=HttpPredecessor(settings) if take_over else None,
     )
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import os
 import random
 import signal
@@ -79,12 +80,13 @@ class Trial:
         Raises `CommandFailed` when the server does not answer undisturbed, or its workers do not come back.
         """
         whole = self._undisturbed()
+        order = itertools.cycle(self._draw.sample(list(faults), len(faults)))  # so that few rounds have each of them
         until = self._clock() + seconds
         while self._clock() < until:
             victim = self._victim()
             if victim is None:
                 return f"every worker was struck {MOST_FAULTS} times: more, and the server might give one up"
-            self._round(self._draw.choice(list(faults)), int(victim["pid"]), whole)
+            self._round(next(order), int(victim["pid"]), whole)
             self._watched.wait_until_ready(READY_S)
         return "the time is over"
 
@@ -119,8 +121,9 @@ class Trial:
 
 def show(trial: Trial, console: Console) -> None:
     """Print one line a fault, and of the first stream that failed why."""
-    columns = ("fault", "rounds", "streams", "failed", "duplicated", "altered", "cut", "gap p50 ms", "gap p99 ms")
-    table = Table(*columns, "undisturbed ms", box=None)
+    # 80 columns have room for these, with heads of two lines.
+    columns = ("fault", "rounds", "streams", "failed", "twice", "altered", "cut", "gap p50 ms", "gap p99 ms")
+    table = Table(*columns, "calm ms", box=None)
     for fault, noticed in trial.noticed.items():
         counts = trial.rounds[fault], noticed.streams, noticed.failed, noticed.duplicated, noticed.altered
         gaps = (percentile(noticed.gaps_s, 0.5), percentile(noticed.gaps_s, 0.99), noticed.undisturbed_s)

@@ -2,10 +2,14 @@
 
 import json
 import shlex
+from typing import Any
 
 import pytest
 
-from cli.invitation import base_url, curl_line
+from actors.worker_process import WorkerState, WorkerStatus
+from cli.invitation import Invitation, base_url, curl_line
+from cli.settings import Settings
+from protocol.events import Gauges
 
 
 @pytest.mark.parametrize(
@@ -33,3 +37,21 @@ def test_the_curl_line_survives_the_shell(chat: bool) -> None:
 
 def test_the_curl_line_names_the_key_without_showing_it() -> None:
     assert '-H "Authorization: Bearer $BATON_API_KEY"' in curl_line("http://h:1", "m", chat=True, key=True)
+
+
+def test_nobody_is_invited_before_somebody_listens() -> None:
+    nothing: Any = {"hello": None, "ready": None, "loading": None, "reason": "", "last_progress": 0.0}
+    ready = WorkerStatus(
+        name="w0",
+        state=WorkerState.READY,
+        pid=1,
+        incarnation=1,
+        restarts=0,
+        gauges=Gauges(),
+        last_progress=0,
+        **nothing,
+    )
+    invitation = Invitation(Settings(port=0))
+    assert (invitation.text(ready), invitation.postponed) == ("", ready)
+    invitation.listening("127.0.0.1", 4711)
+    assert "is served on http://127.0.0.1:4711" in invitation.text(ready)

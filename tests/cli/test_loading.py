@@ -62,6 +62,16 @@ def test_the_invitation_does_not_wait_for_the_last_worker() -> None:
     assert output.getvalue().count("ask w1") == 1
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_an_invitation_that_is_empty_is_asked_for_again(terminal: bool) -> None:
+    output, invitations = io.StringIO(), iter(["", "ask it"])
+    console = Console(file=output, force_terminal=terminal, width=100)
+    with choose_display(["w0"], lambda _: next(invitations), console) as display:
+        for _ in range(3):
+            display.worker_changed(status(WorkerState.READY))
+    assert output.getvalue().count("ask it") == 1
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

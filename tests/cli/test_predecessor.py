@@ -105,6 +105,22 @@ async def test_what_a_client_sent_is_passed_on_byte_for_byte(tmp_path: Path) -> 
     assert f"authorization: Bearer {key}\r\n".encode() in heads[0].replace(b"Authorization", b"authorization")
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"), [(b"401 Unauthorized", "answered 401, so its key is another"), (b"501 No", "answered 501$")]
+)
+async def test_who_refuses_to_hand_over_is_quoted(answer: bytes, said: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + answer + b"\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port: int = server.sockets[0].getsockname()[1]
+        with pytest.raises(TakeOverFailed, match=said):
+            await HttpPredecessor(Settings(port=port)).meet()
+
+
 async def test_who_offers_a_socket_and_gives_none_is_not_succeeded(tmp_path: Path) -> None:
     async def nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
