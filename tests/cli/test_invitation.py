@@ -48,7 +48,6 @@ def test_nobody_is_invited_before_somebody_listens() -> None:
         incarnation=1,
         restarts=0,
         gauges=Gauges(),
-        last_progress=0,
         **nothing,
     )
     invitation = Invitation(Settings(port=0))
