@@ -57,20 +57,21 @@ class Reply:
         self._writer: EventWriter | None = None
 
     async def send(self, exchange: Exchange, began: bool) -> None:
-        """Send what comes, to the end. Without `began` there was nothing yet, and the client is told so."""
-        try:
-            if not began:
-                await self._wait(exchange)
-            while not self.over:
+        """Send what comes, to the end. Without `began` there was nothing yet, and the client is told so. Raises what
+        the connection raises, which says nothing of the answer."""
+        if not began:
+            await self._wait(exchange)
+        while not self.over:
+            try:
                 chunk = self._render()
-                if chunk:
-                    await exchange.events(chunk, more=not self.over)
-                if not self.over and not await self.news():
-                    await self._wait(exchange)
-        except Exception:
-            # A defect of ours, after the 200: the client still gets a typed end, and the server logs it.
-            await exchange.events(self._end(from_code(ErrorCode.INTERNAL, DEFECT)), more=False)
-            raise
+            except Exception:
+                # A defect of ours, after the 200: the client still gets a typed end, and the server logs it.
+                await exchange.events(self._end(from_code(ErrorCode.INTERNAL, DEFECT)), more=False)
+                raise
+            if chunk:
+                await exchange.events(chunk, more=not self.over)
+            if not self.over and not await self.news():
+                await self._wait(exchange)
 
     def close(self) -> None:
         """Nobody reads it any more: let go of its call."""

@@ -45,10 +45,15 @@ class Connection:
         self.ended = anyio.Event()
         self.stalled = False
         """The client takes nothing more."""
+        self.broken = False
+        """The server cannot send any more, and says so as ASGI wants it: by an `OSError`."""
 
     async def run(self) -> None:
         try:
             await self._app(self._scope, self._receive.receive, self._heard)
+        except* OSError:
+            if not self.broken:
+                raise
         finally:
             self._send.close()
             self._receive.close()
@@ -57,6 +62,8 @@ class Connection:
     async def _heard(self, message: Message) -> None:
         if self.stalled:
             await anyio.sleep_forever()
+        if self.broken:
+            raise OSError("the connection is closed")
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {name.decode(): value.decode() for name, value in message["headers"]}

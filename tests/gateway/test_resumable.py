@@ -108,6 +108,23 @@ async def test_a_stream_is_kept_for_so_long_and_no_longer() -> None:
         assert not any(seat.live for seat in served.router.seats())
 
 
+@pytest.mark.parametrize("last", [False, True])
+async def test_a_connection_that_breaks_while_something_is_sent_ends_no_stream(last: bool) -> None:
+    async with gateway() as served:
+        connection, number = await served.begin()
+        connection.broken = True
+        if not last:
+            served.worker.token(number, "two", 2)
+            await connection.ended.wait()
+        served.worker.finish(number)
+        await connection.ended.wait()
+        assert served.count(State.DETACHED) == 1
+        again = await served.ask("GET", f"/v1/streams/{stream_id(connection)}")
+        assert [b"error" in event for event in again.events] == [False] * len(again.events)
+        assert again.events[-1].endswith(b"[DONE]")
+        assert len([event for event in again.events if event.endswith(b"[DONE]")]) == 1
+
+
 async def test_each_reader_gets_the_whole_time_again() -> None:
     async with gateway() as served:
         connection, number = await served.begin()
