@@ -12,7 +12,8 @@ measured while other programs take CPU is measured again; a figure that they dis
   prefill N  prompt tokens a second of one prompt; llama-bench is the peer
   limit      what memory and arithmetic allow, both measured in the same rounds: the bytes of weights and KV that a step
              reads over the read bandwidth, or its multiply-adds over the CPU's peak of float32 ones where that takes
-             longer ("bound"). Multiply-adds of integers are not counted
+             longer ("bound"). Multiply-adds of integers are not counted,
+             and so prefill of few bits has no limit
 
 llama.cpp runs the same weights as GGUF: bf16, Q8_0 for int8, Q4_0 for int4. Before anything is timed its greedy tokens
 are compared with ours, and the run stops where the models are not the same. What the engine refuses is shown as such.
@@ -214,6 +215,8 @@ class Bench:
             subjects["llama.cpp"] = lambda: peer.prefill(self._gguf, length)
         engine.prefill(length)  # the first of a length may load its graph
         series = interleave(subjects | self._limits, max(3, self._args.rounds), self._others.share)
+        if PRECISIONS[self._precision].quantize:
+            return self._line("prefill", length, series)  # what bounds it is not counted
         read = step_bytes(self._config, engine.runner).total(1, length)
         return self._line("prefill", length, series, Work(read, self._multiply_adds(length, length / 2, 1)))
 
