@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 
 def write_report(plan: Plan, result: "Result", out: Path) -> str:
-    """The report as text, which is also written to `out`."""
+    """The report as text, which is also written to `out`, as the samples are."""
     text = "\n\n".join(filter(None, (_outcomes(result), _faults(plan, result, out / "server.log"), _problems(result))))
     (out / "table.md").write_text(f"seed {plan.seed}, {plan.seconds:g} s, {plan.clients} clients\n\n{text}\n")
     (out / "samples.json").write_text(json.dumps([asdict(each) for each in result.samples]))
-    plot(result.samples, result.struck, out / "plot.svg")
     return text
 
 

@@ -40,7 +40,7 @@ from actors.worker import Deadlines
 from bench.leaks import Sample, leaks, sample
 from bench.mix import Visit, deterministic, requests, visits
 from bench.plan import Blow, Plan, blows
-from bench.report import write_report
+from bench.report import plot, write_report
 from bench.served import Served, served
 from bench.shapes import default_cache
 from bench.verdict import Tally, Verdict, judge
@@ -255,6 +255,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     result = soak(plan, args.out)
     print(write_report(plan, result, args.out))
+    plot(result.samples, result.struck, args.out / "plot.svg")
     if result.problems or result.tally.violations:
         sys.exit(f"violated (seed {seed}): {result.tally.violations} visits, {len(result.problems)} of the server")
 
