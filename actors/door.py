@@ -11,7 +11,6 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
@@ -126,6 +125,7 @@ class Door:
             self.shut()
             listener.close()
             for guest in list(self._guests):
+                guest.accounted = True
                 guest.abort()
 
     def shut(self) -> None:
@@ -170,14 +170,16 @@ class Door:
         self._group.start_soon(guest.enter, keys, dict(allowed), self._rate, self._limits)
 
     def refuse(self, guest: "_Guest", why: Refusal | None, text: str) -> None:
-        """Hang up; `why` is None when it is counted already."""
+        """Hang up; `why` is None when the fault is not the guest's."""
+        guest.accounted = True
         if why is not None:
             self._refusals.count(why)
         self._log.info("connection_refused", address=guest.address, reason=text)
         guest.abort()
 
-    def failed(self, why: Refusal) -> None:
-        """What a guest's link refuses."""
+    def failed(self, guest: "_Guest", why: Refusal) -> None:
+        """A guest came to nothing, or its link refuses what it sends."""
+        guest.accounted = True
         self._refusals.count(why)
 
     def introduce(self, arrival: Arrival) -> None:
@@ -210,6 +212,8 @@ class _Guest(End):
         self.address = ""
         self.arrived = False
         """It has said `Hello`: its link has another owner."""
+        self.accounted = False
+        """Why it ends without having arrived is known, and counted if it is to be."""
         self.key = ""
 
     @property
@@ -240,10 +244,9 @@ class _Guest(End):
                     on_lost=self._lost,
                     keys=keys,
                     rate=rate,
-                    on_refused=self._door.failed,
+                    on_refused=lambda why: self._door.failed(self, why),
                 )
-                path = Path(endpoint.address.removeprefix("ipc://"))
-                _, inner = await loop.create_unix_connection(lambda: End(lambda: None), str(path))
+                _, inner = await loop.create_unix_connection(lambda: End(lambda: None), str(endpoint.path))
         except (EndpointError, OSError) as error:
             self._door.refuse(self, None, str(error))
             return
@@ -282,6 +285,8 @@ class _Guest(End):
         self._door.refuse(self, Refusal.SILENT, "it did not say Hello in time")
 
     def _ended(self) -> None:
+        if not self.arrived and not self.accounted:
+            self._door.failed(self, Refusal.HANDSHAKE)  # it hung up first, or was reset before its bytes were read
         self._door.gone(self)
         if self._deadline is not None:
             self._deadline.cancel()

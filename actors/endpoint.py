@@ -26,7 +26,8 @@ class LocalEndpoint:
         """Make the folder in the first of `folders` that exists and is short enough (default: the user's run-time
         folder, the temporary folder, /tmp). Raises `EndpointError` when none is."""
         self._folder = _make_folder(tuple(_default_folders() if folders is None else folders))
-        self.address = f"ipc://{self._folder / _SOCKET}"
+        self.path = self._folder / _SOCKET
+        self.address = f"ipc://{self.path}"
 
     def remove(self) -> None:
         """Remove the folder and what is in it. May be called again."""

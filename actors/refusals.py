@@ -9,7 +9,7 @@ class Refusal(StrEnum):
     """Why a connection, a message or a peer was refused."""
 
     HANDSHAKE = "handshake"
-    """What connected does not speak ZeroMQ, or not with the keys that are asked for."""
+    """What connected does not speak ZeroMQ, not with the keys that are asked for, or hung up before it said `Hello`."""
     KEY = "key"
     """Its key is not on the allow-list."""
     RATE = "rate"

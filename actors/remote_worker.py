@@ -69,14 +69,11 @@ class RemoteWorker(Supervisor):
                     self._arrival = None
                     await self._run_once(arrival)
         finally:
-            self._restart_requested = self._stop_requested = False
             self._away = True
             if self._arrival is not None:
                 self._arrival.link.close(0.0)
                 self._arrival = None
-            if self._state is not WorkerState.GIVEN_UP:
-                self.enter(WorkerState.STOPPED, "stopped")
-            self.log.info("worker_ended", state=self._state, reason=self._reason)
+            self.ended()
 
     def stop_nowait(self) -> None:
         """Let go of it at once. It is not told to stop: it may serve another gateway, or this one's successor."""
@@ -130,8 +127,7 @@ class RemoteWorker(Supervisor):
             self.log.warning("worker_awaited", reason=str(failure), delay_s=decision.delay_s)
             self.enter(WorkerState.BACKOFF, str(failure))
         else:
-            self.log.error("worker_given_up", reason=str(failure), decision=decision.reason)
-            self.enter(WorkerState.GIVEN_UP, f"{decision.reason}: {failure}")
+            self.give_up(decision, failure)
 
     def _wake(self) -> None:
         self._news.set()

@@ -11,7 +11,7 @@ import structlog
 from actors.actor import Ref
 from actors.incarnation_actor import IncarnationActor
 from actors.refusals import Refusals
-from actors.supervision import FailureRecord, Policy
+from actors.supervision import Escalate, FailureRecord, GiveUp, Policy
 from actors.worker import Deadlines, WorkerListener, WorkerState, WorkerStatus, WorkerUnavailable
 from protocol.commands import Command, Drain, Stop
 from protocol.events import Gauges
@@ -116,6 +116,18 @@ class Supervisor:
         if (self._current, self._state, self._reason) != (None, state, reason):
             self._current, self._state, self._reason = None, state, reason
             self.changed()
+
+    def give_up(self, decision: GiveUp | Escalate, failure: Exception) -> None:
+        """It failed, and nobody tries again."""
+        self.log.error("worker_given_up", reason=str(failure), decision=decision.reason)
+        self.enter(WorkerState.GIVEN_UP, f"{decision.reason}: {failure}")
+
+    def ended(self) -> None:
+        """`run` returns."""
+        self._restart_requested = self._stop_requested = False
+        if self._state is not WorkerState.GIVEN_UP:
+            self.enter(WorkerState.STOPPED, "stopped")
+        self.log.info("worker_ended", state=self._state, reason=self._reason)
 
     def changed(self) -> None:
         """Tell the listener."""

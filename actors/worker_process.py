@@ -68,10 +68,7 @@ class WorkerProcess(Supervisor):
                 if not self._restart_requested:
                     break
         finally:
-            self._restart_requested = self._stop_requested = False
-            if self._state is not WorkerState.GIVEN_UP:
-                self.enter(WorkerState.STOPPED, "stopped")
-            self.log.info("worker_ended", state=self._state, reason=self._reason)
+            self.ended()
 
     async def _run_once(self) -> None:
         """From one incarnation through all that follow a failure, to an end that was asked for, or a decision."""
@@ -111,5 +108,4 @@ class WorkerProcess(Supervisor):
             self.log.warning("worker_restarts", reason=str(failure), delay_s=decision.delay_s)
             self.enter(WorkerState.BACKOFF, str(failure))
         else:
-            self.log.error("worker_given_up", reason=str(failure), decision=decision.reason)
-            self.enter(WorkerState.GIVEN_UP, f"{decision.reason}: {failure}")
+            self.give_up(decision, failure)

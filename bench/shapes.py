@@ -16,17 +16,18 @@ from tests.checkpoints import make_checkpoint
 from workers.backends import cache_dir
 from workers.spec import WorkerSpec
 
+_LLAMA_110M: dict[str, Any] = {
+    "family": "llama",
+    "layers": 12,
+    "hidden": 768,
+    "heads": 12,
+    "kv_heads": 4,
+    "head_dim": 64,
+    "ffn": 2048,
+    "vocab": 32000,
+}
 SHAPES: dict[str, dict[str, Any]] = {
-    "110m": {
-        "family": "llama",
-        "layers": 12,
-        "hidden": 768,
-        "heads": 12,
-        "kv_heads": 4,
-        "head_dim": 64,
-        "ffn": 2048,
-        "vocab": 32000,
-    },
+    "110m": _LLAMA_110M,
     "0.5b": {
         "family": "qwen2",
         "layers": 24,
@@ -38,14 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab": 151936,
     },
     "110m-yarn": {
-        "family": "llama",
-        "layers": 12,
-        "hidden": 768,
-        "heads": 12,
-        "kv_heads": 4,
-        "head_dim": 64,
-        "ffn": 2048,
-        "vocab": 32000,
+        **_LLAMA_110M,
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192},
     },
     "tiny": {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 128},

@@ -57,7 +57,7 @@ class HandOver:
     def _listen(self) -> str:
         end = LocalEndpoint()
         self._ends.append(end)
-        path = end.address.removeprefix("ipc://")
+        path = str(end.path)
         listener = Listener(socket.AF_UNIX)
         self._sockets.append(listener)
         listener.setblocking(False)

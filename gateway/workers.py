@@ -13,11 +13,12 @@ from gateway.streams import Stream
 from gateway.suspicion import Standing
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel
+from protocol.events import BEAT_S
 
 CANCEL_RETRY_S = 0.02
 FULL_S = 0.25
 """Time until a worker that had no room for what another one lost is asked again, or until something ends on it."""
-SILENT_S = 3.0
+SILENT_S = 3 * BEAT_S
 """Three beats missed. A worker so silent may be starved, or suspended: others are given requests before it."""
 
 

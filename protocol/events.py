@@ -184,6 +184,10 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=T
     """The request field at fault, when one is."""
 
 
+BEAT_S = 1.0
+"""A worker that has sent nothing for this long sends a `Beat`."""
+
+
 class Beat(Struct, frozen=True, array_like=True, tag="beat", gc=False):
     """Sent when nothing else was for a while: the loop is alive, and `gauges.steps` says whether the engine is."""
 

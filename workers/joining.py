@@ -21,9 +21,8 @@ from protocol.bounds import MAX_FRAMES_PER_MESSAGE, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
-from protocol.events import Beat, Bye, Event, Failed, Finished, Hello, Loading
+from protocol.events import BEAT_S, Beat, Bye, Event, Failed, Finished, Hello, Loading
 
-BEAT_S = 1.0
 WELCOME_S = 15.0
 LAST_WORDS_S = 0.2
 """For the last frames to leave; the event loop waits for them."""

@@ -18,7 +18,7 @@ from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, PROTOCOL_VERSION, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
-from protocol.events import Beat, Bye, Capabilities, Event, Failed, Gauges, Hello, Loading, Ready
+from protocol.events import BEAT_S, Beat, Bye, Capabilities, Event, Failed, Gauges, Hello, Loading, Ready
 from workers.backends import Progress
 from workers.delivery import Admitted, Delivery
 from workers.ending import Left
@@ -29,7 +29,6 @@ from workers.loading import Described, Loaded, describe, load
 from workers.outbox import Outbox
 from workers.spec import WorkerSpec
 
-BEAT_S = 1.0
 WELCOME_S = 30.0
 FLUSH_S = 1.0
 """For the last frames to leave."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -265,6 +266,17 @@ async def test_who_says_nothing_is_let_go_in_time(tmp_path: Path) -> None:
                 await door.until(lambda: bool(shy.lost))
             await anyio.to_thread.run_sync(lambda: [each.recv(1 << 16) for each in (silent, slow)])
             await door.until(lambda: door.refused().get("silent") == 3)
+        assert door.arrivals == []
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+async def test_who_hangs_up_before_its_hello_is_counted(tmp_path: Path, reset: bool) -> None:
+    async with entrance(tmp_path) as door:
+        with door.dial() as stranger:
+            stranger.sendall(b"\xff")
+            if reset:
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await door.until(lambda: door.refused() == {"handshake": 1})
         assert door.arrivals == []
 
 

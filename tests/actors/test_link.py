@@ -19,34 +19,11 @@ from actors.endpoint import EndpointError, LocalEndpoint
 from actors.link import DRAIN_BATCH, HIGH_WATER, CurveKeys, Link, LinkClosed, LinkFull, MessageRefused
 from actors.numbering import NUMBER_BYTES, number_frame
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
+from tests.actors.ends import End
 
 DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 pytestmark = pytest.mark.anyio
-
-
-class End:
-    """One end with what it heard."""
-
-    def __init__(self) -> None:
-        self.messages: list[list[bytes]] = []
-        self.lost: list[str] = []
-        self._changed = anyio.Event()
-        self.link: Link
-
-    def heard(self, frames: list[bytes]) -> None:
-        self.messages.append(frames)
-        self._changed.set()
-
-    def gone(self, reason: str) -> None:
-        self.lost.append(reason)
-        self._changed.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        with anyio.fail_after(20):
-            while not condition():
-                self._changed = anyio.Event()
-                await self._changed.wait()
 
 
 @pytest.fixture

@@ -3,37 +3,22 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import anyio
 import pytest
 
 from actors.endpoint import LocalEndpoint
 from actors.link import Link
+from tests.actors.ends import End
 from workers.faults import Fault
 from workers.faulty_link import NO_FRAME, FaultyLink, connect
 
 pytestmark = pytest.mark.anyio
 
 
-class Gateway:
+class Gateway(End):
     """The end that listens."""
 
-    def __init__(self) -> None:
-        self.messages: list[list[bytes]] = []
-        self.lost: list[str] = []
-        self._changed = anyio.Event()
-
-    def heard(self, frames: list[bytes]) -> None:
-        self.messages.append(frames)
-        self._changed.set()
-
-    def gone(self, reason: str) -> None:
-        self.lost.append(reason)
-        self._changed.set()
-
-    async def until(self, count: int, losses: int = 0) -> None:
-        while len(self.messages) < count or len(self.lost) < losses:
-            self._changed = anyio.Event()
-            await self._changed.wait()
+    async def received(self, count: int, losses: int = 0) -> None:
+        await self.until(lambda: len(self.messages) >= count and len(self.lost) >= losses)
 
 
 @asynccontextmanager
@@ -44,7 +29,7 @@ async def linked(*faults: Fault) -> AsyncIterator[tuple[Gateway, Link]]:
         worker = connect(endpoint.address, lambda frames: None, lambda reason: None, faults)
         try:
             await worker.send([b"1"])
-            await gateway.until(1)
+            await gateway.received(1)
             yield gateway, worker
         finally:
             worker.close(0)
@@ -61,7 +46,7 @@ async def test_a_lost_message_is_noticed_at_the_next() -> None:
         assert isinstance(worker, FaultyLink)
         worker.send_nowait([b"2"])
         worker.send_nowait([b"3"])
-        await gateway.until(1, losses=1)
+        await gateway.received(1, losses=1)
         assert gateway.messages == [[b"1"]]
         assert "message 2 came where 1 was due" in gateway.lost[0]
 
@@ -70,14 +55,14 @@ async def test_a_spoiled_message_is_no_frame() -> None:
     async with linked(Fault("garble_message", call=2, calls=2)) as (gateway, worker):
         for text in (b"2", b"3", b"4"):
             worker.send_nowait([text])
-        await gateway.until(4)
+        await gateway.received(4)
         assert gateway.messages == [[b"1"], [NO_FRAME], [NO_FRAME], [b"4"]]
 
 
 async def test_a_message_over_its_bound_ends_the_connection() -> None:
     async with linked(Fault("oversize_message", call=2)) as (gateway, worker):
         worker.send_nowait([b"2"])
-        await gateway.until(1, losses=1)
+        await gateway.received(1, losses=1)
         assert gateway.messages == [[b"1"]]
 
 
@@ -88,5 +73,5 @@ async def test_what_is_late_keeps_its_order_and_holds_back_what_follows() -> Non
         assert worker.sent == 4, "nobody waits for a slow link"
         assert isinstance(worker, FaultyLink)
         assert len(worker._late or ()) == 3, "nothing has left yet, not even what is not slow itself"
-        await gateway.until(4)
+        await gateway.received(4)
         assert (gateway.messages, gateway.lost) == ([[b"1"], [b"2"], [b"3"], [b"4"]], [])
