@@ -4,28 +4,21 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
-from actors.endpoint import LocalEndpoint
-from actors.link import Link
 from protocol.bounds import PROTOCOL_VERSION
-from protocol.codec import encode
-from protocol.commands import Cancel, Command, Drain, Stop, Welcome
+from protocol.commands import Cancel, Command, Drain, Stop
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Beat, Bye, Failed, Finished, Gauges, Hello, Loading, Ready, Step
+from protocol.events import Beat, Bye, Failed, Finished, Gauges, Hello, Loading, Step
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process import PATIENCE_S, SLOW, Peer, play, scripted, service, story, submit
 from workers.backends import Progress
-from workers.ending import EXIT_CODES
-from workers.faults import Fault, raising
+from workers.faults import raising
 from workers.intake import INLINE
 from workers.loading import Loaded, load
-from workers.service import WorkerService
 from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
 
@@ -201,198 +194,6 @@ def test_whatever_is_sent_every_stream_ends_once(seed: int) -> None:
     play(told, max_batch_size=3, context=128, max_queue=40, faults=raising(tuple(range(7, 2000, 61))))
 
 
-class TestLeaving:
-    def test_drain_finishes_what_is_live_and_admits_nothing(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.send(submit(1, max_tokens=10))
-            await peer.until(lambda: peer.tokens(1))
-            peer.send(Drain(60_000), submit(2))
-            refused = await peer.terminal(2)
-            assert isinstance(refused, Failed)
-            assert refused.code is ErrorCode.DRAINING
-            assert isinstance(await peer.terminal(1), Finished)
-            assert (await peer.bye()).reason is ByeReason.STOPPED
-            assert await peer.exit_code() == 0
-
-        play(told, **SLOW)
-
-    def test_a_drain_with_nothing_live_leaves_at_once(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.send(Drain(60_000))
-            await peer.bye()
-            assert await peer.exit_code() == 0
-
-        play(told)
-
-    def test_the_grace_of_a_drain_is_a_bound(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.send(submit(1))
-            await peer.until(lambda: peer.tokens(1))
-            peer.send(Drain(100))
-            failed = await peer.terminal(1)
-            assert isinstance(failed, Failed)
-            assert failed.code is ErrorCode.DRAINING
-            assert (await peer.bye()).reason is ByeReason.STOPPED
-
-        play(told, **SLOW)
-
-    def test_stop_fails_what_is_live(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.send(submit(1), submit(2))
-            await peer.until(lambda: peer.tokens(1))
-            peer.send(Stop())
-            assert [getattr(await peer.terminal(stream), "code", None) for stream in (1, 2)] == [ErrorCode.DRAINING] * 2
-            assert (await peer.bye()).reason is ByeReason.STOPPED
-            assert await peer.exit_code() == 0
-
-        play(told, **SLOW)
-
-    def test_a_lost_link_is_the_end(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.detach()
-            assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
-
-        play(told)
-
-    def test_a_refused_worker_leaves(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.expect(Hello)
-            peer.send(Welcome(1, "protocol version 1 is not 2"))
-            bye = await peer.bye()
-            assert (bye.reason, bye.text) == (ByeReason.REFUSED, "protocol version 1 is not 2")
-            assert await peer.exit_code() == EXIT_CODES[ByeReason.REFUSED]
-
-        play(told)
-
-    def test_a_welcome_for_another_incarnation_is_a_refusal(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.expect(Hello)
-            peer.send(Welcome(2))
-            assert (await peer.bye()).reason is ByeReason.REFUSED
-
-        play(told)
-
-    @pytest.mark.parametrize(
-        "frames",
-        [
-            pytest.param([b"\xc1garbage"], id="garbage"),
-            pytest.param([encode(submit(1)), b""], id="after-a-request"),
-            pytest.param([encode(Beat(Gauges()))], id="an-event"),
-            pytest.param([encode(Welcome(1))], id="welcome-again"),
-            pytest.param([encode(submit(5)), encode(submit(5))], id="same-stream"),
-        ],
-    )
-    def test_a_frame_that_is_none_ends_the_worker(self, frames: list[bytes]) -> None:
-        """Whoever waits for what that frame asked would wait for ever: the loss of the worker tells him."""
-
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.send_bytes(frames)
-            assert (await peer.bye()).reason is ByeReason.PROTOCOL
-            assert await peer.exit_code() == EXIT_CODES[ByeReason.PROTOCOL]
-            streams = [frame.stream for frame in peer.frames if isinstance(frame, Failed)]
-            assert len(streams) == len(set(streams))
-
-        play(told, **SLOW)
-
-
-class TestFaults:
-    def test_a_failed_step_fails_only_its_requests(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.send(submit(1, max_tokens=5))
-            failed = await peer.terminal(1)
-            assert isinstance(failed, Failed)
-            assert failed.code is ErrorCode.STEP
-            peer.send(submit(2, max_tokens=5))
-            assert isinstance(await peer.terminal(2), Finished)
-
-        play(told, faults=raising((1,)))
-
-    def test_ten_failed_steps_in_a_row_end_the_worker(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.ready()
-            peer.send(*(submit(stream, max_tokens=5) for stream in range(12)))
-            bye = await peer.bye()
-            assert (bye.reason, bye.text) == (ByeReason.STEPS_FAILED, "10 engine steps in a row failed")
-            codes = [(await peer.terminal(stream)).code for stream in range(12)]  # type: ignore[union-attr]
-            assert codes == [ErrorCode.STEP] * 10 + [ErrorCode.DRAINING] * 2
-            assert await peer.exit_code() == EXIT_CODES[ByeReason.STEPS_FAILED]
-
-        play(told, max_batch_size=1, faults=raising(tuple(range(1, 100))))
-
-    def test_a_failed_load_says_why(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.expect(Hello)
-            peer.send(Welcome(1))
-            bye = await peer.bye()
-            assert bye.reason is ByeReason.LOAD_FAILED
-            assert bye.text
-            assert await peer.exit_code() == EXIT_CODES[ByeReason.LOAD_FAILED]
-
-        play(told, faults=(Fault("fail_load"),))
-
-    def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:
-        async def told(peer: Peer) -> None:
-            hello = await peer.expect(Hello)
-            assert (hello.context, hello.device) == (0, "unknown")
-            peer.send(Welcome(1))
-            bye = await peer.bye()
-            assert (bye.reason, "nowhere" in bye.text) == (ByeReason.LOAD_REFUSED, True)
-
-        play(told, backend="iree", model_path=str(tmp_path / "nowhere"))
-
-    def test_a_request_before_ready_is_refused(self) -> None:
-        async def told(peer: Peer) -> None:
-            await peer.expect(Hello)
-            peer.send(Welcome(1), submit(1))
-            failed = await peer.terminal(1)
-            assert isinstance(failed, Failed)
-            assert failed.code is ErrorCode.UNAVAILABLE
-            peer.send(Drain(60_000))
-            await peer.bye()
-            assert not any(isinstance(frame, Ready) for frame in peer.frames)
-
-        play(told, load_seconds=1.0)
-
-
-class Panic(BaseException):
-    """As Rust code's: no `Exception`."""
-
-
-class Broken(ByteTokenizer):
-    """A tokenizer with a defect: it cannot encode "!", and cannot decode what follows "?"."""
-
-    def __init__(self, defect: type[BaseException]) -> None:
-        super().__init__()
-        self._defect = defect
-
-    def encode(self, text: str, *, special: bool) -> list[int]:
-        if "!" in text:
-            raise self._defect("a defect")
-        return [0x3F] if "?" in text else super().encode(text, special=special)
-
-    def piece(self, token: int, *, first: bool = False) -> bytes:
-        if first:
-            raise self._defect("a defect")
-        return b"" if token == 0x3F else super().piece(token, first=first)
-
-
-def broken(defect: type[BaseException]) -> Callable[[WorkerSpec, Progress], Loaded]:
-    """The load of a worker whose tokenizer is `Broken`."""
-
-    def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
-        loaded = load(spec, progress)
-        return Loaded(loaded.engine, Broken(defect), loaded.context)
-
-    return broken_load
-
-
 class Patient(ByteTokenizer):
     """A thread that encodes a long text waits until it is told to go on."""
 
@@ -435,74 +236,4 @@ def test_a_long_prompt_holds_no_stream_up(then: str) -> None:
             assert (await peer.bye()).reason is ByeReason.STOPPED
 
     with structlog.testing.capture_logs():
-        asyncio.run(run())
-
-
-class TestDefects:
-    """The service in this process, with text code that fails."""
-
-    def test_a_load_that_fails_in_words_that_utf8_cannot_carry(self) -> None:
-        def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
-            progress("weights of \udcff", 0, 1)
-            raise ValueError("no tensor \udcff")
-
-        async def run() -> None:
-            async with service(scripted(), broken_load) as peer:
-                await peer.expect(Hello)
-                peer.send(Welcome(1))
-                bye = await peer.bye()
-                assert (bye.reason, bye.text) == (ByeReason.LOAD_FAILED, "no tensor ?")
-
-        with structlog.testing.capture_logs():
-            asyncio.run(run())
-
-    @pytest.mark.parametrize(
-        ("prompt", "defect", "logged"),
-        [("!", ValueError, "admission_failed"), ("!", Panic, "admission_failed"), ("?", ValueError, "text_failed")],
-    )
-    def test_a_defect_in_the_text_of_one_request_ends_that_request(
-        self, prompt: str, defect: type[BaseException], logged: str
-    ) -> None:
-        async def run() -> None:
-            async with service(scripted(max_batch_size=2), broken(defect)) as peer:
-                await peer.ready()
-                peer.send(submit(1, "neighbour", max_tokens=40), submit(2, prompt), submit(3, "next", max_tokens=2))
-                failed = await peer.terminal(2)
-                assert isinstance(failed, Failed)
-                assert failed.code is ErrorCode.INTERNAL
-                assert isinstance(await peer.terminal(1), Finished)
-                assert isinstance(await peer.terminal(3), Finished)
-                await peer.until(lambda: peer.gauges().slots_active == 0)
-                peer.send(Stop())
-                assert (await peer.bye()).reason is ByeReason.STOPPED
-
-        with structlog.testing.capture_logs() as logs:
-            asyncio.run(run())
-        assert logged in {line["event"] for line in logs}
-
-    def test_a_defect_that_cannot_be_contained_is_told_and_not_silence(self) -> None:
-        async def run() -> None:
-            async with service(scripted(), broken(Panic)) as peer:
-                await peer.ready()
-                peer.send(submit(1, "?"))
-                failed = await peer.terminal(1)
-                assert isinstance(failed, Failed)
-                assert failed.code is ErrorCode.LOST
-                assert (await peer.bye()).reason is ByeReason.INTERNAL
-                assert await peer.exit_code() == EXIT_CODES[ByeReason.INTERNAL]
-
-        with structlog.testing.capture_logs() as logs:
-            asyncio.run(run())
-        assert "callback_failed" in {line["event"] for line in logs}
-
-    def test_a_worker_that_leaves_before_hello_says_nothing(self) -> None:
-        async def run() -> None:
-            with LocalEndpoint() as endpoint:
-                peer = Peer()
-                peer.attach(Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost))
-                hasty = WorkerService(scripted(), endpoint.address, 1)
-                left = await hasty.run(lambda: hasty.leave(ByeReason.STOPPED, "at once"))
-                assert (left.reason, left.stuck, peer.frames) == (ByeReason.STOPPED, False, [])
-                peer.detach()
-
         asyncio.run(run())

@@ -1,0 +1,141 @@
+"""The link: at which addresses, and with whom."""
+
+import contextlib
+import errno
+import os
+import sys
+
+import anyio
+import anyio.lowlevel
+import pytest
+import zmq
+
+from actors.endpoint import EndpointError
+from actors.link import CurveKeys, Link, LinkClosed, LinkFull
+from tests.actors.ends import End, pair
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_tcp_on_loopback_and_with_curve_keys() -> None:
+    async with pair("tcp://127.0.0.1:*") as (here, there):
+        there.link.send_nowait([b"plain"])
+        await here.until(lambda: here.messages == [[b"plain"]])
+    (server, server_secret), (client, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+    keys = (
+        CurveKeys(server.decode(), server_secret.decode(), allowed=frozenset({client.decode()})),
+        CurveKeys(client.decode(), client_secret.decode(), server.decode()),
+    )
+    async with pair("tcp://127.0.0.1:*", keys) as (here, there):
+        there.link.send_nowait([b"secret"])
+        await here.until(lambda: here.messages == [[b"secret"]])
+
+
+@pytest.mark.parametrize("listed", ["nobody", "another"])
+async def test_a_key_that_is_not_on_the_allow_list_is_turned_away(listed: str) -> None:
+    (server, server_secret), (client, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+    allowed = frozenset({zmq.curve_keypair()[0].decode()} if listed == "another" else ())
+    keys = (
+        CurveKeys(server.decode(), server_secret.decode(), allowed=allowed),
+        CurveKeys(client.decode(), client_secret.decode(), server.decode()),
+    )
+    async with pair("tcp://127.0.0.1:*", keys) as (here, there):
+        while not here.link.refused:
+            await anyio.lowlevel.checkpoint()
+        # A socket may take a message before it knows that it is turned away; nobody gets it.
+        with contextlib.suppress(LinkFull, LinkClosed):
+            there.link.send_nowait([b"secret"])
+        for _ in range(100):
+            await anyio.lowlevel.checkpoint()
+        assert here.messages == []
+
+
+async def test_a_public_address_needs_keys_and_an_allow_list() -> None:
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    with pytest.raises(EndpointError, match="leaves this machine"):
+        Link.bind("tcp://0.0.0.0:*", lambda frames: None, keys=CurveKeys(public, secret))
+    allowing = CurveKeys(public, secret, allowed=frozenset({public}))
+    Link.bind("tcp://0.0.0.0:*", lambda frames: None, keys=allowing).close()
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("tcp://0.0.0.0:5555", "leaves this machine"),
+        ("tcp://*:5555", "leaves this machine"),
+        ("tcp://example.com:5555", "leaves this machine"),
+        ("inproc://x", "ipc://PATH or tcp"),
+        ("ipc://", "ipc://PATH or tcp"),
+        ("tcp://", "ipc://PATH or tcp"),
+        ("", "ipc://PATH or tcp"),
+        ("ipc://" + "x" * 200, "cannot bind"),
+        ("tcp://127.0.0.1:nonsense", "HOST:PORT"),
+    ],
+)
+async def test_addresses_that_are_refused(address: str, text: str) -> None:
+    with pytest.raises(EndpointError, match=text):
+        Link.bind(address, lambda frames: None)
+
+
+async def test_a_process_without_descriptors_is_refused_a_link(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(zmq.Context, "socket", none_left)
+    with pytest.raises(EndpointError, match="Too many open files"):
+        Link.bind(endpoint, lambda frames: None)
+
+
+async def test_an_address_in_use_is_refused(endpoint: str) -> None:
+    async with pair("tcp://127.0.0.1:*") as (here, _):
+        with pytest.raises(EndpointError, match="in use"):
+            Link.bind(here.link.address, lambda frames: None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word on who connected is asked on Linux alone")
+async def test_the_connecting_process_is_known_before_its_first_message(endpoint: str) -> None:
+    said: list[int | None] = []
+    here = End()
+
+    def heard(frames: list[bytes]) -> None:
+        said.append(here.link.peer_pid)
+        here.heard(frames)
+
+    here.link = Link.bind(endpoint, heard)
+    program = (
+        "import asyncio, sys\n"
+        "from actors.link import Link\n"
+        "async def main():\n"
+        "    link = Link.connect(sys.argv[1], lambda frames: None)\n"
+        "    await link.send([b'x'])\n"
+        "    await asyncio.to_thread(sys.stdin.read)\n"
+        "    link.close(5)\n"
+        "asyncio.run(main())\n"
+    )
+    async with await anyio.open_process([sys.executable, "-c", program, here.link.address]) as child:
+        await here.until(lambda: bool(said))
+        assert said == [child.pid]
+    here.link.close()
+
+
+async def test_nobody_is_known_over_tcp() -> None:
+    async with pair("tcp://127.0.0.1:*") as (here, there):
+        there.link.send_nowait([b"x"])
+        await here.until(lambda: here.messages == [[b"x"]])
+        assert here.link.peer_pid is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libzmq asks for the peer's user on Linux")
+async def test_another_users_process_is_turned_away(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.socket.os.getuid", lambda: os.geteuid() + 1)
+    here, there = End(), End()
+    here.link = Link.bind(endpoint, here.heard, on_lost=here.gone)
+    monkeypatch.undo()
+    there.link = Link.connect(endpoint, there.heard, on_lost=there.gone)
+    while not here.link.refused:
+        await anyio.lowlevel.checkpoint()
+    with pytest.raises(LinkFull):
+        here.link.send_nowait([b"x"])
+    assert here.messages == []
+    here.link.close()
+    there.link.close(0)

@@ -1,0 +1,64 @@
+"""A router over workers that the test speaks for, and short ways to say things."""
+
+import json
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.requests import RequestDecoder
+from gateway.router import Router
+from gateway.settings import GatewaySettings
+from gateway.streams import Call
+from gateway.suspicion import CLEARED_AFTER
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from tests.gateway.fakes import FakeWorker
+
+
+class World:
+    """A router, its workers, and short ways to say things."""
+
+    def __init__(self, *names: str, slots: int = 4, **settings: Any) -> None:
+        chosen = GatewaySettings(**settings)
+        self.router = Router(chosen)
+        self.decoder = RequestDecoder(chosen)
+        self.workers = {name: FakeWorker(name, slots=slots).join(self.router) for name in names or ("a",)}
+
+    def __getitem__(self, name: str) -> FakeWorker:
+        return self.workers[name]
+
+    def open(self, request: str = "r", **fields: Any) -> Call:
+        body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 100} | fields
+        return self.router.open(self.decoder.completion(json.dumps(body).encode()), request)
+
+    def replays(self) -> dict[tuple[str, str], float]:
+        families = text_string_to_metric_families(self.router.metrics.render().decode())
+        samples = [sample for family in families for sample in family.samples]
+        return {
+            (sample.labels["cause"], sample.labels["outcome"]): sample.value
+            for sample in samples
+            if sample.name == "baton_replays_total"
+        }
+
+    def gaps(self) -> float:
+        families = text_string_to_metric_families(self.router.metrics.render().decode())
+        samples = [sample for family in families for sample in family.samples]
+        return sum(sample.value for sample in samples if sample.name == "baton_replay_gap_seconds_count")
+
+
+def last(worker: FakeWorker) -> Submit:
+    return worker.submits[-1]
+
+
+def number(call: Call, index: int = 0) -> int:
+    return call.streams[index].submit.stream
+
+
+def failure(call: Call) -> ErrorCode | None:
+    return call.failure.code if call.failure is not None else None
+
+
+def clear(worker: FakeWorker, submit: Submit) -> None:
+    """Let a suspect get past the point at which its worker died."""
+    for token in range(CLEARED_AFTER):
+        worker.token(submit.stream, "+", token)
