@@ -6,6 +6,7 @@ a row's result is the same to the bit whatever rows are computed beside it.
 A level never leaves the vector register that it was unpacked in.
 """
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
@@ -69,47 +70,51 @@ class Product:
         return self.rounded.group // RUN
 
     @property
+    def block(self) -> int:
+        """Rows that are multiplied at once."""
+        return self.rounded.block
+
+    @property
     def blocks(self) -> int:
-        return self.rounded.padded // self.rounded.block
+        return self.rounded.padded // self.block
 
     @property
     def together(self) -> int:
         """Blocks that are multiplied by a tile before the next tile."""
-        return max(1, min(self.blocks, ROWS_IN_CACHE // self.rounded.block))
+        return max(1, min(self.blocks, ROWS_IN_CACHE // self.block))
 
     @property
     def chains(self) -> int:
         """Sums of integers of one row and plane: a few rows alone would wait for themselves."""
-        return max(1, CHAINS // self.rounded.block)
+        return max(1, CHAINS // self.block)
+
+    def operands(self) -> tuple[Operand, Operand, Operand]:
+        """The rows' levels and sums and the matrix, as bodies with `tile_sums` name them."""
+        r = self.rounded
+        levels = Operand("levels", r.levels_shape, "i8", ((r.planes, r.padded, r.inputs // RUN), "i32"))
+        sums = Operand("sums", r.sums_shape, "f32")
+        return levels, sums, Operand("weights", self.packing.stored_shape(self.outputs, r.inputs), "i8")
 
 
 def product(p: Product) -> str:
     """levels and sums of `Rounded`, weights int8 [tiles, bytes] (, bias f32 [outputs]) -> f32 [padded, outputs]."""
     r, lanes = p.rounded, LANES
-    levels = Operand("levels", r.levels_shape, "i8", ((r.planes, r.padded, r.inputs // RUN), "i32"))
-    sums = Operand("sums", r.sums_shape, "f32")
-    weights = Operand("weights", p.packing.stored_shape(p.outputs, r.inputs), "i8")
+    levels, sums, weights = p.operands()
     bias = [Operand("bias", (p.outputs,), "f32")] if p.bias else []
     out = Operand("out", (r.padded, p.outputs), "f32")
-    floats = f"vector<{lanes}xf32>"
-    kinds = ", ".join([floats] * r.block)
-    starts = ", ".join(f"%sum{j} = %zero" for j in range(r.block))
     rows = "".join(
         f"""
               %offset{j} = arith.constant {j} : index
               %row{j} = arith.addi %row, %offset{j} : index"""
-        for j in range(r.block)
+        for j in range(p.block)
     )
-    stores = "\n".join(["", *(line for j in range(r.block) for line in _store(p, j, out.inside))])
-    body = f"""
-        %zero = arith.constant dense<0.0> : {floats}
-        %no_sum = arith.constant dense<0> : vector<{lanes}xi32>
+    stores = "\n".join(["", *(line for j in range(p.block) for line in _store(p, j, out.inside))])
+    body = f"""{_lines(constants(p), 8)}
         %shares = arith.constant {p.workgroups} : index
         %tiles = arith.constant {p.tiles} : index
         %blocks = arith.constant {p.blocks} : index
         %together = arith.constant {p.together} : index
-        %block_rows = arith.constant {r.block} : index
-        %groups = arith.constant {r.groups} : index
+        %block_rows = arith.constant {p.block} : index
         %lanes = arith.constant {lanes} : index
         %next_id = arith.addi %id, %c1 : index
         %before_first = arith.muli %id, %tiles : index
@@ -122,14 +127,39 @@ def product(p: Product) -> str:
           scf.for %tile = %first to %end step %c1 {{
             %column = arith.muli %tile, %lanes : index
             scf.for %block = %from to %to step %c1 {{
-              %row = arith.muli %block, %block_rows : index{rows}
-              %total:{r.block} = scf.for %i = %c0 to %groups step %c1 iter_args({starts}) -> ({kinds}) {{{_group(p)}
-                scf.yield {", ".join(f"%next{j}" for j in range(r.block))} : {kinds}
-              }}{stores}
+              %row = arith.muli %block, %block_rows : index{rows}{_lines(tile_sums(p, _soon(p)), 14)}{stores}
             }}
           }}
         }}"""
     return dispatch(p.name, [levels, sums, weights, *bias], [out], p.workgroups, body)
+
+
+def constants(p: Product) -> list[str]:
+    """What `tile_sums` expects before all loops."""
+    return [
+        f"%zero = arith.constant dense<0.0> : {FLOATS}",
+        f"%no_sum = arith.constant dense<0> : vector<{LANES}xi32>",
+        f"%groups = arith.constant {p.rounded.groups} : index",
+    ]
+
+
+def tile_sums(p: Product, soon: Sequence[str]) -> list[str]:
+    """%total, a block's rows %row0, %row1 and so on times the tile %tile: float32 [16] of each row.
+
+    `soon` fetches what is read later, once for each group of activations, whose levels begin at byte %levels_at.
+    """
+    kinds = ", ".join([FLOATS] * p.block)
+    starts = ", ".join(f"%sum{j} = %zero" for j in range(p.block))
+    return [
+        f"%total:{p.block} = scf.for %i = %c0 to %groups step %c1 iter_args({starts}) -> ({kinds}) {{",
+        *(f"  {line}" for line in _group(p, soon)),
+        f"  scf.yield {', '.join(f'%next{j}' for j in range(p.block))} : {kinds}",
+        "}",
+    ]
+
+
+def _lines(lines: Sequence[str], indent: int) -> str:
+    return "".join(f"\n{' ' * indent}{line}" for line in lines)
 
 
 def _store(p: Product, row: int, out: str) -> list[str]:
@@ -145,7 +175,7 @@ def _store(p: Product, row: int, out: str) -> list[str]:
     return [f"              {line}" for line in lines]
 
 
-def _group(p: Product) -> str:
+def _group(p: Product, soon: Sequence[str]) -> list[str]:
     """Add one group of activations to the sums: %i is its number, %tile the weights', %row0 and on the rows."""
     r, packing = p.rounded, p.packing
     lanes, size = LANES, p.vectors * packing.run_bytes
@@ -156,7 +186,7 @@ def _group(p: Product) -> str:
         "%levels_at = arith.muli %i, %size : index",
         f"%dots = arith.constant {p.dots} : index",
         "%run = arith.muli %i, %dots : index",
-        *_prefetch(p, weights),
+        *soon,
         *(line for j in range(p.dots) for line in (f"%step{j} = arith.constant {j} : index",)),
         *(f"%run{j} = arith.addi %run, %step{j} : index" for j in range(p.dots)),
         f"%per_scale = arith.constant {packing.format.group // r.group} : index",
@@ -168,7 +198,7 @@ def _group(p: Product) -> str:
     else:
         lines += _scales(p, "zero", packing.level_bytes(r.inputs) + packing.scale_bytes(r.inputs), weights)
     lines += _dots(p, weights)
-    for row in range(r.block):
+    for row in range(p.block):
         lines += [
             *_total(p, row),
             f"%row_scale{row} = memref.load %sums[%c0, %row{row}, %i] : {sums}",
@@ -187,27 +217,34 @@ def _group(p: Product) -> str:
                 f"%centred{row} = math.fma %zero_f32, %row_sums{row}, %dot{row} : {floats}",
                 f"%next{row} = math.fma %scales{row}, %centred{row}, %sum{row} : {floats}",
             ]
-    return "".join(f"\n                {line}" for line in lines)
+    return lines
 
 
-def _prefetch(p: Product, weights: str) -> list[str]:
+def _soon(p: Product) -> list[str]:
     """Fetch what is read later: a single block of rows reads on in memory, several of them share the next tile."""
     if p.together == 1:
-        lines = [
-            f"%ahead = arith.constant {PREFETCH} : index",
-            "%soon = arith.addi %levels_at, %ahead : index",
-        ]
-        tile, count = "%tile", p.vectors
-    else:
-        tile, count = "%next_tile", -(-p.vectors // p.together)
-        lines = [
-            "%before = arith.subi %block, %from : index",
-            "%groups_before = arith.muli %before, %groups : index",
-            "%turn = arith.addi %groups_before, %i : index",
-            f"%turn_bytes = arith.constant {count * LINE} : index",
-            "%soon = arith.muli %turn, %turn_bytes : index",
-            "%next_tile = arith.addi %tile, %c1 : index",
-        ]
+        return [*ahead(), *fetch(p, "%tile", p.vectors)]
+    count = -(-p.vectors // p.together)
+    return [
+        "%before = arith.subi %block, %from : index",
+        "%groups_before = arith.muli %before, %groups : index",
+        "%turn = arith.addi %groups_before, %i : index",
+        f"%turn_bytes = arith.constant {count * LINE} : index",
+        "%soon = arith.muli %turn, %turn_bytes : index",
+        "%next_tile = arith.addi %tile, %c1 : index",
+        *fetch(p, "%next_tile", count),
+    ]
+
+
+def ahead() -> list[str]:
+    """%soon, so far ahead of what is read that it comes in time."""
+    return [f"%ahead = arith.constant {PREFETCH} : index", "%soon = arith.addi %levels_at, %ahead : index"]
+
+
+def fetch(p: Product, tile: str, count: int) -> list[str]:
+    """Fetch lines of memory from byte %soon of a tile on, which may lie behind its end."""
+    weights = p.operands()[2].inside
+    lines = []
     for j in range(count):
         lines += [
             f"%line{j} = arith.constant {j * LINE} : index",
@@ -271,7 +308,7 @@ def _dots(p: Product, weights: str) -> list[str]:
             if plane == 0 and j % per == 0:
                 lines += _levels(p, j // per, weights)
             chain = j % p.chains
-            for row in range(p.rounded.block):
+            for row in range(p.block):
                 at = (row, plane, chain)
                 result = f"%int{row}_{plane}_{chain}_{j}"
                 lines += _dot(p, (plane, row, j), totals[at], result)
@@ -304,8 +341,8 @@ def _total(p: Product, row: int) -> list[str]:
 
 
 def _chains(p: Product) -> list[tuple[int, int, int]]:
-    r = p.rounded
-    return [(row, plane, chain) for row in range(r.block) for plane in range(r.planes) for chain in range(p.chains)]
+    planes = range(p.rounded.planes)
+    return [(row, plane, chain) for row in range(p.block) for plane in planes for chain in range(p.chains)]
 
 
 def _last(p: Product, chain: int) -> int:
