@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 import socket
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -17,9 +17,10 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
+from actors.allow_list import AllowList, WatchedList
 from actors.arrival import Arrival
 from actors.endpoint import EndpointError, LocalEndpoint, is_loopback
-from actors.keys import AllowList, KeyFileError, KeyPair
+from actors.keys import KeyPair
 from actors.link import CurveKeys, Link
 from actors.rate import PeerRate, TokenBucket
 from actors.refusals import Refusal, Refusals
@@ -97,7 +98,8 @@ class Door:
         rate: PeerRate | None = None,
     ) -> None:
         self._keys = keys
-        self._allowed = allowed
+        self._allowed = WatchedList(allowed)
+        self._told: Mapping[str, str] = {}
         self._on_arrival = on_arrival
         self._refusals = refusals
         self._limits = limits or DoorLimits()
@@ -139,11 +141,7 @@ class Door:
         """Hang up on those whose key was taken off the list."""
         while True:
             await anyio.sleep(self._limits.revoke_s)
-            try:
-                allowed = self._allowed.read()
-            except KeyFileError as error:
-                self._log.error("allow_list_unreadable", problem=str(error))
-                continue
+            allowed = self._look()
             for guest in list(self._guests):
                 if guest.arrived and guest.key not in allowed:
                     self._log.warning("worker_revoked", worker=guest.name, address=guest.address)
@@ -157,17 +155,22 @@ class Door:
         if not self._bucket(host).take(1.0, now) or waiting >= self._limits.waiting or self._group is None:
             self.refuse(guest, Refusal.RATE, "too many connections")
             return
-        try:
-            allowed = self._allowed.read()
-        except KeyFileError as error:
-            self._log.error("allow_list_unreadable", problem=str(error))
-            allowed = {}
+        allowed = self._look()
         if not allowed:
             self.refuse(guest, Refusal.KEY, "nobody is on the allow-list")
             return
         self._guests.add(guest)
         keys = CurveKeys(self._keys.public, self._keys.secret, allowed=frozenset(allowed))
         self._group.start_soon(guest.enter, keys, dict(allowed), self._rate, self._limits)
+
+    def _look(self) -> Mapping[str, str]:
+        """Who may come in now: names by key. What is wrong with the list is logged when it is new."""
+        listed = self._allowed.look()
+        for file, problem in listed.refused.items():
+            if self._told.get(file) != problem:
+                self._log.error("allow_list_refused", file=file, problem=problem)
+        self._told = listed.refused
+        return listed.names
 
     def refuse(self, guest: "_Guest", why: Refusal | None, text: str) -> None:
         """Hang up; `why` is None when the fault is not the guest's."""

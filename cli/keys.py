@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from actors.keys import GATEWAY_KEY, AllowList, KeyFileError, from_z85, make_gateway_key, make_key, read_key
+from actors.allow_list import AllowList
+from actors.keys import GATEWAY_KEY, KeyFileError, from_z85, make_gateway_key, make_key, read_key
 from cli.options import CommandFailed, takes_settings
 from cli.settings import Settings
 
@@ -52,10 +53,13 @@ def show(
 @app.command("list")
 @takes_settings("keys_dir")
 def list_(settings: Settings) -> None:
-    """List the workers that may join, with their public keys."""
+    """List the workers that may join, with their public keys. Ends with status 1 when a file of the list is none."""
     with _sentences():
-        for key, name in AllowList(_folder(settings)).read().items():
+        listed = AllowList(_folder(settings)).read()
+        for key, name in listed.names.items():
             typer.echo(f"{from_z85(key)}  {name}")
+        if listed.refused:
+            raise CommandFailed("\n".join(listed.refused.values()))
 
 
 @app.command()

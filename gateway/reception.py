@@ -6,10 +6,11 @@ from pathlib import Path
 import anyio
 import structlog
 
+from actors.allow_list import AllowList
 from actors.arrival import Arrival
 from actors.door import Door, door_address, listen_at
 from actors.endpoint import EndpointError
-from actors.keys import GATEWAY_KEY, AllowList, KeyFileError, read_key
+from actors.keys import GATEWAY_KEY, KeyFileError, read_key
 from actors.refusals import Refusal
 from actors.remote_worker import RemoteWorker
 from gateway.fleet import Fleet
@@ -35,8 +36,9 @@ class Reception:
             self._at = door_address(settings.listen_workers, public=settings.allow_public_workers)
             folder = Path(settings.keys_dir).expanduser()
             keys, allowed = read_key(folder / GATEWAY_KEY), AllowList(folder)
-            if not allowed.read():
-                raise BindError(f"no worker may join: {folder} has no key of one (baton keys add)")
+            if not (listed := allowed.read()).names:
+                why = "; ".join(listed.refused.values()) or f"{folder} has no key of one (baton keys add)"
+                raise BindError(f"no worker may join: {why}")
         except (EndpointError, KeyFileError) as error:
             raise BindError(str(error)) from error
         self._door = Door(keys, allowed, self.arrived, fleet.refusals)

@@ -15,11 +15,13 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from actors.allow_list import AllowList
 from actors.arrival import Arrival
 from actors.door import Door, DoorLimits, door_address, listen_at
 from actors.endpoint import EndpointError
-from actors.keys import AllowList, KeyPair, make_key
+from actors.keys import KeyPair, make_key
 from actors.link import CurveKeys, Link
 from actors.rate import PeerRate
 from actors.refusals import Refusals
@@ -201,6 +203,29 @@ async def test_the_list_is_read_for_each_and_who_is_taken_off_is_cut_off(tmp_pat
             async with door.connected(door.keys()) as late:
                 await door.until(lambda: bool(late.lost))
         assert set(door.refused()) == {"key"}
+
+
+async def test_a_spoiled_file_locks_out_its_worker_alone_and_is_told_once(tmp_path: Path) -> None:
+    async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door:
+        new = make_key(tmp_path / "new")
+        door.listed.add("new", new.public_text)
+        with capture_logs() as told:
+            async with guest(door) as near, door.connected(door.keys(new)) as client:
+                await client.link.send([encode(HELLO)])
+                await door.until(lambda: len(door.arrivals) == 2)
+                file = tmp_path / "workers" / "new.pub"
+                file.write_text(new.public_text[:10])
+                await door.until(lambda: bool(client.lost))
+                async with door.connected(door.keys(new)) as again:
+                    await door.until(lambda: bool(again.lost))
+                file.write_text(new.public_text)
+                async with door.connected(door.keys(new)) as mended:
+                    await mended.link.send([encode(HELLO)])
+                    await door.until(lambda: len(door.arrivals) == 3)
+                assert near.lost == []
+        assert door.refused() == {"key": 1}
+        (line,) = [each for each in told if each["event"] == "allow_list_refused"]
+        assert line["problem"] == "new.pub: a key has 64 hexadecimal digits"
 
 
 async def test_recorded_bytes_are_worth_nothing(tmp_path: Path) -> None:

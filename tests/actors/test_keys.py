@@ -1,5 +1,6 @@
-"""Key files: made private, read only when they are, listed by name."""
+"""Key files: made private, read only when they are."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -7,10 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from actors import keys
-from actors.keys import AllowList, KeyFileError, KeyPair, from_z85, make_gateway_key, make_key, read_key, to_z85
-
-OTHER = from_z85(zmq.curve_keypair()[0].decode())
+from actors.keys import KeyFileError, KeyPair, make_key, read_key, to_z85
 
 
 def test_a_key_is_its_owners_alone_and_is_read_again(tmp_path: Path) -> None:
@@ -67,45 +65,11 @@ def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
         make_key(tmp_path / "none" / "k")
 
 
-def test_the_list_has_who_was_added_until_removed(tmp_path: Path) -> None:
-    listed = AllowList(tmp_path / "gateway")
-    assert listed.read() == {}
-    make_gateway_key(tmp_path / "gateway")
-    assert stat.S_IMODE((tmp_path / "gateway").stat().st_mode) == 0o700
-    listed.add("gpu1", OTHER)
-    assert listed.read() == {to_z85(OTHER): "gpu1"}
-    with pytest.raises(KeyFileError, match="the key of gpu1"):
-        listed.add("gpu2", OTHER)
-    with pytest.raises(KeyFileError, match="exists"):
-        listed.add("gpu1", from_z85(zmq.curve_keypair()[0].decode()))
-    listed.remove("gpu1")
-    assert listed.read() == {}
-    with pytest.raises(KeyFileError, match="no worker 'gpu1'"):
-        listed.remove("gpu1")
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-
-def test_one_key_under_two_names_is_refused(tmp_path: Path) -> None:
-    listed = AllowList(tmp_path)
-    listed.add("a", OTHER)
-    (tmp_path / "workers" / "b.pub").write_text(OTHER)
-    with pytest.raises(KeyFileError, match="has the key of a"):
-        listed.read()
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "-a", "a b", "é", "x" * 129])
-def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
-    for call in (lambda: AllowList(tmp_path).add(name, OTHER), lambda: AllowList(tmp_path).remove(name)):
-        with pytest.raises(KeyFileError, match="is no worker's name"):
-            call()
-
-
-def test_the_longest_name_and_the_longest_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "MAX_ALLOWED", 1)
-    listed = AllowList(tmp_path)
-    listed.add("x" * 128, OTHER)
-    with pytest.raises(KeyFileError, match="1 is the most"):
-        listed.add("y", from_z85(zmq.curve_keypair()[0].decode()))
-    assert len(listed.read()) == 1
-    (tmp_path / "workers" / "y.pub").write_text(OTHER)
-    with pytest.raises(KeyFileError, match="1 is the most"):
-        listed.read()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(KeyFileError, match="cannot be written: No space left"):
+        make_key(tmp_path / "k")
+    assert list(tmp_path.iterdir()) == []

@@ -26,6 +26,11 @@ def test_from_two_keys_to_a_list_and_back(run: CliRunner, tmp_path: Path) -> Non
     assert run.invoke(app, ["keys", "list", "--keys-dir", folder]).stdout == ""
     assert run.invoke(app, ["keys", "add", "gpu1", public, "--keys-dir", folder]).exit_code == 0
     assert run.invoke(app, ["keys", "list", "--keys-dir", folder]).stdout == f"{public}  gpu1\n"
+    (tmp_path / "keys" / "workers" / "gpu2.pub").write_text("half")
+    listed = run.invoke(app, ["keys", "list", "--keys-dir", folder])
+    assert (listed.exit_code, listed.stdout) == (1, f"{public}  gpu1\n")
+    assert "gpu2.pub: a key has 64 hexadecimal digits" in " ".join(listed.stderr.split())
+    assert run.invoke(app, ["keys", "remove", "gpu2", "--keys-dir", folder]).exit_code == 0
     assert run.invoke(app, ["keys", "remove", "gpu1", "--keys-dir", folder]).exit_code == 0
     assert run.invoke(app, ["keys", "list", "--keys-dir", folder]).stdout == ""
 

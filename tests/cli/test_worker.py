@@ -9,7 +9,8 @@ import anyio
 import httpx
 import pytest
 
-from actors.keys import AllowList, make_gateway_key, make_key
+from actors.allow_list import AllowList
+from actors.keys import make_gateway_key, make_key
 from actors.link import CurveKeys
 from actors.supervision import RestartPolicy
 from cli.options import CommandFailed

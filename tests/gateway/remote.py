@@ -14,7 +14,8 @@ from typing import Any
 import anyio
 import msgspec
 
-from actors.keys import AllowList, KeyPair, make_gateway_key, make_key
+from actors.allow_list import AllowList
+from actors.keys import KeyPair, make_gateway_key, make_key
 from actors.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.launch import WorkerLaunch
 from gateway.reception import Reception

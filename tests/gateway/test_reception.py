@@ -8,7 +8,8 @@ import anyio.lowlevel
 import pytest
 import zmq
 
-from actors.keys import AllowList, from_z85, make_gateway_key
+from actors.allow_list import AllowList
+from actors.keys import from_z85, make_gateway_key
 from gateway.fleet import Fleet
 from gateway.reception import Reception
 from gateway.router import Router
@@ -41,6 +42,12 @@ async def test_it_does_not_listen_without_a_key_that_is_private_and_a_list(tmp_p
     with pytest.raises(BindError, match="no worker may join"):
         reception(tmp_path)
     AllowList(tmp_path).add("gpu1", from_z85(zmq.curve_keypair()[0].decode()))
+    listed = tmp_path / "workers" / "gpu1.pub"
+    text = listed.read_text()
+    listed.write_text("half")
+    with pytest.raises(BindError, match=r"no worker may join: gpu1\.pub: a key has 64"):
+        reception(tmp_path)
+    listed.write_text(text)
     key.chmod(0o644)
     with pytest.raises(BindError, match="can be opened by others"):
         reception(tmp_path)

@@ -15,7 +15,8 @@ import anyio.to_thread
 import httpx
 import pytest
 
-from actors.keys import AllowList, make_gateway_key, make_key
+from actors.allow_list import AllowList
+from actors.keys import make_gateway_key, make_key
 from cli.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.app import create_app
