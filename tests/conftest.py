@@ -1,6 +1,7 @@
 """What every test starts from."""
 
 import logging
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,14 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("baton")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_signals() -> Iterator[None]:
+    """Whoever runs the tests under nohup has SIGHUP ignored, in the programs that they start as well."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(autouse=True)
