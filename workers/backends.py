@@ -65,9 +65,19 @@ def missing_packages(backend: str) -> tuple[str, ...]:
 def load_runner(spec: WorkerSpec, progress: Progress) -> Runner:
     """Load the model of `spec` on its backend, in the calling thread, which owns the runner from then on.
 
-    Raises `BackendMissing`, `workers.checkpoint.CheckpointError` for a model that cannot be served, and whatever else
-    a device raises while it loads.
+    Raises `BackendMissing`, `workers.checkpoint.CheckpointError` for a model that cannot be served, whatever else a
+    device raises while it loads, and what the plan of `spec` has for a load.
     """
+    runner = _load(spec, progress)
+    try:
+        fail_load(spec.faults)
+    except Exception:
+        runner.close()
+        raise
+    return runner
+
+
+def _load(spec: WorkerSpec, progress: Progress) -> Runner:
     backend = choose_backend(spec)
     if backend == "scripted":
         return _load_scripted(spec, progress)
@@ -137,12 +147,10 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
     for tick in range(1, LOAD_TICKS + 1 if spec.scripted.load_seconds else 1):
         time.sleep(spec.scripted.load_seconds / LOAD_TICKS)
         progress("load", tick, LOAD_TICKS)
-    fail_load(spec.scripted.faults)
     return ScriptedRunner(
         slots=spec.max_batch_size,
         context=spec.context or SCRIPTED_CONTEXT,
         tokens_per_second=spec.scripted.tokens_per_second,
-        faults=spec.scripted.faults,
     )
 
 

@@ -1,4 +1,7 @@
-"""What goes wrong on purpose: a scripted worker's plan of faults, for tests of everything that must outlive them."""
+"""What goes wrong on purpose: a worker's plan of faults, for tests of everything that must outlive them.
+
+The calls' faults are carried out by `workers.faulty_runner`, the link's by `workers.faulty_link`.
+"""
 
 import errno
 import os
@@ -15,20 +18,22 @@ from workers.refused import LoadRefused
 CallFault = Literal["raise", "nan", "slow", "hang", "stop", "kill", "abort"]
 LoadFault = Literal["fail_load", "refuse_load", "no_memory", "disk_full"]
 LinkFault = Literal["drop_message", "garble_message", "oversize_message", "slow_link"]
+CALL_FAULTS: tuple[CallFault, ...] = get_args(CallFault)
 LINK_FAULTS: tuple[LinkFault, ...] = get_args(LinkFault)
 
 
-class ScriptedFault(Exception):
+class PlannedFault(Exception):
     """Raised by what was told to fail."""
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     """One thing that goes wrong, at the load, in some of the runner's prefill, decode and logits calls, or on the link.
 
-    `raise` raises, `nan` finds logits that are not numbers (in a decode call those of the rows that it hits alone),
+    `raise` computes and then raises, `nan` finds logits that are not numbers (those of the rows that it hits alone),
     `slow` takes `seconds` longer, `hang` never returns (the process lives on, and its loop beats), `stop` suspends the
     whole process (SIGSTOP), `kill` ends it (SIGKILL), `abort` ends it as native code does that finds itself broken
-    (SIGABRT). `fail_load`, `refuse_load` (for good), `no_memory` and `disk_full` end the load. Of the messages to the
+    (SIGABRT). `fail_load`, `refuse_load` (for good), `no_memory` and `disk_full` end the load,
+    when all is there. Of the messages to the
     gateway, `drop_message` loses one, `garble_message` sends bytes that are no frame in its place, `oversize_message` a
     frame over its bound, and `slow_link` has it arrive `seconds` later, and so all that follow it.
     """
@@ -63,11 +68,11 @@ def fail_load(faults: Sequence[Fault]) -> None:
     for fault in faults:
         match fault.kind:
             case "fail_load":
-                raise ScriptedFault("the scripted load was told to fail")
+                raise PlannedFault("the load was told to fail")
             case "refuse_load":
-                raise LoadRefused("the scripted load was told to refuse")
+                raise LoadRefused("the load was told to refuse")
             case "no_memory":
-                raise MemoryError("the scripted load was told to find no memory")
+                raise MemoryError("the load was told to find no memory")
             case "disk_full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "the graph cache")
 
@@ -77,13 +82,19 @@ def raising(calls: Iterable[int]) -> tuple[Fault, ...]:
     return tuple(Fault("raise", call) for call in sorted(calls))
 
 
+def of_calls(faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    """What goes wrong in the runner's calls."""
+    return tuple(fault for fault in faults if fault.kind in CALL_FAULTS)
+
+
 def of_link(faults: Sequence[Fault]) -> tuple[Fault, ...]:
     """What goes wrong on the link."""
     return tuple(fault for fault in faults if fault.kind in LINK_FAULTS)
 
 
 class FaultPlan:
-    """The faults of the calls, carried out. `acts` says how, for tests; each takes the fault and the call's number."""
+    """The faults of the calls. `acts` says how those of a whole process are carried out, for tests; each takes the
+    fault and the call's number."""
 
     def __init__(self, faults: Sequence[Fault], acts: Mapping[str, Act] | None = None) -> None:
         self._faults = tuple(faults)
@@ -93,15 +104,15 @@ class FaultPlan:
         """The logits after these tokens are not numbers in this call."""
         return any(fault.kind == "nan" and fault.hits(call, tokens) for fault in self._faults)
 
+    def fails(self, call: int, tokens: Collection[int]) -> bool:
+        """This call is to raise."""
+        return any(fault.kind == "raise" and fault.hits(call, tokens) for fault in self._faults)
+
     def enter(self, call: int, tokens: Collection[int]) -> None:
-        """Do what goes wrong with all of this call, in the order of the plan. Raises `ScriptedFault`."""
+        """Do to the process what goes wrong at the start of this call, in the order of the plan."""
         for fault in self._faults:
             if fault.kind in self._acts and fault.hits(call, tokens):
                 self._acts[fault.kind](fault, call)
-
-
-def _raise(_: Fault, call: int) -> None:
-    raise ScriptedFault(f"call {call} was told to fail")
 
 
 def _hang(_: Fault, __: int) -> None:
@@ -113,7 +124,6 @@ def _abort(_: Fault, __: int) -> None:
 
 
 _ACTS: Mapping[str, Act] = {
-    "raise": _raise,
     "slow": lambda fault, _: time.sleep(fault.seconds),
     "hang": _hang,
     "stop": lambda _, __: os.kill(os.getpid(), signal.SIGSTOP),

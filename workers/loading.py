@@ -12,6 +12,7 @@ from protocol.bounds import MAX_NAME
 from protocol.request import Sampling
 from workers.backends import SCRIPTED_CONTEXT, Progress, choose_backend, load_runner
 from workers.engine import BatchEngine
+from workers.faulty_runner import with_faults
 from workers.pace import DEFAULT_STEP_TOKENS
 from workers.prefix import PrefixPolicy
 from workers.refused import LoadRefused
@@ -83,12 +84,12 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     progress("start backend", 0, 1)  # imports that take seconds, before the backend can report for itself
     runner = load_runner(spec, progress)
     step_s = 0.0
-    if spec.backend != "scripted":  # whose calls are counted by its spec
+    if spec.backend != "scripted":  # whose steps take as long as its spec says
         progress("warm-up", 0, 1)
         step_s = warm_up(runner, spec.step_tokens or DEFAULT_STEP_TOKENS)
         progress("warm-up", 1, 1)
     engine = BatchEngine(
-        runner,
+        with_faults(runner, spec.faults),  # whose first call is the first request's
         max_queue=spec.max_queue,
         step_tokens=spec.step_tokens or None,
         kv_tokens=kv_tokens(spec, runner.capabilities),

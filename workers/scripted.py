@@ -8,15 +8,14 @@ tokens.
 import math
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
-from workers.faults import Fault, FaultPlan, ScriptedFault
-from workers.runner import Chunk, Draw, Edits, NotFiniteError, Row, RunnerCapabilities, TokenLogprobs, check_copy
+from workers.runner import Chunk, Draw, Edits, Row, RunnerCapabilities, TokenLogprobs, check_copy
 
 BYTES_VOCAB = 257
 """The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
@@ -33,8 +32,8 @@ class ScriptedRunner:
     """Deterministic tokens from the sequence's own history.
 
     `alphabet` is what tokens are drawn from; `tokens_per_second` paces the decode steps (0 is no pacing) with `clock`
-    and `sleep` in seconds; `exact_rows` and `block_rows` are what it says of itself; `faults` is what goes wrong
-    in its prefill, decode and logits calls. After a failure a slot is unusable until it is reset, as on a real device.
+    and `sleep` in seconds; `exact_rows` and `block_rows` are what it says of itself. A draw whose edits add what is no
+    number gets no token, and its slot is unusable until it is reset, as on a real device.
     `violations` keeps the text of every `ContractError` that was raised, for the engine contains exceptions.
     """
 
@@ -49,7 +48,6 @@ class ScriptedRunner:
         block_rows: int = 1,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
-        faults: Sequence[Fault] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -67,14 +65,12 @@ class ScriptedRunner:
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
-        self._plan = FaultPlan(faults)
         self._clock = clock
         self._sleep = sleep
         self._next_tick = 0.0
         self._history: list[list[int]] = [[0] for _ in range(slots)]
         self._broken: set[int] = set()
-        self._poisoned: set[int] = set()
-        """Slots with rows after which no logits are numbers."""
+        """Slots whose last call failed."""
         self._drawn: list[int | None] = []
         self.calls = 0
         self.violations: list[str] = []
@@ -90,13 +86,11 @@ class ScriptedRunner:
 
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
         self._check_call(chunks, draws)
-        self._enter([chunk.slot for chunk in chunks], [token for chunk in chunks for token in chunk.tokens])
+        self.calls += 1
         tokens: list[int | None] = []
         for chunk, draw in zip(chunks, draws, strict=True):
             for index, token in enumerate(chunk.tokens):
                 self._write(chunk.slot, token, chunk.position + index)
-            if self._plan.not_finite(self.calls, chunk.tokens):
-                self._poisoned.add(chunk.slot)
             tokens.append(None if draw is None else self._drawn_token(chunk.slot, draw))
         self._drawn = [token for token, draw in zip(tokens, draws, strict=True) if draw is not None]
         return tokens
@@ -108,13 +102,11 @@ class ScriptedRunner:
             raise self._violation(f"two rows of one slot: {sorted(row.slot for row in rows)}")
         for row in rows:
             self._check_row(row)
-        self._enter([row.slot for row in rows], [row.token for row in rows])
+        self.calls += 1
         self._pace()
         self._drawn = []
         for row in rows:
             self._write(row.slot, row.token, row.position)
-            if self._plan.not_finite(self.calls, [row.token]):
-                self._poisoned.add(row.slot)
             self._drawn.append(self._drawn_token(row.slot, row.draw))
         return list(self._drawn)
 
@@ -128,10 +120,7 @@ class ScriptedRunner:
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         self._check_chunk(chunk)
-        self._enter([chunk.slot], chunk.tokens)
-        if self._plan.not_finite(self.calls, chunk.tokens):
-            self._broken.add(chunk.slot)
-            raise NotFiniteError
+        self.calls += 1
         values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position + index)
@@ -147,14 +136,12 @@ class ScriptedRunner:
         if source in self._broken or (target in self._broken and source != target):
             raise self._violation(f"a copy from slot {source} to {target} after a failure, without a reset")
         self._history[target] = self._history[source][: length + 1]
-        (self._poisoned.add if source in self._poisoned and length else self._poisoned.discard)(target)
 
     def reset(self, slot: int) -> None:
         if not 0 <= slot < self._capabilities.slots:
             raise self._violation(f"reset of slot {slot}")
         self._history[slot] = [0]
         self._broken.discard(slot)
-        self._poisoned.discard(slot)
 
     def memory(self) -> dict[str, int]:
         return {"weights": 0, "kv": 0}
@@ -206,15 +193,6 @@ class ScriptedRunner:
         if not all(0 <= token < self._capabilities.vocab_size for token in tokens):
             raise self._violation(f"tokens out of the vocabulary in slot {slot}")
 
-    def _enter(self, slots: Sequence[int], tokens: Collection[int]) -> None:
-        """Count the call, and let go wrong what was told to."""
-        self.calls += 1
-        try:
-            self._plan.enter(self.calls, tokens)
-        except ScriptedFault:
-            self._broken.update(slots)
-            raise
-
     def _written(self, slot: int) -> int:
         return len(self._history[slot]) - 1
 
@@ -223,8 +201,8 @@ class ScriptedRunner:
         self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
 
     def _drawn_token(self, slot: int, draw: Draw) -> int | None:
-        """None where the slot's logits are not numbers: it must be reset."""
-        if slot not in self._poisoned:
+        """None where the logits are not numbers: the slot must be reset."""
+        if draw.edits is None or not np.isnan(draw.edits.bias).any():
             return self._draw(slot, draw)
         self._broken.add(slot)
         return None

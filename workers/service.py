@@ -74,7 +74,7 @@ class WorkerService:
         """
         self._loop = asyncio.get_running_loop()
         self._left = anyio.Event()
-        self._link = connect(self._endpoint, self._on_message, self._on_lost, self._spec.scripted.faults)
+        self._link = connect(self._endpoint, self._on_message, self._on_lost, self._spec.faults)
         self._outbox = Outbox(self._link, self.engine_turned)
         self._engine = EngineThread(
             functools.partial(self._load, self._spec), self, lambda call: self._loop.call_soon_threadsafe(call)

@@ -15,12 +15,10 @@ Quantize = Literal["none", "int8", "int4"]
 
 
 class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the scripted runner behaves: its tokens follow from the prompt, at a set rate, with faults on demand."""
+    """How the scripted runner behaves: its tokens follow from the prompt, at a set rate."""
 
     tokens_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
     """Decode steps a second; 0 is as fast as it can."""
-    faults: tuple[Fault, ...] = ()
-    """What goes wrong, and when."""
     load_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
 
 
@@ -58,8 +56,9 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Workers that share the machine's memory, this one included."""
     log_level: str = "info"
     scripted: ScriptedSpec = ScriptedSpec()
+    faults: tuple[Fault, ...] = ()
+    """What goes wrong on purpose, and when; nothing where people are served."""
 
     def of_incarnation(self, number: int) -> "WorkerSpec":
         """What one life of the worker is told: the faults of its own life alone."""
-        faults = of_incarnation(self.scripted.faults, number)
-        return replace(self, scripted=replace(self.scripted, faults=faults))
+        return replace(self, faults=of_incarnation(self.faults, number))

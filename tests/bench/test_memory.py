@@ -6,7 +6,8 @@ import pytest
 from bench.memory import Sample, Soak, SoakError, judge
 from workers.engine import BatchEngine
 from workers.faults import raising
-from workers.runner import Row
+from workers.faulty_runner import with_faults
+from workers.runner import Row, Runner
 from workers.scripted import ScriptedRunner
 
 FLAT = [Sample(250 * n, 10_000_000, 4096, 0, 0, 19, 8, 1000) for n in range(1, 21)]
@@ -64,7 +65,7 @@ class Leaky(ScriptedRunner):
         return super().decode(rows)
 
 
-def soak(runner: ScriptedRunner, allocated: int = 0) -> list[Sample]:
+def soak(runner: Runner, allocated: int = 0) -> list[Sample]:
     engine = BatchEngine(runner, max_queue=64, step_tokens=64)
     return list(Soak(engine, lambda: allocated, seed=1).run(160, every=20))
 
@@ -83,4 +84,4 @@ def test_a_runner_that_keeps_objects_is_found() -> None:
 
 def test_a_request_that_fails_ends_the_soak() -> None:
     with pytest.raises(SoakError, match="failed"):
-        soak(ScriptedRunner(slots=4, context=256, vocab_size=300, faults=raising([30])))
+        soak(with_faults(ScriptedRunner(slots=4, context=256, vocab_size=300), raising([30])))

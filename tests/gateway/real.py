@@ -32,6 +32,7 @@ def launch(
     rate: float = 0.0,
     standby: bool = False,
     program: str = "workers",
+    faults: Sequence[Fault] = (),
     **scripted: Any,
 ) -> WorkerLaunch:
     """A scripted worker; `rate` is its decode steps a second, `program` the module that it runs."""
@@ -43,6 +44,7 @@ def launch(
         max_batch_size=slots,
         log_level="warning",
         scripted=ScriptedSpec(tokens_per_second=rate, **scripted),
+        faults=tuple(faults),
     )
     return WorkerLaunch(name, model, _command(spec, program), standby, lambda name, path: _like(spec, name, path))
 
@@ -61,9 +63,8 @@ def _like(spec: WorkerSpec, name: str, path: str) -> CommandLine:
     """A checkpoint "refused" is none; one "broken", or "broken for NAME", fails to load; any other is served."""
     if path == "refused":
         raise LaunchRefused("there is no such checkpoint")
-    faults = (Fault("refuse_load"),) if path in ("broken", f"broken for {name}") else spec.scripted.faults
-    script = msgspec.structs.replace(spec.scripted, faults=faults)
-    return _command(msgspec.structs.replace(spec, name=name, model_path=path, scripted=script))
+    faults = (Fault("refuse_load"),) if path in ("broken", f"broken for {name}") else spec.faults
+    return _command(msgspec.structs.replace(spec, name=name, model_path=path, faults=faults))
 
 
 @dataclass

@@ -8,6 +8,8 @@ from protocol.events import Delta, Event, Finished, Gauges, Step
 from protocol.request import Input, Limits, Sampling, TextInput
 from workers.delivery import Admitted, Delivery, Outcome
 from workers.engine import BatchEngine
+from workers.faults import Fault
+from workers.faulty_runner import with_faults
 from workers.request import End, Failure, Request, RequestRefused, StepResult, Token
 from workers.scripted import ScriptedRunner
 from workers.text.bytes import ByteTokenizer
@@ -47,9 +49,9 @@ def spell(stream: int, text: bytes) -> list[tuple[int, int]]:
 class Worker:
     """Delivery and engine, stepped by hand: the process without its process."""
 
-    def __init__(self, vocabulary: Vocabulary | None = None, **runner: Any) -> None:
+    def __init__(self, vocabulary: Vocabulary | None = None, faults: Sequence[Fault] = (), **runner: Any) -> None:
         self.runner = ScriptedRunner(slots=runner.pop("slots", 4), **runner)
-        self.engine = BatchEngine(self.runner, max_queue=64, step_tokens=64)
+        self.engine = BatchEngine(with_faults(self.runner, faults), max_queue=64, step_tokens=64)
         self.delivery = delivery(vocabulary)
         self.frames: list[Event] = []
 

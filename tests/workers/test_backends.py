@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from protocol.request import Sampling
 from workers.backends import BackendMissing, cache_dir, choose_backend, load_runner
-from workers.faults import Fault, LoadFault, ScriptedFault, raising
+from workers.faults import Fault, LoadFault, PlannedFault
 from workers.refused import LoadRefused
-from workers.runner import Chunk, Draw
 from workers.scripted import ScriptedRunner
 from workers.spec import Backend, ScriptedSpec, WorkerSpec
 
@@ -83,7 +81,7 @@ def test_a_missing_backend_says_what_to_install(install: Install, backend: Backe
 def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) -> None:
     install(set())
     progress: list[tuple[str, int, int]] = []
-    scripted = ScriptedSpec(faults=raising((1,)), load_seconds=1e-6)
+    scripted = ScriptedSpec(load_seconds=1e-6)
     runner = load_runner(
         spec("scripted", max_batch_size=3, context=77, scripted=scripted), lambda *report: progress.append(report)
     )
@@ -91,22 +89,26 @@ def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) ->
     assert (runner.capabilities.slots, runner.capabilities.context) == (3, 77)
     assert progress[0] == ("load", 0, 20)
     assert progress[-1] == ("load", 20, 20)
-    with pytest.raises(ScriptedFault):
-        runner.prefill([Chunk(0, (1,), 0, 0)], [Draw(Sampling(), 1)])
 
 
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        ("fail_load", ScriptedFault),
+        ("fail_load", PlannedFault),
         ("refuse_load", LoadRefused),
         ("no_memory", MemoryError),
         ("disk_full", OSError),
     ],
 )
-def test_a_scripted_load_can_fail(kind: LoadFault, error: type[Exception]) -> None:
+def test_a_load_that_was_told_to_fail_has_done_all_and_gives_it_back(
+    kind: LoadFault, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    monkeypatch.setattr(ScriptedRunner, "close", lambda self: closed.append(self.capabilities.slots))
+    progress: list[tuple[str, int, int]] = []
     with pytest.raises(error):
-        load_runner(spec("scripted", scripted=ScriptedSpec(faults=(Fault(kind),))), lambda phase, done, total: None)
+        load_runner(spec("scripted", max_batch_size=3, faults=(Fault(kind),)), lambda *said: progress.append(said))
+    assert (closed, bool(progress)) == ([3], True)
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,24 +11,33 @@ from protocol.request import Sampling
 from tests.gate import alone
 from workers.engine import BatchEngine, End, Failure, Request, RequestRefused, Token
 from workers.faults import Fault, raising
+from workers.faulty_runner import with_faults
 from workers.runner import Chunk, Draw, NotFiniteError, Row
 from workers.scripted import ScriptedRunner
 
 SEEDED = Sampling(temperature=1.0, seed=11)
 
 
-def make(*, max_queue: int = 8, step_tokens: int = 64, runner: ScriptedRunner | None = None, **options: Any) -> "Bench":
+def make(
+    *,
+    max_queue: int = 8,
+    step_tokens: int = 64,
+    runner: ScriptedRunner | None = None,
+    faults: Sequence[Fault] = (),
+    **options: Any,
+) -> "Bench":
     defaults: dict[str, Any] = {"slots": 4, "context": 64, "prefill_chunks": (4, 8)}
-    return Bench(runner or ScriptedRunner(**(defaults | options)), max_queue, step_tokens)
+    return Bench(runner or ScriptedRunner(**(defaults | options)), max_queue, step_tokens, faults)
 
 
 class Bench:
     """An engine, its runner and its clock, with what came out so far."""
 
-    def __init__(self, runner: ScriptedRunner, max_queue: int, step_tokens: int) -> None:
+    def __init__(self, runner: ScriptedRunner, max_queue: int, step_tokens: int, faults: Sequence[Fault]) -> None:
         self.runner = runner
         self.now = 0.0
-        self.engine = BatchEngine(runner, max_queue=max_queue, step_tokens=step_tokens, clock=lambda: self.now)
+        faulty = with_faults(runner, faults)
+        self.engine = BatchEngine(faulty, max_queue=max_queue, step_tokens=step_tokens, clock=lambda: self.now)
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, End] = {}
         self.failures: dict[int, Failure] = {}
@@ -180,7 +189,7 @@ def test_a_failing_prefill_fails_its_request_only() -> None:
     assert [entry["event"] for entry in logs] == ["step_failed"]
     assert list(bench.failures) == [1]
     assert bench.failures[1].code == ErrorCode.STEP
-    assert bench.failures[1].text == "prefill failed: ScriptedFault: call 2 was told to fail"
+    assert bench.failures[1].text == "prefill failed: PlannedFault: call 2 was told to fail"
     bench.run()
     for stream in (0, 2):
         assert bench.tokens[stream] == alone(

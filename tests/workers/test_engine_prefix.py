@@ -1,5 +1,6 @@
 """Reused rows in the engine: counts, usage, and failures that leave nothing behind which may be wrong."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ from structlog.testing import capture_logs
 
 from tests.gate import alone
 from workers.engine import BatchEngine, End, Request, RequestRefused, StepResult
-from workers.faults import raising
+from workers.faults import Fault, raising
+from workers.faulty_runner import with_faults
 from workers.pace import Pace
 from workers.prefix import PrefixPolicy
 from workers.scripted import ScriptedRunner
@@ -15,9 +17,11 @@ from workers.scripted import ScriptedRunner
 PROMPT = tuple(range(40))
 
 
-def make(runner: ScriptedRunner | None = None, **options: Any) -> tuple[BatchEngine, ScriptedRunner]:
+def make(
+    runner: ScriptedRunner | None = None, faults: Sequence[Fault] = (), **options: Any
+) -> tuple[BatchEngine, ScriptedRunner]:
     runner = runner or ScriptedRunner(slots=2, context=64, prefill_chunks=(4, 8))
-    return BatchEngine(runner, max_queue=8, step_tokens=64, **options), runner
+    return BatchEngine(with_faults(runner, faults), max_queue=8, step_tokens=64, **options), runner
 
 
 def run(engine: BatchEngine, *requests: Request) -> tuple[list[int], list[End], list[StepResult]]:
@@ -63,8 +67,7 @@ def test_what_is_resumed_is_taken_from_its_own_cancelled_run() -> None:
 
 
 def test_after_a_failure_nothing_that_was_retained_is_used() -> None:
-    failing = ScriptedRunner(slots=2, context=64, prefill_chunks=(4, 8), faults=raising({8}))
-    engine, runner = make(failing, prefixes=PrefixPolicy(least=1))
+    engine, runner = make(faults=raising({8}), prefixes=PrefixPolicy(least=1))
     run(engine, Request(1, PROMPT, max_tokens=3))
     assert runner.calls == 7, "five chunks and two decode rows"
     # It copies from the first, whose rows may be what it failed of.

@@ -13,10 +13,11 @@ from workers.delivery import Outcome
 from workers.engine import BatchEngine
 from workers.engine_thread import MAX_FAILED_STEPS, MAX_UNDELIVERED, EngineThread, TakeOut
 from workers.faults import raising
+from workers.faulty_runner import with_faults
 from workers.loading import Loaded
 from workers.refused import LoadRefused
 from workers.request import Request
-from workers.runner import Chunk, Draw, Row
+from workers.runner import Chunk, Draw, Row, Runner
 from workers.scripted import ScriptedRunner
 
 PATIENCE_S = 30.0
@@ -51,7 +52,7 @@ class Stepping(ScriptedRunner):
 class Counting(BatchEngine):
     """Counts how often it is asked whether it is idle: a thread that polls would ask all the time."""
 
-    def __init__(self, runner: ScriptedRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         super().__init__(runner, max_queue=64, step_tokens=64)
         self.asked = 0
         self.closed = threading.Event()
@@ -72,7 +73,7 @@ class Counting(BatchEngine):
 class Loop:
     """The event loop's side, run by hand: callbacks wait in a queue until the test takes them."""
 
-    def __init__(self, runner: ScriptedRunner | None = None) -> None:
+    def __init__(self, runner: Runner | None = None) -> None:
         self.engine = Counting(runner or ScriptedRunner(slots=4))
         self.callbacks: queue.Queue[Callable[[], None]] = queue.Queue()
         self.outcomes: list[Outcome] = []
@@ -204,7 +205,7 @@ def test_a_loop_that_takes_nothing_holds_the_engine_up() -> None:
 
 
 def test_ten_failed_steps_in_a_row_end_it() -> None:
-    loop = Loop(ScriptedRunner(slots=1, faults=raising(range(1, 100))))
+    loop = Loop(with_faults(ScriptedRunner(slots=1), raising(range(1, 100))))
     loop.start()
     loop.thread.post([request(stream) for stream in range(20)])
     loop.until(lambda: len(loop.events) == 3)
@@ -215,7 +216,7 @@ def test_ten_failed_steps_in_a_row_end_it() -> None:
 
 
 def test_nine_failed_steps_do_not() -> None:
-    loop = Loop(ScriptedRunner(slots=1, faults=raising(range(1, MAX_FAILED_STEPS))))
+    loop = Loop(with_faults(ScriptedRunner(slots=1), raising(range(1, MAX_FAILED_STEPS))))
     loop.start()
     loop.thread.post([request(stream) for stream in range(MAX_FAILED_STEPS)])
     loop.until(lambda: ended(loop) == [MAX_FAILED_STEPS - 1])

@@ -1,9 +1,7 @@
 """The plan of faults: what goes wrong, in which call, in which life."""
 
-import pytest
-
-from workers.faults import Fault, FaultPlan, ScriptedFault, fail_load, of_incarnation
-from workers.spec import ScriptedSpec, WorkerSpec
+from workers.faults import Fault, FaultPlan, fail_load, of_incarnation
+from workers.spec import WorkerSpec
 
 
 def hits(fault: Fault, calls: int = 8, tokens: tuple[int, ...] = (1, 2)) -> list[int]:
@@ -24,8 +22,8 @@ def test_a_fault_of_a_token_follows_the_token() -> None:
 
 
 def test_a_fault_of_one_life_is_not_in_the_others() -> None:
-    spec = WorkerSpec("w0", "m", "", scripted=ScriptedSpec(faults=(Fault("kill", incarnation=2), Fault("nan"))))
-    kinds = [[fault.kind for fault in spec.of_incarnation(number).scripted.faults] for number in (1, 2, 3)]
+    spec = WorkerSpec("w0", "m", "", faults=(Fault("kill", incarnation=2), Fault("nan")))
+    kinds = [[fault.kind for fault in spec.of_incarnation(number).faults] for number in (1, 2, 3)]
     assert kinds == [["nan"], ["kill", "nan"], ["nan"]]
     assert of_incarnation((), 1) == ()
 
@@ -39,9 +37,10 @@ def test_what_was_planned_is_done_in_order() -> None:
     assert done == [("slow", 1), ("slow", 2), ("hang", 2), ("stop", 2), ("slow", 3)]
 
 
-def test_what_raises_is_typed() -> None:
-    with pytest.raises(ScriptedFault, match="call 4 was told to fail"):
-        FaultPlan([Fault("raise", call=4)]).enter(4, ())
+def test_what_raises_does_so_for_the_tokens_that_it_hits() -> None:
+    plan = FaultPlan([Fault("raise", call=4), Fault("raise", call=6, token=66), Fault("nan", call=5)])
+    assert [plan.fails(call, (65,)) for call in range(3, 8)] == [False, True, False, False, False]
+    assert [plan.fails(call, (65, 66)) for call in range(3, 8)] == [False, True, False, True, False]
 
 
 def test_what_is_no_number_is_so_for_the_tokens_that_it_hits() -> None:

@@ -1,5 +1,6 @@
 """The scripted runner: tokens from the history alone, and every breach of the runner's contract is an error."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,7 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
-from workers.faults import Fault, ScriptedFault, raising
-from workers.runner import Chunk, Draw, NotFiniteError, Row
+from workers.runner import Chunk, Draw, Edits, Row
 from workers.scripted import ALPHABET, ContractError, ScriptedRunner
 
 GREEDY = Sampling()
@@ -92,24 +92,13 @@ def test_the_context_is_the_last_row() -> None:
         one.decode([Row(0, 1, 32, 32, Draw(GREEDY, 33))])
 
 
-def test_a_failed_call_breaks_its_slots_until_they_are_reset() -> None:
-    one = runner(faults=raising((3,)))
-    fill(one, 0, (1, 2))
-    fill(one, 1, (1, 2))
-    with pytest.raises(ScriptedFault):
-        one.decode([Row(0, 1, 2, 2, Draw(GREEDY, 3))])
-    with pytest.raises(ContractError, match="slot 0 is used after a failure"):
-        one.decode([Row(0, 1, 2, 2, Draw(GREEDY, 3))])
-    assert one.decode([Row(1, 1, 2, 2, Draw(GREEDY, 3))])
-    one.reset(0)
-    fill(one, 0, (1, 2))
-
-
-def test_a_row_that_is_no_number_fails_alone() -> None:
-    one = runner(faults=(Fault("nan", calls=0, token=7),))
+def test_a_draw_of_what_is_no_number_breaks_its_slot_until_it_is_reset() -> None:
+    one = runner()
     for slot in range(3):
         fill(one, slot, (1, 2))
-    rows = [Row(slot, token, 2, 2, Draw(GREEDY, 3)) for slot, token in enumerate((6, 7, 6))]
+    value = np.ones(1, np.float32)
+    edits = [Edits(np.array([5], np.int32), bias * value, value, value, value) for bias in (1.0, math.nan, 1.0)]
+    rows = [Row(slot, 6, 2, 2, Draw(GREEDY, 3, each)) for slot, each in enumerate(edits)]
     first, bad, third = one.decode(rows)
     assert (bad, first) == (None, third)
     assert first in ALPHABET
@@ -118,15 +107,10 @@ def test_a_row_that_is_no_number_fails_alone() -> None:
         one.logprobs([1])
     with pytest.raises(ContractError, match="slot 1 is used after a failure"):
         one.decode([Row(1, 6, 3, 3, Draw(GREEDY, 4))])
+    with pytest.raises(ContractError, match="a copy from slot 1"):
+        one.copy_prefix(1, 2, 1)
     one.reset(1)
-    assert one.prefill([Chunk(1, (1, 7), 0, 0)], [None]) == [None]
-    assert one.prefill([Chunk(1, (3,), 2, 2)], [Draw(GREEDY, 3)]) == [None]  # what it read was no number
-    with pytest.raises(ContractError, match="slot 1 is used after a failure"):
-        one.prefill([Chunk(1, (3,), 3, 3)], [None])
-    one.reset(1)
-    with pytest.raises(NotFiniteError):
-        one.logits(Chunk(1, (1, 7), 0, 0))
-    assert one.decode([Row(2, 6, 3, 3, Draw(GREEDY, 4))]) != [None]
+    fill(one, 1, (1, 2))
 
 
 @pytest.mark.parametrize(

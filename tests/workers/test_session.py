@@ -11,11 +11,13 @@ from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from workers.engine import BatchEngine
-from workers.faults import ScriptedFault, raising
+from workers.faults import PlannedFault, raising
+from workers.faulty_runner import with_faults
 from workers.request import RequestRefused
+from workers.runner import Runner
 from workers.scripted import ScriptedRunner
 from workers.session import Session, SessionError
-from workers.spec import ScriptedSpec, WorkerSpec
+from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
 
 SEEDED = Sampling(temperature=1.0, seed=5)
@@ -31,7 +33,7 @@ def session() -> Iterator[Session]:
         yield opened
 
 
-def bare(runner: ScriptedRunner) -> Session:
+def bare(runner: Runner) -> Session:
     """A session without a tokenizer."""
     return Session(BatchEngine(runner, max_queue=1, step_tokens=64), None)
 
@@ -186,9 +188,9 @@ def test_a_score_fills_the_context_and_no_more() -> None:
 
 
 def test_a_score_that_fails_leaves_the_slot_free() -> None:
-    runner = ScriptedRunner(slots=1, faults=raising({1}))
-    session = bare(runner)
-    with pytest.raises(ScriptedFault):
+    runner = ScriptedRunner(slots=1)
+    session = bare(with_faults(runner, raising({1})))
+    with pytest.raises(PlannedFault):
         session.score([1, 2, 3])
     assert len(session.score([1, 2, 3]).log_likelihoods) == 2
     assert runner.violations == []
@@ -228,13 +230,13 @@ def test_without_a_tokenizer_text_is_refused_by_name() -> None:
 
 
 def test_a_failing_step_is_an_error_and_the_session_goes_on() -> None:
-    session = Session.open(spec(scripted=ScriptedSpec(faults=raising((1, 3)))))
+    session = Session.open(spec(faults=raising((1, 3))))
     for _ in range(2):
         with pytest.raises(SessionError) as failed:
             session.generate("x", limits=Limits(max_tokens=3))
         assert failed.value.code == ErrorCode.STEP
     assert len(session.generate("x", limits=Limits(max_tokens=3)).tokens) == 3
-    engine = BatchEngine(ScriptedRunner(faults=raising({1})), max_queue=1, step_tokens=8)
+    engine = BatchEngine(with_faults(ScriptedRunner(), raising({1})), max_queue=1, step_tokens=8)
     with pytest.raises(SessionError):
         Session(engine, ByteTokenizer()).prefill([1])
 
