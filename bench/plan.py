@@ -8,12 +8,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
-from workers.faults import LINK_FAULTS, CallFault, Fault, LinkFault, LoadFault
+from workers.faults import CALL_FAULTS, LINK_FAULTS, CallFault, Fault, LinkFault, LoadFault
 
 OUTSIDE = ("kill", "stop")
-CALLS: tuple[CallFault, ...] = get_args(CallFault)
 LOADS: tuple[LoadFault, ...] = ("fail_load", "no_memory", "disk_full")
 """Not `refuse_load`: a worker that says that it can never serve is rightly given up."""
 FAILED_LOADS = 0.2
@@ -34,7 +32,7 @@ class Plan:
     """Between two faults from outside, in the mean."""
     scripted: bool
     rate: float
-    """Decode steps a second of a scripted worker."""
+    """Decode steps a second of a scripted worker, and what the faults within reckon with of any."""
     workers: int
     standby: int
     slots: int
@@ -46,9 +44,8 @@ class Plan:
     """Of an answer."""
 
     def faults(self, worker: str, incarnation: int) -> tuple[Fault, ...]:
-        """What goes wrong inside one life of a worker. Only scripted ones are told."""
-        calls = max(1, int(self.rate * self.every_s))
-        return of_life(self.seed, worker, incarnation, calls=calls) if self.scripted else ()
+        """What goes wrong inside one life of a worker."""
+        return of_life(self.seed, worker, incarnation, calls=max(1, int(self.rate * self.every_s)))
 
     def options(self) -> dict[str, object]:
         """Settings of the server."""
@@ -60,7 +57,7 @@ class Plan:
             "standby": self.standby,
             "max_batch_size": self.slots,
             "cache_dir": str(self.cache),
-            "log_level": "warning",
+            "log_level": "info",  # which tells the failures that each request lived through
         }
 
 
@@ -95,7 +92,7 @@ def of_life(seed: int, worker: str, incarnation: int, *, calls: int) -> tuple[Fa
     call = 0
     for _ in range(draw.randint(1, 3)):
         call += 1 + int(draw.expovariate(1.0 / calls))
-        found.append(_fault(draw, draw.choice([*CALLS, *LINK_FAULTS]), call))
+        found.append(_fault(draw, draw.choice([*CALL_FAULTS, *LINK_FAULTS]), call))
     return tuple(found)
 
 

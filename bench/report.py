@@ -1,7 +1,6 @@
 """The report of a soak: a table, the samples as JSON, and a plot over time."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,25 +11,49 @@ from bench.leaks import Sample
 from bench.plan import Plan, kinds
 from bench.plots import figure
 from bench.rounds import markdown
+from bench.server_log import reasons
 
 if TYPE_CHECKING:
     from bench.soak import Result
 
+NEVER = ("altered", "duplicated", "lost", "hung")
+"""Ends of a visit that are shown though there was none."""
+
 
 def write_report(plan: Plan, result: "Result", out: Path) -> str:
     """The report as text, which is also written to `out`, as the samples are."""
-    text = "\n\n".join(filter(None, (_outcomes(result), _faults(plan, result, out / "server.log"), _problems(result))))
-    (out / "table.md").write_text(f"seed {plan.seed}, {plan.seconds:g} s, {plan.clients} clients\n\n{text}\n")
+    parts = (_outcomes(result), _gaps(result), _faults(plan, result, out / "server.log"), _problems(result))
+    text = "\n\n".join(filter(None, parts))
+    kind = "scripted" if plan.scripted else "the built-in model on IREE"
+    head = (
+        f"seed {plan.seed}, {plan.seconds:g} s, {plan.clients} clients, {plan.workers}+{plan.standby} workers, {kind}"
+    )
+    (out / "table.md").write_text(f"{head}\n\n{text}\n")
     (out / "samples.json").write_text(json.dumps([asdict(each) for each in result.samples]))
     return text
 
 
 def _outcomes(result: "Result") -> str:
-    rows = [[name, str(count)] for name, count in result.tally.outcomes.most_common()]
-    total = result.tally.outcomes.total()
+    """How visits ended, what must be nought always, and what was not given back."""
+    tally = result.tally
+    total = tally.outcomes.total()
+    others = [(name, count) for name, count in tally.outcomes.most_common() if count and name not in NEVER]
+    rows = [*others, *((name, tally.outcomes[name]) for name in NEVER), ("**in all**", total)]
+    rows += [("violated", tally.violations), ("of the server", len(result.problems))]
     return markdown(
-        ("visits ended", ""), [*rows, ["**in all**", str(total)], ["violated", str(result.tally.violations)]]
+        ("visits ended", "", "share"),
+        [
+            [name, str(count), f"{count / total:.2%}" if total and name != "of the server" else ""]
+            for name, count in rows
+        ],
     )
+
+
+def _gaps(result: "Result") -> str:
+    """What clients saw between two chunks of a stream."""
+    heads = ("answered streams that", "", "gap p50 ms", "p99 ms", "longest ms")
+    calm = ["undisturbed, one at a time", "", "", "", f"{1e3 * result.calm_s:.0f}"]
+    return markdown(heads, [*result.tally.gap_figures(result.failures), calm])
 
 
 def _faults(plan: Plan, result: "Result", log: Path) -> str:
@@ -38,18 +61,10 @@ def _faults(plan: Plan, result: "Result", log: Path) -> str:
     outside = Counter(kind for _, kind in result.struck)
     names = sorted(planned.keys() | outside.keys())
     rows = [[name, str(outside.get(name, 0)), str(planned.get(name, 0))] for name in names]
-    seen = [[reason, str(count)] for reason, count in reasons(log.read_text().splitlines()).most_common()]
+    with log.open() as lines:
+        seen = [[reason, str(count)] for reason, count in reasons(lines).most_common()]
     table = markdown(("fault", "from outside", "in the plans of lives"), rows)
-    return f"{table}\n\n{markdown(('restarts', ''), seen)}"
-
-
-def reasons(lines: Sequence[str]) -> Counter[str]:
-    """Why workers were started again, by the server's log: each reason without its numbers."""
-    found: Counter[str] = Counter()
-    for line in lines:
-        if '"worker_restarts"' in line:
-            found[re.sub(r"\d+(\.\d+)?", "N", str(json.loads(line)["reason"]))] += 1
-    return found
+    return f"{table}\n\n{markdown(('workers were started again because', ''), seen)}"
 
 
 def _problems(result: "Result") -> str:

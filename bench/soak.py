@@ -5,12 +5,15 @@
 Clients ask for completions and chats, streamed or whole, greedy or drawn, with one or several choices, stop strings,
 penalties, long and short prompts; some leave before the end, politely or not. Each request is answered undisturbed
 first. Then workers are killed and suspended from outside every --every seconds in the mean, and besides something goes
-wrong inside each of their lives but the first (bench/plan.py). All follows from the seed, which is printed.
+wrong inside each of their lives but the first (bench/plan.py), whatever computes there: the built-in model on IREE, or
+with --scripted no model. All follows from the seed, which is printed; --seed repeats its plan.
 
 It ends with status 1 when
 
   a visit     did not end exactly once, ended with an error other than quarantined or step_failed, or differs from the
-              undisturbed answer in an id, character, finish reason or count (one that left: as far as it had come)
+              undisturbed answer in an id, character, finish reason or count (one that left: as far as it had come);
+              or it ended with one of these errors, and the server's log does not know of two failures of workers or of
+              their steps at which it was there; or more than 1 % of the visits ended so, explained or not
   the server  does not have all workers ready and all slots free within a minute after the last request
   something   was not given back: sequences, processes, descriptors, threads, socket folders; or memory grew
               (bench/leaks.py)
@@ -42,6 +45,7 @@ from bench.mix import Visit, deterministic, requests, visits
 from bench.plan import Blow, Plan, blows
 from bench.report import plot, write_report
 from bench.served import Served, served
+from bench.server_log import failures
 from bench.shapes import default_cache
 from bench.verdict import Tally, Verdict, judge
 from cli.chaos.asking import Request, ask
@@ -79,6 +83,18 @@ class Result:
     lives: dict[str, int] = field(default_factory=dict)
     """Incarnations of each worker."""
     problems: list[str] = field(default_factory=list)
+    failures: dict[str, int] = field(default_factory=dict)
+    """Those that a request was there at, by its id, of the requests that were there at any."""
+    calm_s: float = 0.0
+    """The longest time between two chunks of an undisturbed answer."""
+
+    def close(self, log: Path) -> None:
+        """Hold what ended with an error against the server's log. Once, when the server is gone."""
+        with log.open() as lines:
+            self.failures = failures(lines)
+        self.tally.explain(self.failures)
+        if self.tally.too_many:
+            self.problems.append(self.tally.too_many)
 
 
 def launches(plan: Plan, settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
@@ -92,8 +108,9 @@ def launches(plan: Plan, settings: Settings, model: ChosenModel) -> list[WorkerL
 
 
 def _command(plan: Plan, spec: WorkerSpec, endpoint: str, incarnation: int) -> Sequence[str]:
-    scripted = ScriptedSpec(tokens_per_second=plan.rate, faults=plan.faults(spec.name, incarnation))
-    return worker_command(msgspec.structs.replace(spec, scripted=scripted))(endpoint, incarnation)
+    scripted = ScriptedSpec(tokens_per_second=plan.rate)
+    told = msgspec.structs.replace(spec, scripted=scripted, faults=plan.faults(spec.name, incarnation))
+    return worker_command(told)(endpoint, incarnation)
 
 
 class Soak:
@@ -123,6 +140,7 @@ class Soak:
             return heard
 
         found = await asyncio.gather(*map(one, self._requests))
+        self.result.calm_s = max(heard.gap() for heard in found)
         pairs = zip(self._requests, found, strict=True)
         self._whole = [heard if deterministic(request) else None for request, heard in pairs]
 
@@ -146,20 +164,19 @@ class Soak:
             await asyncio.sleep(visit.pause_s)
             if self._now() >= self._plan.seconds:
                 return
-            verdict = await self._visit(visit)
-            self.result.tally.count(
-                f"{self._now():.1f} s, client {number}, visit {turn}, request {visit.request}", verdict
-            )
+            request, heard = self._requests[visit.request], Heard()
+            verdict = await self._visit(visit, request, heard)
+            name = f"{self._now():.1f} s, client {number}, visit {turn}, request {visit.request} ({heard.request})"
+            self.result.tally.count(name, request, heard, verdict)
 
-    async def _visit(self, visit: Visit) -> Verdict:
-        request, heard = self._requests[visit.request], Heard()
+    async def _visit(self, visit: Visit, request: Request, heard: Heard) -> Verdict:
         try:
             async with asyncio.timeout(LONGEST_S):
                 stayed = await ask(self._found.server, request, heard, leave=visit.leave)
         except TimeoutError:
-            return Verdict("no end", f"nothing after {LONGEST_S:g} s: {heard!r:.300}")
+            return Verdict("hung", f"no end after {LONGEST_S:g} s: {heard!r:.300}")
         except (OSError, ValueError) as error:
-            return Verdict("connection", repr(error))
+            return Verdict("lost", f"connection: {error!r}")
         return judge(request, heard, stayed, self._whole[visit.request])
 
     async def _strike(self) -> None:
@@ -214,6 +231,7 @@ def soak(plan: Plan, out: Path) -> Result:
                 result.problems.append(str(error))
             result.lives = {each["name"]: each["incarnation"] for each in found.watched.workers()}
         result.problems += [f"{name} is left in the folder of the sockets" for name in os.listdir(sockets)]
+    result.close(out / "server.log")
     return result
 
 
@@ -235,7 +253,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=96, help="that are chosen from")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between faults from outside, in the mean")
     parser.add_argument("--scripted", action="store_true", help="workers without a model: many more requests")
-    parser.add_argument("--rate", type=float, default=100.0, help="decode steps a second of a scripted worker")
+    parser.add_argument("--rate", type=float, default=100.0, help="decode steps a second, of scripted workers")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--standby", type=int, default=1)
     parser.add_argument("--slots", type=int, default=8)

@@ -1,20 +1,29 @@
 """How one visit of a soak is judged, and how all of them are counted. Pure."""
 
+import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cli.chaos.asking import Request
 from cli.chaos.heard import Heard
+from cli.chaos.rounds import percentile
 
-ALLOWED = frozenset({"quarantined", "step_failed"})
-"""What a request may end with that was there at two deaths, or in two failed steps."""
+REFUSALS = {"quarantined": 2, "step_failed": 1}
+"""What a request may end with that ran when workers failed: so many failures of which it lived to be tried again, or at
+the last of which it was given up, must be known of it. A step that it failed of for good is not among them."""
+MOST_REFUSED = 0.01
+"""Of the visits. The rule that finds a request that kills cannot always tell it from one that was there by accident."""
+FEW = 3
+"""Refusals that say nothing, however few visits there were."""
 SHOWN = 20
 """Violations that are told in full."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`outcome` is answered, left, refused or an error's code; `problem` is what the server owed and did not do."""
+    """`outcome` is answered, left, altered, duplicated, lost, hung or an error's code; `problem` is what the server
+    owed and did not do."""
 
     outcome: str
     problem: str = ""
@@ -24,17 +33,21 @@ def judge(request: Request, heard: Heard, stayed: bool, whole: Heard | None) -> 
     """What a client heard, which `stayed` to the end or left before. `whole` is the undisturbed answer, None for a
     request whose answer is left to chance."""
     if whole is not None and not heard.begins(whole):
-        return Verdict("altered", _difference(heard, whole))
+        return Verdict(_how(heard, whole), _difference(heard, whole))
     if not stayed:
         return Verdict("left")
     if breach := heard.breach(request.choices):
-        return Verdict("no end", breach)
+        return Verdict("duplicated" if heard.ends > 1 or heard.late else "lost", breach)
     if heard.errors:
         code, text = heard.errors[0]
-        return Verdict(code, "" if code in ALLOWED else f"{heard.status} {code}: {text}")
+        return Verdict(code, "" if code in REFUSALS else f"{heard.status} {code}: {text}")
     if whole is not None and not heard.same(whole):
-        return Verdict("altered", _difference(heard, whole))
+        return Verdict(_how(heard, whole), _difference(heard, whole))
     return Verdict("answered")
+
+
+def _how(heard: Heard, whole: Heard) -> str:
+    return "duplicated" if heard.tokens > whole.tokens else "altered"
 
 
 def _difference(heard: Heard, whole: Heard) -> str:
@@ -53,6 +66,22 @@ def _difference(heard: Heard, whole: Heard) -> str:
     return f"usage {heard.usages}, not {whole.usages}"
 
 
+def kin(request: Request) -> str:
+    """What a gateway knows a request by that killed: those that are alike in it are refused together."""
+    own = {"model", "seed", "n", "max_tokens", "stop", "stream", "stream_options", "ignore_eos", "return_token_ids"}
+    return json.dumps({name: value for name, value in request.body.items() if name not in own}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """A visit that ended with one of `REFUSALS`."""
+
+    name: str
+    request: str
+    kin: str
+    code: str
+
+
 @dataclass
 class Tally:
     """All visits."""
@@ -60,11 +89,61 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     violations: int = 0
     told: list[str] = field(default_factory=list)
+    gaps: list[tuple[str, float]] = field(default_factory=list)
+    """Of each answered stream the server's id for the request, and the longest time between two chunks, in seconds."""
+    _refusals: list[_Refusal] = field(default_factory=list)
 
-    def count(self, name: str, verdict: Verdict) -> None:
+    def count(self, name: str, request: Request, heard: Heard, verdict: Verdict) -> None:
         """One visit more; `name` says which, for whoever looks for it."""
         self.outcomes[verdict.outcome] += 1
+        if verdict.outcome in REFUSALS:
+            self._refusals.append(_Refusal(name, heard.request, kin(request), verdict.outcome))
+        elif verdict.outcome == "answered" and request.streaming:
+            self.gaps.append((heard.request, heard.gap()))
         if verdict.problem:
-            self.violations += 1
-            if len(self.told) < SHOWN:
-                self.told.append(f"{name}: {verdict.outcome}: {verdict.problem}")
+            self._violated(name, verdict)
+
+    def explain(self, failures: Mapping[str, int]) -> None:
+        """Hold what ended with an error against the failures that requests were there at, by their ids (see
+        `bench.server_log.failures`): a violation each that had too few. Once, after the last visit."""
+        convicted: set[str] = set()
+        for each in self._refusals:
+            seen, needed = failures.get(each.request, 0), REFUSALS[each.code]
+            if seen >= needed:
+                convicted.add(each.kin)
+            elif each.code == "quarantined" and not seen and each.kin in convicted:
+                self.outcomes[each.code] -= 1
+                self.outcomes["refused at the door"] += 1
+            else:
+                text = f"it was there at {seen} failures, and {needed} explain it"
+                self._violated(each.name, Verdict(each.code, text))
+
+    @property
+    def refused(self) -> int:
+        """Visits that ended with one of `REFUSALS`, explained or not."""
+        return len(self._refusals)
+
+    @property
+    def too_many(self) -> str:
+        """Why more were refused than may be; empty when it was not so."""
+        total = self.outcomes.total()
+        if self.refused <= max(FEW, MOST_REFUSED * total):
+            return ""
+        share = self.refused / total
+        return f"{self.refused} of {total} visits ({share:.1%}) were refused, more than {MOST_REFUSED:.0%}"
+
+    def gap_figures(self, failures: Mapping[str, int]) -> list[list[str]]:
+        """Rows (which streams, how many, p50, p99, longest in ms): of those that lost a worker, and of the others."""
+        lost = sorted(gap for request, gap in self.gaps if request in failures)
+        others = sorted(gap for request, gap in self.gaps if request not in failures)
+        return [_figures("lost a worker", lost), _figures("did not", others)]
+
+    def _violated(self, name: str, verdict: Verdict) -> None:
+        self.violations += 1
+        if len(self.told) < SHOWN:
+            self.told.append(f"{name}: {verdict.outcome}: {verdict.problem}")
+
+
+def _figures(which: str, gaps: list[float]) -> list[str]:
+    found = (percentile(gaps, 0.5), percentile(gaps, 0.99), gaps[-1] if gaps else None)
+    return [which, str(len(gaps)), *("-" if gap is None else f"{1e3 * gap:.0f}" for gap in found)]

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished, Logprobs, Usage
+
+_log = structlog.get_logger("gateway.streams")
 
 
 class Cause(StrEnum):
@@ -142,6 +145,14 @@ class Stream:
 
     def leave(self, cause: Cause, loss: str) -> None:
         """It has no worker any more; `loss` says why in words."""
+        _log.info(
+            "stream_lost",
+            request=self.call.request,
+            choice=self.index,
+            worker=self.worker,
+            cause=str(cause),
+            reason=loss,
+        )
         self.worker = ""
         self.cause = cause
         self.loss = loss

@@ -118,7 +118,12 @@ async def _read(reader: asyncio.StreamReader, request: Request, heard: Heard, mo
     heard.status = int(line.split()[1]) if line else 0
     events = False
     while line := (await reader.readline()).strip():
-        events = events or line.lower().startswith(b"content-type: text/event-stream")
+        name, _, value = line.partition(b":")
+        match name.lower():
+            case b"content-type":
+                events = value.strip().startswith(b"text/event-stream")
+            case b"x-request-id":
+                heard.request = value.strip().decode("latin-1")
     if not events:
         body = await reader.read()
         if body:

@@ -42,6 +42,8 @@ class Heard:
     """When each chunk with a choice came, in seconds of `time.perf_counter`."""
     continued: bool = False
     """The answer says that an unlike worker went on with it."""
+    request: str = ""
+    """The id that the server gave the request, by which its log knows it."""
 
     def event(self, data: bytes) -> None:
         """The data of one server-sent event."""

@@ -6,8 +6,8 @@ import statistics
 import msgspec
 import pytest
 
-from bench.plan import CALLS, LOADS, OUTSIDE, blows, kinds, of_life
-from workers.faults import LINK_FAULTS, Fault
+from bench.plan import LOADS, OUTSIDE, blows, kinds, of_life
+from workers.faults import CALL_FAULTS, LINK_FAULTS, Fault
 
 LIVES = [of_life(7, f"w{worker}", life, calls=200) for worker in range(4) for life in range(1, 101)]
 
@@ -32,7 +32,7 @@ def test_the_first_life_is_undisturbed() -> None:
 
 
 def test_every_kind_of_fault_comes_but_the_one_that_rightly_ends_a_worker() -> None:
-    assert set(kinds(LIVES)) == {*CALLS, *LOADS, *LINK_FAULTS}
+    assert set(kinds(LIVES)) == {*CALL_FAULTS, *LOADS, *LINK_FAULTS}
     assert "refuse_load" not in LOADS
 
 

@@ -8,9 +8,11 @@ import pytest
 
 from bench.leaks import Sample
 from bench.plan import Plan
-from bench.report import plot, reasons, write_report
+from bench.report import plot, write_report
 from bench.soak import soak
 from bench.verdict import Verdict
+from cli.chaos.asking import Request
+from cli.chaos.heard import Heard
 
 
 def test_ten_seconds_of_faults_lose_nothing(tmp_path: Path) -> None:
@@ -39,14 +41,10 @@ def test_ten_seconds_of_faults_lose_nothing(tmp_path: Path) -> None:
     text = write_report(plan, result, tmp_path)
     assert "violated" in text
     assert len(json.loads((tmp_path / "samples.json").read_text())) == len(result.samples)
-    result.tally.count("one", Verdict("altered", "so it was"))
+    assert "lost a worker" in text
+    result.tally.count("one", Request("/v1/completions", {}), Heard(), Verdict("altered", "so it was"))
     result.problems.append("something is left")
     assert "- something is left\n- one: altered: so it was" in write_report(plan, result, tmp_path)
-
-
-def test_reasons_of_restarts_are_counted_without_their_numbers() -> None:
-    lines = [json.dumps({"event": "worker_restarts", "reason": f"no step for {n}.5 s"}) for n in (1, 20)]
-    assert reasons([*lines, "garbage", json.dumps({"event": "other"})]) == {"no step for N s": 2}
 
 
 def test_the_plot_shows_every_kind_of_fault(tmp_path: Path) -> None:

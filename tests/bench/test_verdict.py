@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.verdict import SHOWN, Tally, Verdict, judge
+from bench.verdict import FEW, MOST_REFUSED, SHOWN, Tally, Verdict, judge, kin
 from cli.chaos.asking import Request
 from cli.chaos.heard import Choice, Heard
 
@@ -31,15 +31,17 @@ def fail(code: str) -> Callable[[Heard], object]:
     ("change", "outcome", "said"),
     [
         pytest.param(lambda h: None, "answered", "", id="same"),
-        pytest.param(lambda h: setattr(h, "ends", 0), "no end", "0 ends", id="no end"),
-        pytest.param(lambda h: setattr(h, "ends", 2), "no end", "2 ends", id="two ends"),
-        pytest.param(lambda h: setattr(h, "late", 1), "no end", "1 events after", id="more after the end"),
-        pytest.param(lambda h: h.usages.clear(), "no end", "0 usages", id="no usage"),
-        pytest.param(lambda h: h.usages.append((5, 3)), "no end", "2 usages", id="two usages"),
-        pytest.param(lambda h: h.answers.add("other"), "no end", "ids", id="another id"),
-        pytest.param(lambda h: h.choices[0].reasons.clear(), "no end", "finish reasons", id="no reason"),
-        pytest.param(lambda h: h.choices.pop(1), "no end", "2 choices asked for", id="a choice less"),
-        pytest.param(lambda h: h.choices[0].ids.append(2), "altered", "token 2 of 2: [2], not []", id="a token more"),
+        pytest.param(lambda h: setattr(h, "ends", 0), "lost", "0 ends", id="no end"),
+        pytest.param(lambda h: setattr(h, "ends", 2), "duplicated", "2 ends", id="two ends"),
+        pytest.param(lambda h: setattr(h, "late", 1), "duplicated", "1 events after", id="more after the end"),
+        pytest.param(lambda h: h.usages.clear(), "lost", "0 usages", id="no usage"),
+        pytest.param(lambda h: h.usages.append((5, 3)), "lost", "2 usages", id="two usages"),
+        pytest.param(lambda h: h.answers.add("other"), "lost", "ids", id="another id"),
+        pytest.param(lambda h: h.choices[0].reasons.clear(), "lost", "finish reasons", id="no reason"),
+        pytest.param(lambda h: h.choices.pop(1), "lost", "2 choices asked for", id="a choice less"),
+        pytest.param(
+            lambda h: h.choices[0].ids.append(2), "duplicated", "token 2 of 2: [2], not []", id="a token more"
+        ),
         pytest.param(lambda h: h.choices[0].ids.pop(), "altered", "not Choice", id="a token less"),
         pytest.param(lambda h: h.choices[1].ids.__setitem__(0, 9), "altered", "choice 1, token 0", id="another token"),
         pytest.param(lambda h: setattr(h.choices[0], "text", "ax"), "altered", "not Choice", id="another character"),
@@ -69,11 +71,73 @@ def test_what_is_left_to_chance_must_only_end() -> None:
     assert judge(REQUEST, other, True, None) == Verdict("answered")
 
 
+def count(tally: Tally, outcome: str, problem: str = "", *, request: str = "r", prompt: str = "p") -> None:
+    heard = Heard(request=request)
+    tally.count(f"visit {request}", Request("/v1/completions", {"prompt": prompt}), heard, Verdict(outcome, problem))
+
+
 def test_violations_are_counted_all_and_told_up_to_a_bound() -> None:
     tally = Tally()
     for turn in range(SHOWN + 5):
-        tally.count(f"visit {turn}", Verdict("altered", "so"))
-    tally.count("good", Verdict("answered"))
+        count(tally, "altered", "so", request=str(turn))
+    count(tally, "answered")
     assert (tally.violations, len(tally.told)) == (SHOWN + 5, SHOWN)
     assert tally.outcomes == {"altered": SHOWN + 5, "answered": 1}
     assert tally.told[0] == "visit 0: altered: so"
+
+
+@pytest.mark.parametrize(
+    ("code", "failures", "violations"),
+    [("quarantined", 1, 1), ("quarantined", 2, 0), ("step_failed", 0, 1), ("step_failed", 1, 0)],
+)
+def test_an_error_must_be_explained_by_failures(code: str, failures: int, violations: int) -> None:
+    tally = Tally()
+    count(tally, code, request="a")
+    tally.explain({"a": failures, "other": 9})
+    assert tally.violations == violations
+    assert tally.outcomes == {code: 1}
+    if violations:
+        assert f"it was there at {failures} failures" in tally.told[0]
+
+
+def test_what_is_refused_at_the_door_must_be_like_one_that_was_quarantined_before() -> None:
+    tally = Tally()
+    count(tally, "quarantined", request="early", prompt="p")
+    count(tally, "quarantined", request="first", prompt="p")
+    count(tally, "quarantined", request="again", prompt="p")
+    count(tally, "quarantined", request="other", prompt="q")
+    tally.explain({"first": 2})
+    assert [told.split(":")[0] for told in tally.told] == ["visit early", "visit other"]
+    assert tally.outcomes == {"quarantined": 3, "refused at the door": 1}
+
+
+def test_requests_are_kin_that_a_gateway_refuses_together() -> None:
+    one = {"prompt": "p", "temperature": 0.7, "seed": 1, "max_tokens": 3, "n": 2, "stream": True}
+    assert kin(Request("", one)) == kin(Request("", one | {"seed": 2, "max_tokens": 4, "n": 1}))
+    assert kin(Request("", one)) != kin(Request("", one | {"temperature": 0.0}))
+    assert kin(Request("", one)) != kin(Request("", one | {"prompt": "q"}))
+
+
+@pytest.mark.parametrize(("visits", "most"), [(0, FEW), (100, FEW), (1000, int(1000 * MOST_REFUSED))])
+def test_few_may_be_refused(visits: int, most: int) -> None:
+    tally = Tally()
+    for number in range(visits - most):
+        count(tally, "answered", request=str(number))
+    for number in range(most):
+        count(tally, "quarantined", request=f"q{number}")
+    assert tally.too_many == ""
+    count(tally, "step_failed")
+    assert "were refused, more than 1%" in tally.too_many
+
+
+def test_gaps_are_of_streams_that_lost_a_worker_and_of_the_others() -> None:
+    tally = Tally()
+    stream = Request("/v1/completions", {"stream": True})
+    for name, end in (("a", 0.5), ("b", 0.1)):
+        tally.count(name, stream, Heard(request=name, stamps=[0.0, end]), Verdict("answered"))
+    tally.count("c", Request("/v1/completions", {}), Heard(request="c", stamps=[0.0, 9.0]), Verdict("answered"))
+    assert tally.gap_figures({"a": 1, "c": 1}) == [
+        ["lost a worker", "1", "500", "500", "500"],
+        ["did not", "1", "100", "100", "100"],
+    ]
+    assert Tally().gap_figures({}) == [["lost a worker", "0", "-", "-", "-"], ["did not", "0", "-", "-", "-"]]

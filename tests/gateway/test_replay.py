@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
+import structlog
 
 from actors.worker import WorkerState
 from gateway.router import DEADLINE_MARGIN_S
@@ -44,6 +45,20 @@ async def test_a_lost_worker_s_stream_goes_on_with_another() -> None:
     assert not kept.ended
     assert world.replays() == {("died", "resumed"): 1}
     assert world.gaps() == 1
+
+
+async def test_the_log_names_each_request_that_lost_its_worker_and_what_it_lost_it_to() -> None:
+    world = World("a", "b")
+    world.open("first", n=2)
+    with structlog.testing.capture_logs() as logs:
+        world["a"].die()
+        world["b"].fail(last(world["b"]).stream, ErrorCode.STEP)
+    lost = [line for line in logs if line["event"] == "stream_lost"]
+    assert [(line["request"], line["choice"], line["worker"], line["cause"]) for line in lost] == [
+        ("first", 0, "a", "died"),
+        ("first", 1, "a", "died"),
+    ], "with the failed step the request ends"
+    assert all("worker a was lost" in line["reason"] for line in lost)
 
 
 async def test_a_queued_sequence_is_replayed_from_its_start() -> None:

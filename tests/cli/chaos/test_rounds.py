@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 ONE = Request("/v1/completions", {"stream": True})
 CHUNK = b'data: {"id": "a", "choices": [{"index": 0, "text": "x", "token_ids": [1], "finish_reason": %s}]}\r\n\r\n'
 USAGE = b'data: {"id": "a", "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}\r\n\r\n'
-EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+EVENTS = b"HTTP/1.1 200 OK\r\nX-Request-ID: r7\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
 @dataclasses.dataclass
@@ -68,6 +68,7 @@ async def test_a_round_strikes_when_all_were_sent_and_one_has_its_tokens() -> No
         streams, at = await play(found.server, [ONE] * 3, Strike(1, act))
         assert struck == [3]
         assert [stream.breach(1) for stream in streams] == ["", "", ""]
+        assert [stream.request for stream in streams] == ["r7"] * 3
         assert all(stream.stamps[0] <= at or stream.stamps[-1] > at for stream in streams)
         assert b"Authorization: Bearer secret" in found.heads[0]
 
