@@ -8,7 +8,6 @@ folder of its own, where nobody else can come, as a process of this machine does
 import asyncio
 import ipaddress
 import socket
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -17,35 +16,33 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from actors.allow_list import AllowList, WatchedList
+from actors.acceptor import Acceptor
+from actors.allow_list import MAX_ALLOWED, AllowList, WatchedList
 from actors.arrival import Arrival
 from actors.endpoint import EndpointError, LocalEndpoint, is_loopback
 from actors.keys import KeyPair
 from actors.link import CurveKeys, Link
-from actors.rate import PeerRate, TokenBucket
+from actors.rate import PeerRate
 from actors.refusals import Refusal, Refusals
 from actors.splice import End
+from actors.strangers import StrangerLimits, Strangers, source_of
 from protocol.codec import decode_event
 from protocol.errors import ProtocolError
 from protocol.events import Hello
 
 BACKLOG = 64
-MAX_ADDRESSES = 1024
-"""Addresses whose rate is remembered; the one that was heard of longest ago is forgotten."""
+MAX_GUESTS = MAX_ALLOWED + StrangerLimits().waiting
+"""All who are on the longest list, and as many strangers as there may be."""
 
 OnArrival = Callable[[Arrival], None]
 
 
 @dataclass(frozen=True, slots=True)
-class DoorLimits:
-    """What strangers may cost."""
+class DoorLimits(StrangerLimits):
+    """What may come in, and what strangers may cost."""
 
-    attempts_per_s: float = 2.0
-    """Connections from one address, in the long run."""
-    attempts_at_once: float = 20.0
-    """Connections from one address in a moment."""
-    waiting: int = 32
-    """Connections, from anywhere, that have not said `Hello` yet."""
+    guests: int = MAX_GUESTS
+    """Connections in all."""
     hello_s: float = 10.0
     """Time in which a connection must have said it."""
     opening_bytes: int = 16384
@@ -73,11 +70,11 @@ def door_address(address: str, *, public: bool) -> tuple[str, int]:
     return host, port
 
 
-def listen_at(host: str, port: int) -> socket.socket:
+def listen_at(host: str, port: int) -> Acceptor:
     """A listening socket. Raises `EndpointError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = Acceptor(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
     except OSError as error:
         raise EndpointError(f"cannot listen for workers on {host}:{port}: {error.strerror or error}") from error
     listener.setblocking(False)
@@ -105,7 +102,7 @@ class Door:
         self._limits = limits or DoorLimits()
         self._rate = rate or PeerRate()
         self._log = structlog.get_logger("door")
-        self._attempts: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._strangers = Strangers(self._limits)
         self._guests: set[_Guest] = set()
         self._group: TaskGroup | None = None
         self._server: asyncio.Server | None = None
@@ -149,12 +146,13 @@ class Door:
 
     def came(self, guest: "_Guest") -> None:
         """A connection was made: take it, or hang up."""
-        host = guest.address.rpartition(":")[0]
-        now = asyncio.get_running_loop().time()
-        waiting = sum(1 for other in self._guests if not other.arrived)
-        if not self._bucket(host).take(1.0, now) or waiting >= self._limits.waiting or self._group is None:
+        if self._group is None or len(self._guests) >= self._limits.guests:
+            self.refuse(guest, Refusal.FULL, "there is no room for more connections")
+            return
+        if not self._strangers.admit(guest.source, asyncio.get_running_loop().time()):
             self.refuse(guest, Refusal.RATE, "too many connections")
             return
+        guest.waits = True
         allowed = self._look()
         if not allowed:
             self.refuse(guest, Refusal.KEY, "nobody is on the allow-list")
@@ -185,21 +183,19 @@ class Door:
         guest.accounted = True
         self._refusals.count(why)
 
-    def introduce(self, arrival: Arrival) -> None:
+    def introduce(self, guest: "_Guest", arrival: Arrival) -> None:
         """Somebody has said `Hello`."""
+        self._no_stranger(guest)
         self._on_arrival(arrival)
 
     def gone(self, guest: "_Guest") -> None:
         self._guests.discard(guest)
+        self._no_stranger(guest)
 
-    def _bucket(self, host: str) -> TokenBucket:
-        bucket = self._attempts.pop(host, None)
-        if bucket is None:
-            bucket = TokenBucket(self._limits.attempts_per_s, self._limits.attempts_at_once)
-        self._attempts[host] = bucket
-        if len(self._attempts) > MAX_ADDRESSES:
-            self._attempts.popitem(last=False)
-        return bucket
+    def _no_stranger(self, guest: "_Guest") -> None:
+        if guest.waits:
+            guest.waits = False
+            self._strangers.release(guest.source)
 
 
 class _Guest(End):
@@ -213,6 +209,9 @@ class _Guest(End):
         self._opening_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         self.address = ""
+        self.source = ""
+        self.waits = False
+        """It counts as a stranger."""
         self.arrived = False
         """It has said `Hello`: its link has another owner."""
         self.accounted = False
@@ -226,7 +225,7 @@ class _Guest(End):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         host, port = transport.get_extra_info("peername", ("", 0))[:2]
-        self.address = f"{host}:{port}"
+        self.address, self.source = f"{host}:{port}", source_of(host)
         self._door.came(self)
 
     def data_received(self, data: bytes) -> None:
@@ -278,7 +277,7 @@ class _Guest(End):
         self.key = link.peer_key
         if self._deadline is not None:
             self._deadline.cancel()
-        self._door.introduce(Arrival(self.name, self.address, hello, link))
+        self._door.introduce(self, Arrival(self.name, self.address, hello, link))
 
     def _lost(self, reason: str) -> None:
         """The link has ended before anybody took it over."""

@@ -13,6 +13,7 @@ from typing import Self
 import zmq
 
 from actors.admission import Admission
+from actors.descriptors import LINK, NoDescriptors, check_free
 from actors.endpoint import EndpointError, check_address
 from actors.message import MAX_MESSAGE_BYTES, MessageRefused, check_message
 from actors.monitor import Change, Monitor
@@ -78,6 +79,10 @@ class Link:
         self._on_refused = on_refused
         self._budget = None if rate is None else PeerBudget(rate)
         # A context (one I/O thread) per link: no state is shared between peers, and nothing is global.
+        try:
+            check_free(LINK)
+        except NoDescriptors as error:
+            raise EndpointError(f"no socket can be made for {endpoint}: {error}") from error
         self._context = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.PAIR)

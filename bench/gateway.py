@@ -37,10 +37,11 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from actors.descriptors import raise_limit
 from actors.logs import configure_logging
 from gateway.daemon import run_daemon
 from gateway.launch import WorkerLaunch
-from gateway.server import listen, raise_file_limit, serve
+from gateway.server import listen, serve
 from gateway.settings import GatewaySettings
 from gateway.sse import DONE, EventWriter
 from gateway.streams import Piece
@@ -319,7 +320,7 @@ def main() -> None:
         }
         anyio.run(children[arguments.child])
         return
-    raise_file_limit()
+    raise_limit()
     for streams in map(int, arguments.streams.split(",")):
         for rate in (arguments.rate, 0.0):
             print(json.dumps(compare(streams, rate, arguments.seconds, arguments.rounds)), flush=True)

@@ -8,6 +8,7 @@ import anyio
 import httpx
 import structlog
 
+from actors.descriptors import NoDescriptors, check_free
 from cli.invitation import base_url
 from cli.settings import Settings
 from gateway.daemon import TakeOverFailed
@@ -15,6 +16,8 @@ from gateway.hand_over import Offer
 from gateway.pickup import Unreachable
 
 TIMEOUT_S = 10.0
+SPARE = 64
+"""File descriptors that must be free for one more connection to it: the workers need some."""
 _MEANT = {401: ", so its key is another one", 404: ", so it is no Baton that can"}
 
 _log = structlog.get_logger("cli.predecessor")
@@ -96,6 +99,10 @@ class HttpPredecessor:
         """Ask for a stream that it keeps. Raises `Unreachable`."""
         if self._client is None:
             raise Unreachable("there was nobody")
+        try:
+            check_free(SPARE)
+        except NoDescriptors as error:
+            raise Unreachable(str(error)) from error
         # As bytes, for what a client sends need not be ASCII.
         sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         request = self._client.build_request(method, target, headers=sent)

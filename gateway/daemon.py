@@ -8,6 +8,8 @@ from typing import Protocol
 import anyio
 import structlog
 
+from actors.descriptors import Descriptors, raise_limit
+from actors.door import MAX_GUESTS
 from actors.supervision import Policy
 from actors.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.app import create_app
@@ -79,7 +81,9 @@ async def run_daemon(
     router = Router(settings)
     limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
     fleet = Fleet(router, on_status=on_status, policy=policy, deadlines=limits)
-    reception = Reception(settings, fleet) if settings.listen_workers else None
+    descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_GUESTS if settings.listen_workers else 0)
+    _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
+    reception = Reception(settings, fleet, descriptors) if settings.listen_workers else None
     listener = None
     if predecessor is None:
         listener = listen(settings)
@@ -91,7 +95,7 @@ async def run_daemon(
                 raise
     for launch in workers:
         fleet.add(launch)
-    daemon = _Daemon(settings, router, fleet, reception, on_listening, predecessor)
+    daemon = _Daemon(settings, router, fleet, reception, descriptors, on_listening, predecessor)
     if listener is not None:
         daemon.has(listener)
     async with anyio.create_task_group() as group:
@@ -120,6 +124,7 @@ class _Daemon:
         router: Router,
         fleet: Fleet,
         reception: Reception | None,
+        descriptors: Descriptors,
         on_listening: Callable[[str, int], None] | None,
         predecessor: Predecessor | None,
     ) -> None:
@@ -129,6 +134,7 @@ class _Daemon:
         self._router = router
         self._fleet = fleet
         self._reception = reception
+        self._descriptors = descriptors
         self._on_listening = on_listening
         self._predecessor = predecessor
         self._streams = ResumableStreams(settings, router.metrics)
@@ -144,6 +150,9 @@ class _Daemon:
     def has(self, listener: Listener) -> None:
         """The address is ours."""
         self._listener = listener
+        metrics = self._router.metrics
+        listener.keep_from(self._descriptors.first_kept, metrics.connections_refused.inc)
+        metrics.watch_connections(lambda: listener.connections)
         host, port = listener.getsockname()[:2]
         if self._on_listening is not None:
             self._on_listening(host, port)

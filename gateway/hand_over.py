@@ -60,6 +60,7 @@ class HandOver:
         path = str(end.path)
         listener = Listener(socket.AF_UNIX)
         self._sockets.append(listener)
+        listener.keep_as(self._listener)
         listener.setblocking(False)
         listener.bind(path)
         listener.listen(BACKLOG)

@@ -2,11 +2,27 @@
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
+from actors.acceptor import Acceptor
+from gateway.errors import from_code
+from protocol.errors import ErrorCode
 
-class Listener(socket.socket):
+_FULL = from_code(ErrorCode.UNAVAILABLE, "the server has no room for another connection")
+_BODY = _FULL.body()
+_HEADERS = [
+    (b"content-type", b"application/json"),
+    (b"content-length", b"%d" % len(_BODY)),
+    (b"connection", b"close"),
+    *_FULL.headers,
+]
+_ANSWER = b"HTTP/1.1 503 Service Unavailable\r\n%s\r\n%s" % (b"".join(b"%s: %s\r\n" % each for each in _HEADERS), _BODY)
+_READ_BYTES = 65536
+
+
+class Listener(Acceptor):
     """As the server accepts from it, it notes what it accepted. Its owner may stop that before the server ends: what is
     not accepted stays in the socket's queue, for whoever else has the socket."""
 
@@ -20,6 +36,14 @@ class Listener(socket.socket):
         connection, address = super().accept()
         self._accepted.add(connection)
         return connection, address
+
+    def turn_away(self, connection: socket.socket) -> None:
+        """Answer a request that may not have come yet."""
+        with suppress(OSError):
+            connection.setblocking(False)
+            connection.send(_ANSWER)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(_READ_BYTES)  # or what has come already turns the end into a reset
 
     @property
     def connections(self) -> int:

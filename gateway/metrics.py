@@ -100,6 +100,13 @@ class Metrics:
             ["model", "outcome"],
             registry=self._registry,
         )
+        self._connections = Gauge("baton_connections", "HTTP connections that are open", registry=self._registry)
+        self.connections_refused = Counter(
+            "baton_connections_refused",
+            "HTTP connections that were turned away, for want of a descriptor",
+            registry=self._registry,
+        )
+        """Of those that no request was read from."""
         self._resumable = Gauge(
             "baton_resumable_streams", "Streams that can be resumed, by state", ["state"], registry=self._registry
         )
@@ -125,6 +132,10 @@ class Metrics:
     def watch_streams(self, state: str, count: Callable[[], float]) -> None:
         """Ask at every scrape how many resumable streams are in this state."""
         self._resumable.labels(state).set_function(count)
+
+    def watch_connections(self, count: Callable[[], float]) -> None:
+        """Ask at every scrape how many connections are open."""
+        self._connections.set_function(count)
 
     def render(self) -> bytes:
         """The text format, version 0.0.4."""

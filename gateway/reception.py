@@ -8,7 +8,8 @@ import structlog
 
 from actors.allow_list import AllowList
 from actors.arrival import Arrival
-from actors.door import Door, door_address, listen_at
+from actors.descriptors import Descriptors
+from actors.door import Door, DoorLimits, door_address, listen_at
 from actors.endpoint import EndpointError
 from actors.keys import GATEWAY_KEY, KeyFileError, read_key
 from actors.refusals import Refusal
@@ -28,7 +29,7 @@ PREDECESSOR_S = 0.5
 class Reception:
     """Introduces the workers of other machines to the fleet. Synchronous but for `run`."""
 
-    def __init__(self, settings: GatewaySettings, fleet: Fleet) -> None:
+    def __init__(self, settings: GatewaySettings, fleet: Fleet, descriptors: Descriptors | None = None) -> None:
         """Raises `BindError` for an address, a key or a list that cannot be used."""
         self._fleet = fleet
         self._refusals = fleet.refusals
@@ -41,16 +42,20 @@ class Reception:
                 raise BindError(f"no worker may join: {why}")
         except (EndpointError, KeyFileError) as error:
             raise BindError(str(error)) from error
-        self._door = Door(keys, allowed, self.arrived, fleet.refusals)
+        self._descriptors = descriptors
+        limits = DoorLimits() if descriptors is None else DoorLimits(guests=descriptors.guests)
+        self._door = Door(keys, allowed, self.arrived, fleet.refusals, limits)
         self._listener: socket.socket | None = None
         self._shut = False
 
     def listen(self) -> None:
         """Take the port now. Raises `BindError`."""
         try:
-            self._listener = listen_at(*self._at)
+            self._listener = listener = listen_at(*self._at)
         except EndpointError as error:
             raise BindError(str(error)) from error
+        if self._descriptors is not None:
+            listener.keep_from(self._descriptors.first_kept, lambda: self._refusals.count(Refusal.FULL))
         _log.info("listening_for_workers", host=self._at[0], port=self.port)
 
     @property

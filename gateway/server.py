@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import logging
-import resource
 import socket
 import sys
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from gateway.listener import Listener
 from gateway.settings import GatewaySettings
 
 BACKLOG = 4096
-WANTED_FILES = 65536
 END_S = 1.0
 """Time that the server gets to end after its connections had theirs."""
 
@@ -141,7 +139,6 @@ async def serve(
 
     They get `grace_s()` seconds then (`flush_s` unless given), asked for at that moment.
     """
-    raise_file_limit()
     config = Config()
     config.h11_max_incomplete_size = settings.max_header_bytes
     config.keep_alive_timeout = settings.keep_alive_s
@@ -177,11 +174,3 @@ async def _leave(
     finally:
         leave.set()
         hard.deadline = anyio.current_time() + config.graceful_timeout + END_S
-
-
-def raise_file_limit() -> None:
-    """Let the process have as many connections as the system allows, up to `WANTED_FILES`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

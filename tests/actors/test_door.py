@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 HELLO = Hello(
     protocol=PROTOCOL_VERSION, worker="w", incarnation=0, pid=1, model="m", backend="b", device="d", slots=1, context=1
 )
-GENEROUS = DoorLimits(attempts_per_s=1000.0, attempts_at_once=1000.0)
+GENEROUS = DoorLimits(attempts_per_s=1000.0, attempts_at_once=1000.0, waiting_each=1000)
 WAIT_S = 60.0
 
 
@@ -81,8 +81,8 @@ class Entrance:
         finally:
             client.link.close(0)
 
-    def dial(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port))
+    def dial(self, source: str = "127.0.0.1") -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), source_address=(source, 0))
 
 
 class Client:
@@ -314,12 +314,33 @@ async def test_strangers_are_bounded_in_number_and_rate(tmp_path: Path) -> None:
         await door.until(lambda: door.refused() == {"rate": 1})
         for each in dialled:
             each.close()
+    (tmp_path / "1").mkdir()
+    async with entrance(tmp_path / "1", replace(GENEROUS, waiting_each=2)) as door:
+        dialled = [door.dial() for _ in range(2)]
+        await door.until(lambda: len(door.door._guests) == 2)
+        with door.dial():
+            await door.until(lambda: door.refused() == {"rate": 1})
+        with door.dial("127.0.0.2"):
+            await door.until(lambda: len(door.door._guests) == 3)
+        dialled.pop().close()
+        await door.until(lambda: len(door.door._guests) == 1)
+        async with guest(door), guest(door):  # those who said who they are count no more
+            pass
+        for each in dialled:
+            each.close()
     (tmp_path / "2").mkdir()
     slow = DoorLimits(attempts_per_s=0.001, attempts_at_once=2.0)
     async with entrance(tmp_path / "2", slow) as door, guest(door), guest(door):
         assert door.refused() == {}
         with door.dial() as third:
             await door.until(lambda: door.refused() == {"rate": 1})
+            assert third.recv(1 << 16) == b""
+
+
+async def test_guests_are_bounded_in_number(tmp_path: Path) -> None:
+    async with entrance(tmp_path, replace(GENEROUS, guests=2)) as door, guest(door), guest(door):
+        with door.dial() as third:
+            await door.until(lambda: door.refused() == {"full": 1})
             assert third.recv(1 << 16) == b""
 
 
