@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-FAILURES = frozenset({"died", "killed", "step"})
-"""Why a sequence lost its worker that was a failure: not that it was moved."""
+from gateway.streams import Cause
+
+HARMLESS = frozenset({Cause.LEFT, Cause.MOVED})
+"""Why a sequence lost its worker that was no failure. All else was."""
 
 
 def failures(lines: Iterable[str]) -> dict[str, int]:
     """By the id of the request, how many failures it was there at: the most of any of its sequences."""
     found: Counter[tuple[str, int]] = Counter()
     for line in _events(lines, "stream_lost"):
-        if line["cause"] in FAILURES:
+        if line["cause"] not in HARMLESS:
             found[line["request"], line["choice"]] += 1
     most: dict[str, int] = {}
     for (request, _), count in found.items():
