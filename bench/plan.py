@@ -9,15 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.faults import CALL_FAULTS, LINK_FAULTS, CallFault, Fault, LinkFault, LoadFault
+from cli.chaos.faults import LOADS, SLOW_S
+from workers.faults import CALL_FAULTS, LINK_FAULTS, CallFault, Fault, LinkFault
 
 OUTSIDE = ("kill", "stop")
-LOADS: tuple[LoadFault, ...] = ("fail_load", "no_memory", "disk_full")
-"""Not `refuse_load`: a worker that says that it can never serve is rightly given up."""
 FAILED_LOADS = 0.2
 """Of the incarnations."""
-SLOW_S = 0.05
-"""What each call or message takes longer in a slow spell."""
 
 
 @dataclass(frozen=True)

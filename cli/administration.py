@@ -47,8 +47,10 @@ class Administration:
         """A JSON object."""
         return self._ask("GET", path, None)
 
-    def operate(self, path: str, grace_s: float | None, **fields: str) -> None:
-        """Start an operation, print what it does, and wait for its end."""
+    def operate(
+        self, path: str, grace_s: float | None, *, say: Callable[[str], None] = typer.echo, **fields: str
+    ) -> None:
+        """Start an operation, `say` what it does, and wait for its end."""
         body: dict[str, Any] = {name: value for name, value in fields.items() if value}
         if grace_s is not None:
             body["grace_s"] = grace_s
@@ -56,7 +58,7 @@ class Administration:
         number, said = operation["number"], 0
         while True:
             for line in operation["lines"][said:]:
-                typer.echo(line)
+                say(line)
             said = len(operation["lines"])
             if operation["number"] != number:
                 raise CommandFailed("another operation has begun since; look at the server's log for this one")

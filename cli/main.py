@@ -2,14 +2,15 @@
 
 import secrets
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from cli import admin, keys, options
-from cli.options import takes_settings
-from cli.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, of_panels
+from cli.options import CommandFailed, takes_settings
+from cli.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, flag, of_panels
 
 app = typer.Typer(
     name="baton",
@@ -27,6 +28,8 @@ app.add_typer(keys.app, name="keys")
 
 IN_PROCESS = ("model", "backend", "device", "dtype", "quantize", "context", "threads", "cache_dir")
 """The settings of a command that runs the model itself."""
+OWN = (*IN_PROCESS, "max_batch_size", "workers")
+"""Of one that starts a server of its own."""
 
 Url = Annotated[
     str | None,
@@ -191,12 +194,21 @@ def bench(
 
 
 @app.command()
-@takes_settings("api_key", "admin_key")
+@takes_settings(*OWN, "api_key", "admin_key")
 def chaos(
     settings: Settings,
+    invocation: typer.Context,
     url: Annotated[str, typer.Option("--url", help="The server, on this machine.", metavar="URL")] = admin.LOCAL,
+    own: Annotated[
+        bool, typer.Option("--own", help="Start a server to break instead, and end it.", show_default=False)
+    ] = False,
     faults: Annotated[
-        str, typer.Option(help="Drawn from: kill, stop (suspend), abort, term. Separated by commas.")
+        str,
+        typer.Option(
+            help="Drawn from: kill, stop (suspend), abort, term; with --own also raise, nan, slow, hang, kill_in_step, "
+            "stop_in_step, abort_in_step, fail_load, no_memory, disk_full, drop_message, garble_message, "
+            "oversize_message, slow_link, or all. Separated by commas."
+        ),
     ] = "kill,stop",
     streams: Annotated[int, typer.Option(help="Streams at once.", min=1, max=4096)] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens of each stream.", min=1, max=100_000)] = 160,
@@ -204,22 +216,43 @@ def chaos(
     seed: Annotated[int | None, typer.Option(help="Of the faults, to strike again.", show_default=False)] = None,
     model_name: Annotated[str, typer.Option("--model-name", help="Workers of this model.", show_default=False)] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before.", show_default=False)] = False,
+    log: Annotated[
+        Path | None, typer.Option("--log", help="With --own: keep its log here.", show_default=False)
+    ] = None,
 ) -> None:
     """Break the workers of a running server, and count what the clients of its streams notice: nothing but a gap."""
-    from cli.chaos.command import run_chaos
+    from cli.chaos.command import run_chaos, run_own
 
-    clean = run_chaos(
-        settings,
-        url=url,
-        faults=faults,
-        streams=streams,
-        tokens=tokens,
-        seconds=seconds,
-        seed=secrets.randbits(32) if seed is None else seed,
-        model=model_name,
-        confirm=lambda question: yes or typer.confirm(question),
-        console=Console(),
-    )
+    sources = {name: invocation.get_parameter_source(name) for name in invocation.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    for name in sorted(given & ({"url", "model_name", "yes"} if own else {*OWN, "log"})):
+        what = "MODEL" if name == "model" else flag(name)
+        raise CommandFailed(f"{what}: not with --own" if own else f"{what}: only with --own")
+    seed = secrets.randbits(32) if seed is None else seed
+    if own:
+        clean = run_own(
+            settings,
+            faults=faults,
+            streams=streams,
+            tokens=tokens,
+            seconds=seconds,
+            seed=seed,
+            log=log,
+            console=Console(),
+        )
+    else:
+        clean = run_chaos(
+            settings,
+            url=url,
+            faults=faults,
+            streams=streams,
+            tokens=tokens,
+            seconds=seconds,
+            seed=seed,
+            model=model_name,
+            confirm=lambda question: yes or typer.confirm(question),
+            console=Console(),
+        )
     if not clean:
         raise typer.Exit(1)
 

@@ -80,10 +80,6 @@ def log_level(settings: Settings, terminal: bool) -> str:
 def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
     """What the gateway starts: `settings.workers` like workers, w0, w1, ..., and after them those that stand by, which
     compute nothing and so have no share in the cores."""
-    specs = [
-        worker_spec(settings, model, f"w{number}", settings.workers)
-        for number in range(settings.workers + settings.standby)
-    ]
     return [
         WorkerLaunch(
             spec.name,
@@ -92,7 +88,15 @@ def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch
             standby=number >= settings.workers,
             like=functools.partial(like_command, spec),
         )
-        for number, spec in enumerate(specs)
+        for number, spec in enumerate(worker_specs(settings, model))
+    ]
+
+
+def worker_specs(settings: Settings, model: ChosenModel) -> list[WorkerSpec]:
+    """What each of the server's own workers is told."""
+    return [
+        worker_spec(settings, model, f"w{number}", settings.workers)
+        for number in range(settings.workers + settings.standby)
     ]
 
 

@@ -1,26 +1,41 @@
-"""`baton chaos`: looks at a server, asks whether it may be broken, and breaks it."""
+"""`baton chaos`: looks at a server, asks whether it may be broken, and breaks it; or starts one to break."""
 
+import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 
 from actors.endpoint import is_loopback
 from cli.administration import Administration
 from cli.chaos.asking import AddressRefused, Server
-from cli.chaos.trial import FAULTS, Trial, requests, show
+from cli.chaos.faults import OUTSIDE, WITHIN
+from cli.chaos.own import HOST, own_server
+from cli.chaos.told import Told
+from cli.chaos.trial import READY_S, Trial, requests, show
 from cli.chaos.watched import Watched
+from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
 
+ALL = "all"
 
-def chosen(names: str) -> list[str]:
-    """The faults of a comma-separated list. Raises `CommandFailed` for one that there is not."""
+
+def chosen(names: str, *, own: bool = False) -> list[str]:
+    """The faults of a comma-separated list. Raises `CommandFailed` for one that there is not, or not for a server that
+    is not one's `own`."""
+    there = [*OUTSIDE, *WITHIN] if own else [*OUTSIDE]
     faults = [name.strip() for name in names.split(",") if name.strip()]
+    if faults == [ALL]:
+        return there
     for name in faults:
-        if name not in FAULTS:
-            raise CommandFailed(f"--faults: there is no {name!r}; there are {', '.join(FAULTS)}")
+        if name in WITHIN and not own:
+            raise CommandFailed(f"--faults: {name!r} comes from within, and only workers that --own starts are told so")
+        if name not in there:
+            raise CommandFailed(f"--faults: there is no {name!r}; there are {', '.join(there)}")
     if not faults:
-        raise CommandFailed(f"--faults: name some of {', '.join(FAULTS)}")
+        raise CommandFailed(f"--faults: name some of {', '.join(there)}")
     return faults
 
 
@@ -57,9 +72,47 @@ def run_chaos(
             raise CommandFailed(f"no worker of {model!r} serves on this machine: faults are signals to its processes")
         if not confirm(f"This breaks workers of {url} ({', '.join(kinds)}): {listed}. Its clients will wait. Go on?"):
             raise CommandFailed("nothing was done")
-        console.print(f"seed {seed}", highlight=False)
         trial = Trial(server, watched, requests(model, streams, tokens), seed=seed)
-        ended = trial.run(kinds, seconds)
-        show(trial, console)
-        console.print(f"Ended: {ended}.", highlight=False)
+        return _run(trial, kinds, seconds, seed, console)
+
+
+def run_own(
+    settings: Settings,
+    *,
+    faults: str,
+    streams: int,
+    tokens: int,
+    seconds: float,
+    seed: int,
+    log: Path | None,
+    console: Console,
+) -> bool:
+    """Start a server with these settings, break it for a while, from within too, and end it. The rest is as in
+    `run_chaos`. Standby workers are left out: who is told to fail must be one that serves."""
+    kinds = chosen(faults, own=True)
+    if not settings.workers:
+        raise CommandFailed("--workers 0 leaves nobody to break")
+    settings = settings.model_copy(update={"standby": 0})
+    model = ChosenModel.choose(settings)
+    check_model(worker_spec(settings, model))
+    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
+        told = Told(Path(folder))
+        console.print(f"starting a server of {model.name} with {settings.workers} worker(s)", highlight=False)
+        with (
+            own_server(settings.model_dump(), told.launches, log=log or Path(os.devnull)) as own,
+            Administration.of(f"http://{HOST}:{own.port}", settings) as client,
+        ):
+            watched = Watched(client, model.name)
+            watched.wait_until_ready(READY_S)
+            server = Server(HOST, own.port, key=settings.api_key)
+            asked = requests(model.name, streams, tokens)
+            trial = Trial(server, watched, asked, seed=seed, tell=told.tell)
+            return _run(trial, kinds, seconds, seed, console)
+
+
+def _run(trial: Trial, kinds: list[str], seconds: float, seed: int, console: Console) -> bool:
+    console.print(f"seed {seed}", highlight=False)
+    ended = trial.run(kinds, seconds)
+    show(trial, console)
+    console.print(f"Ended: {ended}.", highlight=False)
     return not any(noticed.bad for noticed in trial.noticed.values())

@@ -23,12 +23,14 @@ class Strike:
         return max(stream.tokens for stream in streams) >= self.tokens
 
 
-async def play(server: Server, requests: Sequence[Request], strike: Strike | None = None) -> tuple[list[Heard], float]:
-    """Send all requests at once, and strike. Returns what each client heard, and when the fault was, in the time of the
+async def play(
+    server: Server, requests: Sequence[Request], strike: Strike | None = None
+) -> tuple[list[Heard], float | None]:
+    """Send all requests at once, and strike. Returns what each client heard, and when it was struck, in the time of the
     stamps. What goes wrong with a connection is heard as an error with the code `connection`."""
     streams = [Heard() for _ in requests]
     sent = asyncio.Semaphore(0)
-    struck_at = 0.0
+    struck_at: float | None = None
 
     async def one(request: Request, heard: Heard) -> None:
         try:
@@ -89,16 +91,18 @@ class Noticed:
         )
 
 
-def compare(requests: Sequence[Request], streams: Sequence[Heard], struck_at: float, whole: Sequence[Heard]) -> Noticed:
-    """Hold a round against the undisturbed one of the same requests."""
+def compare(
+    requests: Sequence[Request], streams: Sequence[Heard], struck_at: float | None, whole: Sequence[Heard]
+) -> Noticed:
+    """Hold a round against the undisturbed one of the same requests. `struck_at` None is at some time or other."""
     problems = [_problem(stream, request.choices) for request, stream in zip(requests, streams, strict=True)]
     pairs = [(stream, other) for stream, other, bad in zip(streams, whole, problems, strict=True) if not bad]
     duplicated = sum(stream.tokens > other.tokens for stream, other in pairs)
     altered = sum(not stream.same(other) and stream.tokens <= other.tokens for stream, other in pairs)
     longest = max((stream.gap() for stream in whole), default=0.0)
-    begun = [stream for stream in streams if stream.stamps and stream.stamps[0] <= struck_at]
+    begun = [stream for stream in streams if stream.stamps and (struck_at is None or stream.stamps[0] <= struck_at)]
     # Streams of workers that were left alone have no gap that is longer than without the fault.
-    gaps = tuple(gap for stream in begun if (gap := stream.gap(struck_at)) > longest)
+    gaps = tuple(gap for stream in begun if (gap := stream.gap(struck_at or 0.0)) > longest)
     failed = [problem for problem in problems if problem]
     return Noticed(len(streams), len(failed), duplicated, altered, gaps, longest, failed[0] if failed else "")
 

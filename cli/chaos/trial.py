@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import math
 import os
 import random
 import signal
@@ -15,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.chaos.asking import Request, Server
+from cli.chaos.faults import LOADS, OUTSIDE, within
 from cli.chaos.heard import Heard
 from cli.chaos.rounds import Noticed, Strike, compare, percentile, play
 from cli.chaos.watched import Watched
 from cli.options import CommandFailed
+from workers.faults import Fault
 
-FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGABRT, "term": signal.SIGTERM}
-"""By their names. `stop` suspends a process, which then hangs."""
 MOST_FAULTS = 3
 """For one worker: a server gives up a worker that fails five times within five minutes."""
 READY_S = 300.0
@@ -29,6 +30,7 @@ READY_S = 300.0
 SUBJECTS = ("river", "clock", "market", "garden", "letter", "engine", "island", "winter", "bridge", "teacher")
 
 Hit = Callable[[int, int], None]
+Tell = Callable[[str, Fault], None]
 
 
 def requests(model: str, count: int, tokens: int, *, words: int = 8, chat: bool = False) -> list[Request]:
@@ -60,14 +62,18 @@ class Trial:
         *,
         seed: int,
         hit: Hit = os.kill,
+        tell: Tell | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`hit(pid, signal)` carries a fault out."""
+        """`hit(pid, signal)` carries a fault from outside out. `tell(worker, fault)` gives a worker's next life one
+        from within; it is there for a server of one's own, which gives no worker up."""
         self._server = server
         self._watched = watched
         self._asked = asked
         self._draw = random.Random(seed)
         self._hit = hit
+        self._tell = tell
+        self._most = MOST_FAULTS if tell is None else math.inf
         self._clock = clock
         self._struck: dict[str, int] = {}
         self.noticed: dict[str, Noticed] = {}
@@ -86,7 +92,7 @@ class Trial:
             victim = self._victim()
             if victim is None:
                 return f"every worker was struck {MOST_FAULTS} times: more, and the server might give one up"
-            self._round(next(order), int(victim["pid"]), whole)
+            self._round(next(order), victim, whole)
             self._watched.wait_until_ready(READY_S)
         return "the time is over"
 
@@ -99,19 +105,32 @@ class Trial:
 
     def _victim(self) -> dict[str, Any] | None:
         """A worker that serves and may be struck, which counts as struck from now on."""
-        there = [each for each in self._watched.active() if self._struck.get(each["name"], 0) < MOST_FAULTS]
+        there = [each for each in self._watched.active() if self._struck.get(each["name"], 0) < self._most]
         if not there:
             return None
         victim = self._draw.choice(there)
         self._struck[victim["name"]] = self._struck.get(victim["name"], 0) + 1
         return victim
 
-    def _round(self, fault: str, pid: int, whole: Sequence[Heard]) -> None:
-        moment = self._draw.randrange(max(heard.tokens for heard in whole))
-        strike = Strike(moment, functools.partial(self._strike, pid, FAULTS[fault]))
-        streams, at = asyncio.run(play(self._server, self._asked, strike))
+    def _round(self, fault: str, victim: dict[str, Any], whole: Sequence[Heard]) -> None:
+        tokens = max(heard.tokens for heard in whole)
+        streams, at = asyncio.run(play(self._server, self._asked, self._prepared(fault, victim, tokens)))
         self.noticed[fault] = self.noticed.get(fault, Noticed()) + compare(self._asked, streams, at, whole)
         self.rounds[fault] = self.rounds.get(fault, 0) + 1
+
+    def _prepared(self, fault: str, victim: dict[str, Any], tokens: int) -> Strike | None:
+        """What is to be done at a drawn moment; None where the worker does it by itself when its time comes."""
+        number = OUTSIDE.get(fault)
+        if number is None:
+            assert self._tell is not None, "whoever cannot tell is not asked for faults from within"
+            # In the first half of what a stream gets, so that a worker that shares the streams comes that far.
+            self._tell(victim["name"], within(fault, self._draw, tokens // 2))
+            if fault not in LOADS:
+                self._watched.restart(victim["name"])
+                self._watched.wait_until_ready(READY_S)
+                return None
+            number = signal.SIGKILL  # what is not to load must be gone first
+        return Strike(self._draw.randrange(tokens), functools.partial(self._strike, int(victim["pid"]), number))
 
     def _strike(self, pid: int, number: int) -> None:
         # One suspended just as the round before ended is replaced in this one, perhaps before its moment.
@@ -124,6 +143,8 @@ def show(trial: Trial, console: Console) -> None:
     # 80 columns have room for these, with heads of two lines.
     columns = ("fault", "rounds", "streams", "failed", "twice", "altered", "cut", "gap p50 ms", "gap p99 ms")
     table = Table(*columns, "calm ms", box=None)
+    table.columns[0].no_wrap = True
+    table.columns[0].min_width = max(map(len, trial.noticed), default=0)
     for fault, noticed in trial.noticed.items():
         counts = trial.rounds[fault], noticed.streams, noticed.failed, noticed.duplicated, noticed.altered
         gaps = (percentile(noticed.gaps_s, 0.5), percentile(noticed.gaps_s, 0.99), noticed.undisturbed_s)

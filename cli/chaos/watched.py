@@ -40,6 +40,10 @@ class Watched:
         """Those whose processes are of the server's machine: the number of another one's may be anybody's here."""
         return [each for each in self.workers() if each["address"] is None]
 
+    def restart(self, worker: str) -> None:
+        """Have a worker started again, and wait for it."""
+        self._client.operate(f"/admin/workers/{worker}/restart", None, say=lambda _: None)
+
     def wait_until_ready(self, timeout_s: float) -> None:
         """Until every worker takes requests and has none. One that was told to stop, as by `baton admin drain`, is
         not waited for. Raises `CommandFailed` when they do not within the time, or one is given up."""

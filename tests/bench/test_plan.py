@@ -6,7 +6,8 @@ import statistics
 import msgspec
 import pytest
 
-from bench.plan import LOADS, OUTSIDE, blows, kinds, of_life
+from bench.plan import OUTSIDE, blows, kinds, of_life
+from cli.chaos.faults import LOADS
 from workers.faults import CALL_FAULTS, LINK_FAULTS, Fault
 
 LIVES = [of_life(7, f"w{worker}", life, calls=200) for worker in range(4) for life in range(1, 101)]

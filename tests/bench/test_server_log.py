@@ -17,5 +17,6 @@ def test_reasons_of_restarts_are_counted_without_their_numbers() -> None:
 
 
 def test_a_request_was_there_at_the_failures_of_its_unluckiest_sequence() -> None:
-    lines = [lost("a", "died"), lost("a", "step_failed"), lost("b", "died"), lost("b", "killed", 1), lost("c", "moved"), lost("c", "left")]
+    lines = [lost("a", "died"), lost("a", "step_failed"), lost("b", "died"), lost("b", "killed", 1)]
+    lines += [lost("c", "moved"), lost("c", "left")]
     assert failures(lines) == {"a": 2, "b": 1}, "two choices that met one failure each were not there at two"

@@ -107,6 +107,25 @@ def test_a_wrong_variable_and_an_unknown_one_are_named(run: CliRunner) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["chaos", "--dtype", "float32"], "--dtype: only with --own"),
+        (["chaos", "./model", "--yes"], "MODEL: only with --own"),
+        (["chaos", "--log", "x"], "--log: only with --own"),
+        (["chaos", "--own", "--url", "http://127.0.0.1:8000"], "--url: not with --own"),
+        (["chaos", "--own", "--yes"], "--yes: not with --own"),
+        (["chaos", "--faults", "nan"], "'nan' comes from within"),
+        (["chaos", "--own", "--faults", "burn"], "there is no 'burn'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_does_not_go_together_is_said(run: CliRunner, words: list[str], message: str) -> None:
+    result = run.invoke(app, words)
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
     "command", [["generate", "-p", "x"], ["score", "-p", "x"], ["serve"], ["bench"], ["chat"], ["compile"]]
 )
 def test_a_model_that_is_not_there_is_a_sentence(run: CliRunner, command: list[str]) -> None:

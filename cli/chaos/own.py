@@ -1,0 +1,100 @@
+"""A server of one's own to break: in a process of its own, its workers started again however often they fail."""
+
+import dataclasses
+import functools
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from actors.logs import configure_logging
+from actors.supervision import RestartPolicy
+from actors.worker import Deadlines
+from cli.model import ChosenModel
+from cli.options import CommandFailed
+from cli.serve import gateway_settings
+from cli.settings import Settings, load
+from gateway.daemon import run_daemon
+from gateway.launch import WorkerLaunch
+
+HOST = "127.0.0.1"
+POLICY = RestartPolicy(max_failures=64, window_s=1.0, first_delay_s=0.05, max_delay_s=0.25)
+"""Each failure is treated as a first one: what is killed again and again is started ever later, and then given up."""
+
+Launcher = Callable[[Settings, ChosenModel], Sequence[WorkerLaunch]]
+"""What the gateway starts. Travels to another process: a function of a module, perhaps with arguments bound."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """A server that listens on `HOST`; its workers may still load."""
+
+    pid: int
+    port: int
+
+
+@contextmanager
+def own_server(
+    options: Mapping[str, Any],
+    launcher: Launcher,
+    *,
+    deadlines: Deadlines | None = None,
+    log: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    keep_alive_s: float | None = None,
+) -> Iterator[Own]:
+    """`baton serve` with these settings on a free port of this machine. Its log goes to `log`, if given. It and its
+    workers have `environment` besides what they inherit; an idle connection is closed after `keep_alive_s`. Raises
+    `CommandFailed` when it ends before it listens."""
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    told = dict(options) | {"host": HOST, "port": 0, "listen_workers": ""}
+    process = context.Process(
+        target=_serve, args=(told, launcher, deadlines, log, dict(environment or {}), keep_alive_s, theirs)
+    )
+    process.start()
+    theirs.close()  # or a server that ends at once would never be noticed
+    try:
+        try:
+            port = ours.recv()
+        except EOFError:
+            where = f": see {log}" if log is not None else ""
+            raise CommandFailed(f"the server ended before it listened{where}") from None
+        yield Own(process.pid or 0, port)
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(
+    options: dict[str, Any],
+    launcher: Launcher,
+    deadlines: Deadlines | None,
+    log: Path | None,
+    environment: Mapping[str, str],
+    keep_alive_s: float | None,
+    listening: Connection,
+) -> None:
+    """The server's process."""
+    os.environ |= environment
+    if log is not None:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 2)
+    configure_logging("gateway", options.get("log_level", "error"))
+    settings = load(options)
+    launches = launcher(settings, ChosenModel.choose(settings))
+    gateway = gateway_settings(settings)
+    if keep_alive_s is not None:
+        gateway = dataclasses.replace(gateway, keep_alive_s=keep_alive_s)
+    tell = functools.partial(_tell, listening)
+    anyio.run(functools.partial(run_daemon, gateway, launches, on_listening=tell, policy=POLICY, deadlines=deadlines))
+
+
+def _tell(listening: Connection, host: str, port: int) -> None:
+    listening.send(port)
