@@ -255,6 +255,8 @@ class _Daemon:
             self._reception.shut()
         if not self._handing_over:
             router.drain_nowait()
+            if self._listener is not None:
+                self._listener.retire()
         async with anyio.create_task_group() as group:
             group.start_soon(self._cut_grace, group.cancel_scope)
             if self._handing_over:
@@ -276,8 +278,9 @@ class _Daemon:
 
     async def _finish(self) -> None:
         """Serve what has been accepted, to its end. First connections may go by themselves: each one ends with its next
-        answer, or after `keep_alive_s`. Then the server ends those of HTTP/2 that have nothing under way. Last, what is
-        kept for clients that come back needs no workers any more; they get it through the other gateway."""
+        answer, or one of HTTP/2 when it has nothing under way, or after `keep_alive_s`. Then the server ends those that
+        never do. Last, what is kept for clients that come back needs no workers any more; they get it through the other
+        gateway."""
         settings = self._settings
         if self._listener is not None:
             self._listener.stop()

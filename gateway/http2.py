@@ -1,7 +1,19 @@
-"""One connection for many requests: what a request on it must not do to the others."""
+"""One connection for many requests: what a request on it must not do to the others, and how it ends without harm."""
+
+import struct
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+EVERY_STREAM = 2**31 - 1
+"""The last stream of a warning: that requests which are on their way are still answered."""
+
+
+def goaway(last_stream: int) -> bytes:
+    """A GOAWAY frame without an error (RFC 9113, 6.8): the client opens no more streams on this connection, those up to
+    `last_stream` are answered, and any others were not looked at."""
+    length, kind = 8, 0x7
+    return struct.pack(">BHBBLLL", 0, length, kind, 0, 0, last_stream, 0)
 
 
 class WholeBodies:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
@@ -28,8 +29,10 @@ class Listener(Acceptor):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.stopped = False
-        """No more connections are taken; those that are here may finish."""
+        self.retired = False
+        """Connections are to be used no more; what is under way on them may finish."""
+        self.on_retire: Callable[[], None] = lambda: None
+        """Whoever serves the connections hears of it here."""
         self._accepted: WeakSet[socket.socket] = WeakSet()
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -50,8 +53,13 @@ class Listener(Acceptor):
         """Accepted ones that are open."""
         return sum(connection.fileno() >= 0 for connection in self._accepted)
 
+    def retire(self) -> None:
+        """Let clients take their next requests elsewhere. Connections are still accepted, for one request each."""
+        self.retired = True
+        self.on_retire()
+
     def stop(self) -> None:
-        """Let the running event loop accept no more from it."""
-        self.stopped = True
+        """The same, and let the running event loop accept no more from it."""
+        self.retire()
         if self.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self.fileno())

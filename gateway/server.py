@@ -13,9 +13,10 @@ from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Event, Updated
+from hypercorn.protocol.h2 import H2Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http2 import WholeBodies
+from gateway.http2 import EVERY_STREAM, WholeBodies, goaway
 from gateway.listener import Listener
 from gateway.settings import GatewaySettings
 
@@ -63,8 +64,8 @@ def set_stall(listener: Listener, settings: GatewaySettings) -> None:
 
 
 class _LastResponses:
-    """Tells clients of HTTP/1.1 that come after the listener stopped to use their connection no more: the next one goes
-    to whoever listens then."""
+    """Tells clients of HTTP/1.1 that come after the listener was retired to use their connection no more: the next one
+    goes to whoever listens then."""
 
     def __init__(self, app: ASGIApp, listener: Listener) -> None:
         self._app = app
@@ -76,19 +77,62 @@ class _LastResponses:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
 
-        last = self._listener.stopped and scope["type"] == "http" and scope["http_version"] != "2"
+        last = self._listener.retired and scope["type"] == "http" and scope["http_version"] != "2"
         await self._app(scope, receive, send_last if last else send)
 
 
 class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
-    """Hypercorn's connection, which ends when its client leaves.
+    """Hypercorn's connection, which ends when its client leaves, and on HTTP/2 ends without cutting a stream.
 
     That of 0.17 and 0.18 then waits for its idle timer, a task of the group that it is about to leave: the descriptor
-    of a client that is gone stayed open for `keep_alive_s`, in CLOSE-WAIT.
+    of a client that is gone stayed open for `keep_alive_s`, in CLOSE-WAIT. When it is told to end, it resets new
+    streams, and sends GOAWAY when the last response has ended but not been sent.
     """
 
-    left = False
-    """Nothing more is read."""
+    def __init__(self, app: ASGIApp, config: Config, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._ended = WorkerContext(None)  # of its own: connections end one by one
+        super().__init__(ASGIWrapper(app), asyncio.get_running_loop(), config, self._ended, {}, reader, writer)
+        self.left = False
+        """Nothing more is read."""
+        self._retired = False
+        self._parted = False
+        self._owes = 0
+        """Requests that it takes before it ends."""
+
+    def retire(self, owes: int = 0) -> None:
+        """Let its client take the next request elsewhere. One of HTTP/2 is told when it has nothing under way, for
+        python-h2 (under httpx) gives up the streams that are. One that never idles is told after `keep_alive_s`."""
+        self._owes = owes
+        if not self._retired:
+            self._retired = True
+            self.loop.call_later(self.config.keep_alive_timeout, self._warn)
+            self._part()
+
+    async def end(self) -> None:
+        """End it as soon as nothing is under way on it."""
+        self.retire()
+        if self._http2 is None:
+            await self._ended.terminated.set()
+
+    @property
+    def _http2(self) -> H2Protocol | None:
+        wrapper = getattr(self, "protocol", None)  # none before it runs
+        return wrapper.protocol if wrapper is not None and isinstance(wrapper.protocol, H2Protocol) else None
+
+    def _warn(self) -> None:
+        if self._http2 is not None and not self._parted and not self.writer.is_closing():
+            self.writer.write(goaway(EVERY_STREAM))
+
+    def _part(self) -> None:
+        """End it, if it is of HTTP/2 and has sent all that it has to."""
+        http2 = self._http2
+        if http2 is None or self._parted or self.left or self.writer.is_closing():
+            return
+        if http2.streams or http2.stream_buffers or http2.keep_alive_requests < self._owes:
+            return
+        self._parted = True
+        self.writer.write(goaway(http2.connection.highest_inbound_stream_id))
+        self._task_group.spawn(self._ended.terminated.set)  # what its idle timer waits for
 
     async def _read_data(self) -> None:
         await super()._read_data()
@@ -99,28 +143,36 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         """What Hypercorn calls with bytes to send, and with news of the connection."""
         if not (self.left and isinstance(event, Updated)):
             await super().protocol_send(event)
+        if self._retired:
+            self.loop.call_soon(self._part)  # when it has noted what it has just sent
 
 
 async def _run(app: ASGIApp, config: Config, listener: Listener, leave: anyio.Event) -> None:
     """What `hypercorn.asyncio.serve` does for one socket, with our connections; the app has no lifespan."""
-    loop = asyncio.get_running_loop()
-    context = WorkerContext(None)
-    tasks: set[asyncio.Task[None]] = set()
+    connections: dict[asyncio.Task[None], _Connection] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        await _Connection(ASGIWrapper(app), loop, config, context, {}, reader, writer)
+        connections[task] = connection = _Connection(app, config, reader, writer)
+        task.add_done_callback(connections.pop)
+        if listener.retired:
+            connection.retire(owes=1)
+        await connection
 
+    def retire() -> None:
+        for connection in connections.values():
+            connection.retire()
+
+    listener.on_retire = retire
     server = await asyncio.start_server(connected, backlog=BACKLOG, sock=listener)
     try:
         await leave.wait()
     finally:
         server.close()
-        await context.terminated.set()
-        if tasks:
+        for connection in list(connections.values()):
+            await connection.end()
+        if tasks := list(connections):
             _, late = await asyncio.wait(tasks, timeout=config.graceful_timeout)
             for task in late:
                 task.cancel()
