@@ -16,6 +16,8 @@ from gateway.hand_over import Offer
 from gateway.pickup import Unreachable
 
 TIMEOUT_S = 10.0
+GONE_S = 0.5
+"""Between two looks whether it is still there."""
 SPARE = 64
 """File descriptors that must be free for one more connection to it: the workers need some."""
 _MEANT = {401: ", so its key is another one", 404: ", so it is no Baton that can"}
@@ -94,6 +96,11 @@ class HttpPredecessor:
         except httpx.HTTPError as error:
             _log.error("predecessor_stays", predecessor=self._offer.pid, problem=str(error) or type(error).__name__)
 
+    async def gone(self) -> None:
+        """Wait until it has ended; at once when nobody had the port."""
+        while self._offer is not None and await _listens(self._offer.http):  # noqa: ASYNC110  another process
+            await anyio.sleep(GONE_S)
+
     @asynccontextmanager
     async def ask(self, method: str, target: str, headers: dict[str, str]) -> AsyncIterator[HttpAnswer]:
         """Ask for a stream that it keeps. Raises `Unreachable`."""
@@ -115,6 +122,17 @@ class HttpPredecessor:
             yield HttpAnswer(response)
         finally:
             await response.aclose()
+
+
+async def _listens(path: str) -> bool:
+    """Whether somebody does."""
+    try:
+        async with await anyio.connect_unix(path):
+            return True
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    except OSError:  # as when no descriptor is left: this says nothing
+        return True
 
 
 async def _receive(path: str, within_s: float) -> int:

@@ -51,6 +51,9 @@ class Predecessor(Elsewhere, Protocol):
     async def relieve(self) -> None:
         """Tell it that somebody else accepts from that socket. Logs what goes wrong, and does not raise."""
 
+    async def gone(self) -> None:
+        """Wait until it has ended; at once when nobody had the port."""
+
 
 class TakeOverFailed(Exception):
     """Raised when another gateway's place cannot be taken: it stays. The message says why."""
@@ -295,6 +298,8 @@ class _Daemon:
         await self._fleet.stop(WORKERS_END_S)
         with anyio.move_on_after(settings.max_resume_s + self._longest_s):
             await self._streams.none_left()
+            if self._predecessor is not None:  # whose streams the next gateway reaches through this one
+                await self._predecessor.gone()
 
     async def _cut_grace(self, scope: anyio.CancelScope) -> None:
         await self._hurry.wait()

@@ -144,3 +144,16 @@ async def test_one_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
             async with old.ask("GET", "/v1/streams/x", {}):
                 pass
         over.set()
+
+
+async def test_it_is_gone_when_its_socket_is(tmp_path: Path) -> None:
+    async def nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with predecessor(tmp_path, nothing) as old:
+        await old.gone()  # it was not met
+        os.close(await old.meet() or -1)
+        with anyio.move_on_after(0.01) as waited:
+            await old.gone()
+        assert waited.cancelled_caught
+    await old.gone()

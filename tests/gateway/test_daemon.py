@@ -193,6 +193,9 @@ class Nobody:
     async def relieve(self) -> None:
         raise NotImplementedError
 
+    async def gone(self) -> None:
+        raise NotImplementedError
+
     def ask(self, method: str, target: str, headers: dict[str, str]) -> Any:
         raise NotImplementedError
 

@@ -169,6 +169,53 @@ async def test_streams_that_the_old_gateway_keeps_are_picked_up_through_the_new_
             assert await anyio.to_thread.run_sync(new.wait) == 0
 
 
+async def test_streams_outlive_a_chain_of_gateways() -> None:
+    """The first gateway still has streams when the second one is relieved: one is read, one is kept for its client."""
+    body = COMPLETION | {"max_tokens": 200, "ignore_eos": True, "stream": True}
+    ended: list[str] = []
+
+    async def stream(port: int) -> None:
+        async with (
+            httpx.AsyncClient(timeout=60, trust_env=False) as client,
+            client.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body) as response,
+        ):
+            got = await events(response)
+        assert got[-2]["choices"][0]["finish_reason"] == "length"
+        ended.append(got[-1])
+
+    with gateway() as first:
+        port = int(said(first, "port").split()[1])
+        said(first, "state ready")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+            kept = body | {"stream_options": {"resume_s": 60}}
+            async with client.stream("POST", "/v1/completions", json=kept) as response:
+                path = f"/v1/streams/{response.headers['x-stream-id']}"
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream, port)
+            with gateway(port) as second:
+                while await who(port) != second.pid:
+                    pass
+                with gateway(port) as third:
+                    while await who(port) != third.pid:
+                        assert await ask(port) == 200
+                    # The second has nothing of its own any more.
+                    await anyio.to_thread.run_sync(said, second, "state stopped")
+                    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
+                    async with client:
+                        async with client.stream("GET", path) as response:
+                            got = await events(response)
+                        assert got[-1] == "[DONE]"
+                        assert got[-2]["choices"][0]["finish_reason"] == "length"
+                        assert (first.poll(), second.poll()) == (None, None)
+                        assert (await client.delete(path)).status_code == 204
+                    for each in (first, second):
+                        assert await anyio.to_thread.run_sync(each.wait) == 0
+                    assert await ask(port) == 200
+                    third.terminate()
+                    assert await anyio.to_thread.run_sync(third.wait) == 0
+    assert ended == ["[DONE]"]
+
+
 async def test_workers_of_other_machines_come_over_when_the_old_gateway_has_ended_its_streams(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     key = make_gateway_key(keys)
