@@ -12,6 +12,7 @@ import anyio
 from actors.actor import Actor, Unrecoverable
 from actors.incarnation import Incarnation, PeerMisbehaved, PeerRefused
 from actors.link import Link, LinkClosed, LinkFull, MessageRefused
+from actors.origin import Origin
 from actors.refusals import Refusal
 from actors.worker import WorkerState, WorkerUnavailable
 from protocol.codec import decode_event, encode
@@ -26,8 +27,15 @@ REFUSAL_LINGER_S = 0.1
 """How long a refusal may take to leave; the event loop waits for it, in the rare case that there is one."""
 
 
+_ENDED_BY_OTHERS = frozenset({ByeReason.STOPPED, ByeReason.KILLED})
+
+
 class WorkerFailed(Exception):
     """Why an incarnation ended without having been asked to: it exited, hung, or broke the protocol."""
+
+    def __init__(self, text: str, origin: Origin = Origin.WITHIN) -> None:
+        super().__init__(text)
+        self.origin = origin
 
 
 class WorkerRefused(Unrecoverable):
@@ -127,6 +135,10 @@ class IncarnationActor(Actor[None]):
         self._loss = reason
         self._link_lost.set()
 
+    def hang_origin(self) -> Origin:
+        """Called when a deadline has passed: who is to blame that it does not get on."""
+        raise NotImplementedError
+
     def check_peer(self) -> None:
         """Called before a `Hello` is taken. Raise `PeerMisbehaved` when somebody else has connected."""
 
@@ -147,7 +159,8 @@ class IncarnationActor(Actor[None]):
             if self.seen.leave_by is None or event.reason is not ByeReason.STOPPED:
                 text = f"it left ({event.reason})" + (f": {event.text}" if event.text else "")
                 never = event.reason is ByeReason.LOAD_REFUSED
-                self._fail(WorkerRefused(text) if never else WorkerFailed(text))
+                origin = Origin.OUTSIDE if event.reason in _ENDED_BY_OTHERS else Origin.WITHIN
+                self._fail(WorkerRefused(text) if never else WorkerFailed(text, origin))
             else:
                 self.context.stop()
 
@@ -167,17 +180,19 @@ class IncarnationActor(Actor[None]):
         if self._fault is None:
             self._fault = failure
             self._faulted.set()
-            self._lose(WorkerState.BACKOFF, str(failure), linger_s)
+            self._lose(WorkerState.BACKOFF, failure, linger_s)
 
-    def _lose(self, state: WorkerState, reason: str, linger_s: float = 0.0) -> None:
-        """Close the link and report the loss, once: the closed link is the mark."""
+    def _lose(self, state: WorkerState, failure: Exception | None, linger_s: float = 0.0) -> None:
+        """Close the link and report the loss, once: the closed link is the mark. Without a failure it was stopped."""
         link, self._link = self._link, None
         if link is None:
             return
         link.close(linger_s)
+        reason = "stopped" if failure is None else str(failure)
         self._worker.enter(state, reason)
         if self.seen.hello is not None:
-            self._worker.notify(self._worker.listener.worker_lost, self._worker.name, self.seen.number, reason)
+            lost = self._worker.listener.worker_lost
+            self._worker.notify(lost, self._worker.name, self.seen.number, reason, _origin(failure))
 
     async def _watch_faults(self) -> None:
         await self._faulted.wait()
@@ -200,8 +215,14 @@ class IncarnationActor(Actor[None]):
             if self.seen.must_be_gone(now):
                 self.context.stop()
                 return
-            late = self.seen.overdue(now)
             if link.dropped:
-                late = "it sent a message that breaks the link's bounds"
+                raise WorkerFailed("it sent a message that breaks the link's bounds")
+            late = self.seen.overdue(now)
             if late is not None:
-                raise WorkerFailed(late)
+                raise WorkerFailed(late, self.hang_origin())
+
+
+def _origin(failure: Exception | None) -> Origin:
+    if isinstance(failure, WorkerFailed):
+        return failure.origin
+    return Origin.OUTSIDE if failure is None else Origin.WITHIN

@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 import anyio
 import anyio.to_thread
 
+from actors.kernel import OomKills, killed_for_memory, state_of
 from actors.lines import LineCutter
+from actors.origin import Origin, of_exit, of_hang
 
 READ_BYTES = 65536
 LAST_READS = 32
@@ -30,10 +32,13 @@ class SpawnFailed(Exception):
 class ChildProcess:
     """One running child. Made by `spawn`; `end` must run before it is forgotten."""
 
-    def __init__(self, popen: "subprocess.Popen[bytes]", on_line: OnLine) -> None:
+    def __init__(self, popen: "subprocess.Popen[bytes]", on_line: OnLine, oom_kills: OomKills) -> None:
         assert popen.stderr is not None
         self._popen = popen
         self._on_line = on_line
+        self._oom_kills = oom_kills  # before it was started
+        self._sent: set[int] = set()
+        self._origin = Origin.UNKNOWN
         self._lines = LineCutter()
         self._loop = asyncio.get_running_loop()
         self._exited = anyio.Event()
@@ -50,6 +55,7 @@ class ChildProcess:
     @classmethod
     def spawn(cls, command: Sequence[str], on_line: OnLine, env: Mapping[str, str] | None = None) -> "ChildProcess":
         """Start `command`. `on_line` gets each line of its stderr. Raises `SpawnFailed`."""
+        oom_kills = OomKills.now()
         try:
             popen = subprocess.Popen(
                 list(command),
@@ -62,7 +68,7 @@ class ChildProcess:
             )
         except (OSError, ValueError) as error:
             raise SpawnFailed(f"cannot start {command[0] if command else 'an empty command'!r}: {error}") from error
-        return cls(popen, on_line)
+        return cls(popen, on_line, oom_kills)
 
     @property
     def pid(self) -> int:
@@ -72,6 +78,16 @@ class ChildProcess:
     def returncode(self) -> int | None:
         """The exit status once it has exited, as in `subprocess`: negative is the signal that killed it."""
         return self._returncode
+
+    @property
+    def origin(self) -> Origin:
+        """Who ended it, once it has exited. What we ended ourselves is UNKNOWN here."""
+        return self._origin
+
+    @property
+    def hang_origin(self) -> Origin:
+        """Who is to blame when it does not get on, now."""
+        return of_hang(state_of(self.pid) if self._returncode is None else None)
 
     def owns(self, pid: int) -> bool:
         """Whether a process is this child or one that it has started, by its session."""
@@ -113,9 +129,9 @@ class ChildProcess:
                 if patience > 0 and self._returncode is None:
                     with anyio.move_on_after(patience):
                         await self.wait()
-                self._signal(number)
+                self._send(number)
         finally:
-            self._signal(signal.SIGKILL)
+            self._send(signal.SIGKILL)
             with anyio.CancelScope(shield=True):  # bounded: nothing survives SIGKILL but a stuck kernel call
                 with anyio.move_on_after(5.0):
                     await self.wait()
@@ -126,6 +142,11 @@ class ChildProcess:
         """Let the child see the end of file, as it would if this process were gone."""
         if self._popen.stdin is not None:
             self._popen.stdin.close()
+
+    def _send(self, number: signal.Signals) -> None:
+        """Signal it in order to end it; it may not be the signal that does."""
+        self._sent.add(number)
+        self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
         """Signal the group while its leader is not reaped: only until then is the number surely ours."""
@@ -140,8 +161,10 @@ class ChildProcess:
     def _on_exit(self) -> None:
         if self._returncode is not None:
             return
+        oom_kills = OomKills.now(self.pid)  # while it is a zombie: its cgroup is still known
         self._signal(signal.SIGKILL)  # what the child left behind in its group
         self._returncode = self._popen.wait()
+        self._origin = of_exit(self._returncode, self._sent, killed_for_memory(self._oom_kills, oom_kills))
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
         self._exited.set()

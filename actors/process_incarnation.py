@@ -10,6 +10,7 @@ from actors.incarnation import PeerMisbehaved
 from actors.incarnation_actor import IncarnationActor, WorkerFailed
 from actors.link import Link
 from actors.logs import forward
+from actors.origin import Origin
 from actors.process import ChildProcess
 from actors.rate import PeerRate
 from actors.worker import WorkerState
@@ -62,7 +63,7 @@ class ProcessIncarnation(IncarnationActor):
         """Ask, wait, kill. After a failure the listener hears of the loss first: nothing more can come."""
         try:
             if failure is not None:
-                self._lose(WorkerState.BACKOFF, str(failure))
+                self._lose(WorkerState.BACKOFF, failure)
             elif self.seen.leave_by is None:  # cancelled
                 self.seen.leave(anyio.current_time() + self._limits.stop)
             if self._child is not None:
@@ -73,9 +74,13 @@ class ProcessIncarnation(IncarnationActor):
                 if self._link is not None:
                     self._link.drain_now()
         finally:
-            self._lose(WorkerState.STOPPED, "stopped")
+            self._lose(WorkerState.STOPPED, None)
             if self._endpoint is not None:
                 self._endpoint.remove()
+
+    def hang_origin(self) -> Origin:
+        """By the state of its process: one that was suspended hangs for no reason of its own."""
+        return Origin.UNKNOWN if self._child is None else self._child.hang_origin
 
     def check_peer(self) -> None:
         """Raise `PeerMisbehaved` when not the child but somebody else has connected to its socket."""
@@ -102,7 +107,7 @@ class ProcessIncarnation(IncarnationActor):
         if self._fault is not None:
             return
         if self.seen.leave_by is None or self._broke_off(child):
-            raise WorkerFailed(f"its process {child.describe_exit()}")
+            raise WorkerFailed(f"its process {child.describe_exit()}", child.origin)
         self.context.stop()
 
     def _broke_off(self, child: ChildProcess) -> bool:

@@ -6,6 +6,7 @@ import anyio
 
 from actors.arrival import Arrival
 from actors.incarnation_actor import IncarnationActor, WorkerFailed
+from actors.origin import Origin
 from actors.worker import WorkerState
 from protocol.codec import encode
 
@@ -42,15 +43,21 @@ class RemoteIncarnation(IncarnationActor):
     async def stopped(self, failure: Exception | None) -> None:
         """Close the link: that is all that can be done from here."""
         if failure is not None:
-            self._lose(WorkerState.BACKOFF, str(failure))
+            self._lose(WorkerState.BACKOFF, failure)
         if self._link is not None:
             self._link.drain_now()
-        self._lose(WorkerState.STOPPED, "stopped")
+        self._lose(WorkerState.STOPPED, None)
+
+    def hang_origin(self) -> Origin:
+        """Its machine beats for it, hung or not: one that says nothing at all has lost its machine or its network."""
+        limits = self._limits
+        silent = self.seen.silent_s(anyio.current_time()) >= min(limits.beat, limits.idle)
+        return Origin.OUTSIDE if silent else Origin.WITHIN
 
     def disconnect(self, why: str | None = None) -> None:
-        """End now: as a failure, if there is a reason; otherwise because it was asked for."""
+        """End now: because its link is as good as lost, if there is a reason; otherwise because it was asked for."""
         if why is not None:
-            self._fail(WorkerFailed(why))
+            self._fail(WorkerFailed(why, Origin.OUTSIDE))
             return
         self.seen.leave(anyio.current_time())
         self.context.stop()
@@ -58,5 +65,5 @@ class RemoteIncarnation(IncarnationActor):
     async def _watch_link(self) -> None:
         await self._link_lost.wait()
         if self.seen.leave_by is None:
-            raise WorkerFailed(f"its link was lost: {self._loss}")
+            raise WorkerFailed(f"its link was lost: {self._loss}", Origin.OUTSIDE)
         self.context.stop()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from actors.origin import Origin
 from protocol.commands import Command
 from protocol.events import Event, Gauges, Hello, Loading, Ready
 
@@ -68,8 +69,9 @@ class WorkerListener(Protocol):
     def worker_changed(self, status: WorkerStatus) -> None:
         """The state or the loading progress changed."""
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
-        """An incarnation that had said `Hello` is gone: once, after its last event. Its live streams must be ended."""
+    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
+        """An incarnation that had said `Hello` is gone: once, after its last event. Its live streams must be ended.
+        `origin` says whether something in it or somebody else ended it."""
 
 
 class Worker(Protocol):

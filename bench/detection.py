@@ -19,6 +19,7 @@ from pathlib import Path
 import anyio
 
 from actors.logs import configure_logging
+from actors.origin import Origin
 from actors.supervision import RestartPolicy
 from actors.worker import Deadlines, WorkerState
 from cli.model import ChosenModel
@@ -43,10 +44,10 @@ class Observer(Router):
         self.lost_at = 0.0
         self.lost = anyio.Event()
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
+    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
         """Note the time, then go on as ever."""
         self.lost_at = time.perf_counter()
-        super().worker_lost(worker, incarnation, reason)
+        super().worker_lost(worker, incarnation, reason, origin)
         self.lost.set()
 
 

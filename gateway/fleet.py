@@ -7,6 +7,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from actors.origin import Origin
 from actors.remote_worker import RemoteWorker
 from actors.supervision import Policy
 from actors.supervisor import Supervisor
@@ -232,9 +233,9 @@ class Fleet:
             self._on_status(status)
         self._notify()
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
+    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
         """An incarnation is gone."""
-        self._router.worker_lost(worker, incarnation, reason)
+        self._router.worker_lost(worker, incarnation, reason, origin)
 
 
 def _gone(member: Member, incarnation: int) -> bool:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from actors.worker import WorkerUnavailable
+from gateway.charge import Charge
 from gateway.metrics import Metrics
 from gateway.quarantine import Quarantine
 from gateway.roster import Roster
 from gateway.settings import GatewaySettings
 from gateway.streams import Cause, Failure, Stream
-from gateway.suspicion import blame, may_run
+from gateway.suspicion import accuse, blame, may_run, put_down
 from gateway.waiting import WaitingRoom
 from gateway.workers import FULL_S, Seat
 from protocol.errors import ErrorCode
@@ -83,41 +84,43 @@ class Placement:
         streams = list(seat.live.values())
         seat.live.clear()
         seat.close()
-        guilty = self._inquire(seat, streams) if cause is Cause.DIED else ()
+        guilty = self._inquire(seat, streams, cause)
         for stream in streams:
             self.settle(stream, "lost_again")
             stream.leave(cause, reason)
         self._wait(stream for stream in streams if stream not in guilty)
         for stream in guilty:
             self.quarantine.add(stream.call.model, stream.submit.input, stream.submit.sampling)
-            self._fail(stream, Failure(ErrorCode.QUARANTINED, f"two workers died with this request; {reason}"))
+            text = f"workers failed with this request {len(stream.charges)} times in a row; {reason}"
+            self._fail(stream, Failure(ErrorCode.QUARANTINED, text))
         if streams:
             _log.warning("streams_replayed", worker=seat.name, streams=len(streams), cause=str(cause), reason=reason)
         self.serve(seat.model)
 
-    def _inquire(self, seat: Seat, streams: Sequence[Stream]) -> list[Stream]:
-        """Who is to blame for the death of a worker. What it was blamed for does not count against the workers."""
-        already = {stream for stream in streams if stream.suspect}
-        guilty = blame(streams, seat.slots, seat.reached)
-        death = (seat.name, seat.incarnation)
+    def _inquire(self, seat: Seat, streams: Sequence[Stream], cause: Cause) -> list[Stream]:
+        """Who is to blame for the loss of a worker. What it was blamed for does not count against the workers."""
+        if cause not in (Cause.DIED, Cause.KILLED):
+            return []
+        death = Charge(seat.name, (seat.incarnation, None), within=cause is Cause.DIED)
+        guilty = blame(streams, seat.slots, seat.reached, death)
         for stream in guilty:
             self.acquit(stream)
-            self._pardon(*death)
-        for stream in streams:
-            if stream.suspect and stream not in already:
-                stream.death = death
+        return guilty
+
+    def accuse(self, seat: Seat, stream: Stream) -> bool:
+        """A step failed with it; whether it is to blame, which then does not count against the worker."""
+        guilty = accuse(stream, Charge(seat.name, seat.failed_step))
+        if guilty:
+            self.acquit(stream)
         return guilty
 
     def acquit(self, stream: Stream) -> None:
-        """The worker that died with this suspect is not to blame: another died, too, or the suspect left before it had
-        got past that point."""
-        if stream.suspect and stream.death is not None:
-            self._pardon(*stream.death)
-
-    def _pardon(self, worker: str, incarnation: int) -> None:
-        seat = self._roster.find(worker)
-        if seat is not None and seat.standing.pardons(incarnation):
-            seat.worker.pardon_nowait(incarnation)
+        """The workers that failed with this sequence are not to blame: it was found guilty, or leaves before it has got
+        past that point."""
+        for charge in put_down(stream):
+            seat = self._roster.find(charge.worker)
+            if seat is not None:
+                seat.pardon(charge.failure)
 
     def suspend(self, stream: Stream, cause: Cause, reason: str) -> None:
         """One sequence lost its worker, which lives on."""

@@ -1,6 +1,6 @@
 """Which workers of a model take requests now, and which stand by. Owned by the router; everything is synchronous."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import structlog
 
@@ -10,8 +10,6 @@ from gateway.workers import Role, Seat
 from protocol.commands import Stop
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished
-
-_WORKERS_FAULT = frozenset({ErrorCode.STEP, ErrorCode.INTERNAL})
 
 _log = structlog.get_logger("gateway.roster")
 
@@ -79,21 +77,26 @@ class Roster:
         _log.info("standby_promoted", worker=standby.name, instead_of=active.name, model=active.model)
 
     def heard(self, seat: Seat, event: Event) -> None:
-        """Note a sequence's end, for the worker's circuit."""
+        """Note a sequence's end, for the worker's circuit. What was put down to the sequence does not count."""
         if isinstance(event, Finished):
             if event.reason != "cancelled":  # which says nothing of how it would have ended
                 seat.breaker.succeeded()
-        elif isinstance(event, Failed) and event.code in _WORKERS_FAULT:
-            now = self._clock()
-            before = seat.breaker.state(now)
-            # All rows of a failed step fail: one failure of the worker.
-            step = (seat.incarnation, seat.status.gauges.steps_failed) if event.code is ErrorCode.STEP else None
-            seat.breaker.failed(now, step)
-            if before is not Circuit.OPEN and seat.breaker.state(now) is Circuit.OPEN:
-                _log.warning("circuit_opened", worker=seat.name, model=seat.model, reason=event.text)
-                self.promote(seat.model)
-                if seat.role is Role.STANDBY:
-                    self._renew(seat)
+        elif isinstance(event, Failed) and event.code is ErrorCode.STEP:
+            if not seat.standing.pardoned(seat.failed_step):
+                self._failed(seat, seat.failed_step, event.text)
+        # An internal error is a defect that one request has found, and its neighbours have not.
+        elif isinstance(event, Failed) and event.code is ErrorCode.INTERNAL and not seat.standing.pardons(event.stream):
+            self._failed(seat, event.stream, event.text)
+
+    def _failed(self, seat: Seat, cause: Hashable, reason: str) -> None:
+        now = self._clock()
+        before = seat.breaker.state(now)
+        seat.breaker.failed(now, cause)
+        if before is not Circuit.OPEN and seat.breaker.state(now) is Circuit.OPEN:
+            _log.warning("circuit_opened", worker=seat.name, model=seat.model, reason=reason)
+            self.promote(seat.model)
+            if seat.role is Role.STANDBY:
+                self._renew(seat)
 
     def _renew(self, seat: Seat) -> None:
         """One that fails its requests is no standby: it is to leave, and its supervisor starts it again."""

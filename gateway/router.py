@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 
+from actors.origin import Origin
 from actors.refusals import Refusals
 from actors.worker import Worker, WorkerState, WorkerStatus
 from gateway.breaker import Breaker
@@ -13,7 +14,7 @@ from gateway.requests import Choice, Plan
 from gateway.roster import Roster
 from gateway.settings import GatewaySettings
 from gateway.streams import Call, Cause, Failure, Stream
-from gateway.suspicion import cleared, suspect
+from gateway.suspicion import cleared
 from gateway.workers import Role, Seat
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
@@ -116,7 +117,6 @@ class Router:
         seat = self.roster[worker]
         if incarnation != seat.incarnation:
             return
-        self.roster.heard(seat, event)
         if isinstance(event, Step | Beat):
             seat.counters.saw(incarnation, event.gauges)
             seat.reached = event.gauges.reached
@@ -125,9 +125,10 @@ class Router:
             for delta in event.deltas:
                 self._deliver(seat, delta, now)
         elif isinstance(event, Finished):
+            self.roster.heard(seat, event)
             self._finished(seat, event)
-        elif isinstance(event, Failed) and (stream := seat.live.get(event.stream)) is not None:
-            self._failed(seat, stream, event)
+        elif isinstance(event, Failed):
+            self._failed(seat, seat.live.get(event.stream), event)
 
     def worker_changed(self, status: WorkerStatus) -> None:
         """A worker started, got on with loading, became ready, or is no longer."""
@@ -140,13 +141,15 @@ class Router:
         self.roster.promote(seat.model)
         self._placement.serve(seat.model)
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
+    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
         """An incarnation is gone; what it held goes on elsewhere."""
         seat = self.roster[worker]
         if incarnation == seat.incarnation:
-            asked = seat.status.state in (WorkerState.STOPPED, WorkerState.DRAINING)
+            cause = Cause.KILLED if origin is Origin.OUTSIDE else Cause.DIED
+            if seat.status.state in (WorkerState.STOPPED, WorkerState.DRAINING):
+                cause = Cause.LEFT
             seat.forget_cancels()
-            self._placement.lose(seat, Cause.LEFT if asked else Cause.DIED, f"worker {worker} was lost: {reason}")
+            self._placement.lose(seat, cause, f"worker {worker} was lost: {reason}")
 
     def migrate(self, worker: str) -> None:
         """Take every live sequence off a worker, which gets nothing more until its next incarnation. They go on with
@@ -175,7 +178,7 @@ class Router:
                 stream.first_at = now
                 seat.observed.first_token.observe(now - stream.opened_at)
             stream.last_at = now
-            if stream.suspect and cleared(stream, count):
+            if stream.charges and cleared(stream, count):
                 seat.standing.served()
                 self._placement.serve(seat.model)
         return stream
@@ -202,9 +205,14 @@ class Router:
         self._placement.remove(stream)
         stream.finish(event.reason, event.usage)
 
-    def _failed(self, seat: Seat, stream: Stream, event: Failed) -> None:
-        """A worker ended a sequence: for good, or another one may go on with it."""
+    def _failed(self, seat: Seat, stream: Stream | None, event: Failed) -> None:
+        """A worker ended a sequence: for good, or another one may go on with it. None is one that lives no more."""
         placement, reason = self._placement, f"worker {seat.name}: {event.text}"
+        # Who is to blame is decided first: what the worker is not to blame for must not open its circuit.
+        guilty = stream is not None and event.code is ErrorCode.STEP and placement.accuse(seat, stream)
+        self.roster.heard(seat, event)
+        if stream is None:
+            return
         match event.code:
             case ErrorCode.LOST:
                 # It ends for a reason of its own, which may be this sequence: `worker_lost` follows, and puts it down
@@ -213,9 +221,7 @@ class Router:
             case ErrorCode.DRAINING:
                 seat.close()
                 placement.suspend(stream, Cause.LEFT, reason)
-            case ErrorCode.STEP if not stream.suspect:
-                suspect(stream)
-                stream.death = None
+            case ErrorCode.STEP if not guilty:
                 placement.suspend(stream, Cause.STEP, reason)
             case ErrorCode.OVERLOADED | ErrorCode.UNAVAILABLE if stream.waited:
                 placement.postpone(stream)

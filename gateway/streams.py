@@ -10,6 +10,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.charge import Charge
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished, Logprobs, Usage
@@ -21,7 +22,9 @@ class Cause(StrEnum):
     """Why a sequence goes on without the worker that it was on."""
 
     DIED = "died"
-    """The worker exited, hung, broke the protocol or lost its link."""
+    """The worker exited, hung or broke the protocol, which may be due to what it computed."""
+    KILLED = "killed"
+    """Somebody ended, suspended or cut off the worker from outside."""
     LEFT = "left"
     """The worker leaves, and not because of what it computes: it was stopped, or its device fails."""
     MOVED = "moved"
@@ -64,8 +67,8 @@ class Stream:
         "_text",
         "call",
         "cause",
+        "charges",
         "continued",
-        "death",
         "ended",
         "failure",
         "first_at",
@@ -79,7 +82,6 @@ class Stream:
         "reason",
         "since_replay",
         "submit",
-        "suspect",
         "tokens",
         "usage",
         "waited",
@@ -112,12 +114,11 @@ class Stream:
         self.cause: Cause | None = None
         """Why it lost its last worker, until the next one brings something."""
         self.loss = ""
-        self.suspect = False
-        """A worker died with it, and it has not got past that point yet. See `gateway.suspicion`."""
-        self.death: tuple[str, int] | None = None
-        """Worker and incarnation whose death made it a suspect; None when it was a failed step."""
+        self.charges: tuple[Charge, ...] = ()
+        """The failures at which it ran, one after the other, until it has got past that point. See `gateway.suspicion`,
+        which bounds their number."""
         self.since_replay = 0
-        """Tokens that came since it became a suspect."""
+        """Tokens that came since the last of them."""
         self._text: list[str] = []
         self._logprobs: list[Logprobs] = []
         self._taken = 0

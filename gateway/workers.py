@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from actors.worker import Worker, WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.breaker import Breaker, Circuit
+from gateway.charge import FailureId
 from gateway.counters import Counters
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.streams import Stream
@@ -96,6 +97,22 @@ class Seat:
         """A sequence is not the worker's any more; that may make room."""
         del self.live[stream.submit.stream]
         self._full_until = 0.0
+
+    @property
+    def failed_step(self) -> FailureId:
+        """The last of its steps that failed; all rows of one fail together."""
+        return self.incarnation, self.status.gauges.steps_failed
+
+    def pardon(self, failure: FailureId) -> None:
+        """A failure was put down to a request: it is not to count against the worker, within the bounds of its
+        standing."""
+        if not self.standing.pardons(failure):
+            return
+        incarnation, step = failure
+        if step is None:
+            self.worker.pardon_nowait(incarnation)
+        else:
+            self.breaker.pardon(failure)
 
     def fit(self, now: float) -> bool:
         """The worker can serve: it takes requests, and they do not keep failing. `now` is the loop's time."""

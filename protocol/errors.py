@@ -24,7 +24,7 @@ class ErrorCode(StrEnum):
     """The worker died, hung or failed while it held the request, and no other one went on with it. From a worker: it is
     about to leave because of a failure, in which the request may have had a part."""
     QUARANTINED = "quarantined"
-    """Two workers died with this request; it is not tried a third time."""
+    """Workers died with this request, and it is not tried again."""
     DRAINING = "draining"
     """The worker or the gateway leaves or admits nothing more, and the request had no part in it."""
     UNAVAILABLE = "unavailable"
@@ -54,6 +54,8 @@ class ByeReason(StrEnum):
     """A defect of the worker."""
     DIED = "died"
     """The process of a remote worker is gone; its supervisor says so, and starts another one."""
+    KILLED = "killed"
+    """The same, and somebody else has ended or suspended it: what it computed had no part in that."""
 
 
 class ProtocolError(Exception):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from actors.endpoint import EndpointError, check_address
 from actors.link import CurveKeys, Link, LinkClosed, LinkFull
+from actors.origin import Origin
 from actors.supervision import Policy, Restart, RestartPolicy
 from actors.worker import Deadlines, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.worker_process import CommandLine, WorkerProcess
@@ -118,10 +119,11 @@ class Session:
             self._ready = True
             self.say(status.ready)
 
-    def heard_loss(self, reason: str) -> None:
+    def heard_loss(self, reason: str, origin: Origin) -> None:
         """Its process is gone, and all that it held."""
         self._live.clear()
-        code = ByeReason.STOPPED if self._leaves else ByeReason.DIED
+        died = ByeReason.KILLED if origin is Origin.OUTSIDE else ByeReason.DIED
+        code = ByeReason.STOPPED if self._leaves else died
         self.say(Bye(code, clip(reason)))
         self.end(f"the worker was lost: {reason}")
 
@@ -292,11 +294,11 @@ class Joining:
             self._on_status(status)
         self._notify()
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
+    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
         """Its process is gone."""
         self._left = frozenset()
         if self._session is not None:
-            self._session.heard_loss(reason)
+            self._session.heard_loss(reason, origin)
         self._notify()
 
 

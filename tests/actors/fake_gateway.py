@@ -6,6 +6,7 @@ from pathlib import Path
 import anyio
 
 from actors.logs import configure_logging
+from actors.origin import Origin
 from actors.worker_process import WorkerProcess, WorkerState, WorkerStatus
 
 
@@ -19,7 +20,7 @@ class Announcer:
         if status.state is WorkerState.READY:
             print(status.pid, flush=True)
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
+    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
         pass
 
 

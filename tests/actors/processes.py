@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 
+from actors.origin import Origin
 from actors.worker_process import Deadlines, WorkerProcess, WorkerState, WorkerStatus
 from protocol.commands import Submit
 from protocol.events import Event
@@ -64,6 +65,7 @@ class Recorder:
         self.statuses: list[WorkerStatus] = []
         self.events: list[tuple[int, Event]] = []
         self.lost: list[tuple[int, str]] = []
+        self.origins: list[Origin] = []
         self._greeted: set[int] = set()
         self._changed = anyio.Event()
 
@@ -81,8 +83,9 @@ class Recorder:
             self._greeted.add(status.incarnation)
         self._changed.set()
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str) -> None:
+    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
         self.lost.append((incarnation, reason))
+        self.origins.append(origin)
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -9,7 +9,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from actors.kernel import OomKills
 from actors.lines import LINES_PER_SECOND, MAX_LINE_BYTES
+from actors.origin import Origin
 from actors.process import ChildProcess, SpawnFailed
 from tests.actors.processes import WAIT_S, wait_gone
 
@@ -70,6 +72,69 @@ async def test_an_exit_is_seen_and_told(script: str, status: int, words: str) ->
     assert child.describe_exit() in (words, "was killed by SIGRTMIN")
     assert await child.end() == status
     assert_reaped(child.pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody counts the kills")
+@pytest.mark.parametrize(
+    ("script", "out_of_memory", "origin"),
+    [
+        ("exit 7", False, Origin.WITHIN),
+        ("kill -ABRT $$", False, Origin.WITHIN),
+        ("kill -TERM $$", True, Origin.OUTSIDE),
+        ("kill -KILL $$", False, Origin.OUTSIDE),
+        ("kill -KILL $$", True, Origin.WITHIN),
+        ("kill -KILL $$", None, Origin.UNKNOWN),
+    ],
+)
+async def test_an_exit_says_who_ended_it(
+    script: str, out_of_memory: bool | None, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments: list[OomKills] = []
+
+    def judge(before: OomKills, after: OomKills) -> bool | None:
+        moments.extend((before, after))
+        return out_of_memory
+
+    monkeypatch.setattr("actors.process.killed_for_memory", judge)
+    child = shell(script)
+    with anyio.fail_after(WAIT_S):
+        await child.wait()
+    assert child.origin is origin
+    assert len(moments) == 2
+    await child.end()
+    assert child.origin is origin, "what is done to one that is dead changes nothing"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody counts the kills")
+async def test_a_kill_from_outside_is_known_by_the_kernels_own_counts() -> None:
+    child = shell("kill -KILL $$")
+    with anyio.fail_after(WAIT_S):
+        await child.wait()
+    await child.end()
+    assert child.origin is Origin.OUTSIDE
+
+
+async def test_what_we_end_was_ended_by_nobody_else() -> None:
+    lines = Lines()
+    child = shell("echo up >&2; while :; do sleep 0.01; done", lines)
+    await lines.until(lambda: bool(lines.said))
+    assert await child.end(term_s=WAIT_S) == -signal.SIGTERM
+    assert child.origin is Origin.UNKNOWN
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells the state")
+async def test_one_that_was_suspended_is_not_to_blame_for_its_hang() -> None:
+    lines = Lines()
+    child = shell("echo up >&2; kill -STOP $$", lines)
+    await lines.until(lambda: bool(lines.said))
+    with anyio.fail_after(WAIT_S):
+        while child.hang_origin is not Origin.OUTSIDE:
+            await anyio.lowlevel.checkpoint()
+    os.kill(child.pid, signal.SIGCONT)
+    with anyio.fail_after(WAIT_S):
+        await child.wait()
+    assert child.hang_origin is Origin.UNKNOWN, "it is gone"
+    await child.end()
 
 
 async def test_its_stdin_is_open_until_it_is_closed() -> None:

@@ -12,9 +12,10 @@ from actors import remote_worker
 from actors.arrival import Arrival
 from actors.endpoint import LocalEndpoint
 from actors.link import Link
+from actors.origin import Origin
 from actors.remote_worker import RemoteWorker
 from actors.supervision import RestartPolicy
-from actors.worker import WorkerState
+from actors.worker import Deadlines, WorkerState
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Welcome
@@ -65,9 +66,11 @@ async def far(worker: RemoteWorker, hello: Hello = HELLO) -> AsyncIterator[Far]:
 
 
 @asynccontextmanager
-async def awaited(policy: RestartPolicy = AT_ONCE) -> AsyncIterator[tuple[RemoteWorker, Recorder]]:
+async def awaited(
+    policy: RestartPolicy = AT_ONCE, deadlines: Deadlines = PATIENT
+) -> AsyncIterator[tuple[RemoteWorker, Recorder]]:
     heard = Recorder()
-    worker = RemoteWorker("w", heard, policy=policy, deadlines=PATIENT)
+    worker = RemoteWorker("w", heard, policy=policy, deadlines=deadlines)
     with anyio.fail_after(WAIT_S):
         async with anyio.create_task_group() as group:
             group.start_soon(worker.run)
@@ -129,6 +132,37 @@ async def test_a_second_one_is_declined_until_the_first_has_been_silent(monkeypa
                 while not first.lost:  # noqa: ASYNC110
                     await anyio.sleep(0.002)
         assert worker.refusals.total["taken"] == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "origin"),
+    [
+        (ByeReason.DIED, Origin.WITHIN),
+        (ByeReason.INTERNAL, Origin.WITHIN),
+        (ByeReason.KILLED, Origin.OUTSIDE),
+        (ByeReason.STOPPED, Origin.OUTSIDE),
+        (None, Origin.OUTSIDE),
+    ],
+    ids=lambda value: value or "link lost",
+)
+async def test_how_it_went_says_who_ended_it(reason: ByeReason | None, origin: Origin) -> None:
+    async with awaited() as (worker, heard), far(worker) as there:
+        await there.until_heard(1)
+        if reason is None:
+            there.link.close(0)
+        else:
+            there.say(Bye(reason, "gone"))
+        await heard.until(lambda: bool(heard.lost))
+        assert heard.origins == [origin]
+
+
+@pytest.mark.parametrize("limit", ["beat", "loading"])
+async def test_one_that_says_nothing_is_cut_off_and_one_that_does_not_get_on_hangs(limit: str) -> None:
+    deadlines = replace(PATIENT, **{limit: 0.2})
+    async with awaited(deadlines=deadlines) as (worker, heard), far(worker) as there:
+        await there.until_heard(1)
+        await heard.until(lambda: bool(heard.lost))
+        assert heard.origins == [Origin.OUTSIDE if limit == "beat" else Origin.WITHIN]
 
 
 async def test_one_that_failed_waits_and_one_that_fails_for_ever_is_given_up() -> None:

@@ -16,6 +16,7 @@ import pytest
 import structlog
 
 from actors.link import Link
+from actors.origin import Origin
 from actors.supervision import RestartPolicy
 from actors.worker_process import MAX_FAILED_STARTS, Deadlines, WorkerProcess, WorkerState, WorkerUnavailable
 from protocol.bounds import PROTOCOL_VERSION
@@ -138,6 +139,9 @@ FAULTS = {
 }
 
 
+FROM_OUTSIDE = {"stopped_process", "killed"}
+
+
 @pytest.mark.parametrize(("mode", "limit", "reason"), [(mode, *rest) for mode, rest in FAULTS.items()], ids=FAULTS)
 async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str, reason: str) -> None:
     deadlines = replace(PATIENT, term=0.2, stop=1, **({limit: 0.4} if limit else {}))
@@ -151,6 +155,8 @@ async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str,
                 worker.send_nowait([submit()])
         status = await heard.until_state(WorkerState.GIVEN_UP)
     assert re.search(reason, status.reason), status.reason
+    if sys.platform == "linux":  # elsewhere nobody tells
+        assert set(heard.origins) <= {Origin.OUTSIDE if mode in FROM_OUTSIDE else Origin.WITHIN}
     if mode != "hangs_in_step":  # whose one event is late when this machine is busy
         assert len(heard.events) == {"last_words": 100, "garbage": 1}.get(mode, 0)
     with pytest.raises(WorkerUnavailable, match="given_up"):
@@ -214,6 +220,8 @@ async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
     assert {number for number, _ in heard.events} == {2}
     assert [number for number, _ in heard.lost] == [1, 2]
     assert "SIGKILL" in heard.lost[0][1]
+    if sys.platform == "linux":
+        assert heard.origins[0] is Origin.OUTSIDE
 
 
 async def test_it_is_given_up_after_too_many_failures() -> None:

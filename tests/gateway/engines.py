@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from actors.origin import Origin
 from gateway.streams import Call
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
@@ -98,8 +99,8 @@ class EngineWorker(FakeWorker):
             self.engine.cancel(stream)
             self._delivery.deliver(Outcome(None, (), (Failure(stream, ErrorCode.STEP, "no"),), self.engine.gauges()))
 
-    def die(self) -> None:
-        super().die()
+    def die(self, reached: int | None = None, origin: Origin = Origin.WITHIN) -> None:
+        super().die(reached, origin)
         self._start()
 
     def restart(self) -> None:

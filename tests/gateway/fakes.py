@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+from actors.origin import Origin
 from actors.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.router import Router
 from gateway.workers import Role
@@ -124,12 +125,12 @@ class FakeWorker:
         last = submits[-1].stream if submits else 0
         self.say(Beat(Gauges(reached=last if stream is None else stream)))
 
-    def die(self, reached: int | None = None) -> None:
+    def die(self, reached: int | None = None, origin: Origin = Origin.WITHIN) -> None:
         """This incarnation is gone, and the next one starts."""
         self.reach(reached)
         incarnation = self.status.incarnation
         self.status = replace(self.status, state=WorkerState.BACKOFF, pid=None)
-        self.router.worker_lost(self.name, incarnation, "killed by signal 9")
+        self.router.worker_lost(self.name, incarnation, "killed by signal 9", origin)
         self.router.worker_changed(self.status)
 
     def come_back(self) -> None:

@@ -10,7 +10,9 @@ OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 def test_every_reason_has_its_own_status() -> None:
-    assert set(EXIT_CODES) == set(ByeReason) - {ByeReason.DIED}, "of a death its supervisor speaks, not the process"
+    assert set(EXIT_CODES) == set(ByeReason) - {ByeReason.DIED, ByeReason.KILLED}, (
+        "of a death its supervisor speaks, not the process"
+    )
     assert len(set(EXIT_CODES.values()) | {EXIT_USAGE}) == len(EXIT_CODES) + 1
     assert all(Left(reason, stuck=False).exit_code == code for reason, code in EXIT_CODES.items())
 

@@ -1,0 +1,46 @@
+"""Where the end of a worker came from: from what it computed, or from somebody else. Pure.
+
+What an operator, a supervisor or another process did from outside is no evidence against a request that the worker ran.
+"""
+
+import signal
+from collections.abc import Container
+from enum import StrEnum
+
+_FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Nothing that a worker computes sends itself one of these."""
+_SUSPENDED = frozenset({"T", "t"})
+"""Stopped by a signal, or by a debugger (proc_pid_stat(5))."""
+
+
+class Origin(StrEnum):
+    """Who ended an incarnation."""
+
+    WITHIN = "within"
+    """Itself: it crashed, left, hung, broke the protocol, or took so much memory that the kernel killed it."""
+    OUTSIDE = "outside"
+    """Somebody else: it was killed, asked to end, suspended, or its machine or network is gone."""
+    UNKNOWN = "unknown"
+    """The system does not tell; to be taken for WITHIN, where it matters."""
+
+
+def of_exit(status: int, sent: Container[int], out_of_memory: bool | None) -> Origin:
+    """Of a process that exited: `status` as in `subprocess` (negative is the signal that ended it), `sent` the signals
+    that it got from us, `out_of_memory` whether the kernel killed for memory meanwhile (None: it does not tell)."""
+    number = -status
+    if number in sent:
+        return Origin.UNKNOWN
+    if number in _FROM_OUTSIDE:
+        return Origin.OUTSIDE
+    if number != signal.SIGKILL:
+        return Origin.WITHIN
+    if out_of_memory is None:
+        return Origin.UNKNOWN
+    return Origin.WITHIN if out_of_memory else Origin.OUTSIDE
+
+
+def of_hang(state: str | None) -> Origin:
+    """Of a process that does not get on, by the kernel's letter for its state (None: the kernel does not tell)."""
+    if state is None:
+        return Origin.UNKNOWN
+    return Origin.OUTSIDE if state in _SUSPENDED else Origin.WITHIN
