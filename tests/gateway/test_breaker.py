@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.breaker import FIRST_COOLDOWN_S, MAX_COOLDOWN_S, TRIP_AFTER, Breaker, Circuit
+from gateway.breaker import FIRST_COOLDOWN_S, MAX_COOLDOWN_S, MAX_COUNTED, TRIP_AFTER, Breaker, Circuit
 
 
 def tripped(at: float = 0.0) -> Breaker:
@@ -70,6 +70,29 @@ def test_the_failures_of_one_step_count_once() -> None:
     assert breaker.state(0.0) is Circuit.CLOSED
     breaker.failed(0.0, (2, step))
     assert breaker.state(0.0) is Circuit.OPEN
+
+
+def test_what_was_put_down_to_a_request_counts_no_more() -> None:
+    breaker = Breaker()
+    for step in range(TRIP_AFTER):
+        breaker.failed(0.0, step)
+    breaker.pardon(2)
+    assert breaker.state(0.0) is Circuit.CLOSED
+    breaker.pardon(2)
+    breaker.pardon("unheard of")
+    breaker.failed(0.0, TRIP_AFTER)
+    assert breaker.state(0.0) is Circuit.OPEN, "the others count on"
+
+
+def test_it_remembers_so_many_failures_and_not_more() -> None:
+    breaker = Breaker()
+    for step in range(MAX_COUNTED + 1):
+        breaker.failed(0.0, step)
+    for step in range(MAX_COUNTED - TRIP_AFTER + 1):
+        breaker.pardon(step)
+    assert breaker.state(0.0) is Circuit.OPEN, "the first one was forgotten before it was pardoned"
+    breaker.pardon(MAX_COUNTED)
+    assert breaker.state(0.0) is Circuit.CLOSED
 
 
 @given(story=st.lists(st.tuples(st.booleans(), st.floats(0, 20)), max_size=60))

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from actors.worker import Deadlines
+from gateway.suspicion import MAX_TRIES
 from tests.gateway.panicking import POISON
 from tests.gateway.real import Real, gather, launch, real_gateway
 from tests.gateway.serving import events
@@ -103,7 +105,7 @@ async def poisoned(real: Real, prompt: str) -> tuple[list[Any], Any]:
 
 async def test_a_poisonous_request_ends_alone() -> None:
     """It kills whoever computes it; seven others share its worker."""
-    poison = Fault("kill", calls=0, token=ord("!"))
+    poison = Fault("abort", calls=0, token=ord("!"))
     async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
         whole = await ask_all(undisturbed)
     async with real_gateway(launch("w0", slots=8, rate=300, faults=(poison,))) as real:
@@ -113,9 +115,41 @@ async def test_a_poisonous_request_ends_alone() -> None:
         assert real.status().restarts == 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who sent a SIGKILL")
+async def test_a_request_whose_workers_are_killed_from_outside_ends_alone_at_the_bound() -> None:
+    """As by a watchdog that cannot stand it: nothing in the worker has failed."""
+    hunted = Fault("kill", calls=0, token=ord("!"))
+    async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
+        whole = await ask_all(undisturbed)
+    async with real_gateway(launch("w0", slots=8, rate=300, faults=(hunted,))) as real:
+        again, answer = await poisoned(real, "die!")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "quarantined")
+        assert again == whole
+        assert real.status().restarts == MAX_TRIES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who sent a SIGKILL")
+async def test_kills_in_quick_succession_quarantine_nobody() -> None:
+    """Each as soon as the next life has got its requests, before any of them has got three tokens further."""
+    async with real_gateway(launch("w0", slots=8, rate=300)) as real:
+        whole = await ask_all(real)
+
+        async def kill() -> None:
+            for incarnation in range(1, MAX_TRIES):
+                await real.until(
+                    lambda number=incarnation: real.status().incarnation == number and len(delivered(real)) == 8  # type: ignore[misc]
+                )
+                os.kill(real.status().pid or 0, signal.SIGKILL)
+                await real.until(lambda number=incarnation: real.status().incarnation > number)  # type: ignore[misc]
+
+        again, _ = await gather(lambda: ask_all(real), kill)
+        assert again == whole
+        assert real.status().restarts == MAX_TRIES - 1
+
+
 async def test_poisonous_requests_one_after_the_other_take_no_model_down() -> None:
     """Each ends its worker twice, and five deaths that count would be the end of it. The third time it ends nobody."""
-    poison = Fault("kill", calls=0, token=ord("!"))
+    poison = Fault("abort", calls=0, token=ord("!"))
     prompts = [*[f"die {number}!" for number in range(5)], "die 0!"]
     async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
         whole = await ask_all(undisturbed)

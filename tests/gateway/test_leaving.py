@@ -7,7 +7,9 @@ from typing import Any
 import anyio
 import pytest
 
+from actors.origin import Origin
 from actors.worker import WorkerState
+from gateway.suspicion import suspect
 from gateway.workers import SILENT_S, Role
 from protocol.errors import ErrorCode
 from tests.gateway.fakes import FakeWorker
@@ -28,7 +30,7 @@ async def test_a_worker_that_leaves_accuses_nobody_and_gets_nothing_more() -> No
     world["a"].fail(number(first, 0), ErrorCode.DRAINING)
     world["a"].fail(number(first, 1), ErrorCode.DRAINING)
     assert [len(world[name].submits) for name in "ab"] == [2, 3]
-    assert not any(stream.suspect for stream in (*first.streams, *second.streams))
+    assert not any(suspect(stream) for stream in (*first.streams, *second.streams))
     assert {world.open().worker for _ in range(5)} == {"b"}
 
 
@@ -41,7 +43,7 @@ async def test_a_worker_that_fails_with_last_words_accuses_all_that_ran() -> Non
     assert len(world["b"].submits) == 1
     assert {world.open().worker for _ in range(2)} == {"b"}, "it gets nothing more meanwhile"
     world["a"].die()
-    assert [stream.suspect for stream in (*first.streams, *second.streams)] == [True, True, False]
+    assert [suspect(stream) for stream in (*first.streams, *second.streams)] == [True, True, False]
     assert world.replays() == {}, "one has gone on, one waits for its turn"
 
 
@@ -59,9 +61,9 @@ async def test_a_worker_that_was_stopped_accuses_nobody() -> None:
     world = World("a", "b")
     call = world.open()
     world["a"].status = replace(world["a"].status, state=WorkerState.STOPPED)
-    world.router.worker_lost("a", 1, "stopped")
+    world.router.worker_lost("a", 1, "stopped", Origin.OUTSIDE)
     assert last(world["b"]).request == "r"
-    assert not call.streams[0].suspect
+    assert not suspect(call.streams[0])
 
 
 async def test_streams_are_moved_off_a_worker_that_lives() -> None:

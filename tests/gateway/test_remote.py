@@ -103,7 +103,7 @@ async def test_its_streams_go_on_elsewhere_and_it_returns_as_a_new_incarnation(t
         assert len({first, second, third, fifth}) == 4
         assert fourth == third  # only the link was lost: the worker kept its model
         metrics = (await real.client.get("/metrics")).text
-        assert 'baton_replays_total{cause="died",model="tiny",outcome="resumed"} 4.0' in metrics
+        assert 'baton_replays_total{cause="killed",model="tiny",outcome="resumed"} 4.0' in metrics
         assert set(door.refused()) <= {"taken"}  # it may come again too soon after its failure
 
 

@@ -14,6 +14,8 @@ from gateway.errors import ApiError
 from gateway.requests import Plan, RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
+from gateway.streams import Call
+from gateway.suspicion import CLEARED_AFTER, MAX_PARDONS
 from gateway.workers import Role
 from protocol.commands import Stop
 from protocol.errors import ErrorCode
@@ -46,12 +48,22 @@ def roles(router: Router) -> dict[str, str]:
 
 
 def fail(router: Router, worker: FakeWorker, times: int) -> None:
-    """So many requests to this worker fail, each in a step of its own."""
-    for step in range(1, times + 1):
+    """So many requests to this worker fail, each by itself."""
+    for number in range(1, times + 1):
         call = router.open(plan(), "r")
         assert call.worker == worker.name
-        worker.change(gauges=Gauges(steps_failed=worker.status.gauges.steps_failed + 1))
-        worker.fail(call.streams[0].submit.stream, ErrorCode.INTERNAL, f"step {step}")
+        worker.fail(call.streams[0].submit.stream, ErrorCode.INTERNAL, f"defect {number}")
+
+
+def fail_step(worker: FakeWorker, *calls: Call) -> None:
+    """A step of a worker fails with these."""
+    worker.change(gauges=Gauges(steps_failed=worker.status.gauges.steps_failed + 1))
+    for call in calls:
+        worker.fail(call.streams[0].submit.stream, ErrorCode.STEP)
+
+
+def circuit(router: Router, worker: str = "a") -> Circuit:
+    return router.roster[worker].breaker.state(asyncio.get_running_loop().time())
 
 
 async def test_a_standby_gets_no_requests() -> None:
@@ -102,7 +114,7 @@ async def test_a_worker_whose_requests_keep_failing_is_left_alone_for_a_while(mo
     router, active, _ = pair()
     now = [1000.0]
     monkeypatch.setattr(router.roster, "_clock", lambda: now[0])
-    fail(router, active, TRIP_AFTER)
+    fail(router, active, MAX_PARDONS + TRIP_AFTER)
     with pytest.raises(ApiError, match="keep failing") as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
@@ -116,17 +128,17 @@ async def test_a_worker_whose_requests_keep_failing_is_left_alone_for_a_while(mo
 
 async def test_a_cancelled_request_is_no_sign_of_health() -> None:
     router, active, _ = pair()
-    fail(router, active, TRIP_AFTER - 1)
+    fail(router, active, MAX_PARDONS + TRIP_AFTER - 1)
     gone = router.open(plan(), "r")
     gone.cancel_nowait()
     active.say_cancelled(gone.streams[0].submit.stream)
     fail(router, active, 1)
-    assert router.roster["a"].breaker.state(asyncio.get_running_loop().time()) is Circuit.OPEN
+    assert circuit(router) is Circuit.OPEN
 
 
 async def test_a_standby_takes_over_from_a_worker_whose_requests_keep_failing() -> None:
     router, active, _ = pair("s")
-    fail(router, active, TRIP_AFTER)
+    fail(router, active, MAX_PARDONS + TRIP_AFTER)
     assert roles(router) == {"a": "standby", "s": "active"}
     assert active.sent[-1] == [Stop()], "and starts again, for one that fails its requests is no standby"
     assert router.open(plan(), "r").worker == "s"
@@ -146,6 +158,59 @@ async def test_one_bad_step_of_many_rows_and_bad_requests_open_nothing() -> None
         for _ in range(TRIP_AFTER):
             active.fail(router.open(plan(), "r").streams[0].submit.stream, code)
     assert router.open(plan(), "r").worker == "a"
+
+
+async def test_one_clients_failing_requests_open_nothing_for_the_others() -> None:
+    """Each fails two steps, the second one alone; another one, whose steps they fail, gets on meanwhile."""
+    router, active, _ = pair()
+    neighbour = router.open(plan(max_tokens=100), "n")
+    for _ in range(2 * MAX_PARDONS):
+        bad = router.open(plan(), "bad")
+        fail_step(active, bad, neighbour)
+        fail_step(active, bad)
+        assert bad.failure is not None
+        assert bad.failure.code is ErrorCode.STEP
+        assert circuit(router) is Circuit.CLOSED
+        active.token(neighbour.streams[0].submit.stream, "x", *range(CLEARED_AFTER))
+    assert not neighbour.ended
+
+
+async def test_the_failures_of_one_that_leaves_go_with_it() -> None:
+    router, active, _ = pair()
+    for _ in range(MAX_PARDONS):
+        bad = router.open(plan(), "bad")
+        fail_step(active, bad)
+        bad.cancel_nowait()
+    assert circuit(router) is Circuit.CLOSED
+    for _ in range(TRIP_AFTER):
+        bad = router.open(plan(), "bad")
+        fail_step(active, bad)
+        bad.cancel_nowait()
+    assert circuit(router) is Circuit.OPEN, "and nothing good came between"
+
+
+async def test_a_device_that_fails_every_step_is_found_out() -> None:
+    """Each request looks guilty, but nobody fares better."""
+    router, active, (standby,) = pair("s")
+    failed = 0
+    while router.roster["a"].role is Role.ACTIVE:
+        call = router.open(plan(), "r")
+        while not call.ended and call.worker == "a":
+            fail_step(active, call)
+            failed += 1
+    assert failed == MAX_PARDONS + TRIP_AFTER
+    assert standby.submits, "which takes over from there"
+
+
+async def test_a_failure_that_its_request_is_blamed_for_does_not_open_the_circuit_for_a_moment() -> None:
+    router, active, (_,) = pair("s")
+    suspects = [router.open(plan(), str(number)) for number in range(TRIP_AFTER - 1)]
+    for call in suspects:
+        fail_step(active, call)
+    fail_step(active, suspects[0])
+    assert suspects[0].failure is not None
+    assert circuit(router) is Circuit.CLOSED
+    assert roles(router) == {"a": "active", "s": "standby"}
 
 
 async def test_a_model_whose_workers_are_out_of_service_is_refused_at_once_and_by_name() -> None:

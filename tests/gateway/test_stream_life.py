@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from actors.origin import Origin
 from actors.worker import WorkerState
 from gateway.errors import ApiError
 from gateway.quarantine import REFUSED_AFTER
@@ -32,6 +33,7 @@ from gateway.requests import Choice, RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streams import Call, Stream
+from gateway.suspicion import MAX_TRIES, suspect
 from gateway.workers import Role
 from protocol.errors import ErrorCode
 from tests.gateway.engines import Answer, EngineWorker, answer_of, undisturbed
@@ -52,6 +54,7 @@ class StreamLife(RuleBasedStateMachine):
         self.texts: dict[Stream, str] = {}
         self.reasons: Counter[Stream] = Counter()
         self.deaths: Counter[Stream] = Counter()
+        """At which it was there; one from within counts as two from outside."""
         self.expected: dict[Stream, Answer] = {}
         self.let_go: set[Call] = set()
         self._do(self._begin)
@@ -125,7 +128,7 @@ class StreamLife(RuleBasedStateMachine):
     @rule(
         name=worker_names,
         how=st.sampled_from(
-            ["dies", "dies before its frames arrive", "is replaced", "fails with last words", "leaves"]
+            ["dies", "dies before its frames arrive", "is killed", "is replaced", "fails with last words", "leaves"]
         ),
     )
     def end(self, name: str, how: str) -> None:
@@ -137,9 +140,11 @@ class StreamLife(RuleBasedStateMachine):
         if how in ("leaves", "fails with last words"):
             self._do(worker.answer)
         if how != "leaves":
-            self.deaths.update(self.router.roster[name].live.values())
+            weight = 1 if how == "is killed" else MAX_TRIES // 2
+            self.deaths.update(dict.fromkeys(self.router.roster[name].live.values(), weight))
         fail = functools.partial(worker.leave, ErrorCode.LOST)
-        ends = {"is replaced": worker.restart, "leaves": worker.leave, "fails with last words": fail}
+        kill = functools.partial(worker.die, origin=Origin.OUTSIDE)
+        ends = {"is killed": kill, "is replaced": worker.restart, "leaves": worker.leave, "fails with last words": fail}
         self._do(ends.get(how, worker.die))
 
     def _runs(self, name: str) -> bool:
@@ -177,7 +182,7 @@ class StreamLife(RuleBasedStateMachine):
         assert len(live) == len(set(live))
         assert set(live) == {stream for stream in self.expected if not stream.ended}
         for seat in self.router.seats():
-            assert sum(stream.suspect for stream in seat.live.values()) <= 1, "suspects run apart"
+            assert sum(suspect(stream) for stream in seat.live.values()) <= 1, "suspects run apart"
 
     @invariant()
     def what_was_delivered_is_the_beginning_of_the_answer(self) -> None:
@@ -212,7 +217,7 @@ class StreamLife(RuleBasedStateMachine):
                 assert not stream.continued
             elif failure is not None:
                 assert failure.code is ErrorCode.QUARANTINED
-                assert self.deaths[stream] >= 2, "nobody is blamed for one death"
+                assert self.deaths[stream] >= MAX_TRIES, "nobody is blamed for one death, or for a few from outside"
             else:
                 assert stream.call in self.let_go or stream.call.failure is not None
         assert self.router.waiting() == {"tiny": 0}

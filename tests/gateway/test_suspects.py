@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.quarantine import REFUSED_AFTER, REMEMBERED_S
-from gateway.suspicion import CLEARED_AFTER, MAX_PARDONS
+from gateway.suspicion import CLEARED_AFTER, MAX_PARDONS, suspect
 from protocol.errors import ErrorCode
 from tests.gateway.virtual import BACKEND
 from tests.gateway.world import World, clear, failure, last, number
@@ -157,7 +157,7 @@ async def test_what_only_waited_for_a_slot_is_innocent() -> None:
     world = World(slots=1)
     runs, next_one, queued = world.open("runs"), world.open("next"), world.open("queued")
     world["a"].die()
-    suspects = [call.streams[0].suspect for call in (runs, next_one, queued)]
+    suspects = [suspect(call.streams[0]) for call in (runs, next_one, queued)]
     assert suspects == [True, True, False], "the next one may have got the slot, and nobody had heard"
 
 
