@@ -9,9 +9,14 @@ from actors.incarnation_actor import IncarnationActor, WorkerFailed
 from actors.origin import Origin
 from actors.worker import WorkerState
 from protocol.codec import encode
+from protocol.events import BEAT_S
 
 if TYPE_CHECKING:
     from actors.remote_worker import RemoteWorker
+
+
+MISSED_S = 3 * BEAT_S
+"""Without a frame: three beats missed."""
 
 
 class RemoteIncarnation(IncarnationActor):
@@ -49,10 +54,10 @@ class RemoteIncarnation(IncarnationActor):
         self._lose(WorkerState.STOPPED, None)
 
     def hang_origin(self) -> Origin:
-        """Its machine beats for it, hung or not: one that says nothing at all has lost its machine or its network."""
+        """Its machine beats for it, hung or not: where nothing is heard at all, that or the network is gone."""
         limits = self._limits
-        silent = self.seen.silent_s(anyio.current_time()) >= min(limits.beat, limits.idle)
-        return Origin.OUTSIDE if silent else Origin.WITHIN
+        silence = min(MISSED_S, limits.beat, limits.idle, self.seen.hang_s / 2)
+        return Origin.OUTSIDE if self.seen.silent_s(anyio.current_time()) >= silence else Origin.WITHIN
 
     def disconnect(self, why: str | None = None) -> None:
         """End now: because its link is as good as lost, if there is a reason; otherwise because it was asked for."""

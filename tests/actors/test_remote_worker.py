@@ -156,13 +156,29 @@ async def test_how_it_went_says_who_ended_it(reason: ByeReason | None, origin: O
         assert heard.origins == [origin]
 
 
-@pytest.mark.parametrize("limit", ["beat", "loading"])
+@pytest.mark.parametrize("limit", ["beat", "loading", "hang"])
 async def test_one_that_says_nothing_is_cut_off_and_one_that_does_not_get_on_hangs(limit: str) -> None:
     deadlines = replace(PATIENT, **{limit: 0.2})
     async with awaited(deadlines=deadlines) as (worker, heard), far(worker) as there:
         await there.until_heard(1)
+        if limit == "hang":
+            there.say(Ready(capabilities=Capabilities()))
+            await heard.until_state(WorkerState.READY)
+            worker.send_nowait([submit()])
         await heard.until(lambda: bool(heard.lost))
-        assert heard.origins == [Origin.OUTSIDE if limit == "beat" else Origin.WITHIN]
+        assert heard.origins == [Origin.WITHIN if limit == "loading" else Origin.OUTSIDE]
+
+
+async def test_one_whose_machine_beats_for_it_hangs_by_itself() -> None:
+    async with awaited(deadlines=replace(PATIENT, hang=1.0)) as (worker, heard), far(worker) as there:
+        await there.until_heard(1)
+        there.say(Ready(capabilities=Capabilities()))
+        await heard.until_state(WorkerState.READY)
+        worker.send_nowait([submit()])
+        while not heard.lost:
+            there.say(Beat(Gauges(slots_active=1)))
+            await anyio.sleep(0.02)
+        assert heard.origins == [Origin.WITHIN]
 
 
 async def test_one_that_failed_waits_and_one_that_fails_for_ever_is_given_up() -> None:

@@ -182,7 +182,7 @@ class Hunts(Trials):
 
 def play(world: type[Trials]) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    run_state_machine_as_test(world, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(world, settings=settings(max_examples=40, stateful_step_count=30, deadline=None))
 
 
 def test_nothing_is_tried_more_often_than_the_bound() -> None:
