@@ -11,9 +11,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
-from workers.iree.kernels.code import FLOATS, LANES
+from workers.iree.kernels.code import FLOATS, LANES, Code
 from workers.iree.kernels.executable import Operand, dispatch
-from workers.iree.kernels.linear import workgroups
+from workers.iree.kernels.linear import share_end, workgroups
 from workers.iree.kernels.rounding import LOW_BITS, Rounded
 from workers.iree.quantized import LINE, RUN, Packing
 
@@ -49,7 +49,7 @@ class Product:
 
     @property
     def workgroups(self) -> int:
-        return workgroups(self.tiles, self.packing.tile_bytes(self.rounded.inputs), self.threads)
+        return workgroups(self.tiles, self.threads)
 
     @property
     def name(self) -> str:
@@ -109,22 +109,18 @@ def product(p: Product) -> str:
         for j in range(p.block)
     )
     stores = "\n".join(["", *(line for j in range(p.block) for line in _store(p, j, out.inside))])
+    share = Code()
+    first, end = (share_end(share, share.add("%id", at), p.workgroups, p.tiles) for at in (0, 1))
     body = f"""{_lines(constants(p), 8)}
-        %shares = arith.constant {p.workgroups} : index
-        %tiles = arith.constant {p.tiles} : index
         %blocks = arith.constant {p.blocks} : index
         %together = arith.constant {p.together} : index
         %block_rows = arith.constant {p.block} : index
         %lanes = arith.constant {lanes} : index
-        %next_id = arith.addi %id, %c1 : index
-        %before_first = arith.muli %id, %tiles : index
-        %before_end = arith.muli %next_id, %tiles : index
-        %first = arith.divui %before_first, %shares : index
-        %end = arith.divui %before_end, %shares : index
+{share.text()}
         scf.for %from = %c0 to %blocks step %together {{
           %from_end = arith.addi %from, %together : index
           %to = arith.minsi %from_end, %blocks : index
-          scf.for %tile = %first to %end step %c1 {{
+          scf.for %tile = {first} to {end} step %c1 {{
             %column = arith.muli %tile, %lanes : index
             scf.for %block = %from to %to step %c1 {{
               %row = arith.muli %block, %block_rows : index{rows}{_lines(tile_sums(p, _soon(p)), 14)}{stores}

@@ -20,8 +20,6 @@ GROUP_BYTES = 256 << 10
 SHARES = 7
 """Workgroups for each thread. A thread takes one at a time where there are fewer than eight for each, otherwise eight
 (IREE's `IREE_TASK_DISPATCH_MAX_TILES_PER_SHARD_RESERVATION`): of 28 workgroups, one of two threads would do 16."""
-MANY = 64
-"""Groups of `GROUP_BYTES` for each thread that are so many that eight at a time are few."""
 
 
 def stride(inputs: int, arithmetic: Arithmetic) -> int:
@@ -36,7 +34,7 @@ def linear(
     block = _block(rows, arithmetic)
     span = _span(min(rows, block), tiles, max(arithmetic.sums, 2 * block))
     size = span * inputs * LANES * _bytes(arithmetic)
-    d = Kernel(name, workgroups(tiles // span, size, threads))
+    d = Kernel(name, workgroups(tiles // span, threads))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((tiles, inputs * LANES), arithmetic.element)
@@ -76,7 +74,7 @@ def gated(
     block = _block(rows, arithmetic)
     span = _span(min(rows, block), tiles, max(arithmetic.sums // 2, block))
     size = 2 * span * inputs * LANES * _bytes(arithmetic)
-    d = Kernel(name, workgroups(tiles // span, size, threads))
+    d = Kernel(name, workgroups(tiles // span, threads))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
@@ -138,18 +136,29 @@ def group_of(tiles: int, inputs: int, arithmetic: Arithmetic) -> int:
     return max(1, min(GROUP_BYTES // (inputs * LANES * _bytes(arithmetic)), tiles // 16))
 
 
-def workgroups(parts: int, size: int, threads: int) -> int:
-    """How many workgroups share `parts` of `size` bytes of weights, so that threads end together."""
-    groups = parts * size // GROUP_BYTES
-    return groups if groups >= MANY * threads else min(parts, SHARES * threads)
+def workgroups(parts: int, threads: int) -> int:
+    """How many workgroups share `parts` of the work."""
+    return min(parts, SHARES * threads)
+
+
+def share_end(code: Code, number: str, count: int, parts: int) -> str:
+    """Where share `number` of `count` begins, and the one before it ends: each is smaller than the one before.
+
+    The first has nearly two of `count` shares of the work, and the last next to none, so that threads that began at
+    different times, or run at different speeds, end together (trapezoid self-scheduling,
+    https://doi.org/10.1109/71.205655).
+    """
+    left = code.let(f"arith.subi {code.index(count)}, {number} : index")
+    rest = code.div(code.mul(code.let(f"arith.muli {left}, {left} : index"), parts), count * count)
+    return code.let(f"arith.subi {code.index(parts)}, {rest} : index")
 
 
 def _each(
     d: Kernel, rows: int, block: int, parts: int, size: int, tile: Callable[[str, str, int], None], span: int
 ) -> None:
     """Call `tile` for the workgroup's share of the parts of `span` tiles, and all rows, the rows in blocks."""
-    code, count = d.code, d.workgroups
-    low, high = (code.div(code.mul(code.add(d.workgroup(), end), parts), count) for end in (0, 1))
+    code = d.code
+    low, high = (share_end(code, code.add(d.workgroup(), end), d.workgroups, parts) for end in (0, 1))
 
     def rows_of(first_part: str, last_part: str) -> None:
         def rows_from(first: str, count: int) -> None:
