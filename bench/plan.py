@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.chaos.faults import LOADS, SLOW_S
+from cli.chaos.faults import FIRST_MESSAGE, LOADS, SLOW_S
 from workers.faults import CALL_FAULTS, LINK_FAULTS, CallFault, Fault, LinkFault
 
 OUTSIDE = ("kill", "stop")
-FAILED_LOADS = 0.2
-"""Of the incarnations."""
+FAILED_LOADS = 0.4
+"""Of the lives that may fail to start."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Blow:
     after_s: float
     kind: str
     worker: int
-    """To the worker with this number among those that run, counted round."""
+    """To the worker with this number among those that may be struck, counted round."""
 
 
 def blows(seed: int, every_s: float) -> Iterator[Blow]:
@@ -77,19 +77,27 @@ def blows(seed: int, every_s: float) -> Iterator[Blow]:
         yield Blow(after_s, draw.choice(OUTSIDE), draw.randrange(1 << 16))
 
 
+def may_fail_to_start(incarnation: int) -> bool:
+    """Something may happen before it is ready: in every second life. A worker whose starts fail five times in a row is
+    rightly given up, and a soak that is long enough would come to that by chance."""
+    return incarnation % 2 == 1
+
+
 def of_life(seed: int, worker: str, incarnation: int, *, calls: int) -> tuple[Fault, ...]:
     """What goes wrong inside one life of a worker: nothing in the first, so that there are references; then either its
     load, or up to three calls or messages, `calls` apart in the mean: it often ends before they come."""
     if incarnation == 1:
         return ()
     draw = random.Random(f"life {seed} {worker} {incarnation}")
-    if draw.random() < FAILED_LOADS:
+    early = may_fail_to_start(incarnation)
+    if early and draw.random() < FAILED_LOADS:
         return (Fault(draw.choice(LOADS)),)
     found = []
     call = 0
     for _ in range(draw.randint(1, 3)):
         call += 1 + int(draw.expovariate(1.0 / calls))
-        found.append(_fault(draw, draw.choice([*CALL_FAULTS, *LINK_FAULTS]), call))
+        kind = draw.choice([*CALL_FAULTS, *LINK_FAULTS])
+        found.append(_fault(draw, kind, call if early or kind not in LINK_FAULTS else FIRST_MESSAGE + call))
     return tuple(found)
 
 

@@ -34,6 +34,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -42,7 +43,7 @@ import msgspec
 from actors.worker import Deadlines
 from bench.leaks import Sample, leaks, sample
 from bench.mix import Visit, deterministic, requests, visits
-from bench.plan import Blow, Plan, blows
+from bench.plan import Blow, Plan, blows, may_fail_to_start
 from bench.report import plot, write_report
 from bench.served import Served, served
 from bench.server_log import failures
@@ -68,7 +69,7 @@ REST_S = 30.0
 """In which everything must be given back; what a worker still compiles in the background among it."""
 AT_ONCE = 16
 """References that are computed at the same time."""
-DEADLINES = Deadlines(hang=1.0, beat=5.0, stop=0.5, term=0.3)
+DEADLINES = Deadlines(hello=20.0, hang=1.0, beat=5.0, stop=0.5, term=0.3)
 """Impatient, so that a hang costs little time."""
 
 
@@ -183,7 +184,7 @@ class Soak:
         for blow in blows(self._plan.seed, self._plan.every_s):
             await asyncio.sleep(blow.after_s)
             workers = await asyncio.to_thread(self._found.watched.workers)
-            self._hit(blow, [int(each["pid"]) for each in workers if each["pid"]])
+            self._hit(blow, [int(each["pid"]) for each in workers if each["pid"] and _may_be_struck(each)])
 
     def _hit(self, blow: Blow, running: list[int]) -> None:
         if not running:
@@ -207,6 +208,10 @@ class Soak:
     def look(self) -> Sample:
         """The server now."""
         return sample(self._now(), self._found.pid, self._found.watched)
+
+
+def _may_be_struck(worker: dict[str, Any]) -> bool:
+    return worker["state"] == "ready" or may_fail_to_start(worker["incarnation"])
 
 
 def soak(plan: Plan, out: Path) -> Result:

@@ -140,9 +140,9 @@ class Trial:
 
 def show(trial: Trial, console: Console) -> None:
     """Print one line a fault, and of the first stream that failed why."""
-    # 80 columns have room for these, with heads of two lines.
+    # 80 columns have room for these, with heads of several lines.
     columns = ("fault", "rounds", "streams", "failed", "twice", "altered", "cut", "gap p50 ms", "gap p99 ms")
-    table = Table(*columns, "calm ms", box=None)
+    table = Table(*columns, "calm ms", box=None, padding=(0, 0, 0, 1), pad_edge=False)
     table.columns[0].no_wrap = True
     table.columns[0].min_width = max(map(len, trial.noticed), default=0)
     for fault, noticed in trial.noticed.items():

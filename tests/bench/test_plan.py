@@ -6,8 +6,8 @@ import statistics
 import msgspec
 import pytest
 
-from bench.plan import OUTSIDE, blows, kinds, of_life
-from cli.chaos.faults import LOADS
+from bench.plan import OUTSIDE, blows, kinds, may_fail_to_start, of_life
+from cli.chaos.faults import FIRST_MESSAGE, LOADS
 from workers.faults import CALL_FAULTS, LINK_FAULTS, Fault
 
 LIVES = [of_life(7, f"w{worker}", life, calls=200) for worker in range(4) for life in range(1, 101)]
@@ -30,6 +30,15 @@ def test_blows_fall_as_often_as_asked_and_never_at_once() -> None:
 
 def test_the_first_life_is_undisturbed() -> None:
     assert all(of_life(seed, "w0", 1, calls=10) == () for seed in range(50))
+
+
+def test_every_second_life_starts_undisturbed() -> None:
+    """No worker may fail five starts in a row: it would be given up, and rightly so."""
+    first_messages = {fault.call for life in LIVES[1::2] for fault in life if fault.kind in LINK_FAULTS}
+    assert min(first_messages) > FIRST_MESSAGE
+    assert not set(kinds(LIVES[1::2])) & set(LOADS)
+    assert set(kinds(LIVES[::2])) >= set(LOADS)
+    assert [may_fail_to_start(life) for life in (1, 2, 3, 4)] == [True, False, True, False]
 
 
 def test_every_kind_of_fault_comes_but_the_one_that_rightly_ends_a_worker() -> None:

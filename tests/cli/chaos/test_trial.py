@@ -15,6 +15,7 @@ from cli.administration import Administration
 from cli.chaos import trial
 from cli.chaos.asking import Server
 from cli.chaos.command import chosen, run_chaos, run_own
+from cli.chaos.faults import WITHIN
 from cli.chaos.heard import Choice, Heard
 from cli.chaos.rounds import Noticed
 from cli.chaos.trial import MOST_FAULTS, Trial, requests, show
@@ -193,3 +194,14 @@ def test_the_table_has_a_line_a_fault_and_says_what_failed() -> None:
     assert kill.split() == ["kill", "2", "16", "0", "0", "0", "2", "500", "500", "20"]
     assert stop.split() == ["stop", "1", "8", "1", "0", "0", "0", "-", "-", "20"]
     assert problem == "stop: lost [x]"
+
+
+def test_the_table_fits_into_eighty_columns_uncut() -> None:
+    one = Trial(Server("127.0.0.1", 1), watched(), [], seed=1)
+    one.noticed = dict.fromkeys(WITHIN, Noticed(100, 10, 10, 10, (10.0,) * 100, 0.5))
+    one.rounds = dict.fromkeys(WITHIN, 10)
+    narrow = Console(file=io.StringIO(), width=80)
+    show(one, narrow)
+    text = printed(narrow)
+    assert "\u2026" not in text
+    assert all(name in text for name in (*WITHIN, "streams", "altered"))

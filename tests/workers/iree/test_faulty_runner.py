@@ -1,8 +1,12 @@
 """Faults around a real runner: what is made no number is found by the device itself, and only where it is."""
 
 import pytest
+from structlog.testing import capture_logs
 
+from protocol.errors import ErrorCode
 from protocol.request import Sampling
+from tests.gate import alone
+from workers.engine import BatchEngine, Request
 from workers.faults import Fault, PlannedFault, raising
 from workers.faulty_runner import with_faults
 from workers.iree.runner import IreeRunner
@@ -52,3 +56,19 @@ def test_a_call_that_fails_has_written_its_rows_until_the_reset(runner: IreeRunn
     with pytest.raises(ValueError, match="a gap after 0 rows"):
         one.decode([row])
     assert one.prefill([Chunk(0, PROMPT, 0, 0)], [draw]) != [None]
+
+
+def test_the_engine_fails_the_request_alone_and_its_neighbour_goes_on(runner: IreeRunner) -> None:
+    request = Request(1, PROMPT, Sampling(temperature=1.0, seed=5), max_tokens=8)
+    whole = alone(runner, request)
+    engine = BatchEngine(with_faults(runner, [Fault("nan", calls=0, token=99)]), max_queue=4, step_tokens=64)
+    engine.submit(Request(2, (99, 3), max_tokens=8))
+    engine.submit(request)
+    steps = []
+    with capture_logs():
+        while not engine.idle:
+            steps.append(engine.step())
+    (failure,) = [failure for step in steps for failure in step.failures]
+    assert (failure.stream, failure.code) == (2, ErrorCode.STEP)
+    assert str(NotFiniteError()) in failure.text
+    assert [token.token for step in steps for token in step.tokens] == whole
