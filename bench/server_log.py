@@ -4,24 +4,39 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.streams import Cause
 
-HARMLESS = frozenset({Cause.LEFT, Cause.MOVED})
-"""Why a sequence lost its worker that was no failure. All else was."""
+WITHIN = frozenset({Cause.DIED, Cause.STEP})
+"""Why a sequence lost its worker that may be due to what the worker computed."""
 
 
-def failures(lines: Iterable[str]) -> dict[str, int]:
-    """By the id of the request, how many failures it was there at: the most of any of its sequences."""
-    found: Counter[tuple[str, int]] = Counter()
+@dataclass(frozen=True)
+class Failures:
+    """Those that one sequence was there at."""
+
+    within: int = 0
+    outside: int = 0
+    """Somebody ended its worker."""
+
+    @property
+    def total(self) -> int:
+        return self.within + self.outside
+
+
+def failures(lines: Iterable[str]) -> dict[str, list[Failures]]:
+    """By the id of the request, of each of its sequences that was there at a failure."""
+    found: dict[str, dict[int, Failures]] = {}
     for line in _events(lines, "stream_lost"):
-        if line["cause"] not in HARMLESS:
-            found[line["request"], line["choice"]] += 1
-    most: dict[str, int] = {}
-    for (request, _), count in found.items():
-        most[request] = max(count, most.get(request, 0))
-    return most
+        sequences = found.setdefault(line["request"], {})
+        seen = sequences.get(line["choice"], Failures())
+        if line["cause"] in WITHIN:
+            sequences[line["choice"]] = replace(seen, within=seen.within + 1)
+        elif line["cause"] == Cause.KILLED:
+            sequences[line["choice"]] = replace(seen, outside=seen.outside + 1)
+    return {request: list(sequences.values()) for request, sequences in found.items() if sequences}
 
 
 def reasons(lines: Iterable[str]) -> Counter[str]:

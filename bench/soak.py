@@ -12,8 +12,8 @@ It ends with status 1 when
 
   a visit     did not end exactly once, ended with an error other than quarantined or step_failed, or differs from the
               undisturbed answer in an id, character, finish reason or count (one that left: as far as it had come);
-              or it ended with one of these errors, and the server's log does not know of two failures of workers or of
-              their steps at which it was there; or more than 1 % of the visits ended so, explained or not
+              or it ended with one of these errors, and the server's log does not know of two deaths from within or
+              failed steps at which it was there, nor of four deaths of any kind; or more than 1 % ended so
   the server  does not have all workers ready and all slots free within a minute after the last request
   something   was not given back: sequences, processes, descriptors, threads, socket folders; or memory grew
               (bench/leaks.py)
@@ -46,7 +46,7 @@ from bench.mix import Visit, deterministic, requests, visits
 from bench.plan import Blow, Plan, blows, may_fail_to_start
 from bench.report import plot, write_report
 from bench.served import Served, served
-from bench.server_log import failures
+from bench.server_log import Failures, failures
 from bench.shapes import default_cache
 from bench.verdict import Tally, Verdict, judge
 from cli.chaos.asking import Request, ask
@@ -84,7 +84,7 @@ class Result:
     lives: dict[str, int] = field(default_factory=dict)
     """Incarnations of each worker."""
     problems: list[str] = field(default_factory=list)
-    failures: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, list[Failures]] = field(default_factory=dict)
     """Those that a request was there at, by its id, of the requests that were there at any."""
     calm_s: float = 0.0
     """The longest time between two chunks of an undisturbed answer."""

@@ -2,16 +2,17 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bench.server_log import Failures
 from cli.chaos.asking import Request
 from cli.chaos.heard import Heard
 from cli.chaos.rounds import percentile
+from gateway.suspicion import MAX_TRIES
 
-REFUSALS = {"quarantined": 2, "step_failed": 1}
-"""What a request may end with that ran when workers failed: so many failures of which it lived to be tried again, or at
-the last of which it was given up, must be known of it. A step that it failed of for good is not among them."""
+REFUSALS = frozenset({"quarantined", "step_failed"})
+"""What a request may end with that was there when workers failed: see `explained`."""
 MOST_REFUSED = 0.01
 """Of the visits. The rule that finds a request that kills cannot always tell it from one that was there by accident."""
 FEW = 3
@@ -66,6 +67,13 @@ def _difference(heard: Heard, whole: Heard) -> str:
     return f"usage {heard.usages}, not {whole.usages}"
 
 
+def explained(code: str, sequences: Sequence[Failures]) -> bool:
+    """One of these sequences was there at two failures from within, or at `MAX_TRIES` of whatever kind: no others may
+    be refused. The failed step that ends a request for good is not among those that are known."""
+    last = int(code == "step_failed")
+    return any(each.within + last >= 2 or each.total + last >= MAX_TRIES for each in sequences)
+
+
 def kin(request: Request) -> str:
     """What a gateway knows a request by that killed: those that are alike in it are refused together."""
     own = {"model", "seed", "n", "max_tokens", "stop", "stream", "stream_options", "ignore_eos", "return_token_ids"}
@@ -103,20 +111,19 @@ class Tally:
         if verdict.problem:
             self._violated(name, verdict)
 
-    def explain(self, failures: Mapping[str, int]) -> None:
+    def explain(self, failures: Mapping[str, Sequence[Failures]]) -> None:
         """Hold what ended with an error against the failures that requests were there at, by their ids (see
-        `bench.server_log.failures`): a violation each that had too few. Once, after the last visit."""
+        `bench.server_log.failures`): a violation each that they do not explain. Once, after the last visit."""
         convicted: set[str] = set()
         for each in self._refusals:
-            seen, needed = failures.get(each.request, 0), REFUSALS[each.code]
-            if seen >= needed:
+            seen = failures.get(each.request, ())
+            if explained(each.code, seen):
                 convicted.add(each.kin)
             elif each.code == "quarantined" and not seen and each.kin in convicted:
                 self.outcomes[each.code] -= 1
                 self.outcomes["refused at the door"] += 1
             else:
-                text = f"it was there at {seen} failures, and {needed} explain it"
-                self._violated(each.name, Verdict(each.code, text))
+                self._violated(each.name, Verdict(each.code, f"not explained by {list(seen) or 'any failure'}"))
 
     @property
     def refused(self) -> int:
@@ -132,7 +139,7 @@ class Tally:
         share = self.refused / total
         return f"{self.refused} of {total} visits ({share:.1%}) were refused, more than {MOST_REFUSED:.0%}"
 
-    def gap_figures(self, failures: Mapping[str, int]) -> list[list[str]]:
+    def gap_figures(self, failures: Container[str]) -> list[list[str]]:
         """Rows (which streams, how many, p50, p99, longest in ms): of those that lost a worker, and of the others."""
         lost = sorted(gap for request, gap in self.gaps if request in failures)
         others = sorted(gap for request, gap in self.gaps if request not in failures)

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from bench.server_log import failures, reasons
+from bench.server_log import Failures, failures, reasons
 
 
 def lost(request: str, cause: str, choice: int = 0) -> str:
@@ -16,7 +16,8 @@ def test_reasons_of_restarts_are_counted_without_their_numbers() -> None:
     assert reasons([*lines, "garbage", '"worker_restarts" {', json.dumps(other)]) == {"no step for N s": 2}
 
 
-def test_a_request_was_there_at_the_failures_of_its_unluckiest_sequence() -> None:
+def test_each_sequence_of_a_request_has_its_own_failures() -> None:
     lines = [lost("a", "died"), lost("a", "step_failed"), lost("b", "died"), lost("b", "killed", 1)]
     lines += [lost("c", "moved"), lost("c", "left")]
-    assert failures(lines) == {"a": 2, "b": 1}, "two choices that met one failure each were not there at two"
+    assert failures(lines) == {"a": [Failures(2, 0)], "b": [Failures(1, 0), Failures(0, 1)]}
+    assert Failures(1, 2).total == 3

@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.verdict import FEW, MOST_REFUSED, SHOWN, Tally, Verdict, judge, kin
+from bench.server_log import Failures
+from bench.verdict import FEW, MOST_REFUSED, SHOWN, Tally, Verdict, explained, judge, kin
 from cli.chaos.asking import Request
 from cli.chaos.heard import Choice, Heard
+from gateway.suspicion import MAX_TRIES
 
 REQUEST = Request("/v1/completions", {"n": 2})
 WHOLE = Heard(200, {0: Choice("ab", [1, 2], ["stop"]), 1: Choice("c", [3], ["length"])}, {"id"}, [(5, 3)], ends=1)
@@ -87,17 +89,28 @@ def test_violations_are_counted_all_and_told_up_to_a_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "failures", "violations"),
-    [("quarantined", 1, 1), ("quarantined", 2, 0), ("step_failed", 0, 1), ("step_failed", 1, 0)],
+    ("code", "sequences", "enough"),
+    [
+        ("quarantined", [], False),
+        ("quarantined", [Failures(1, MAX_TRIES - 2)], False),
+        ("quarantined", [Failures(1, 0), Failures(1, 0)], False),
+        ("quarantined", [Failures(0, 0), Failures(2, 0)], True),
+        ("quarantined", [Failures(0, MAX_TRIES)], True),
+        ("quarantined", [Failures(1, MAX_TRIES - 1)], True),
+        ("step_failed", [], False),
+        ("step_failed", [Failures(0, MAX_TRIES - 2)], False),
+        ("step_failed", [Failures(1, 0)], True),
+        ("step_failed", [Failures(0, MAX_TRIES - 1)], True),
+    ],
 )
-def test_an_error_must_be_explained_by_failures(code: str, failures: int, violations: int) -> None:
+def test_an_error_must_be_explained_by_failures(code: str, sequences: list[Failures], enough: bool) -> None:
+    assert explained(code, sequences) == enough
     tally = Tally()
     count(tally, code, request="a")
-    tally.explain({"a": failures, "other": 9})
-    assert tally.violations == violations
+    tally.explain({"a": sequences, "other": [Failures(9, 9)]})
     assert tally.outcomes == {code: 1}
-    if violations:
-        assert f"it was there at {failures} failures" in tally.told[0]
+    assert tally.violations == (not enough)
+    assert ("not explained" in "".join(tally.told)) == (not enough)
 
 
 def test_what_is_refused_at_the_door_must_be_like_one_that_was_quarantined_before() -> None:
@@ -106,7 +119,7 @@ def test_what_is_refused_at_the_door_must_be_like_one_that_was_quarantined_befor
     count(tally, "quarantined", request="first", prompt="p")
     count(tally, "quarantined", request="again", prompt="p")
     count(tally, "quarantined", request="other", prompt="q")
-    tally.explain({"first": 2})
+    tally.explain({"first": [Failures(2, 0)]})
     assert [told.split(":")[0] for told in tally.told] == ["visit early", "visit other"]
     assert tally.outcomes == {"quarantined": 3, "refused at the door": 1}
 
@@ -136,8 +149,8 @@ def test_gaps_are_of_streams_that_lost_a_worker_and_of_the_others() -> None:
     for name, end in (("a", 0.5), ("b", 0.1)):
         tally.count(name, stream, Heard(request=name, stamps=[0.0, end]), Verdict("answered"))
     tally.count("c", Request("/v1/completions", {}), Heard(request="c", stamps=[0.0, 9.0]), Verdict("answered"))
-    assert tally.gap_figures({"a": 1, "c": 1}) == [
+    assert tally.gap_figures({"a", "c"}) == [
         ["lost a worker", "1", "500", "500", "500"],
         ["did not", "1", "100", "100", "100"],
     ]
-    assert Tally().gap_figures({}) == [["lost a worker", "0", "-", "-", "-"], ["did not", "0", "-", "-", "-"]]
+    assert Tally().gap_figures(set()) == [["lost a worker", "0", "-", "-", "-"], ["did not", "0", "-", "-", "-"]]
