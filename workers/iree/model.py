@@ -19,7 +19,9 @@ from workers.architectures.tensors import tensors
 from workers.checkpoint import ModelConfig
 from workers.iree.ops import Angles, Cache, Ops, Place, Shape
 
-EXPERTS = ("router", "experts_gate_up", "experts_down")
+ROUTER = "router"
+"""Never of few bits: it is small, and what it chooses is all or nothing."""
+EXPERTS = (ROUTER, "experts_gate_up", "experts_down")
 """What a layer's mixture is made of."""
 Parameters = dict[str, Any]
 """By name: an array, or where `Parameter.few_bits` a `quantized.Packed`."""
@@ -50,7 +52,7 @@ def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
     for tensor in tensors(config):
         matrix = tensor.matrix and tensor.name != "embedding"
         kind = dtype if tensor.matrix else "float32"
-        few_bits = tensor.matrix and tensor.name.rpartition(".")[2] not in EXPERTS
+        few_bits = tensor.matrix and tensor.name.rpartition(".")[2] != ROUTER
         out.append(Parameter(tensor.name, tensor.sources, matrix, kind, few_bits, tensor.offset))
     return out
 

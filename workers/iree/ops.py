@@ -15,17 +15,19 @@ from numpy.typing import NDArray
 
 from workers.architectures.parts import Activation
 from workers.checkpoint import ModelConfig
-from workers.iree.kernels import experts as moe
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.attention import attention
 from workers.iree.kernels.code import LANES
 from workers.iree.kernels.dot import Dot, Product, product
+from workers.iree.kernels.experts import combine, experts_down, experts_up
 from workers.iree.kernels.gate import gate
 from workers.iree.kernels.linear import gated, linear, stride
 from workers.iree.kernels.lookup import lookup
 from workers.iree.kernels.norm import Norm, norm
+from workers.iree.kernels.packed_experts import PackedExperts, packed_down, packed_up
 from workers.iree.kernels.place import Heads, place
-from workers.iree.kernels.rounding import round_rows, rounded_rows
+from workers.iree.kernels.rounding import Rounded, round_rows, rounded_rows
+from workers.iree.kernels.routing import Mixture, group, route
 from workers.iree.quantized import Packed
 
 Shape = tuple[int, ...]
@@ -133,7 +135,7 @@ class Ops(Protocol):
         """act(gate) * up as an operand of width ffn: `x` is one of width `inputs`, the weight [2 * ffn, inputs]."""
 
     def experts(
-        self, x: jax.Array, router: jax.Array, up: jax.Array, down: jax.Array, config: ModelConfig
+        self, x: jax.Array, router: jax.Array, up: jax.Array | Packed, down: jax.Array | Packed, config: ModelConfig
     ) -> jax.Array:
         """What a mixture adds to the rows of an operand: float32 [rows, hidden]. The weights of `up` and `down` are
         those of all experts, one after the other."""
@@ -227,17 +229,22 @@ class TiledOps:
 
     def _linear_packed(self, x: jax.Array, weight: Packed, outputs: int, bias: jax.Array | None) -> jax.Array:
         rows = x.shape[0]
-        # float32 asks for what float32 would give.
-        planes = 3 if self.dtype == "float32" else 1
-        rounded = rounded_rows(rows, weight.inputs, weight.packing, self.arithmetic, planes)
+        rounded, levels, sums = self._round(x, weight)
         tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, bias is not None, self.threads)
-        self.bodies[rounded.name] = round_rows(rounded)
         self.bodies[tiled.name] = product(tiled)
-        shapes = [(rounded.levels_shape, jnp.int8), (rounded.sums_shape, jnp.float32)]
-        levels, sums = _call(rounded.name, [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes], x)
         operands = (levels, sums, weight.data) + (() if bias is None else (bias,))
         out: jax.Array = _call(tiled.name, _floats(rounded.padded, tiled.outputs), *operands)
         return out[:rows, :outputs]
+
+    def _round(self, x: jax.Array, weight: Packed) -> tuple[Rounded, jax.Array, jax.Array]:
+        """An operand as a matrix of few bits wants it."""
+        # float32 asks for what float32 would give.
+        planes = 3 if self.dtype == "float32" else 1
+        rounded = rounded_rows(x.shape[0], weight.inputs, weight.packing, self.arithmetic, planes)
+        self.bodies[rounded.name] = round_rows(rounded)
+        shapes = [(rounded.levels_shape, jnp.int8), (rounded.sums_shape, jnp.float32)]
+        levels, sums = _call(rounded.name, [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes], x)
+        return rounded, levels, sums
 
     def gated(
         self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation
@@ -255,25 +262,51 @@ class TiledOps:
         return out
 
     def experts(
-        self, x: jax.Array, router: jax.Array, up: jax.Array, down: jax.Array, config: ModelConfig
+        self, x: jax.Array, router: jax.Array, up: jax.Array | Packed, down: jax.Array | Packed, config: ModelConfig
     ) -> jax.Array:
-        m, arithmetic = mixture_of(config, x.shape[0]), self.arithmetic
-        names = {part: f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "up", "down", "combine")}
+        m = mixture_of(config, x.shape[0])
+        names = {part: f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "combine")}
         self.bodies |= {
-            names["route"]: moe.route(names["route"], m),
-            names["group"]: moe.group(names["group"], m),
-            names["up"]: moe.up(names["up"], m, arithmetic, config.activation),
-            names["down"]: moe.down(names["down"], m, arithmetic),
-            names["combine"]: moe.combine(names["combine"], m),
+            names["route"]: route(names["route"], m),
+            names["group"]: group(names["group"], m),
+            names["combine"]: combine(names["combine"], m),
         }
         per, lists = m.experts.per_token, (_numbers(m.pairs), *(_numbers(m.groups + 1) for _ in range(2)))
         logits = self.linear(x, router, m.experts.count)
         chosen, weights = _call(names["route"], (_words(m.rows, per), _floats(m.rows, per)), logits)
         places = _call(names["group"], lists, chosen)
-        width = stride(m.experts.ffn, arithmetic)
-        mixed = _call(names["up"], _words(m.pairs, width), x, up.reshape(len(up), -1), *places)
-        added = _call(names["down"], _floats(m.pairs, m.hidden), mixed, down.reshape(len(down), -1), *places)
+        mixed = self._experts_up(m, x, up, places, config.activation)
+        added = self._experts_down(m, mixed, down, places)
         out: jax.Array = _call(names["combine"], _floats(m.rows, m.hidden), added, weights)
+        return out
+
+    def _experts_up(
+        self, m: Mixture, x: jax.Array, weight: jax.Array | Packed, places: list[jax.Array], activation: Activation
+    ) -> jax.Array:
+        name, words = f"baton_experts_up_{m.rows}", _words(m.pairs, stride(m.experts.ffn, self.arithmetic))
+        if isinstance(weight, Packed):
+            name += f"_{weight.packing.name}"
+            rounded, *operands = self._round(x, weight)
+            packed = PackedExperts(m, rounded, weight.packing, self.dot, self.threads)
+            self.bodies[name] = packed_up(name, packed, self.arithmetic, activation)
+            operands.append(weight.data)
+        else:
+            self.bodies[name] = experts_up(name, m, self.arithmetic, activation, threads=self.threads)
+            operands = [x, weight.reshape(len(weight), -1)]
+        out: jax.Array = _call(name, words, *operands, *places)
+        return out
+
+    def _experts_down(self, m: Mixture, x: jax.Array, weight: jax.Array | Packed, places: list[jax.Array]) -> jax.Array:
+        name = f"baton_experts_down_{m.rows}"
+        if isinstance(weight, Packed):
+            name += f"_{weight.packing.name}"
+            rounded, *operands = self._round(x, weight)
+            self.bodies[name] = packed_down(name, PackedExperts(m, rounded, weight.packing, self.dot, self.threads))
+            operands.append(weight.data)
+        else:
+            self.bodies[name] = experts_down(name, m, self.arithmetic, threads=self.threads)
+            operands = [x, weight.reshape(len(weight), -1)]
+        out: jax.Array = _call(name, _floats(m.pairs, m.hidden), *operands, *places)
         return out
 
     def place(
@@ -340,9 +373,9 @@ def _heads(cache: Cache, layer: int, config: ModelConfig, where: Place) -> Heads
     )
 
 
-def mixture_of(config: ModelConfig, rows: int) -> moe.Mixture:
+def mixture_of(config: ModelConfig, rows: int) -> Mixture:
     assert config.experts is not None  # asked for by layers that have experts
-    return moe.Mixture(rows, config.hidden_size, config.experts)
+    return Mixture(rows, config.hidden_size, config.experts)
 
 
 def _numbers(count: int) -> jax.ShapeDtypeStruct:
@@ -411,7 +444,7 @@ class PlainOps:
         return (act(gate) * up).astype(self.dtype)
 
     def experts(
-        self, x: jax.Array, router: jax.Array, up: jax.Array, down: jax.Array, config: ModelConfig
+        self, x: jax.Array, router: jax.Array, up: jax.Array | Packed, down: jax.Array | Packed, config: ModelConfig
     ) -> jax.Array:
         raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
 

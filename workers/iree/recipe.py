@@ -76,8 +76,6 @@ class Recipe(Struct, frozen=True):
         if config.experts is not None and not tiled:
             problem = f"the experts of {config.family} run on CPUs only, in widths that are multiples of {LANES}"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
-        if config.experts is not None and self.quantize != "none":
-            raise CheckpointError("--quantize", self.quantize, f"is not supported for the experts of {config.family}")
         cache = Cache.of(config, self.slots, self.context, POSITIONS if isinstance(ops, TiledOps) else PLAIN_TILE)
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         # One decode graph where its rows cost next to nothing and kernels may change with their number.

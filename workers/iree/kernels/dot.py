@@ -232,9 +232,9 @@ def _soon(p: Product) -> list[str]:
     ]
 
 
-def ahead() -> list[str]:
-    """%soon, so far ahead of what is read that it comes in time."""
-    return [f"%ahead = arith.constant {PREFETCH} : index", "%soon = arith.addi %levels_at, %ahead : index"]
+def ahead(name: str = "%soon") -> list[str]:
+    """The byte of a tile that is so far ahead of what is read that it comes in time."""
+    return [f"%ahead = arith.constant {PREFETCH} : index", f"{name} = arith.addi %levels_at, %ahead : index"]
 
 
 def fetch(p: Product, tile: str, count: int) -> list[str]:

@@ -1,281 +1,148 @@
-"""A mixture of experts: the router's choice, and products in which each row meets the weights of its experts alone.
+"""A mixture of experts: products in which each row meets the weights of its experts alone.
 
-A *pair* is a row and one of its experts; pair `row * per_token + i` is the row's i-th choice. Pairs are grouped by
-expert, so that an expert's weights are read once for all rows that chose it and not at all where none did. Every pair
-has sums of its own: which rows share an expert changes nothing in them.
+Every pair (see `routing`) has sums of its own: which rows share an expert changes nothing in them.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.architectures.parts import Activation, Experts
+from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Code, Dispatch, Value
-from workers.iree.kernels.linear import ACTIVATIONS, group_of, stride, sums_of
+from workers.iree.kernels.executable import Kernel
+from workers.iree.kernels.linear import ACTIVATIONS, GROUP_BYTES, MANY, SHARES, element_bytes, stride, sums_of
+from workers.iree.kernels.routing import Mixture
 
-LOW = "-1.0e30"
-"""Below every logit; what was chosen gets it."""
-BLOCK = 4
-"""Pairs of one expert that are summed together."""
+SPAN = 4
+"""The most tiles of one kind that are summed at once."""
+BLOCKS = (8, 4, 2, 1)
+"""Pairs of one expert that are summed at once: as many as there are left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """The sizes of one step's mixture."""
+class Shares:
+    """How the tiles of every chosen expert are split: into `each` workgroups, in units of `unit` tiles."""
 
-    rows: int
-    hidden: int
-    experts: Experts
+    mixture: Mixture
+    tiles: int
+    """Of one expert; where a gate and its other half are summed together, of the gate."""
+    unit: int
+    each: int
+
+    @classmethod
+    def of(cls, m: Mixture, tiles: int, tile_bytes: int, threads: int, span: int = 1) -> "Shares":
+        """`tile_bytes` of weights are read for a tile. All pairs of a share pass by weights that the cache holds.
+
+        As in `linear.workgroups` few workgroups are handed out one at a time, and many by eights.
+        """
+        unit = math.gcd(tiles, span)
+        parts = tiles // unit
+        each = max(-(-tiles * tile_bytes // GROUP_BYTES), SHARES * threads // m.groups)
+        if each * m.groups > SHARES * threads:
+            each = max(each, -(-MANY * threads // m.groups))
+        return cls(m, tiles, unit, max(1, min(parts, each)))
 
     @property
-    def pairs(self) -> int:
-        return self.rows * self.experts.per_token
+    def workgroups(self) -> int:
+        return self.each * self.mixture.groups
 
     @property
-    def groups(self) -> int:
-        """Experts that may be chosen in one step."""
-        return min(self.pairs, self.experts.count)
+    def lists(self) -> tuple[int, int, int]:
+        """The sizes of what `routing.group` gives."""
+        m = self.mixture
+        return (m.pairs, m.groups + 1, m.groups + 1)
+
+    def blocks(self, most: int) -> list[int]:
+        """Pairs to sum at once, at most so many: an expert has no more of them than there are rows."""
+        return [size for size in BLOCKS if size <= min(most, self.mixture.rows)]
+
+    def walk(
+        self,
+        code: Code,
+        places: list[Value],
+        blocks: list[int],
+        span: Callable[[int], int],
+        tile: Callable[[str, list[str], str, int], None],
+    ) -> None:
+        """Call `tile(expert, pairs, first tile, tiles)` for the workgroup %id: its share of its expert's tiles, for
+        all of its pairs. `places` is what `routing.group` gives, `span` the tiles to sum at once for so many pairs.
+        """
+        order, chosen, starts = places
+        which, share = code.div("%id", self.each), code.rem("%id", self.each)
+        expert = code.extract_index(chosen, [which])
+        at, end = (code.extract_index(starts, [code.add(which, i)]) for i in range(2))
+        parts = self.tiles // self.unit
+        low, high = (code.mul(code.div(code.mul(code.add(share, i), parts), self.each), self.unit) for i in range(2))
+        for size in blocks:
+            left = code.let(f"arith.subi {end}, {at} : index")
+            whole = code.add(at, code.mul(code.div(left, size), size))
+
+            def block(first: str, size: int = size) -> None:
+                pairs = [code.extract_index(order, [code.add(first, i)]) for i in range(size)]
+                step = span(size)
+                code.repeat(low, high, step, lambda first_tile: tile(expert, pairs, first_tile, step))
+
+            code.repeat(at, whole, size, block)
+            at = whole
 
 
-def route(name: str, m: Mixture) -> str:
-    """Logits f32 [rows, count] -> the best experts int32 [rows, per_token], best first and of equals the first, and
-    their weights f32 [rows, per_token], as softmax has them (https://arxiv.org/abs/1701.06538).
-    """
-    count, chosen = m.experts.count, m.experts.per_token
-    lanes = math.gcd(LANES, count)
-    kind = f"vector<{lanes}xf32>"
-    d = Dispatch(name, (m.rows,))
-    code = d.code
-    logits = d.take((m.rows, count), "f32")
-    experts, weights = d.give((m.rows, chosen), "i32"), d.give((m.rows, chosen), "f32")
-    row = d.workgroup()
-
-    def copy(column: str, held: Value) -> Value:
-        return code.write(code.read(logits, [row, column], lanes), lanes, held, [code.index(0), column])
-
-    held = code.carry(code.index(0), code.index(count), lanes, code.empty((1, count), "f32"), copy)
-    best: list[str] = []
-    found, powers = code.empty((1, chosen), "i32"), []
-    for i in range(chosen):
-        value, expert = _best(code, held, lanes)
-        best.append(value)
-        found = _insert(code, expert, found, [code.index(0), code.index(i)])
-        at = code.let(f"arith.index_cast {expert} : i32 to index")
-        held = _insert(code, code.constant(f"{LOW} : f32"), held, [code.index(0), at])
-        powers.append(_power(code, value, best[0]))
-    total = powers[0]
-    if m.experts.normalize:
-        for power in powers[1:]:
-            total = code.let(f"arith.addf {total}, {power} : f32")
-    else:
-        top = code.spread(best[0], lanes=lanes)
-
-        def add(column: str, sums: list[str]) -> list[str]:
-            value = code.let(f"arith.subf {code.read(logits, [row, column], lanes)}, {top} : {kind}")
-            return [code.let(f"arith.addf {sums[0]}, {code.let(f'math.exp {value} : {kind}')} : {kind}")]
-
-        zero = code.constant(f"dense<0.0> : {kind}")
-        (sums,) = code.loop(code.index(0), code.index(count), lanes, [(zero, kind)], add)
-        total = code.sum_lanes(sums, lanes)
-    shares = code.empty((1, chosen), "f32")
-    for i, power in enumerate(powers):
-        share = code.let(f"arith.divf {power}, {total} : f32")
-        shares = _insert(code, share, shares, [code.index(0), code.index(i)])
-    d.store(found, experts, [row, "0"])
-    d.store(shares, weights, [row, "0"])
-    return d.function()
-
-
-def _best(code: Code, held: Value, lanes: int) -> tuple[str, str]:
-    """The greatest of [1, count] and its place, an int32; the last place where nothing is a number."""
-    count = held.shape[-1]
-    kind, places = f"vector<{lanes}xf32>", f"vector<{lanes}xi32>"
-
-    def most(column: str, state: list[str]) -> list[str]:
-        value = code.read(held, [code.index(0), column], lanes)
-        return [code.let(f"arith.maxnumf {state[0]}, {value} : {kind}")]
-
-    low = code.constant(f"dense<{LOW}> : {kind}")
-    (most_,) = code.loop(code.index(0), code.index(count), lanes, [(low, kind)], most)
-    best = code.let(f"vector.reduction <maxnumf>, {most_} : {kind} into f32")
-    wanted, beyond = code.spread(best, lanes=lanes), code.constant(f"dense<{count - 1}> : {places}")
-    steps = code.constant(f"dense<[{', '.join(map(str, range(lanes)))}]> : {places}")
-
-    def first(column: str, state: list[str]) -> list[str]:
-        start = code.spread(code.let(f"arith.index_cast {column} : index to i32"), "i32", lanes)
-        at = code.let(f"arith.addi {start}, {steps} : {places}")
-        value = code.read(held, [code.index(0), column], lanes)
-        equal = code.let(f"arith.cmpf oeq, {value}, {wanted} : {kind}")
-        at = code.let(f"arith.select {equal}, {at}, {beyond} : vector<{lanes}xi1>, {places}")
-        return [code.let(f"arith.minsi {state[0]}, {at} : {places}")]
-
-    (places_,) = code.loop(code.index(0), code.index(count), lanes, [(beyond, places)], first)
-    return best, code.let(f"vector.reduction <minsi>, {places_} : {places} into i32")
-
-
-def _power(code: Code, value: str, top: str) -> str:
-    """exp(value - top), computed as a vector like all others."""
-    below = code.spread(code.let(f"arith.subf {value}, {top} : f32"))
-    return code.let(f"vector.extract {code.let(f'math.exp {below} : {FLOATS}')}[0] : f32 from {FLOATS}")
-
-
-def _insert(code: Code, scalar: str, target: Value, at: list[str]) -> Value:
-    text = f"tensor.insert {scalar} into {target.name}[{', '.join(at)}] : {target.type}"
-    return Value(code.let(text), target.shape, target.element)
-
-
-def group(name: str, m: Mixture) -> str:
-    """Experts of the pairs int32 [rows, per_token] -> the pairs by expert int32 [pairs], the experts that were chosen
-    int32 [groups + 1], and where in the pairs each begins int32 [groups + 1]; behind the last one nothing begins.
-    """
-    count, pairs, groups = m.experts.count, m.pairs, m.groups
-    d = Dispatch(name, (1,))
-    code = d.code
-    experts = d.take((m.rows, m.experts.per_token), "i32")
-    results = [d.give((size,), "i32") for size in (pairs, groups + 1, groups + 1)]
-    zero, one = code.constant("0 : i32"), code.constant("1 : i32")
-
-    def filled(size: int, value: str) -> Value:
-        empty = code.empty((size,), "i32")
-        return code.carry(code.index(0), code.index(size), 1, empty, lambda at, held: _insert(code, value, held, [at]))
-
-    def expert_of(pair: str) -> str:
-        k = m.experts.per_token
-        return code.extract_index(experts, [code.div(pair, k), code.rem(pair, k)])
-
-    def count_one(pair: str, counts: Value) -> Value:
-        at = expert_of(pair)
-        return _insert(code, code.let(f"arith.addi {code.extract(counts, [at])}, {one} : i32"), counts, [at])
-
-    counts = code.carry(code.index(0), code.index(pairs), 1, filled(count, zero), count_one)
-
-    def begin(expert: str, names: list[str]) -> list[str]:
-        offsets, chosen, starts, place, total = names
-        at = code.let(f"arith.index_cast {place} : i32 to index")
-        size = code.extract(counts, [expert])
-        some = code.let(f"arith.minsi {size}, {one} : i32")
-        number = code.let(f"arith.index_cast {expert} : index to i32")
-        return [
-            _insert(code, total, Value(offsets, (count,), "i32"), [expert]).name,
-            _insert(code, number, Value(chosen, (groups + 1,), "i32"), [at]).name,
-            _insert(code, total, Value(starts, (groups + 1,), "i32"), [at]).name,
-            code.let(f"arith.addi {place}, {some} : i32"),
-            code.let(f"arith.addi {total}, {size} : i32"),
-        ]
-
-    last = code.constant(f"{pairs} : i32")
-    held = [filled(count, zero), filled(groups + 1, zero), filled(groups + 1, last)]
-    carried = [*((value.name, value.type) for value in held), (zero, "i32"), (zero, "i32")]
-    names = code.loop(code.index(0), code.index(count), 1, carried, begin)
-
-    def sort(pair: str, state: list[str]) -> list[str]:
-        order, offsets = Value(state[0], (pairs,), "i32"), Value(state[1], (count,), "i32")
-        expert = expert_of(pair)
-        offset = code.extract(offsets, [expert])
-        at = code.let(f"arith.index_cast {offset} : i32 to index")
-        number = code.let(f"arith.index_cast {pair} : index to i32")
-        order = _insert(code, number, order, [at])
-        return [order.name, _insert(code, code.let(f"arith.addi {offset}, {one} : i32"), offsets, [expert]).name]
-
-    order = code.empty((pairs,), "i32")
-    carried = [(order.name, order.type), (names[0], held[0].type)]
-    sorted_, _ = code.loop(code.index(0), code.index(pairs), 1, carried, sort)
-    for name_, result in zip((sorted_, *names[1:3]), results, strict=True):
-        d.store(Value(name_, result.shape, "i32"), result, ["0"])
-    return d.function()
-
-
-def up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activation) -> str:
-    """words [rows, stride] of width hidden, weights [count * 2 * ffn / 16, ...], what `group` gives
+def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activation, *, threads: int = 1) -> str:
+    """words [rows, stride] of width hidden, weights [count * 2 * ffn / 16, ...], what `routing.group` gives
     -> act(gate) * up of each pair, words [pairs, stride] of width ffn.
     """
-    tiles, words = m.experts.ffn // LANES, LANES // arithmetic.word
-    d = Dispatch(name, (-(-tiles // group_of(tiles, 2 * m.hidden, arithmetic)), m.groups))
+    tiles, words, most = m.up_tiles, LANES // arithmetic.word, arithmetic.sums // 2
+    size = m.hidden * LANES * element_bytes(arithmetic)
+    shares = Shares.of(m, tiles, 2 * size, threads, SPAN)
+    d = Kernel(name, shares.workgroups)
     code = d.code
     x = d.take((m.rows, stride(m.hidden, arithmetic)), "i32")
     w = d.take((2 * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
-    places = [d.take((size,), "i32") for size in (m.pairs, m.groups + 1, m.groups + 1)]
+    places = [d.take((length,), "i32") for length in shares.lists]
     out = d.give((m.pairs, stride(m.experts.ffn, arithmetic)), "i32")
 
-    def store(pair: str, at: str, sums: list[str]) -> None:
-        value = code.let(f"arith.mulf {ACTIVATIONS[activation](code, sums[0])}, {sums[1]} : {FLOATS}")
-        part = code.write(arithmetic.words(code, value), words, code.empty((1, words), "i32"), [code.index(0)] * 2)
-        d.store(part, out, [pair, code.mul(at, words)])
+    def tile(expert: str, pairs: list[str], first: str, span: int) -> None:
+        rows = [code.div(pair, m.experts.per_token) for pair in pairs]
+        gate = code.add(code.mul(expert, 2 * tiles), first)
+        both = [code.add(code.add(gate, half), i) for half in (0, tiles) for i in range(span)]
+        sums = sums_of(code, x, rows, w, both, m.hidden, arithmetic, span)
+        for pair, totals in zip(pairs, sums, strict=True):
+            for i, (gates, ups) in enumerate(zip(totals[:span], totals[span:], strict=True)):
+                value = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gates)}, {ups} : {FLOATS}")
+                where = [pair, code.mul(code.add(first, i), words)]
+                code.put(arithmetic.words(code, value), words, out, where)
 
-    def weights_of(expert: str, at: str) -> list[str]:
-        gate = code.add(code.mul(expert, 2 * tiles), at)
-        return [gate, code.add(gate, tiles)]
-
-    per = group_of(tiles, 2 * m.hidden, arithmetic)
-    _each(d, m, arithmetic, x, w, places, (tiles, per, m.hidden), weights_of, store, of_pairs=False)
+    shares.walk(code, places, shares.blocks(most), _spans(shares, most), tile)
     return d.function()
 
 
-def down(name: str, m: Mixture, arithmetic: Arithmetic) -> str:
-    """words [pairs, stride] of width ffn, weights [count * hidden / 16, ...], what `group` gives
+def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int = 1) -> str:
+    """words [pairs, stride] of width ffn, weights [count * hidden / 16, ...], what `routing.group` gives
     -> f32 [pairs, hidden].
     """
-    tiles = m.hidden // LANES
-    per = group_of(tiles, m.experts.ffn, arithmetic)
-    d = Dispatch(name, (-(-tiles // per), m.groups))
+    tiles, inputs = m.down_tiles, m.experts.ffn
+    shares = Shares.of(m, tiles, inputs * LANES * element_bytes(arithmetic), threads, SPAN)
+    d = Kernel(name, shares.workgroups)
     code = d.code
-    x = d.take((m.pairs, stride(m.experts.ffn, arithmetic)), "i32")
-    w = d.take((tiles * m.experts.count, m.experts.ffn * LANES), arithmetic.element)
-    places = [d.take((size,), "i32") for size in (m.pairs, m.groups + 1, m.groups + 1)]
+    x = d.take((m.pairs, stride(inputs, arithmetic)), "i32")
+    w = d.take((tiles * m.experts.count, inputs * LANES), arithmetic.element)
+    places = [d.take((length,), "i32") for length in shares.lists]
     out = d.give((m.pairs, m.hidden), "f32")
 
-    def store(pair: str, at: str, sums: list[str]) -> None:
-        part = code.write(sums[0], LANES, code.empty((1, LANES), "f32"), [code.index(0)] * 2)
-        d.store(part, out, [pair, code.mul(at, LANES)])
+    def tile(expert: str, pairs: list[str], first: str, span: int) -> None:
+        at = code.add(code.mul(expert, tiles), first)
+        sums = sums_of(code, x, pairs, w, [code.add(at, i) for i in range(span)], inputs, arithmetic, span)
+        for pair, totals in zip(pairs, sums, strict=True):
+            for i, total in enumerate(totals):
+                code.put(total, LANES, out, [pair, code.mul(code.add(first, i), LANES)])
 
-    def weights_of(expert: str, at: str) -> list[str]:
-        return [code.add(code.mul(expert, tiles), at)]
-
-    _each(d, m, arithmetic, x, w, places, (tiles, per, m.experts.ffn), weights_of, store, of_pairs=True)
+    shares.walk(code, places, shares.blocks(arithmetic.sums // 2), _spans(shares, arithmetic.sums), tile)
     return d.function()
 
 
-def _each(
-    d: Dispatch,
-    m: Mixture,
-    arithmetic: Arithmetic,
-    x: Value,
-    w: Value,
-    places: list[Value],
-    sizes: tuple[int, int, int],
-    weights_of: Callable[[str, str], list[str]],
-    store: Callable[[str, str, list[str]], None],
-    *,
-    of_pairs: bool,
-) -> None:
-    """All tiles of a workgroup for all pairs of its expert. `sizes` are tiles, tiles of a workgroup, and inputs.
-
-    `of_pairs` says whether x has a row for each pair, or for each row of the step.
-    """
-    code, (tiles, per, inputs) = d.code, sizes
-    order, chosen, starts = places
-    which = d.workgroup(1)
-    expert = code.extract_index(chosen, [which])
-    begin, end = (code.extract_index(starts, [code.add(which, i)]) for i in range(2))
-    whole = code.mul(code.div(code.let(f"arith.subi {end}, {begin} : index"), BLOCK), BLOCK)
-    middle = code.add(begin, whole)
-    low = code.mul(d.workgroup(), per)
-    high = code.least(code.add(low, per), code.index(tiles))
-
-    def pairs_from(first: str, count: int) -> None:
-        pairs = [code.extract_index(order, [code.add(first, i)]) for i in range(count)]
-        rows = pairs if of_pairs else [code.div(pair, m.experts.per_token) for pair in pairs]
-
-        def tile(at: str) -> None:
-            sums = sums_of(code, x, rows, w, weights_of(expert, at), inputs, arithmetic)
-            for pair, each in zip(pairs, sums, strict=True):
-                store(pair, at, each)
-
-        code.repeat(low, high, 1, tile)
-
-    code.repeat(begin, middle, BLOCK, lambda first: pairs_from(first, BLOCK))
-    code.repeat(middle, end, 1, lambda first: pairs_from(first, 1))
+def _spans(shares: Shares, sums: int) -> Callable[[int], int]:
+    """Tiles to sum at once for so many pairs, where `sums` run side by side."""
+    return lambda pairs: max(1, math.gcd(shares.unit, sums // pairs))
 
 
 def combine(name: str, m: Mixture) -> str:

@@ -33,7 +33,7 @@ def linear(
     """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) -> f32 [rows, tiles * 16]."""
     block = _block(rows, arithmetic)
     span = _span(min(rows, block), tiles, max(arithmetic.sums, 2 * block))
-    size = span * inputs * LANES * _bytes(arithmetic)
+    size = span * inputs * LANES * element_bytes(arithmetic)
     d = Kernel(name, workgroups(tiles // span, threads))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
@@ -73,7 +73,7 @@ def gated(
     """
     block = _block(rows, arithmetic)
     span = _span(min(rows, block), tiles, max(arithmetic.sums // 2, block))
-    size = 2 * span * inputs * LANES * _bytes(arithmetic)
+    size = 2 * span * inputs * LANES * element_bytes(arithmetic)
     d = Kernel(name, workgroups(tiles // span, threads))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
@@ -129,11 +129,6 @@ def _span(rows: int, tiles: int, most: int) -> int:
     """Tiles to sum at once. A few rows alone are a few chains of sums, each of which waits for itself; and tiles side
     by side share what is loaded of the rows, and are fetched ahead as streams of their own."""
     return next(span for span in (4, 2, 1) if span == 1 or (span * rows <= most and tiles % span == 0))
-
-
-def group_of(tiles: int, inputs: int, arithmetic: Arithmetic) -> int:
-    """Tiles of a workgroup: few enough for the cache, and for sixteen workgroups where there are so many tiles."""
-    return max(1, min(GROUP_BYTES // (inputs * LANES * _bytes(arithmetic)), tiles // 16))
 
 
 def workgroups(parts: int, threads: int) -> int:
@@ -220,7 +215,7 @@ def sums_of(
 
 def _prefetch(code: Code, w: Value, tiles: list[str], span: int, at: str, count: int, arithmetic: Arithmetic) -> None:
     """Fetch what the tiles' streams read `AHEAD` bytes after the `count` inputs from element `at` on."""
-    length, size = w.shape[-1], _bytes(arithmetic)
+    length, size = w.shape[-1], element_bytes(arithmetic)
     soon = code.add(at, AHEAD // size)
     beyond = code.let(f"arith.cmpi uge, {soon}, {code.index(length)} : index")
     skipped = code.let(f"arith.select {beyond}, {code.index((span - 1) * length)}, {code.index(0)} : index")
@@ -230,6 +225,6 @@ def _prefetch(code: Code, w: Value, tiles: list[str], span: int, at: str, count:
             code.prefetch(w, [tile, code.add(start, line)])
 
 
-def _bytes(arithmetic: Arithmetic) -> int:
+def element_bytes(arithmetic: Arithmetic) -> int:
     """Of an element."""
     return {"f32": 4}.get(arithmetic.element, 2)
