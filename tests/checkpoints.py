@@ -164,8 +164,8 @@ def make_checkpoint(
     tensors = {name: tensor.astype(_NUMPY_DTYPES[dtype]) for name, tensor in tensors.items()}
     if quantized_bits is not None:
         quantization = {"group_size": group_size, "bits": quantized_bits, "mode": "affine"}
+        tensors = _quantize_all(stack_experts(tensors), quantized_bits, group_size)
         config |= {"quantization": quantization, "quantization_config": quantization}
-        tensors = _quantize_all(tensors, quantized_bits, group_size)
     _write_json(directory / "config.json", config)
     _write_weights(directory, tensors, sharded=sharded)
     return directory
@@ -188,14 +188,31 @@ def quantize(weight: NDArray[Any], bits: int, group_size: int) -> tuple[NDArray[
     return packed.astype(np.uint32), scales, biases
 
 
+def stack_experts(tensors: Tensors) -> Tensors:
+    """As mlx-lm keeps them: the matrices of all of a layer's experts as one tensor, `switch_mlp.up_proj.weight`."""
+    names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+    out: Tensors = {}
+    stacks: dict[str, list[NDArray[Any]]] = {}
+    for name, tensor in tensors.items():
+        block, experts, rest = name.partition(".experts.")
+        if not experts:
+            out[name] = tensor
+            continue
+        part = rest.split(".")[1]
+        stacks.setdefault(f"{block}.switch_mlp.{names.get(part, part)}.weight", []).append(tensor)
+    return out | {name: np.stack(parts) for name, parts in stacks.items()}
+
+
 def _quantize_all(tensors: Tensors, bits: int, group_size: int) -> Tensors:
     out: Tensors = {}
     for name, tensor in tensors.items():
-        if tensor.ndim != 2:
+        if tensor.ndim < 2 or tensor.shape[-1] % group_size:
             out[name] = tensor
             continue
+        parts = quantize(tensor.reshape(-1, tensor.shape[-1]), bits, group_size)
         stem = name.removesuffix("weight")
-        out[name], out[stem + "scales"], out[stem + "biases"] = quantize(tensor, bits, group_size)
+        for part, value in zip(("weight", "scales", "biases"), parts, strict=True):
+            out[stem + part] = value.reshape(*tensor.shape[:-1], -1)
     return out
 
 

@@ -80,7 +80,8 @@ def draw_weights(config: Mapping[str, Any], live: int, rng: np.random.Generator)
     if not config["tie_word_embeddings"]:
         tensors["lm_head.weight"] = draw.matrix(vocab, hidden, 2.0) * mask
     for layer in range(config["num_hidden_layers"]):
-        parts = [*_attention(config, draw), *_mlp(config, draw), *_norms(config, draw)]
+        mlp = _mlp if layer in config.get("mlp_only_layers", []) else MLPS.get(family, _mlp)
+        parts = [*_attention(config, draw), *mlp(config, draw), *_norms(config, draw)]
         tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in parts}
     tensors["model.norm.weight"] = draw.norm(hidden)
     return tensors
@@ -125,9 +126,6 @@ def _attention(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, 
 
 def _mlp(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, NDArray[Any]]]:
     family, hidden, ffn = config["model_type"], config["hidden_size"], config["intermediate_size"]
-    if family in ("qwen3_moe", "mixtral"):
-        yield from _experts(config, draw)
-        return
     gate, up = draw.matrix(ffn, hidden, 1.0), draw.matrix(ffn, hidden, 1.0)
     if family == "phi3":
         yield "mlp.gate_up_proj.weight", np.concatenate([gate, up])
@@ -149,6 +147,10 @@ def _experts(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, ND
         for name, (rows, columns) in zip(names, ((ffn, hidden), (ffn, hidden), (hidden, ffn)), strict=True):
             gain = 2.0 if rows == hidden else 1.0
             yield f"{block}.experts.{expert}.{name}.weight", draw.matrix(rows, columns, gain)
+
+
+MLPS = {"qwen3_moe": _experts, "mixtral": _experts}
+"""Of layers that have another one than `_mlp`."""
 
 
 def _norms(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, NDArray[Any]]]:

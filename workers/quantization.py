@@ -86,19 +86,6 @@ class Quantized:
         return groups.reshape(outputs, inputs)
 
 
-def stack(parts: list[Quantized]) -> Quantized:
-    """Matrices of one format and width as one, stacked along the outputs."""
-    if len(parts) == 1:
-        return parts[0]
-    zeros = [part.zeros for part in parts if part.zeros is not None]
-    return Quantized(
-        parts[0].format,
-        np.concatenate([part.levels for part in parts]),
-        np.concatenate([part.scales for part in parts]),
-        np.concatenate(zeros) if zeros else None,
-    )
-
-
 def quantize(weights: NDArray[Any], format: GroupFormat) -> Quantized:
     """The nearest levels for weights [outputs, inputs]; `inputs` must be a multiple of the group.
 

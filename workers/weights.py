@@ -1,6 +1,8 @@
 """The tensors of a checkpoint in safetensors files: one or sharded, plain or quantized, read when asked for."""
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,38 @@ DTYPES = {
 SCALES: Mapping[str, ScaleType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
+MAX_EXPERTS = 4096
+"""Of one stack: each has a name here."""
+_STACK = re.compile(r"(.+\.)switch_mlp\.(gate_proj|up_proj|down_proj)")
+_MIXTRAL: Mapping[str, str] = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+
+
+def expert_module(stack: str, expert: int) -> str | None:
+    """What one expert's matrix is called of those that MLX keeps as one tensor; None for what is no such stack.
+
+    `a.mlp.switch_mlp.up_proj`, 3 -> `a.mlp.experts.3.up_proj`; Mixtral has names of its own (mlx_lm's `sanitize`).
+    """
+    match = _STACK.fullmatch(stack)
+    if match is None:
+        return None
+    block, part = match.groups()
+    return f"{block}experts.{expert}.{_MIXTRAL[part] if block.endswith('.block_sparse_moe.') else part}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a matrix is kept that has no tensor under its own name."""
+
+    module: str
+    expert: int | None
+    """Of a stack."""
+
+
 class Weights(Mapping[str, NDArray[Any]]):
     """Name -> array; each access reads the file again, so that a big model never lies in memory twice.
 
-    A quantized tensor appears under its `.weight` name, dequantized to its scales' type; the tensors that it is kept
-    in are hidden.
+    A quantized tensor appears under its `.weight` name, dequantized to its scales' type, and stacked experts one by
+    one under their own; the tensors that they are kept in are hidden.
     """
 
     def __init__(self, directory: Path, quantization: Quantization | None) -> None:
@@ -41,10 +70,25 @@ class Weights(Mapping[str, NDArray[Any]]):
         if modules and quantization is None:
             raise CheckpointError(directory / "config.json", "quantization", "is missing, yet tensors have `.scales`")
         self._quantized = frozenset(modules)
+        self._places = dict(self._find_places())
         parts = quantization.parts if quantization else ()
         hidden = {module + part for module in modules for part in parts}
-        whole = [f"{module}.weight" for module in modules]
-        self._names = tuple(dict.fromkeys([*(name for name in self._where if name not in hidden), *sorted(whole)]))
+        hidden |= {f"{place.module}.weight" for place in self._places.values()}
+        visible = [name for name in self._where if name not in hidden]
+        self._names = dict.fromkeys([*visible, *sorted(self._places)])
+
+    def _find_places(self) -> Iterator[tuple[str, _Place]]:
+        """The names of quantized matrices and of stacked ones."""
+        tensors = (name.removesuffix(".weight") for name in self._where if name.endswith(".weight"))
+        for module in dict.fromkeys([*tensors, *self._quantized]):
+            if expert_module(module, 0) is not None and len(shape := self._header(f"{module}.weight")[1]) == 3:
+                if shape[0] > MAX_EXPERTS:
+                    problem = f"stacks {shape[0]} experts, more than {MAX_EXPERTS}"
+                    raise CheckpointError(self._where[f"{module}.weight"], f"{module}.weight", problem)
+                for expert in range(shape[0]):
+                    yield f"{expert_module(module, expert)}.weight", _Place(module, expert)
+            elif module in self._quantized:
+                yield f"{module}.weight", _Place(module, None)
 
     def _locate(self) -> dict[str, Path]:
         index = self.directory / "model.safetensors.index.json"
@@ -82,36 +126,41 @@ class Weights(Mapping[str, NDArray[Any]]):
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
 
-    def _read(self, name: str) -> NDArray[Any]:
+    def _read(self, name: str, expert: int | None = None) -> NDArray[Any]:
+        """A tensor that is kept under this name, or one expert's part of it."""
         dtype, _ = self._header(name)
         if dtype not in DTYPES:
             raise CheckpointError(self._where[name], name, f"type {dtype} is not supported")
+        file = self._open(self._where[name])
         try:
-            tensor: NDArray[Any] = self._open(self._where[name]).get_tensor(name)
+            tensor: NDArray[Any] = file.get_tensor(name) if expert is None else file.get_slice(name)[expert]
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
         return tensor.view(DTYPES[dtype])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        module = self._module(name)
-        if module is None:
-            if name not in self._where:
+        place = self._places.get(name)
+        if place is None:
+            if name not in self._names:
                 raise KeyError(name)
             return self._read(name)
-        matrix = self._matrix(module)
+        if place.module not in self._quantized:
+            return self._read(f"{place.module}.weight", place.expert)
+        matrix = self._matrix(name)
         return matrix.dequantize().astype(matrix.scales.dtype)
 
     def format(self, name: str) -> GroupFormat | None:
         """How a tensor is quantized, from its header; None for one that is not, or is not there."""
-        module = self._module(name)
-        if module is None:
+        place = self._places.get(name)
+        if place is None or place.module not in self._quantized:
             return None
+        module = place.module
         assert self._quantization is not None  # checked when the names were read
         kind = self._header(f"{module}.scales")[0]
         if kind not in SCALES:
             raise CheckpointError(self._where[f"{module}.scales"], f"{module}.scales", f"type {kind} is not supported")
         words = self._header(module + self._quantization.packed)[1]
-        return self._quantization.format(module, words, SCALES[kind])
+        return self._quantization.format(module, words if place.expert is None else words[1:], SCALES[kind])
 
     def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """The tensor, or `CheckpointError` when it is missing or its shape is another."""
@@ -123,10 +172,9 @@ class Weights(Mapping[str, NDArray[Any]]):
 
     def take_quantized(self, name: str, shape: tuple[int, ...]) -> Quantized:
         """A tensor that has a `format`, as it is; `CheckpointError` when its shape is another."""
-        module = self._module(name)
-        if module is None:
+        if self.format(name) is None:
             raise KeyError(name)
-        matrix = self._matrix(module)
+        matrix = self._matrix(name)
         self._check_shape(name, matrix.levels.shape, shape)
         return matrix
 
@@ -135,20 +183,17 @@ class Weights(Mapping[str, NDArray[Any]]):
             file = self._where.get(name, self.directory)
             raise CheckpointError(file, name, f"has the shape {shape}, config.json says {expected}")
 
-    def _module(self, name: str) -> str | None:
-        module = name.removesuffix(".weight")
-        return module if module != name and module in self._quantized else None
-
-    def _matrix(self, module: str) -> Quantized:
-        plan, format = self._quantization, self.format(f"{module}.weight")
+    def _matrix(self, name: str) -> Quantized:
+        place, plan, format = self._places[name], self._quantization, self.format(name)
+        module = place.module
         assert plan is not None  # checked when the names were read
         assert format is not None  # the module is one of the quantized ones
-        parts = {part: self._read(module + part) for part in plan.parts if module + part in self._where}
+        parts = {part: self._read(module + part, place.expert) for part in plan.parts if module + part in self._where}
         try:
             return plan.unpack(parts, format)
         except (ValueError, KeyError) as error:
             file = self._where[module + plan.packed]
-            raise CheckpointError(file, f"{module}.weight", f"bad quantized tensor: {error}") from error
+            raise CheckpointError(file, name, f"bad quantized tensor: {error}") from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

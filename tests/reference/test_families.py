@@ -9,7 +9,7 @@ import pytest
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.reference.conftest import BACKENDS, Pair, Reference, load_runner
+from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
 from workers.runner import Chunk, Draw, Row
 
 pytestmark = pytest.mark.reference
@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"family": "gemma3_text", "hidden": 80, "fields": {"sliding_window": 9}},
     "qwen3_moe": {"family": "qwen3_moe", "tied": False},
     "mixtral": {"family": "mixtral", "tied": False},
+    "mixtral-4-bit": {"family": "mixtral", "tied": False, "quantized_bits": 4},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
 Gemma 3's width is no number that bfloat16 has."""
@@ -44,7 +45,7 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory, compiled: Path)
     backend, case = request.param
     path = make_checkpoint(tmp_path_factory.mktemp(case), **CASES[case])
     runner = load_runner(backend, path, compiled, context=CONTEXT)
-    yield Pair(runner, Reference(path))
+    yield Pair(runner, Reference(dequantize(path, path / "plain") if "bit" in case else path))
     runner.close()
 
 

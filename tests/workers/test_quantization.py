@@ -15,7 +15,6 @@ from workers.quantization import (
     from_gptq,
     from_mlx,
     quantize,
-    stack,
     unpack_words,
 )
 
@@ -56,12 +55,6 @@ def test_shapes_must_fit() -> None:
         Quantized(INT4, np.zeros((2, 64), np.uint8), np.zeros((2, 1), np.float16), np.zeros((1, 1), np.float16))
     with pytest.raises(ValueError, match="do not fit"):
         Quantized(INT8, np.zeros((2, 65), np.uint8), np.zeros((2, 1), np.float16), None)
-
-
-def test_stacked_along_the_outputs() -> None:
-    made = quantize(WEIGHTS, INT4)
-    halves = stack([quantize(WEIGHTS[:8], INT4), quantize(WEIGHTS[8:], INT4)])
-    np.testing.assert_array_equal(halves.dequantize(), made.dequantize())
 
 
 def test_words_by_hand() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import safe_open
 
-from tests.checkpoints import make_checkpoint, write_safetensors
+from tests.checkpoints import make_checkpoint, stack_experts, write_safetensors
 from workers.checkpoint import CheckpointError, open_weights
+from workers.weights import expert_module
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -53,6 +55,43 @@ def test_modules_may_differ_in_bits(tmp_path: Path) -> None:
     }
     (path / "config.json").write_text(json.dumps(config))
     assert open_weights(path).take("model.embed_tokens.weight", (512, 64)).dtype == np.float32
+
+
+@pytest.mark.parametrize(("family", "bits"), [("qwen3_moe", None), ("qwen3_moe", 4), ("mixtral", 8)])
+def test_stacked_experts_come_back_one_by_one(tmp_path: Path, family: Any, bits: Any) -> None:
+    plain = open_weights(make_checkpoint(tmp_path / "plain", family, tied=False))
+    path = make_checkpoint(tmp_path / "stacked", family, tied=False, quantized_bits=bits)
+    if bits is None:
+        write_safetensors(path / "model.safetensors", stack_experts(dict(plain)))
+    stacked = open_weights(path)
+    assert set(stacked) == set(plain)
+    assert len(stacked) == len(plain)
+    for name in plain:
+        span = float(np.ptp(plain[name]))
+        np.testing.assert_allclose(stacked[name], plain[name], atol=0.08 * span if bits else 0, rtol=0)
+
+
+def test_a_stack_that_is_damaged_is_named(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "mixtral", tied=False, quantized_bits=8)
+    stem = "model.layers.0.block_sparse_moe.switch_mlp.up_proj"
+    with safe_open(str(path / "model.safetensors"), framework="numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    tensors[f"{stem}.scales"] = tensors[f"{stem}.scales"][:3]
+    write_safetensors(path / "model.safetensors", tensors)
+    name = "model.layers.0.block_sparse_moe.experts.3.w3.weight"
+    with pytest.raises(CheckpointError, match=r"up_proj\.scales"):
+        open_weights(path)[name]
+    tensors[f"{stem}.weight"] = np.zeros((4097, 0, 0), np.uint32)
+    write_safetensors(path / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=r"up_proj.weight: stacks 4097 experts, more than 4096"):
+        open_weights(path)
+
+
+def test_what_is_no_stack_keeps_its_name() -> None:
+    assert expert_module("model.layers.1.mlp.switch_mlp.down_proj", 3) == "model.layers.1.mlp.experts.3.down_proj"
+    assert expert_module("a.block_sparse_moe.switch_mlp.gate_proj", 0) == "a.block_sparse_moe.experts.0.w1"
+    for name in ("model.layers.1.mlp.down_proj", "a.switch_mlp.fc1", "switch_mlp.up_proj", "a.switch_mlp.up_proj.x"):
+        assert expert_module(name, 0) is None
 
 
 def test_scales_without_a_plan_are_refused(tmp_path: Path) -> None:

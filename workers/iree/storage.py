@@ -15,7 +15,7 @@ from workers.iree.kernels.code import LANES
 from workers.iree.model import Parameter, parameters
 from workers.iree.ops import Ops, Shape, TiledOps
 from workers.iree.quantized import Packed, Packing, made_format, restore, stored_format
-from workers.quantization import GroupFormat, quantize, stack
+from workers.quantization import GroupFormat, quantize
 from workers.spec import Quantize
 from workers.weights import Weights
 
@@ -68,11 +68,14 @@ def build(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:
     if packing is None:
         whole = _whole(parameter, weights, parameter.dtype)
         return ops.store(whole) if parameter.matrix else whole
-    formats = {weights.format(name) for name, _ in parameter.sources}
-    if formats == {None}:
-        return _quantized(_whole(parameter, weights, parameter.dtype), packing)
-    parts = [weights.take_quantized(name, shape) for name, shape in parameter.sources]
-    return packing.pack(stack([restore(part, packing.format) for part in parts]))
+    # Each by itself, for each is whole tiles: a layer's experts take several times the memory before they are packed.
+    return np.concatenate([_few_bits(*source, parameter.dtype, weights, packing) for source in parameter.sources])
+
+
+def _few_bits(name: str, shape: Shape, dtype: str, weights: Weights, packing: Packing) -> NDArray[np.int8]:
+    if weights.format(name) is None:
+        return _quantized(weights.take(name, shape).astype(_NUMPY[dtype], copy=False), packing)
+    return packing.pack(restore(weights.take_quantized(name, shape), packing.format))
 
 
 def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) -> Stored:

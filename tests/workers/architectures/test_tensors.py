@@ -18,6 +18,8 @@ from workers.checkpoint import CheckpointError, ModelConfig, open_weights
         ("llama", {"tied": False, "sharded": True}),
         ("olmo2", {"attention_bias": True}),
         ("qwen3", {"quantized_bits": 4}),
+        ("qwen3_moe", {"quantized_bits": 4}),
+        ("mixtral", {"quantized_bits": 8}),
     ],
 )
 def test_what_the_families_have(tmp_path: Path, family: Family, options: dict[str, Any]) -> None:

@@ -114,10 +114,17 @@ def test_gate(load: Load, dtype: str, slots: int, edited_here: bool, monkeypatch
     assert SAMPLE in rationed.taken
 
 
+def make_mixture(path: Path) -> Path:
+    """A layer of experts, in matrices that groups divide, and a layer without."""
+    fields = {"moe_intermediate_size": 64, "mlp_only_layers": [1]}
+    return make_checkpoint(path, "qwen3_moe", tied=False, fields=fields)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_gate_with_weights_of_few_bits(load: Load, kind: str) -> None:
-    report = run_gate(lambda: load(quantize=kind, dtype="bfloat16"), longest=70, requests=32)
+def test_gate_with_weights_of_few_bits(load: Load, tmp_path: Path, kind: str) -> None:
+    path = make_mixture(tmp_path / "model")
+    report = run_gate(lambda: load(path, quantize=kind, dtype="bfloat16"), longest=70, requests=32)
     assert report.requests >= 32
     assert min(report.cancelled, report.resumed, report.stopped) > 0
 
@@ -160,8 +167,8 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
     check_logits(runner, monkeypatch)
 
 
-def test_logits_of_few_bits_are_equal_to_the_bit(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = load(quantize="int4")
+def test_logits_of_few_bits_are_equal_to_the_bit(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(make_mixture(tmp_path / "model"), quantize="int4")
     fetch_all(runner, "decode", "prefill_32", "score")
     assert runner.capabilities.quantization == "int4"
     check_logits(runner, monkeypatch)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.families import Family
 from tests.quantized import requantize
 from tests.workers.iree.conftest import Load
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
@@ -71,6 +72,37 @@ def test_quantized_checkpoints_keep_their_levels(tmp_path: Path, method: Literal
     np.testing.assert_array_equal(build(down, weights, OPS), down.packing.pack(matrix))
     assert quantization_of(list(stored(path).values())) == "int4"
     assert quantization_of(list(stored(path, ops=PlainOps("bfloat16")).values())) == ""
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("method", ["mlx", "gptq", "awq", "made"])
+def test_experts_are_matrices_like_others(
+    tmp_path: Path, family: Family, method: Literal["mlx", "gptq", "awq", "made"]
+) -> None:
+    """The router is kept as it is, or widened. Their tiles lie one expert behind the other."""
+    fields = {"moe_intermediate_size": 64} if family == "qwen3_moe" else {"intermediate_size": 64}
+    path = make_checkpoint(tmp_path, family, tied=False, fields=fields, quantized_bits=4 if method == "mlx" else None)
+    if method in ("gptq", "awq"):
+        requantize(path, method)
+    weights, config = open_weights(path), ModelConfig.from_dir(path)
+    made = stored(path, "int4" if method == "made" else "none")
+    assert made["1.router"].packing is None
+    experts = config.experts
+    assert experts is not None
+    for name, rows in (("0.experts_gate_up", 2 * 64), ("1.experts_down", 64)):
+        each = made[name]
+        assert each.packing is not None
+        assert each.packing.format.bits == 4
+        whole = build(each, weights, OPS)
+        assert (whole.shape, whole.nbytes) == (each.shape, each.nbytes)
+        assert each.nbytes == experts.count * rows * 64 * each.packing.format.bits_per_weight / 8
+        if method != "made":
+            source, shape = each.parameter.sources[-1]
+            last = each.packing.pack(weights.take_quantized(source, shape))
+            np.testing.assert_array_equal(whole[-len(last) :], last)
+    needed = sum(each.nbytes for each in made.values())
+    plain = sum(each.nbytes for each in stored(path, ops=PlainOps("bfloat16")).values())
+    assert needed < 0.4 * plain
 
 
 def test_parts_that_differ_are_widened(tmp_path: Path) -> None:

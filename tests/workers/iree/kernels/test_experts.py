@@ -1,6 +1,6 @@
 """Mixtures of experts against numpy: every kind of weights, and every row the same whatever is beside it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,10 +68,13 @@ class Mixtures:
         self.ops = TiledOps(kind.dtype, kind.arithmetic, kind.dot, threads=2)
         random = np.random.default_rng(3)
         gate_up, down = ((EXPERTS.count * 2 * EXPERTS.ffn, HIDDEN), (EXPERTS.count * HIDDEN, EXPERTS.ffn))
-        self.router, self.weights = self._plain(random, (EXPERTS.count, HIDDEN)), [
-            self._plain(random, gate_up) if kind.up is None else self._quantized(random, gate_up, kind.up),
-            self._plain(random, down) if kind.down is None else self._quantized(random, down, kind.down),
-        ]
+        self.router, self.weights = (
+            self._plain(random, (EXPERTS.count, HIDDEN)),
+            [
+                self._plain(random, gate_up) if kind.up is None else self._quantized(random, gate_up, kind.up),
+                self._plain(random, down) if kind.down is None else self._quantized(random, down, kind.down),
+            ],
+        )
         graphs = [Graph(f"rows_{rows}", self._graph, self._inputs(rows), pure=True) for rows in ROWS]
         for graph in graphs:
             jax.eval_shape(graph.function, *graph.inputs, {})
