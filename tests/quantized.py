@@ -70,10 +70,10 @@ PARTS: Mapping[str, Callable[[Quantized], Tensors]] = {"gptq": gptq_parts, "awq"
 
 
 def requantize(path: Path, method: Literal["gptq", "awq"], *, group: int = 32, symmetric: bool = False) -> Path:
-    """Make the layers' matrices of the plain checkpoint at `path` into 4 bits; the embedding and norms stay."""
+    """Make the layers' matrices of the plain checkpoint at `path` into 4 bits; embedding, norms and routers stay."""
     tensors: Tensors = {}
     for name, tensor in open_weights(path).items():
-        if tensor.ndim != 2 or "layers" not in name:
+        if tensor.ndim != 2 or "layers" not in name or name.endswith(".gate.weight"):
             tensors[name] = tensor
             continue
         parts = PARTS[method](draw_levels(tensor, 4, group, symmetric=symmetric))

@@ -45,7 +45,7 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory, compiled: Path)
     backend, case = request.param
     path = make_checkpoint(tmp_path_factory.mktemp(case), **CASES[case])
     runner = load_runner(backend, path, compiled, context=CONTEXT)
-    yield Pair(runner, Reference(dequantize(path, path / "plain") if "bit" in case else path))
+    yield Pair(runner, Reference(dequantize(path, path.with_name(f"{path.name}-plain")) if "bit" in case else path))
     runner.close()
 
 

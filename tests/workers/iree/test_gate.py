@@ -168,7 +168,7 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
 
 
 def test_logits_of_few_bits_are_equal_to_the_bit(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = load(make_mixture(tmp_path / "model"), quantize="int4")
+    runner = load(make_mixture(tmp_path / "model"), quantize="int4", dtype="bfloat16")
     fetch_all(runner, "decode", "prefill_32", "score")
     assert runner.capabilities.quantization == "int4"
     check_logits(runner, monkeypatch)

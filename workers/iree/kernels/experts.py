@@ -16,7 +16,7 @@ from workers.iree.kernels.routing import Mixture
 
 SPAN = 4
 """The most tiles of one kind that are summed at once."""
-BLOCKS = (8, 4, 2, 1)
+BLOCKS = (8, 2, 1)
 """Pairs of one expert that are summed at once: as many as there are left."""
 
 

@@ -141,6 +141,6 @@ def _function(
     for line in constants(p):
         code.do(line)
     places = [Value(f"%{each.name}", each.shape, each.element, memory=True) for each in lists]
-    shares.walk(code, places, shares.blocks(MAX_ROWS), lambda _: 1, tile)
+    shares.walk(code, places, shares.blocks(MAX_ROWS // p.rounded.planes), lambda _: 1, tile)
     result = Operand("out", out.shape, out.element)
     return dispatch(name, [*p.operands(), *lists], [result], shares.workgroups, code.text())
