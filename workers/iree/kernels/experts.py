@@ -11,11 +11,13 @@ from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Code, Dispatch, Value
 from workers.iree.kernels.executable import Kernel
-from workers.iree.kernels.linear import ACTIVATIONS, GROUP_BYTES, MANY, SHARES, element_bytes, stride, sums_of
+from workers.iree.kernels.linear import ACTIVATIONS, GROUP_BYTES, SHARES, element_bytes, stride, sums_of
 from workers.iree.kernels.routing import Mixture
 
 SPAN = 4
 """The most tiles of one kind that are summed at once."""
+MANY = 64
+"""Workgroups for each thread that are so many that eight at a time, as they are handed out then, are few."""
 BLOCKS = (8, 2, 1)
 """Pairs of one expert that are summed at once: as many as there are left."""
 
@@ -34,7 +36,7 @@ class Shares:
     def of(cls, m: Mixture, tiles: int, tile_bytes: int, threads: int, span: int = 1) -> "Shares":
         """`tile_bytes` of weights are read for a tile. All pairs of a share pass by weights that the cache holds.
 
-        As in `linear.workgroups` few workgroups are handed out one at a time, and many by eights.
+        Few workgroups are handed out one at a time, as with `linear.SHARES`; otherwise there are many.
         """
         unit = math.gcd(tiles, span)
         parts = tiles // unit

@@ -19,8 +19,8 @@ from workers.iree.device import Cpu, Device, Module
 from workers.iree.kernels.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
 from workers.iree.kernels.code import LANES
 from workers.iree.kernels.dot import Dot, choose_dot
-from workers.iree.kernels.experts import Shares
-from workers.iree.kernels.linear import GROUP_BYTES, MANY, SHARES, stride
+from workers.iree.kernels.experts import MANY, Shares
+from workers.iree.kernels.linear import GROUP_BYTES, SHARES, stride
 from workers.iree.kernels.routing import Mixture
 from workers.iree.lower import Graph, module, struct
 from workers.iree.ops import TiledOps
