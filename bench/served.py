@@ -17,8 +17,6 @@ from cli.chaos.watched import Watched
 from cli.serve import worker_launches
 
 READY_TIMEOUT_S = 300.0
-KEEP_ALIVE_S = 2.0
-"""A client that leaves while its connection is idle is noticed when this has passed: Hypercorn does not read then."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,7 @@ def served(
 ) -> Iterator[Served]:
     """See `own_server`."""
     with (
-        own_server(
-            options, launcher, deadlines=deadlines, log=log, environment=environment, keep_alive_s=KEEP_ALIVE_S
-        ) as own,
+        own_server(options, launcher, deadlines=deadlines, log=log, environment=environment) as own,
         httpx.Client(base_url=f"http://{HOST}:{own.port}", timeout=30.0, trust_env=False) as client,
     ):
         watched = Watched(Administration(client))

@@ -1,6 +1,5 @@
 """A server of one's own to break: in a process of its own, its workers started again however often they fail."""
 
-import dataclasses
 import functools
 import multiprocessing
 import os
@@ -47,25 +46,20 @@ def own_server(
     deadlines: Deadlines | None = None,
     log: Path | None = None,
     environment: Mapping[str, str] | None = None,
-    keep_alive_s: float | None = None,
 ) -> Iterator[Own]:
     """`baton serve` with these settings on a free port of this machine. Its log goes to `log`, if given. It and its
-    workers have `environment` besides what they inherit; an idle connection is closed after `keep_alive_s`. Raises
-    `CommandFailed` when it ends before it listens."""
+    workers have `environment` besides what they inherit. Raises `CommandFailed` when it ends before it listens."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     told = dict(options) | {"host": HOST, "port": 0, "listen_workers": ""}
-    process = context.Process(
-        target=_serve, args=(told, launcher, deadlines, log, dict(environment or {}), keep_alive_s, theirs)
-    )
+    process = context.Process(target=_serve, args=(told, launcher, deadlines, log, dict(environment or {}), theirs))
     process.start()
     theirs.close()  # or a server that ends at once would never be noticed
     try:
         try:
             port = ours.recv()
         except EOFError:
-            where = f": see {log}" if log is not None else ""
-            raise CommandFailed(f"the server ended before it listened{where}") from None
+            raise CommandFailed("the server ended before it listened: its log says why") from None
         yield Own(process.pid or 0, port)
     finally:
         process.terminate()
@@ -78,7 +72,6 @@ def _serve(
     deadlines: Deadlines | None,
     log: Path | None,
     environment: Mapping[str, str],
-    keep_alive_s: float | None,
     listening: Connection,
 ) -> None:
     """The server's process."""
@@ -89,11 +82,12 @@ def _serve(
     configure_logging("gateway", options.get("log_level", "error"))
     settings = load(options)
     launches = launcher(settings, ChosenModel.choose(settings))
-    gateway = gateway_settings(settings)
-    if keep_alive_s is not None:
-        gateway = dataclasses.replace(gateway, keep_alive_s=keep_alive_s)
     tell = functools.partial(_tell, listening)
-    anyio.run(functools.partial(run_daemon, gateway, launches, on_listening=tell, policy=POLICY, deadlines=deadlines))
+    anyio.run(
+        functools.partial(
+            run_daemon, gateway_settings(settings), launches, on_listening=tell, policy=POLICY, deadlines=deadlines
+        )
+    )
 
 
 def _tell(listening: Connection, host: str, port: int) -> None:
