@@ -1,13 +1,14 @@
 """Where answers come from: a model in this process, or a running server. Both stream text and end with a summary."""
 
-import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import httpx
 
+from cli.event_stream import EventStream, raise_for
 from cli.options import CommandFailed
 from protocol.request import Limits, Message, Sampling
 
@@ -76,7 +77,7 @@ class RemoteAnswers:
             answer = client.get("/v1/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CommandFailed(f"no server answers at {url}: {error}") from error
-        _raise_for(answer)
+        raise_for(answer)
         served = _served(answer)
         if model and model not in served:
             raise CommandFailed(f"{url} does not serve {model}, only {', '.join(served) or 'nothing'}")
@@ -90,20 +91,14 @@ class RemoteAnswers:
         first = 0.0
         reason = ""
         usage: dict[str, int] = {}
-        try:
-            with self._client.stream("POST", route, json=self._body(ask)) as answer:
-                if answer.is_error:
-                    answer.read()
-                _raise_for(answer)
-                for chunk in _chunks(answer):
-                    usage = chunk.get("usage") or usage
-                    for choice in chunk.get("choices", []):
-                        reason = choice.get("finish_reason") or reason
-                        if text := choice.get("text") or choice.get("delta", {}).get("content"):
-                            first = first or time.monotonic() - began
-                            yield text
-        except httpx.HTTPError as error:
-            raise CommandFailed(f"the server went away: {error}") from error
+        with closing(EventStream(self._client).chunks(route, self._body(ask))) as chunks:
+            for chunk in chunks:
+                usage = chunk.get("usage") or usage
+                for choice in chunk.get("choices", []):
+                    reason = choice.get("finish_reason") or reason
+                    if text := choice.get("text") or choice.get("delta", {}).get("content"):
+                        first = first or time.monotonic() - began
+                        yield text
         total = time.monotonic() - began
         counts = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
         yield Summary(*counts, reason, first or total, total, by_token=False)
@@ -142,44 +137,9 @@ class RemoteAnswers:
         return body
 
 
-def _chunks(answer: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The JSON of each server-sent event. Raises `CommandFailed` for an error event or an early end."""
-    for line in answer.iter_lines():
-        if not line.startswith("data:"):
-            continue
-        data = line[5:].strip()
-        if data == "[DONE]":
-            return
-        yield _chunk(data)
-    raise CommandFailed("the server ended the answer early")
-
-
-def _chunk(data: str) -> dict[str, Any]:
-    try:
-        chunk = json.loads(data)
-    except ValueError as error:
-        raise CommandFailed(f"the server sent what is not JSON: {data[:100]}") from error
-    if not isinstance(chunk, dict):
-        raise CommandFailed(f"the server sent what is not an object: {data[:100]}")
-    if "error" in chunk:
-        problem = chunk["error"]
-        raise CommandFailed(f"the server says: {problem.get('message') if isinstance(problem, dict) else problem}")
-    return chunk
-
-
 def _served(answer: httpx.Response) -> list[str]:
     """The names of the models that a server lists."""
     try:
         return [str(entry["id"]) for entry in answer.json()["data"]]
     except (ValueError, KeyError, TypeError) as error:
         raise CommandFailed(f"{answer.url} is not a list of models: is this a server of language models?") from error
-
-
-def _raise_for(answer: httpx.Response) -> None:
-    if not answer.is_error:
-        return
-    try:
-        message = answer.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = answer.text.strip()[:200]
-    raise CommandFailed(f"the server refused ({answer.status_code}): {message}")

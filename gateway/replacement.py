@@ -117,12 +117,17 @@ async def _hand_over(fleet: Fleet, roster: Roster, extra: Member) -> bool:
         return any(fleet.seat(other).ready for other in _standbys(fleet, extra))
 
     await fleet.until(
-        lambda: seat.role is Role.STANDBY or ready() or not any(other.running for other in _standbys(fleet, extra))
+        lambda: seat.role is Role.STANDBY or ready() or not any(_comes(other) for other in _standbys(fleet, extra))
     )
     if seat.role is Role.ACTIVE and (ready() or not extra.running):
         spare = min(_standbys(fleet, extra), key=lambda other: not fleet.seat(other).ready)
         roster.swap(seat, fleet.seat(spare))
     return seat.role is Role.STANDBY
+
+
+def _comes(member: Member) -> bool:
+    """It is on its way. One of another machine that is not here may never be: it has another checkpoint, say."""
+    return member.running and (not member.remote or member.process.status.pid is not None)
 
 
 def _standbys(fleet: Fleet, extra: Member) -> list[Member]:

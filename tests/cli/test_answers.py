@@ -51,7 +51,7 @@ def test_a_completion_is_streamed_and_summed_up() -> None:
             "model": "tiny",
             "prompt": "One",
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "resume_s": 60.0},
             "temperature": 0.5,
             "top_k": 0,
             "top_p": 1.0,

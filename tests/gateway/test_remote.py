@@ -14,6 +14,8 @@ from actors.worker import Deadlines, WorkerState
 from tests.gateway.real import Real, launch
 from tests.gateway.remote import doorway, until_gone
 from tests.gateway.serving import COMPLETION
+from tests.gateway.traffic import Traffic
+from tests.gateway.traffic import ask as operate
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +139,34 @@ async def test_it_can_be_drained_and_restarted_like_any_worker(tmp_path: Path) -
                 after = await door.ready("far")
                 assert after.incarnation > before.incarnation
                 assert after.pid != before.pid
+
+
+async def test_a_rolling_restart_and_a_reload_take_it_along_and_cut_no_stream(tmp_path: Path) -> None:
+    """Nobody is refused either. With its old checkpoint it is kept out after a reload, until it comes with the new."""
+    async with doorway(tmp_path, launch("near", rate=RATE)) as door:
+        real = door.real
+        with door.joining("far", tokens_per_second=RATE):
+            before = {"near": real.fleet["near"].process.status, "far": await door.ready("far")}
+            async with Traffic(real):
+                done = await operate(real, "/admin/restart?rolling", grace_s=0.2)
+                assert done["outcome"] == "done", done
+                for name, status in before.items():
+                    assert door.status(name).state is WorkerState.READY
+                    assert door.status(name).incarnation > status.incarnation
+                assert door.status("far").pid != before["far"].pid
+                assert door.refused().get("model", 0) == 0
+                done = await operate(real, "/admin/reload", checkpoint="/models/new", grace_s=0.2)
+                assert done["outcome"] == "done", done
+                assert done["lines"][-1] == "extra0 stays, for no other worker can take its place"
+                await real.until(lambda: door.refused().get("model", 0) > 0)
+                assert door.status("far").state is not WorkerState.READY
+                left = door.status("far").incarnation
+        async with Traffic(real):
+            with door.joining("far", tokens_per_second=RATE, model_path="/models/new"):
+                assert (await door.ready("far", left + 1)).state is WorkerState.READY
+                done = await operate(real, "/admin/restart?rolling", grace_s=0.2)
+                assert done["outcome"] == "done", done
+                assert [member.name for member in real.fleet] == ["near", "far"], "the extra ones have left"
 
 
 async def test_another_checkpoint_is_refused_and_another_name_needs_another_key(tmp_path: Path) -> None:

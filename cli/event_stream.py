@@ -1,0 +1,150 @@
+"""An answer as a server streams it: its chunks, over as many connections as it takes."""
+
+import json
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+
+from cli.options import CommandFailed
+
+RESUME_S = 60.0
+"""How long an answer is asked to be kept, and a broken one tried to be picked up."""
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+CANCEL_S = 5.0
+"""Time to tell a server that an answer is not wanted any more."""
+
+Chunks = Generator[dict[str, Any], None, None]
+
+
+class EventStream:
+    """One streamed answer. A Baton keeps it when asked to, so that it goes on when the connection breaks; another
+    server that does not know what `resume_s` is, or has no room, is asked without."""
+
+    def __init__(self, client: httpx.Client, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._client = client
+        self._sleep = sleep
+        self._id = ""
+        self._last = ""
+        self._done = False
+
+    def chunks(self, route: str, body: dict[str, Any]) -> Chunks:
+        """The JSON of each event. Raises `CommandFailed` in a sentence. Closed before its end, it tells the server
+        that the rest is not wanted."""
+        options = body.get("stream_options", {})
+        try:
+            try:
+                yield from self._begin(route, body | {"stream_options": options | {"resume_s": RESUME_S}})
+            except _NotKept:
+                yield from self._begin(route, body)
+            broken = time.monotonic()
+            pause = FIRST_PAUSE_S
+            while not self._done:
+                before = self._last
+                yield from self._go_on(broken)
+                if self._last != before:
+                    broken, pause = time.monotonic(), FIRST_PAUSE_S
+                if not self._done:
+                    self._sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+        finally:
+            if self._id and not self._done:
+                with suppress(httpx.HTTPError):
+                    self._client.delete(self._path, timeout=CANCEL_S)
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/streams/{self._id}"
+
+    def _begin(self, route: str, body: dict[str, Any]) -> Chunks:
+        try:
+            with self._client.stream("POST", route, json=body) as answer:
+                if answer.is_error:
+                    answer.read()
+                    if "resume_s" in body["stream_options"] and "resume_s" in answer.text:
+                        raise _NotKept
+                raise_for(answer)
+                self._id = answer.headers.get("x-stream-id", "")
+                yield from self._read(answer)
+        except httpx.HTTPError as error:
+            if not self._id:
+                raise CommandFailed(f"the server went away: {error}") from error
+        if not (self._done or self._id):
+            raise CommandFailed("the server ended the answer early")
+
+    def _go_on(self, broken: float) -> Chunks:
+        """What comes after the last event, if the server can be reached. `broken` is since when it could not."""
+        headers = {"last-event-id": self._last} if self._last else {}
+        try:
+            with self._client.stream("GET", self._path, headers=headers) as answer:
+                if answer.status_code == httpx.codes.NO_CONTENT:
+                    self._done = True
+                    return
+                answer_is_late = answer.is_server_error and time.monotonic() - broken < RESUME_S
+                if answer.is_error:
+                    answer.read()
+                if not answer_is_late:
+                    raise_for(answer)
+                    yield from self._read(answer)
+        except httpx.HTTPError as error:
+            if time.monotonic() - broken >= RESUME_S:
+                self._done = True  # nobody is left to be told
+                raise CommandFailed(f"the server went away: {error}") from error
+
+    def _read(self, answer: httpx.Response) -> Chunks:
+        for event_id, data in events(answer.iter_bytes()):
+            if data == "[DONE]":
+                self._done = True
+                return
+            chunk = _chunk(data)
+            self._last = event_id or self._last
+            yield chunk
+
+
+class _NotKept(Exception):
+    """Raised when a server keeps no answer."""
+
+
+def events(parts: Iterator[bytes]) -> Iterator[tuple[str, str]]:
+    """Id and data of each whole server-sent event (HTML standard, 9.2.6), whose lines end in LF or CRLF: what a text
+    has of Unicode's other line ends is its own. Comments have no data and are left out."""
+    pending = b""
+    event_id, data = "", []
+    for part in parts:
+        *lines, pending = (pending + part).split(b"\n")
+        for line in lines:
+            name, _, value = line.rstrip(b"\r").decode("utf-8", "replace").partition(":")
+            if name == "id":
+                event_id = value.removeprefix(" ")
+            elif name == "data":
+                data.append(value.removeprefix(" "))
+            elif not name and not value and data:
+                yield event_id, "\n".join(data)
+                event_id, data = "", []
+
+
+def raise_for(answer: httpx.Response) -> None:
+    """Raises `CommandFailed` for what a server refused; it must have been read."""
+    if not answer.is_error:
+        return
+    try:
+        message = answer.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = answer.text.strip()[:200]
+    raise CommandFailed(f"the server refused ({answer.status_code}): {message}")
+
+
+def _chunk(data: str) -> dict[str, Any]:
+    try:
+        chunk = json.loads(data)
+    except ValueError as error:
+        raise CommandFailed(f"the server sent what is not JSON: {data[:100]}") from error
+    if not isinstance(chunk, dict):
+        raise CommandFailed(f"the server sent what is not an object: {data[:100]}")
+    if "error" in chunk:
+        problem = chunk["error"]
+        raise CommandFailed(f"the server says: {problem.get('message') if isinstance(problem, dict) else problem}")
+    return chunk
