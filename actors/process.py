@@ -39,6 +39,7 @@ class ChildProcess:
         self._oom_kills = oom_kills  # before it was started
         self._sent: set[int] = set()
         self._origin = Origin.UNKNOWN
+        self._out_of_memory: bool | None = None
         self._lines = LineCutter()
         self._loop = asyncio.get_running_loop()
         self._exited = anyio.Event()
@@ -104,9 +105,11 @@ class ChildProcess:
         if code >= 0:
             return f"exited with status {code}"
         try:
-            return f"was killed by {signal.Signals(-code).name}"
+            name = signal.Signals(-code).name
         except ValueError:
             return f"was killed by signal {-code}"
+        memory = name == "SIGKILL" and self._out_of_memory
+        return f"was killed by {name}" + (", and the kernel has killed for memory" if memory else "")
 
     async def wait(self) -> int:
         """Wait for its exit; the status."""
@@ -164,7 +167,8 @@ class ChildProcess:
         oom_kills = OomKills.now(self.pid)  # while it is a zombie: its cgroup is still known
         self._signal(signal.SIGKILL)  # what the child left behind in its group
         self._returncode = self._popen.wait()
-        self._origin = of_exit(self._returncode, self._sent, killed_for_memory(self._oom_kills, oom_kills))
+        self._out_of_memory = killed_for_memory(self._oom_kills, oom_kills)
+        self._origin = of_exit(self._returncode, self._sent, self._out_of_memory)
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
         self._exited.set()

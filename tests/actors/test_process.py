@@ -100,6 +100,7 @@ async def test_an_exit_says_who_ended_it(
     with anyio.fail_after(WAIT_S):
         await child.wait()
     assert child.origin is origin
+    assert ("for memory" in child.describe_exit()) == ("KILL" in script and out_of_memory is True)
     assert len(moments) == 2
     await child.end()
     assert child.origin is origin, "what is done to one that is dead changes nothing"
