@@ -1,6 +1,7 @@
 """The whole of Baton with the model it ships: `baton serve`, HTTP, a real backend, and what clients are promised."""
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -8,14 +9,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
+from cli.chaos.command import run_own
+from cli.settings import Settings
 from models import builtin_path
 from protocol.request import Limits, Sampling
 from tests.cli.test_serve import read_until, serving, url_of
+from workers.runner import NotFiniteError
 from workers.session import Session
 from workers.spec import WorkerSpec
 
@@ -137,3 +143,12 @@ def test_a_killed_worker_is_a_gap_in_its_streams_and_nothing_else(served: Served
         assert tuple(choice["token_ids"]) == alone.tokens, body
         assert choice["text"] == alone.text
         assert choice["finish_reason"] == "length"
+
+
+def test_logits_that_are_no_numbers_are_a_gap_and_nothing_else(served: Served, tmp_path: Path) -> None:
+    """`baton chaos --own`: the worker finds them in one of its first steps, on the device, whatever computes."""
+    console = Console(file=io.StringIO(), width=200)
+    asked: dict[str, Any] = {"faults": "nan", "streams": 4, "tokens": 40, "seconds": 0.1, "seed": 3}
+    clean = run_own(Settings(backend=served.backend), log=tmp_path / "log", console=console, **asked)
+    assert clean, console.file.getvalue()  # type: ignore[attr-defined]
+    assert str(NotFiniteError()) in (tmp_path / "log").read_text()
