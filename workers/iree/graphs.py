@@ -39,14 +39,15 @@ RARE_DRAWS = (("edit", "mask"), ("report",))
 """What else is done with logits: a request pays for what it uses."""
 WIDE_DRAWS = (("filter",),)
 """What draws on other devices where few tokens do not tell."""
-KV = 5
-"""The cache's place among a step's inputs."""
+ROWS, KV = 3, 5
+"""The places of the cache rows and of the cache among a step's inputs."""
+FEW = 4
+"""Rows of a decode graph that all are computed, whose they ever are: they cost what one costs, or little more."""
 
 
 def decode_buckets(slots: int) -> tuple[int, ...]:
-    """1, 2, 4, 6, 8, 12, 16, 24, ... and `slots` itself. Up to four rows cost what one costs, or little more."""
-    sizes = {factor << i for i in range(slots.bit_length()) for factor in (1, 3)} - {3}
-    return (*sorted(size for size in sizes if size < slots), slots)
+    """The powers of two below `slots`, and `slots` itself."""
+    return (*(1 << i for i in range((slots - 1).bit_length())), slots)
 
 
 def prefill_chunks(context: int) -> tuple[int, ...]:
@@ -79,10 +80,7 @@ class Plan:
         """The graphs that make serving cheaper, those first that are missed most."""
         if isinstance(self.ops, PlainOps):
             return self._draws(DRAWS)
-        # Sizes between powers of two come last: what they save is less.
-        between = [(f"decode_{bucket}",) for bucket in self.buckets if bucket % 3 == 0]
-        steps = [group for group in self._steps() if group not in self.required()]
-        return [group for group in steps if group not in between] + [one for one in between if one in steps]
+        return [group for group in self._steps() if group not in self.required()]
 
     def rare(self) -> list[tuple[str, ...]]:
         """What is compiled when it is first missed: most servers never need it, and it can be done without."""
@@ -163,9 +161,11 @@ class Plan:
         rows, slots = struct((batch, tokens), "int32"), struct((batch,), "int32")
         return (rows, angles, angles, rows, slots, struct(self.cache.shape, self.ops.dtype))
 
-    def _run(self, values: Sequence[Any], weights: Parameters) -> tuple[jax.Array, jax.Array]:
+    def _run(
+        self, values: Sequence[Any], weights: Parameters, live: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
         tokens, cos, sin, rows, slots, kv = values
-        inputs = Inputs(tokens, cos, sin, Place(slots, rows))
+        inputs = Inputs(tokens, cos, sin, Place(slots, rows, live))
         return forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv)
 
     def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
@@ -173,16 +173,23 @@ class Plan:
         stored = {each.name: each for each in self.weights}
         return {name: stored[name].typed(array) for name, array in arrays.items()}
 
-    def _head(self, hidden: jax.Array, weights: Parameters) -> jax.Array:
-        return head(self.config, self.ops, self._typed(weights), hidden)
+    def _head(self, hidden: jax.Array, weights: Parameters, live: jax.Array | None = None) -> jax.Array:
+        return head(self.config, self.ops, self._typed(weights), hidden, live)
+
+    def _live(self, rows: jax.Array) -> jax.Array | None:
+        """int32 [1]: how many of a decode step's rows are somebody's, where it is worth telling products."""
+        if isinstance(self.ops, PlainOps) or len(rows) <= FEW or self.config.experts is not None:
+            return None
+        return jnp.sum(rows < self.cache.attended, dtype=jnp.int32).reshape(1)
 
     def _decode(self, name: str, batch: int) -> Graph:
-        """One row of each of `batch` slots -> greedy tokens [batch], logits [batch, vocab], cache."""
+        """A row of each of some slots, then nobody's -> greedy tokens [batch], logits [batch, vocab], cache."""
 
         def decode(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, weights = values
-            hidden, kv = self._run(dynamic, weights)
-            logits = self._head(hidden, weights)
+            live = self._live(dynamic[ROWS])
+            hidden, kv = self._run(dynamic, weights, live)
+            logits = self._head(hidden, weights, live)
             return sampling.greedy(jnp, logits), logits, kv
 
         return Graph(name, decode, self._step_inputs(batch, 1), in_place=(KV, 2))

@@ -91,18 +91,18 @@ def forward(
     config: ModelConfig, ops: Ops, cache: Cache, w: Parameters, inputs: Inputs, kv: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """All layers: the normed hidden rows, an operand of batch * tokens rows, and the cache with the new rows."""
-    heads, eps = config.heads + 2 * config.kv_heads, config.rms_eps
+    heads, eps, live = config.heads + 2 * config.kv_heads, config.rms_eps, inputs.place.live
     x, delta, after = embed(config, ops, w, inputs), None, None
     for number, layer in enumerate(config.plan):
         name = f"{number}."
         x, h = ops.norm(x, delta, after, w.get(name + "norm_attention"), eps)
-        qkv = ops.linear(h, w[name + "qkv"], heads * config.head_dim, w.get(name + "qkv_bias"))
+        qkv = ops.linear(h, w[name + "qkv"], heads * config.head_dim, w.get(name + "qkv_bias"), live)
         norms = (w[name + "q_norm"], w[name + "k_norm"]) if config.head_norm is not None else None
         q, kv = ops.place(qkv, inputs.angles(config, layer), norms, kv, cache, number, config, inputs.place)
         mixed = ops.attend(q, kv, cache, number, config, inputs.place)
-        delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"))
+        delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
         x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps)
-        delta, after = mlp(config, ops, w, name, layer, h), w.get(name + "norm_mlp_out")
+        delta, after = mlp(config, ops, w, name, layer, h, live), w.get(name + "norm_mlp_out")
     _, h = ops.norm(x, delta, after, w["norm"], eps)
     return h, kv
 
@@ -116,18 +116,20 @@ def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: Inputs) -> jax.A
     return x * np.asarray(config.embedding_scale, jnp.dtype(ops.dtype)).astype(np.float32)
 
 
-def mlp(config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: Layer, h: jax.Array) -> jax.Array:
+def mlp(
+    config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: Layer, h: jax.Array, live: jax.Array | None
+) -> jax.Array:
     """What the second half of a layer adds to an operand's rows: float32 [rows, hidden]."""
     if layer.experts:
         router, up, down = (w[name + part] for part in EXPERTS)
         return ops.experts(h, router, up, down, config)
-    h = ops.gated(h, w[name + "gate_up"], config.hidden_size, config.ffn, config.activation)
-    return ops.linear(h, w[name + "down"], config.hidden_size)
+    h = ops.gated(h, w[name + "gate_up"], config.hidden_size, config.ffn, config.activation, live)
+    return ops.linear(h, w[name + "down"], config.hidden_size, None, live)
 
 
-def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array) -> jax.Array:
-    """Logits of normed hidden rows, an operand: float32 [rows, vocab]."""
+def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:
+    """Logits of normed hidden rows, an operand, or of the `live` ones (see `Place`): float32 [rows, vocab]."""
     # A tied head of few bits is stored once.
     matrix = w.get("head", w["embedding"])
-    logits, cap = ops.linear(hidden, matrix, config.vocab_size), config.logit_cap
+    logits, cap = ops.linear(hidden, matrix, config.vocab_size, None, live), config.logit_cap
     return logits if cap is None else jnp.tanh(logits / np.float32(cap)) * np.float32(cap)

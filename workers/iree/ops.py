@@ -80,6 +80,9 @@ class Place:
     rows: jax.Array
     """int32 [batch, tokens]: the cache row of each token; it sees the rows up to its own. One beyond `Cache.attended`
     is nobody's, and what comes out for it means nothing."""
+    live: jax.Array | None = None
+    """int32 [1]: rows that are somebody's, the first ones of a step of one token each. Products may leave out the
+    others. None is all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +128,31 @@ class Ops(Protocol):
         """
 
     def linear(
-        self, x: jax.Array, weight: jax.Array | Packed, outputs: int, bias: jax.Array | None = None
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        outputs: int,
+        bias: jax.Array | None = None,
+        live: jax.Array | None = None,
     ) -> jax.Array:
-        """An operand times a stored weight (, plus float32 [outputs]) -> float32 [rows, outputs]."""
+        """An operand times a stored weight (, plus float32 [outputs]) -> float32 [rows, outputs].
+
+        Of the rows that are not `live` (see `Place`) anything may come out.
+        """
 
     def gated(
-        self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        inputs: int,
+        ffn: int,
+        activation: Activation,
+        live: jax.Array | None = None,
     ) -> jax.Array:
-        """act(gate) * up as an operand of width ffn: `x` is one of width `inputs`, the weight [2 * ffn, inputs]."""
+        """act(gate) * up as an operand of width ffn: `x` is one of width `inputs`, the weight [2 * ffn, inputs].
+
+        Of the rows that are not `live` anything may come out.
+        """
 
     def experts(
         self, x: jax.Array, router: jax.Array, up: jax.Array | Packed, down: jax.Array | Packed, config: ModelConfig
@@ -213,27 +233,43 @@ class TiledOps:
         return out
 
     def linear(
-        self, x: jax.Array, weight: jax.Array | Packed, outputs: int, bias: jax.Array | None = None
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        outputs: int,
+        bias: jax.Array | None = None,
+        live: jax.Array | None = None,
     ) -> jax.Array:
         if isinstance(weight, Packed):
-            return self._linear_packed(x, weight, outputs, bias)
+            return self._linear_packed(x, weight, outputs, bias, live)
         tiles, steps, _, k = weight.shape
-        rows, inputs = x.shape[0], steps * k
-        name = f"baton_linear_{rows}_{tiles}_{inputs}{'' if bias is None else '_bias'}"
+        rows, inputs, given = x.shape[0], steps * k, [each for each in (bias, live) if each is not None]
+        kind = f"{'' if bias is None else '_bias'}{'' if live is None else '_live'}"
+        name = f"baton_linear_{rows}_{tiles}_{inputs}{kind}"
         self.bodies[name] = linear(
-            name, rows, tiles, inputs, self.arithmetic, bias=bias is not None, threads=self.threads
+            name,
+            rows,
+            tiles,
+            inputs,
+            self.arithmetic,
+            bias=bias is not None,
+            threads=self.threads,
+            live=live is not None,
         )
-        operands = (x, weight.reshape(tiles, -1)) + (() if bias is None else (bias,))
+        operands = (x, weight.reshape(tiles, -1), *given)
         out: jax.Array = _call(name, _floats(rows, tiles * LANES), *operands)
         return out if tiles * LANES == outputs else out[:, :outputs]
 
-    def _linear_packed(self, x: jax.Array, weight: Packed, outputs: int, bias: jax.Array | None) -> jax.Array:
+    def _linear_packed(
+        self, x: jax.Array, weight: Packed, outputs: int, bias: jax.Array | None, live: jax.Array | None
+    ) -> jax.Array:
         rows = x.shape[0]
         rounded, levels, sums = self._round(x, weight)
         tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, bias is not None, self.threads)
-        self.bodies[tiled.name] = product(tiled)
-        operands = (levels, sums, weight.data) + (() if bias is None else (bias,))
-        out: jax.Array = _call(tiled.name, _floats(rounded.padded, tiled.outputs), *operands)
+        name = f"{tiled.name}{'' if live is None else '_live'}"
+        self.bodies[name] = product(tiled, live=live is not None)
+        given = [each for each in (bias, live) if each is not None]
+        out: jax.Array = _call(name, _floats(rounded.padded, tiled.outputs), levels, sums, weight.data, *given)
         return out[:rows, :outputs]
 
     def _round(self, x: jax.Array, weight: Packed) -> tuple[Rounded, jax.Array, jax.Array]:
@@ -247,18 +283,27 @@ class TiledOps:
         return rounded, levels, sums
 
     def gated(
-        self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        inputs: int,
+        ffn: int,
+        activation: Activation,
+        live: jax.Array | None = None,
     ) -> jax.Array:
         rows, tiles = x.shape[0], ffn // LANES
         if isinstance(weight, Packed):
             name = f"baton_gate_{rows}_{ffn}"
             self.bodies[name] = gate(name, rows, ffn, self.arithmetic, activation)
             words = _words(rows, stride(ffn, self.arithmetic))
-            halves: jax.Array = _call(name, words, self.linear(x, weight, 2 * ffn))
+            halves: jax.Array = _call(name, words, self.linear(x, weight, 2 * ffn, None, live))
             return halves
-        name = f"baton_gated_{rows}_{tiles}_{inputs}"
-        self.bodies[name] = gated(name, rows, tiles, inputs, self.arithmetic, activation, threads=self.threads)
-        out: jax.Array = _call(name, _words(rows, stride(ffn, self.arithmetic)), x, weight.reshape(2 * tiles, -1))
+        name = f"baton_gated_{rows}_{tiles}_{inputs}{'' if live is None else '_live'}"
+        self.bodies[name] = gated(
+            name, rows, tiles, inputs, self.arithmetic, activation, threads=self.threads, live=live is not None
+        )
+        operands = (x, weight.reshape(2 * tiles, -1), *(() if live is None else (live,)))
+        out: jax.Array = _call(name, _words(rows, stride(ffn, self.arithmetic)), *operands)
         return out
 
     def experts(
@@ -428,7 +473,12 @@ class PlainOps:
         return x, (x if before is None else _unit(x, eps) * before).astype(self.dtype)
 
     def linear(
-        self, x: jax.Array, weight: jax.Array | Packed, outputs: int, bias: jax.Array | None = None
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        outputs: int,
+        bias: jax.Array | None = None,
+        live: jax.Array | None = None,
     ) -> jax.Array:
         if isinstance(weight, Packed):
             raise TypeError("plain StableHLO has no products with packed weights")
@@ -436,7 +486,13 @@ class PlainOps:
         return out if bias is None else out + bias
 
     def gated(
-        self, x: jax.Array, weight: jax.Array | Packed, inputs: int, ffn: int, activation: Activation
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        inputs: int,
+        ffn: int,
+        activation: Activation,
+        live: jax.Array | None = None,
     ) -> jax.Array:
         both = self.linear(x, weight, 2 * ffn)
         gate, up = both[:, :ffn], both[:, ffn:]

@@ -218,8 +218,8 @@ class IreeRunner:
         chunks = [Chunk(row.slot, (row.token,), row.start, row.position) for row in rows]
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
         batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
-        # A step of all slots has them in order; in any other, rows lie side by side whatever slots they are of.
-        lines = [row.slot for row in rows] if batch == self._cache.slots else list(range(len(rows)))
+        # Rows lie side by side whatever slots they are of. Plain graphs are those of all slots, which are in order.
+        lines = list(range(len(rows))) if self._plan.block else [row.slot for row in rows]
         tokens = np.zeros((batch, 1), np.int32)
         places = np.full((batch, 1), self._cache.spare_row, np.int32)
         positions = np.zeros((batch, 1), np.int64)

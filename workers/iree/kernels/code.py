@@ -4,7 +4,7 @@ A `Code` is the body of one workgroup in the arith, scf, tensor and vector diale
 compiler to tile, vectorize or reorder, so two graphs with the same body compute the same bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 LANES = 16
@@ -87,6 +87,9 @@ class Code:
     def least(self, a: str, b: str) -> str:
         return self.let(f"arith.minui {a}, {b} : index")
 
+    def most(self, a: str, b: str) -> str:
+        return self.let(f"arith.maxui {a}, {b} : index")
+
     def spread(self, scalar: str, element: str = "f32", lanes: int = LANES) -> str:
         """A scalar in every lane."""
         return self.let(f"vector.broadcast {scalar} : {element} to vector<{lanes}x{element}>")
@@ -155,6 +158,17 @@ class Code:
         index = self.name()
         self.do(f"scf.for {index} = {low} to {high} step {self.index(step)} {{")
         body(index)
+        self.do("}")
+
+    def switch(self, index: str, cases: Mapping[int, Callable[[], None]], default: Callable[[], None]) -> None:
+        """Run the case of this number, or the default."""
+        self.do(f"scf.index_switch {index}")
+        for number, body in cases.items():
+            self.do(f"case {number} {{")
+            body()
+            self.do("scf.yield\n}")
+        self.do("default {")
+        default()
         self.do("}")
 
     def carry(self, low: str, high: str, step: int, target: Value, body: Callable[[str, Value], Value]) -> Value:

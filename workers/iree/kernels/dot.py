@@ -11,10 +11,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
-from workers.iree.kernels.code import FLOATS, LANES, Code
+from workers.iree.kernels.code import FLOATS, LANES, Code, Value
 from workers.iree.kernels.executable import Operand, dispatch
+from workers.iree.kernels.heights import Heights
 from workers.iree.kernels.linear import share_end, workgroups
-from workers.iree.kernels.rounding import LOW_BITS, Rounded
+from workers.iree.kernels.rounding import LOW_BITS, MAX_ROWS, Rounded
 from workers.iree.quantized import LINE, RUN, Packing
 
 Dot = Literal["vpdpbusd", "plain"]
@@ -84,6 +85,11 @@ class Product:
         return max(1, min(self.blocks, ROWS_IN_CACHE // self.block))
 
     @property
+    def sharing(self) -> int:
+        """Blocks that fetch the next tile between them."""
+        return self.together
+
+    @property
     def chains(self) -> int:
         """Sums of integers of one row and plane: a few rows alone would wait for themselves."""
         return max(1, CHAINS // self.block)
@@ -96,38 +102,65 @@ class Product:
         return levels, sums, Operand("weights", self.packing.stored_shape(self.outputs, r.inputs), "i8")
 
 
-def product(p: Product) -> str:
-    """levels and sums of `Rounded`, weights int8 [tiles, bytes] (, bias f32 [outputs]) -> f32 [padded, outputs]."""
-    r, lanes = p.rounded, LANES
+@dataclass(frozen=True, slots=True)
+class _Block(Product):
+    """A product in blocks of another height."""
+
+    height: int
+    fewest: int
+    """Blocks of it that there are at least."""
+
+    @property
+    def block(self) -> int:
+        return self.height
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.rounded.rows // self.height)
+
+    @property
+    def sharing(self) -> int:
+        return min(self.fewest, self.together)
+
+
+def product(p: Product, *, live: bool = False) -> str:
+    """levels and sums of `Rounded`, weights int8 [tiles, bytes] (, bias f32 [outputs]) (, live i32 [1])
+    -> f32 [padded, outputs], of which the first `live` rows are computed.
+    """
     levels, sums, weights = p.operands()
     bias = [Operand("bias", (p.outputs,), "f32")] if p.bias else []
-    out = Operand("out", (r.padded, p.outputs), "f32")
-    rows = "".join(
-        f"""
-              %offset{j} = arith.constant {j} : index
-              %row{j} = arith.addi %row, %offset{j} : index"""
-        for j in range(p.block)
-    )
-    stores = "\n".join(["", *(line for j in range(p.block) for line in _store(p, j, out.inside))])
-    share = Code()
-    first, end = (share_end(share, share.add("%id", at), p.workgroups, p.tiles) for at in (0, 1))
-    body = f"""{_lines(constants(p), 8)}
-        %blocks = arith.constant {p.blocks} : index
-        %together = arith.constant {p.together} : index
-        %block_rows = arith.constant {p.block} : index
-        %lanes = arith.constant {lanes} : index
-{share.text()}
-        scf.for %from = %c0 to %blocks step %together {{
-          %from_end = arith.addi %from, %together : index
-          %to = arith.minsi %from_end, %blocks : index
-          scf.for %tile = {first} to {end} step %c1 {{
-            %column = arith.muli %tile, %lanes : index
-            scf.for %block = %from to %to step %c1 {{
-              %row = arith.muli %block, %block_rows : index{rows}{_lines(tile_sums(p, _soon(p)), 14)}{stores}
-            }}
-          }}
-        }}"""
-    return dispatch(p.name, [levels, sums, weights, *bias], [out], p.workgroups, body)
+    number = [Operand("live", (1,), "i32")] if live else []
+    out = Operand("out", (p.rounded.padded, p.outputs), "f32")
+    code = Code()
+    for line in constants(p):
+        code.do(line)
+    low, high = (share_end(code, code.add("%id", end), p.workgroups, p.tiles) for end in (0, 1))
+
+    def blocks(b: Product, count: str, last: str) -> None:
+        """All of the workgroup's tiles, for so many blocks, the last of which begins at a certain row."""
+        code.do(f"scf.for %from = %c0 to {count} step {code.index(b.together)} {{")
+        to = code.least(code.add("%from", b.together), count)
+        code.do(f"scf.for %tile = {low} to {high} step %c1 {{")
+        code.do(f"%column = arith.muli %tile, {code.index(LANES)} : index")
+        code.do(f"scf.for %block = %from to {to} step %c1 {{")
+        code.do(f"%row = arith.minui {code.mul('%block', b.block)}, {last} : index")
+        code.lines += [f"%row{j} = arith.addi %row, {code.index(j)} : index" for j in range(b.block)]
+        code.lines += tile_sums(b, _soon(b))
+        code.lines += [line for j in range(b.block) for line in _store(b, j, out.inside)]
+        code.do("}\n}\n}")
+
+    def of_height(height: int, end: str, last: str) -> None:
+        fewest = min(-(-limit // height) for limit, its in heights.limits if its == height)
+        b = _Block(p.rounded, p.outputs, p.packing, p.dot, p.bias, p.threads, height, fewest)
+        blocks(b, code.div(code.add(end, height - 1), height), last)
+
+    heights = Heights(p.rounded.rows, MAX_ROWS)
+    if live:
+        heights.choose(code, Value("%live", (1,), "i32", memory=True), of_height)
+    else:
+        blocks(p, code.index(p.blocks), code.index(p.rounded.padded - p.block))
+    name = f"{p.name}{'_live' if live else ''}"
+    return dispatch(name, [levels, sums, weights, *bias, *number], [out], p.workgroups, code.text())
 
 
 def constants(p: Product) -> list[str]:
@@ -154,10 +187,6 @@ def tile_sums(p: Product, soon: Sequence[str]) -> list[str]:
     ]
 
 
-def _lines(lines: Sequence[str], indent: int) -> str:
-    return "".join(f"\n{' ' * indent}{line}" for line in lines)
-
-
 def _store(p: Product, row: int, out: str) -> list[str]:
     """Store one row of the tile, with the bias when there is one."""
     lines, total = [], f"%total#{row}"
@@ -168,7 +197,7 @@ def _store(p: Product, row: int, out: str) -> list[str]:
         ]
         total = f"%biased{row}"
     lines.append(f"vector.store {total}, %out[%row{row}, %column] : {out}, {FLOATS}")
-    return [f"              {line}" for line in lines]
+    return lines
 
 
 def _group(p: Product, soon: Sequence[str]) -> list[str]:
@@ -220,7 +249,7 @@ def _soon(p: Product) -> list[str]:
     """Fetch what is read later: a single block of rows reads on in memory, several of them share the next tile."""
     if p.together == 1:
         return [*ahead(), *fetch(p, "%tile", p.vectors)]
-    count = -(-p.vectors // p.together)
+    count = -(-p.vectors // p.sharing)
     return [
         "%before = arith.subi %block, %from : index",
         "%groups_before = arith.muli %before, %groups : index",

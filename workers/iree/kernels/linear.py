@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Code, Value
 from workers.iree.kernels.executable import Kernel
+from workers.iree.kernels.heights import Heights
 
 PADDING = LANES
 """Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
@@ -28,30 +30,31 @@ def stride(inputs: int, arithmetic: Arithmetic) -> int:
 
 
 def linear(
-    name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, *, bias: bool, threads: int = 1
+    name: str,
+    rows: int,
+    tiles: int,
+    inputs: int,
+    arithmetic: Arithmetic,
+    *,
+    bias: bool,
+    threads: int = 1,
+    live: bool = False,
 ) -> str:
-    """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) -> f32 [rows, tiles * 16]."""
-    block = _block(rows, arithmetic)
-    span = _span(min(rows, block), tiles, max(arithmetic.sums, 2 * block))
-    size = span * inputs * LANES * element_bytes(arithmetic)
-    d = Kernel(name, workgroups(tiles // span, threads))
+    """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) (, live i32 [1])
+    -> f32 [rows, tiles * 16], of which the first `live` rows are computed.
+    """
+    cut = _Cut(rows, tiles, inputs, arithmetic, 1, live)
+    d = Kernel(name, workgroups(tiles // cut.unit, threads))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((tiles, inputs * LANES), arithmetic.element)
     offsets = d.take((tiles * LANES,), "f32") if bias else None
+    number = d.take((1,), "i32") if live else None
     out = d.give((rows, tiles * LANES), "f32")
 
-    def tile(at: str, first: str, count: int) -> None:
-        sums = sums_of(
-            code,
-            x,
-            [code.add(first, i) for i in range(count)],
-            w,
-            [code.add(at, i) for i in range(span)],
-            inputs,
-            arithmetic,
-            span,
-        )
+    def tile(at: str, span: int, first: str, count: int) -> None:
+        which = [code.add(first, i) for i in range(count)]
+        sums = sums_of(code, x, which, w, [code.add(at, i) for i in range(span)], inputs, arithmetic, span)
         column = code.mul(at, LANES)
         for row, totals in enumerate(sums):
             for i, total in enumerate(totals):
@@ -60,39 +63,51 @@ def linear(
                     total = code.let(f"arith.addf {total}, {start} : {FLOATS}")
                 code.put(total, LANES, out, [code.add(first, row), code.add(column, i * LANES)])
 
-    _each(d, rows, block, tiles // span, size, tile, span)
+    _each(d, cut, number, tile)
     return d.function()
 
 
 def gated(
-    name: str, rows: int, tiles: int, inputs: int, arithmetic: Arithmetic, activation: Activation, *, threads: int = 1
+    name: str,
+    rows: int,
+    tiles: int,
+    inputs: int,
+    arithmetic: Arithmetic,
+    activation: Activation,
+    *,
+    threads: int = 1,
+    live: bool = False,
 ) -> str:
-    """act(gate) * up: words [rows, stride], a weight [2 * tiles, inputs / k, 16, k] -> words [rows, stride].
+    """act(gate) * up: words [rows, stride], a weight [2 * tiles, inputs / k, 16, k] (, live i32 [1])
+    -> words [rows, stride], of which the first `live` rows are computed.
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
-    block = _block(rows, arithmetic)
-    span = _span(min(rows, block), tiles, max(arithmetic.sums // 2, block))
-    size = 2 * span * inputs * LANES * element_bytes(arithmetic)
-    d = Kernel(name, workgroups(tiles // span, threads))
+    cut = _Cut(rows, tiles, inputs, arithmetic, 2, live)
+    d = Kernel(name, workgroups(tiles // cut.unit, threads))
     code = d.code
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
+    number = d.take((1,), "i32") if live else None
     words = LANES // arithmetic.word
     out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
 
-    def tile(at: str, first: str, count: int) -> None:
-        act = ACTIVATIONS[activation]
-        both = [code.add(code.add(at, half), i) for half in (0, tiles) for i in range(span)]
-        sums = sums_of(code, x, [code.add(first, i) for i in range(count)], w, both, inputs, arithmetic, span)
+    def tile(at: str, span: int, first: str, count: int) -> None:
+        which = [code.add(first, i) for i in range(count)]
+        halves = [[code.add(code.add(at, half), i) for i in range(span)] for half in (0, tiles)]
+        # Where the registers do not hold the sums of both halves, one waits in memory for the other.
+        together = 2 * span * count <= _most(arithmetic)
+        turns = [[*halves[0], *halves[1]]] if together else halves
+        parts = [sums_of(code, x, which, w, each, inputs, arithmetic, span) for each in turns]
         column = code.mul(at, words)
-        for row, totals in enumerate(sums):
+        for row in range(count):
+            totals = [total for part in parts for total in part[row]]
             for i, (gate, up) in enumerate(zip(totals[:span], totals[span:], strict=True)):
-                product = code.let(f"arith.mulf {act(code, gate)}, {up} : {FLOATS}")
+                product = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gate)}, {up} : {FLOATS}")
                 where = [code.add(first, row), code.add(column, i * words)]
                 code.put(arithmetic.words(code, product), words, out, where)
 
-    _each(d, rows, block, tiles // span, size, tile, span)
+    _each(d, cut, number, tile)
     return d.function()
 
 
@@ -118,17 +133,53 @@ def gelu_tanh(code: Code, x: str) -> str:
 ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
-def _block(rows: int, arithmetic: Arithmetic) -> int:
-    """Rows to sum at once, with two tiles. Of many rows half as many more share the work of widening the tiles, where
-    there are registers for it."""
-    usual = arithmetic.sums // 2
-    return usual + usual // 4 * 2 if rows > 2 * usual else usual
+def _most(arithmetic: Arithmetic) -> int:
+    """Sums side by side where nothing but them, a tile's weights and one row is in the registers."""
+    return arithmetic.sums + arithmetic.sums // 2
 
 
-def _span(rows: int, tiles: int, most: int) -> int:
-    """Tiles to sum at once. A few rows alone are a few chains of sums, each of which waits for itself; and tiles side
-    by side share what is loaded of the rows, and are fetched ahead as streams of their own."""
-    return next(span for span in (4, 2, 1) if span == 1 or (span * rows <= most and tiles % span == 0))
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How the rows and tiles of a product are cut into what is summed at once."""
+
+    rows: int
+    tiles: int
+    """Of outputs: a gated product has twice as many of weights."""
+    inputs: int
+    arithmetic: Arithmetic
+    halves: int
+    """Tiles of weights for one of outputs."""
+    live: bool
+
+    @property
+    def heights(self) -> Heights:
+        """Of live rows. Tall blocks have one tile at a time: widening it costs as much as one row more."""
+        return Heights(self.rows, _most(self.arithmetic))
+
+    @property
+    def block(self) -> int:
+        """Rows to sum at once where all are live, with two tiles. Of many rows half as many more share the work of
+        widening the tiles, where there are registers for it."""
+        usual = self.arithmetic.sums // 2
+        return usual + usual // 4 * 2 if self.rows > 2 * usual else usual
+
+    def span(self, height: int) -> int:
+        """Tiles to sum at once. A few rows alone are a few chains of sums, each of which waits for itself; and tiles
+        side by side share what is loaded of the rows, and are fetched ahead as streams of their own."""
+        few = self.arithmetic.sums // self.halves
+        two = _most(self.arithmetic) if self.halves == 1 else few
+        return next((n for n, most in ((4, few), (2, two)) if n * height <= most and self.tiles % n == 0), 1)
+
+    @property
+    def unit(self) -> int:
+        """Tiles that are never shared out: those of the widest span."""
+        heights = self.heights.all if self.live else (min(self.rows, self.block),)
+        return max(map(self.span, heights))
+
+    @property
+    def size(self) -> int:
+        """Bytes of a unit's weights."""
+        return self.halves * self.unit * self.inputs * LANES * element_bytes(self.arithmetic)
 
 
 def workgroups(parts: int, threads: int) -> int:
@@ -148,30 +199,52 @@ def share_end(code: Code, number: str, count: int, parts: int) -> str:
     return code.let(f"arith.subi {code.index(parts)}, {rest} : index")
 
 
-def _each(
-    d: Kernel, rows: int, block: int, parts: int, size: int, tile: Callable[[str, str, int], None], span: int
-) -> None:
-    """Call `tile` for the workgroup's share of the parts of `span` tiles, and all rows, the rows in blocks."""
-    code = d.code
-    low, high = (share_end(code, code.add(d.workgroup(), end), d.workgroups, parts) for end in (0, 1))
+def _each(d: Kernel, cut: _Cut, live: Value | None, tile: Callable[[str, int, str, int], None]) -> None:
+    """Call `tile` (the first tile, how many, the first row, how many) for the workgroup's share of the tiles and all
+    rows, or the `live` ones; the rows in blocks."""
+    code, parts = d.code, cut.tiles // cut.unit
+    ends = [share_end(code, code.add(d.workgroup(), end), d.workgroups, parts) for end in (0, 1)]
+    low, high = (code.mul(end, cut.unit) for end in ends)
 
-    def rows_of(first_part: str, last_part: str) -> None:
-        def rows_from(first: str, count: int) -> None:
-            code.repeat(first_part, last_part, 1, lambda part: tile(code.mul(part, span), first, count))
+    def grouped(rows_of: Callable[[str, str], None]) -> None:
+        """For as many tiles at a time as the cache holds."""
+        per = max(1, GROUP_BYTES // cut.size) * cut.unit
+        code.repeat(low, high, per, lambda at: rows_of(at, code.least(code.add(at, per), high)))
 
-        whole = rows // block * block
+    def rows_from(first_tile: str, last_tile: str, first: str, count: int, span: int) -> None:
+        code.repeat(first_tile, last_tile, span, lambda at: tile(at, span, first, count))
+
+    if live is not None:
+
+        def blocks(height: int, end: str, last: str) -> None:
+            def rows_of(low: str, high: str) -> None:
+                def block(at: str) -> None:
+                    rows_from(low, high, code.least(at, last), height, cut.span(height))
+
+                code.repeat(code.index(0), end, height, block)
+
+            grouped(rows_of)
+
+        cut.heights.choose(code, live, blocks)
+        return
+
+    block, rows = cut.block, cut.rows
+    span, whole = cut.span(min(rows, block)), rows // block * block
+
+    def rows_of(first_tile: str, last_tile: str) -> None:
         if whole > block:
-            code.repeat(code.index(0), code.index(whole), block, lambda first: rows_from(first, block))
+            code.repeat(
+                code.index(0), code.index(whole), block, lambda at: rows_from(first_tile, last_tile, at, block, span)
+            )
         elif whole:
-            rows_from(code.index(0), block)
+            rows_from(first_tile, last_tile, code.index(0), block, span)
         if rows % block:
-            rows_from(code.index(whole), rows % block)
+            rows_from(first_tile, last_tile, code.index(whole), rows % block, span)
 
     if rows <= block:
         rows_of(low, high)
     else:
-        per = max(1, GROUP_BYTES // size)
-        code.repeat(low, high, per, lambda at: rows_of(at, code.least(code.add(at, per), high)))
+        grouped(rows_of)
 
 
 def sums_of(
