@@ -23,6 +23,8 @@ from workers.quantization import GroupFormat, Quantized, quantize
 INPUTS, OUTPUTS = 384, 40
 ROWS = (1, 5, 21)
 """One block, one of several rows, and three whose last is filled up."""
+LIVE = (11, 10, 9, 3)
+"""Live rows of a graph of as many as the first: blocks of six, and of five of which the last begins sooner."""
 FORMATS = {
     "int8": GroupFormat(8, 64, "middle", "float16"),
     "int4": GroupFormat(4, 64, "bias", "float16"),
@@ -62,7 +64,7 @@ class Products:
         self.device = Device("local-task", 0)
         self.ops = TiledOps(dtype, arithmetic, dot)
         self.packings = {name: Packing(format) for name, format in formats.items()}
-        graphs = [self._graph(name, rows) for name in formats for rows in ROWS]
+        graphs = [self._graph(name, rows) for name in formats for rows in ROWS] + [self._live_graph()]
         for graph in graphs:
             jax.eval_shape(graph.function, *graph.inputs, {})
         compiler = Compiler(cache_dir, self.device.compile_flags(), self.device.compile_target())
@@ -78,6 +80,21 @@ class Products:
         width = stride(INPUTS, self.ops.arithmetic)
         inputs = (struct((rows, width), "int32"), struct(packing.stored_shape(OUTPUTS, INPUTS), "int8"))
         return Graph(self._entry(name, rows), product, inputs, pure=True)
+
+    def _live_graph(self) -> Graph:
+        packing, width = self.packings["int4"], stride(INPUTS, self.ops.arithmetic)
+
+        def product(x: Any, data: Any, live: Any, _: Any) -> tuple[Any, ...]:
+            return (self.ops.linear(x, Packed(data, packing, INPUTS), OUTPUTS, None, live),)
+
+        shapes = ((LIVE[0], width), "int32"), (packing.stored_shape(OUTPUTS, INPUTS), "int8"), ((1,), "int32")
+        return Graph("live", product, tuple(struct(*shape) for shape in shapes), pure=True)
+
+    def live(self, matrix: Quantized, x: NDArray[np.float32], live: int) -> NDArray[np.float32]:
+        data, number = self.packings["int4"].pack(matrix), np.array([live], np.int32)
+        arguments = [self.device.upload(each) for each in (self.words(x), data, number)]
+        out: NDArray[np.float32] = self.device.download(self.module.call("live", *arguments)[0])
+        return out[:live]
 
     def _entry(self, name: str, rows: int) -> str:
         return f"{name.replace('-', '_')}_{rows}"
@@ -130,6 +147,13 @@ def test_products(products: Products) -> None:
         assert np.abs(whole - exact).max() / np.abs(exact).max() < (2e-6 if exact_rows else 1e-2)
         for rows in ROWS:
             np.testing.assert_array_equal(products(name, matrix, X[:rows]), whole[:rows])
+
+
+def test_live_rows_are_those_of_a_product_of_all(products: Products) -> None:
+    matrix = make(FORMATS["int4"])
+    whole = products("int4", matrix, X)
+    for live in LIVE:
+        np.testing.assert_array_equal(products.live(matrix, X[: LIVE[0]], live), whole[:live])
 
 
 def test_what_is_not_a_number_stays_so(products: Products) -> None:

@@ -120,6 +120,39 @@ def test_a_product_shared_by_threads_is_the_same(run: Run) -> None:
     np.testing.assert_array_equal(outs[0], outs[2])
 
 
+@pytest.mark.parametrize(
+    ("arithmetic", "rows", "lives"),
+    [
+        # One tall block, one tile at a time; two blocks, of which the second begins before the first one ends.
+        pytest.param(Singles("f32", 16), 25, (25, 24, 17, 3, 1), id="f32"),
+        pytest.param(Widened(4), 11, (11, 10, 9, 2), id="bf16-widened"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["linear", "gated"])
+def test_live_rows_are_those_of_a_product_of_all(
+    run: Run, arithmetic: Arithmetic, rows: int, lives: tuple[int, ...], kind: str
+) -> None:
+    inputs, tiles = 32, 4
+    x, w = (
+        random(rows, inputs),
+        pack(random(2 * tiles * 16, inputs, seed=1).astype(NUMPY[arithmetic.element]), arithmetic.k),
+    )
+    weights, width = w.reshape(2 * tiles, -1), tiles * 16
+
+    def product(live: int | None) -> NDArray[Any]:
+        given = [] if live is None else [np.array([live], np.int32)]
+        if kind == "gated":
+            text = gated("gated", rows, tiles, inputs, arithmetic, "silu", threads=2, live=live is not None)
+        else:
+            text = linear("linear", rows, 2 * tiles, inputs, arithmetic, bias=False, threads=2, live=live is not None)
+        return run(text, words(x, arithmetic, 16), weights, *given)[0][:, :width]
+
+    whole = product(None)
+    for live in lives:
+        np.testing.assert_array_equal(product(live)[:live], whole[:live])
+    np.testing.assert_array_equal(product(rows + 1), whole)  # nothing is written behind the last row
+
+
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gated(run: Run, arithmetic: Arithmetic, activation: Activation) -> None:
