@@ -2,10 +2,11 @@
 
     python bench/curves.py [--quick] [--models 110m 0.5b] [--quantize int8] [--rows 1 4] [--contexts 256 512 ... 8192]
 
-Two series: each of --rows at every context, and every number of rows up to 32 at the first context. The model beside
-each figure is time = weights / bandwidth + KV / bandwidth, with the read bandwidth measured between the points; what is
-above it is arithmetic, the dispatches around it, and reads that are not in a row. Marked are points at which the cost
-is not smooth: "cliff" where the time grows by more than the size, "dip" where a larger step takes less.
+Two series: each of --rows at every context, and every number of rows up to 32 at the first context. Beside each figure
+is what memory alone takes, (weights + KV) / bandwidth, and what arithmetic alone takes, multiply-adds / peak, both
+measured between the points; those of integers are not counted. What is above the larger of the two is the dispatches
+around it, and reads and sums that do not run side by side. Marked are points at which the cost is not smooth: "cliff"
+where the time grows by more than the size, "dip" where a larger step takes less.
 """
 
 import argparse
@@ -19,15 +20,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.limits import read_bandwidth, step_bytes
+from bench.limits import multiply_adds, read_bandwidth, step_bytes
 from bench.ours import Engine, Setup
+from bench.peak import Peak
 from bench.plots import plot_curves
 from bench.rounds import RefusedError, markdown
 from bench.shapes import SHAPES, default_cache, make_model
 from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+ROWS = tuple(range(1, 33))
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
 MARGIN = 16
 """Rows of a slot beyond the longest context and the steps that are timed."""
@@ -46,6 +48,9 @@ class Point:
     weight_bytes: int
     kv_bytes: float
     bandwidth: float
+    multiply_adds: float
+    """0 where they are not counted."""
+    peak: float
 
     @property
     def size(self) -> int:
@@ -53,9 +58,14 @@ class Point:
         return self.rows * self.context
 
     @property
-    def modelled(self) -> float:
+    def memory(self) -> float:
         """Seconds that memory alone would take."""
         return (self.weight_bytes + self.kv_bytes) / self.bandwidth
+
+    @property
+    def arithmetic(self) -> float:
+        """Seconds that multiply-adds alone would take."""
+        return self.multiply_adds / self.peak
 
 
 def flaws(points: Sequence[Point]) -> list[str]:
@@ -67,6 +77,14 @@ def flaws(points: Sequence[Point]) -> list[str]:
         elif NOISE * high.seconds < low.seconds:
             out[at] = "dip"
     return out
+
+
+def steepest(points: Sequence[Point]) -> tuple[float, int]:
+    """By what factor the time grows most from one number of rows to the next that was measured, and which that is.
+
+    Raises `ValueError` for fewer than two points.
+    """
+    return max((high.seconds / low.seconds, high.rows) for low, high in itertools.pairwise(points))
 
 
 def kv_slope(points: Sequence[Point]) -> float:
@@ -81,21 +99,25 @@ def kv_slope(points: Sequence[Point]) -> float:
 class Curves:
     """Measures the points of one model."""
 
-    def __init__(self, engine: Engine, config: ModelConfig, steps: int) -> None:
-        self._engine, self._steps = engine, steps
+    def __init__(self, engine: Engine, config: ModelConfig, steps: int, peak: Peak) -> None:
+        self._engine, self._config, self._steps = engine, config, steps
+        self._peak = peak
         self._bytes = step_bytes(config, engine.runner)
         # One prompt, its beginnings and copies: where the engine reuses prefixes, filling the cache costs little.
         self._text = engine.prompt(engine.runner.capabilities.context)
 
     def point(self, series: str, rows: int, context: int) -> Point:
-        bandwidth = read_bandwidth(usable_cores(), passes=3)
+        bandwidth, peak = read_bandwidth(usable_cores(), passes=3), self._peak.measure()
         start = context - self._steps // 2
         seconds = statistics.median(self._engine.steps([self._text[:start]] * rows, self._steps))
         kv = rows * context * self._bytes.kv_row
-        return Point(series, rows, context, seconds, self._bytes.weights, kv, bandwidth)
+        # In integers there are no products of this kind, and a mixture computes some experts only.
+        counted = not self._engine.runner.capabilities.quantization and self._config.experts is None
+        sums = multiply_adds(self._config, rows, context, rows) if counted else 0.0
+        return Point(series, rows, context, seconds, self._bytes.weights, kv, bandwidth, sums, peak)
 
 
-def measure(args: argparse.Namespace, model: str) -> Iterator[Point]:
+def measure(args: argparse.Namespace, model: str, peak: Peak) -> Iterator[Point]:
     """Every point of a model. Raises `RefusedError`."""
     path = make_model(args.cache_dir, model)
     graphs = args.cache_dir / "graphs"
@@ -109,14 +131,25 @@ def measure(args: argparse.Namespace, model: str) -> Iterator[Point]:
         slots, longest = max(rows for rows, _ in points), max(context for _, context in points)
         setup = Setup(path, graphs, slots, longest + args.steps + MARGIN, quantize=args.quantize, device=args.device)
         engine = Engine.load(setup)
-        curves = Curves(engine, config, args.steps)
+        curves = Curves(engine, config, args.steps, peak)
         for rows, length in points:
             name = f"{rows} at once" if series == "context" else f"context {length}"
             yield curves.point(f"{model} {args.quantize or 'bf16'}, {name}", rows, length)
         engine.close()
 
 
-HEADER = ("", "rows", "context", "step ms", "weights MB", "KV MB", "memory alone ms", "of that", "")
+HEADER = (
+    "",
+    "rows",
+    "context",
+    "step ms",
+    "weights MB",
+    "KV MB",
+    "memory alone ms",
+    "arithmetic alone ms",
+    "of both",
+    "",
+)
 
 
 def cells(point: Point, flaw: str) -> list[str]:
@@ -128,8 +161,9 @@ def cells(point: Point, flaw: str) -> list[str]:
         f"{1e3 * point.seconds:.2f}",
         f"{point.weight_bytes / 1e6:.1f}",
         f"{point.kv_bytes / 1e6:.1f}",
-        f"{1e3 * point.modelled:.2f}",
-        f"{point.seconds / point.modelled:.2f}x",
+        f"{1e3 * point.memory:.2f}",
+        f"{1e3 * point.arithmetic:.2f}",
+        f"{point.seconds / max(point.memory, point.arithmetic):.2f}x",
         flaw,
     ]
 
@@ -155,16 +189,19 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     points: list[Point] = []
+    peak = Peak(usable_cores(), args.cache_dir / "graphs")
     try:
         for model in args.models:
-            for point in measure(args, model):
+            for point in measure(args, model, peak):
                 points.append(point)
                 print(" | ".join(cells(point, "")), flush=True)
     except RefusedError as error:
         sys.exit(f"refused: {error}")
+    finally:
+        peak.close()
     series = {name: [p for p in points if p.series == name] for name in dict.fromkeys(p.series for p in points)}
-    rows = [cells(p, flaw) for of in series.values() for p, flaw in zip(of, flaws(of), strict=True)]
-    table = markdown(HEADER, rows)
+    lines = [cells(p, flaw) for of in series.values() for p, flaw in zip(of, flaws(of), strict=True)]
+    table = markdown(HEADER, lines)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "table.md").write_text(table + "\n")
     (args.out / "figures.json").write_text(json.dumps([asdict(point) for point in points]))
@@ -173,6 +210,9 @@ def main() -> None:
     for name, of in series.items():
         if len({point.context for point in of}) > 1:
             print(f"{name}: more KV is read at {kv_slope(of) / 1e9:.1f} GB/s, memory gives {of[0].bandwidth / 1e9:.1f}")
+        elif len(of) > 1:
+            factor, rows = steepest(of)
+            print(f"{name}: from one number of rows to the next the time grows most by {factor:.2f}, to {rows}")
     print(f"written to {args.out}")
 
 

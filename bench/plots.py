@@ -59,7 +59,7 @@ def _label(panel: Any, title: str, x: str, y: str) -> None:
 
 
 def plot_curves(series: Mapping[str, Sequence["Point"]], file: Path) -> None:
-    """Milliseconds of a step against context and against rows; the share of memory alone is dotted."""
+    """Milliseconds of a step against context and against rows; what memory alone takes is dotted, arithmetic dashed."""
     drawn, ((left, right),) = figure(1, 2)
     colours = {left: 0, right: 0}
     for name, points in series.items():
@@ -67,7 +67,8 @@ def plot_curves(series: Mapping[str, Sequence["Point"]], file: Path) -> None:
         size = [point.context if panel is left else point.rows for point in points]
         for label, style, values in (
             (name, "o-", [1e3 * point.seconds for point in points]),
-            (f"{name}: memory alone", ":", [1e3 * point.modelled for point in points]),
+            (f"{name}: memory alone", ":", [1e3 * point.memory for point in points]),
+            (f"{name}: arithmetic alone", "--", [1e3 * point.arithmetic or None for point in points]),
         ):
             _draw(panel, list(zip(size, values, strict=True)), style, colours[panel], label)
         colours[panel] += 1

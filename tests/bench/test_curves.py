@@ -2,19 +2,26 @@ import statistics
 
 import pytest
 
-from bench.curves import Point, flaws, kv_slope
+from bench.curves import Point, flaws, kv_slope, steepest
 from bench.limits import StepBytes
 
 
 def point(seconds: float, rows: int = 1, context: int = 256) -> Point:
-    return Point("series", rows, context, seconds, 1000, 10.0 * rows * context, 1e6)
+    return Point("series", rows, context, seconds, 1000, 10.0 * rows * context, 1e6, 300.0 * rows, 1e5)
 
 
-def test_what_memory_alone_takes() -> None:
+def test_what_memory_and_arithmetic_alone_take() -> None:
     read = StepBytes(weights=1000, kv_row=4)
     assert read.total(rows=2, context=50) == 1400
     assert read.seconds(rows=2, context=50, bandwidth=700.0) == 2.0
-    assert point(1.0).modelled == pytest.approx((1000 + 2560) / 1e6)
+    assert point(1.0).memory == pytest.approx((1000 + 2560) / 1e6)
+    assert point(1.0, rows=2).arithmetic == pytest.approx(600 / 1e5)
+
+
+def test_the_steepest_step_is_that_of_the_greatest_factor() -> None:
+    assert steepest([point(1.0, 1), point(1.1, 2), point(1.32, 3), point(1.5, 4)]) == (pytest.approx(1.2), 3)
+    with pytest.raises(ValueError, match="empty"):
+        steepest([point(1.0)])
 
 
 def test_a_smooth_curve_has_no_flaw() -> None:
