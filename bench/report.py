@@ -39,11 +39,11 @@ def _outcomes(result: "Result") -> str:
     total = tally.outcomes.total()
     others = [(name, count) for name, count in tally.outcomes.most_common() if count and name not in NEVER]
     rows = [*others, *((name, tally.outcomes[name]) for name in NEVER), ("**in all**", total)]
-    rows += [("violated", tally.violations), ("of the server", len(result.problems))]
+    rows += [("violated", tally.violations), ("problems of the server", len(result.problems))]
     return markdown(
         ("visits ended", "", "share"),
         [
-            [name, str(count), f"{count / total:.2%}" if total and name != "of the server" else ""]
+            [name, str(count), f"{count / total:.2%}" if total and name != "problems of the server" else ""]
             for name, count in rows
         ],
     )
