@@ -203,8 +203,15 @@ class Device:
         view = rt.HalBufferView(buffer, list(shape), int(_ELEMENT_TYPES[dtype]))
         return Resident(view, size, window, memory)
 
+    def input(self, shape: Sequence[int], dtype: str) -> "Input":
+        """What calls read from again and again. Raises `DeviceError` when there is no room."""
+        return Input(self, self.zeros(shape, dtype) if self.local else None, dtype)
+
     def download(self, view: rt.HalBufferView) -> NDArray[Any]:
         """Copy a result to the host."""
+        if self.local:  # without what `rt.DeviceArray` looks up first, which takes longer than a few numbers
+            kind = rt.HalElementType.map_to_dtype(rt.HalElementType(view.element_type))
+            return np.array(view.map().asarray(view.shape, kind))
         return np.array(rt.DeviceArray(self._device, view).to_host())
 
 
@@ -224,6 +231,22 @@ class Resident:
     nbytes: int
     window: NDArray[Any] | None
     memory: mmap.mmap | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An argument that is written anew for each call: on a local driver where the call will read it."""
+
+    _device: Device
+    _memory: Resident | None
+    _dtype: str
+
+    def put(self, values: NDArray[Any]) -> rt.HalBufferView:
+        """The argument for the next call. It holds these values until `put` is called again."""
+        if self._memory is None or self._memory.window is None:
+            return self._device.upload(values, self._dtype)
+        self._memory.window.view(self._dtype)[...] = values
+        return self._memory.view
 
 
 class Module:

@@ -45,5 +45,5 @@ class Angles:
     def at(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """float32 [..., angles] for positions [...]."""
         if positions.max() < len(self._cos):
-            return self._cos[positions], self._sin[positions]
+            return self._cos.take(positions, axis=0), self._sin.take(positions, axis=0)
         return self._compute(positions)

@@ -14,7 +14,7 @@ from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.archive import Archive, open_archive
 from workers.iree.builder import Builder
-from workers.iree.device import Device, Resident
+from workers.iree.device import Device, Input, Resident
 from workers.iree.drawing import Drawing
 from workers.iree.graphs import Plan
 from workers.iree.kernels.code import LANES
@@ -57,6 +57,8 @@ class IreeRunner:
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
         self._host_kv = host_kv(plan, self._kv)
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
+        self._inputs_of: dict[tuple[int, ...], list[Input]] = {}
+        """What steps of so many blocks and rows of each read, but for the cache."""
         self._written = [0] * plan.cache.slots
         self._drawing = Drawing(device, self.graphs, lambda *call: self._call(*call), plan)
         self._angles = Angles(*rope_frequencies(plan.config, context), context)
@@ -262,6 +264,7 @@ class IreeRunner:
     def close(self) -> None:
         self.graphs.close()
         self._drawing.forget()
+        self._inputs_of.clear()
         self._archive.close()
         del self._host_kv, self._kv, self._no_rows, self._archive
         self._device.close()
@@ -286,8 +289,11 @@ class IreeRunner:
     def _inputs(
         self, tokens: NDArray[Any], positions: NDArray[Any], places: NDArray[Any], slots: NDArray[Any]
     ) -> list[rt.HalBufferView | int]:
-        cos, sin = self._angles.at(positions)
-        return [*map(self._device.upload, (tokens, cos, sin, places, slots)), self._kv.view]
+        values = (tokens, *self._angles.at(positions), places, slots)
+        if tokens.shape not in self._inputs_of:
+            self._inputs_of[tokens.shape] = [self._device.input(each.shape, each.dtype.name) for each in values]
+        given = zip(self._inputs_of[tokens.shape], values, strict=True)
+        return [*(each.put(value) for each, value in given), self._kv.view]
 
     def _call(self, name: str, *arguments: rt.HalBufferView | int) -> list[rt.HalBufferView]:
         return self.graphs[name].call(name, *arguments)

@@ -55,6 +55,15 @@ def test_driver_without_a_compiler_backend(monkeypatch: pytest.MonkeyPatch) -> N
         device.compile_flags()
 
 
+@pytest.mark.parametrize("driver", ["local-sync", "cuda"])
+def test_an_input_holds_what_was_put_last(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+    device = Device("local-sync", 1)
+    monkeypatch.setattr(device, "driver", driver)  # other drivers are given a new buffer each time
+    given = device.input((2, 1), "float32")
+    for values in ([[1.5], [2.5]], [[-1.0], [0.0]]):
+        np.testing.assert_array_equal(device.download(given.put(np.array(values, np.float32))), values)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])
 def test_up_and_down(dtype: type) -> None:
     device = Device("local-sync", 1)
