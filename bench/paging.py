@@ -32,7 +32,8 @@ from workers.iree.lower import Graph, module, struct
 from workers.iree.ops import Cache, Place, TiledOps
 
 HEADS, KV_HEADS, DEPTH = 12, 4, 64
-MODEL: Any = SimpleNamespace(heads=HEADS, attention_scale=DEPTH**-0.5)
+LAYER = SimpleNamespace(window=None, rope=None)
+MODEL: Any = SimpleNamespace(heads=HEADS, attention_scale=DEPTH**-0.5, attention_cap=None, plan=[LAYER])
 """What the attention asks of a model's config."""
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from workers.architectures.parts import Activation
 from workers.checkpoint import ModelConfig
 from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.attention import attention
+from workers.iree.kernels.attention import Attention
 from workers.iree.kernels.code import LANES
 from workers.iree.kernels.dot import Dot, Product, product
 from workers.iree.kernels.experts import combine, experts_down, experts_up
@@ -382,13 +382,22 @@ class TiledOps:
         self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
     ) -> jax.Array:
         heads = _heads(cache, layer, config, where)
-        name = f"baton_attention_{layer}_{heads.batch}_{heads.tokens}"
-        self.bodies[name] = attention(
-            name, heads, self.arithmetic, window=config.plan[layer].window or 0, cap=config.attention_cap or 0.0
-        )
-        width = stride(heads.queries * heads.head_dim, self.arithmetic)
-        out: jax.Array = _call(name, _words(q.shape[0], width), q, where.slots, where.rows, kv)
-        return out
+        window, cap = config.plan[layer].window or 0, config.attention_cap or 0.0
+        kind = Attention(heads, self.arithmetic, window, cap, self.threads)
+        name = f"baton_attention_{heads.batch}_{heads.tokens}_{window}"
+        words = _words(q.shape[0], stride(heads.queries * heads.head_dim, self.arithmetic))
+        operands = (q, where.slots, where.rows, jnp.asarray([layer, cache.layers], jnp.int32), kv)
+        if not kind.split:
+            self.bodies[name] = kind.whole(name)
+            out: jax.Array = _call(name, words, *operands)
+            return out
+        self.bodies |= {
+            name + "_shared": kind.shared(name + "_shared"),
+            name + "_joined": kind.joined(name + "_joined"),
+        }
+        sums = _call(name + "_shared", jax.ShapeDtypeStruct(kind.sums_shape, jnp.float32), *operands)
+        joined: jax.Array = _call(name + "_joined", words, sums, where.rows)
+        return joined
 
 
 def pack(matrix: NDArray[Any], k: int) -> NDArray[Any]:

@@ -1,234 +1,293 @@
-"""Attention over the packed cache: one pass with a running maximum, in blocks that begin at the same positions for all.
+"""Attention over the packed cache, in spans of positions that begin at the same places for all.
 
-The running maximum is that of FlashAttention (https://arxiv.org/abs/2205.14135). A block that a row may not see changes
-nothing in it: the factor is exp(0) and the weights are zero. So a row's result depends on its own positions alone,
-whatever rows are computed beside it.
+A row's spans are summed each by itself and joined in rising order. One that a row may not see changes nothing in it.
+So a row's result depends on its own positions alone, whatever rows are computed beside it, and whoever sums a span.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.code import FLOATS, LANES, Code, Dispatch, Value
-from workers.iree.kernels.linear import stride
+from workers.iree.kernels.code import FLOATS, LANES, Value
+from workers.iree.kernels.executable import Kernel
+from workers.iree.kernels.linear import SHARES, stride
 from workers.iree.kernels.place import Heads
+from workers.iree.kernels.softmax import SPAN, Block, Row, Softened, Tiling
 
-TILES = 4
-"""Vectors of positions in a block."""
-POSITIONS = TILES * LANES
-LOW = "-1.0e30"
-"""Below every score, and finite: the difference of two is zero and not NaN."""
-
-
-def attention(name: str, h: Heads, arithmetic: Arithmetic, *, window: int = 0, cap: float = 0.0) -> str:
-    """softmax(q k^T) v: words [batch * tokens, queries * head_dim / word] of scaled queries, slots int32 [batch], rows
-    int32 [batch, tokens], cache -> words [batch * tokens, stride] of width queries * head_dim.
-
-    A row sees the cache's rows up to its own, of which only the last `window` where that is not 0. Scores s become
-    cap * tanh(s / cap) where `cap` is not 0. Weights are summed as they were rounded for the weighted sum.
-    """
-    rows = h.tokens * h.group
-    block = min(rows, max(1, arithmetic.sums * LANES // h.head_dim))
-    d = Dispatch(name, (-(-rows // block), h.heads, h.batch))
-    code = d.code
-    q = d.take((h.batch * h.tokens, h.queries * h.head_dim // arithmetic.word), "i32")
-    slots, at = d.take((h.batch,), "i32"), d.take((h.batch, h.tokens), "i32")
-    cache = d.argument(h.cache, arithmetic.element)
-    width = h.queries * h.head_dim
-    out = d.give((h.batch * h.tokens, stride(width, arithmetic)), "i32")
-
-    part, head, sequence = (d.workgroup(axis) for axis in range(3))
-    slot = code.extract_index(slots, [sequence])
-    layer, size = d.number(h.layer), h.capacity * h.head_dim
-    keys, values = (d.load(cache, [layer, str(i), slot, head, "0"], (1, 1, 1, 1, size), (size,)) for i in (0, 1))
-    body = _Rows(code, arithmetic, h, block, window, cap)
-    first = code.mul(part, block)
-    body.find(first, rows, head, sequence, at)
-    body.run(q, keys, values)
-    body.store(d, out)
-    return d.function()
+POSITIONS = 64
+"""The cache's rows are a multiple of it: no more are read at once."""
+BLOCKS = 8
+"""Blocks of rows, at most, that pass by a span before the next span: what they have so far stays in the first cache."""
 
 
-class _Rows:
-    """The rows of one workgroup; a block that is not full computes its last row again in the place of those missing."""
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The attention of one layer; all layers with the same window share its code."""
 
-    def __init__(self, code: Code, arithmetic: Arithmetic, h: Heads, count: int, window: int, cap: float) -> None:
-        self._code, self._arithmetic, self._h = code, arithmetic, h
-        self._count, self._window, self._cap = count, window, cap
-        self._tokens: list[str] = []
-        self._columns: list[str] = []
-        self._last: list[str] = []
-        """Of each row, the last position that it sees."""
-        self._means: list[list[str]] = []
+    heads: Heads
+    arithmetic: Arithmetic
+    window: int = 0
+    """Positions that a row sees, the last ones up to its own; 0 is all of them."""
+    cap: float = 0.0
+    """Scores s become cap * tanh(s / cap) where it is not 0."""
+    threads: int = 1
 
-    def find(self, first: str, rows: int, head: str, sequence: str, at: Value) -> None:
-        """Where the rows from `first` on stand in the queries, and what they see."""
+    @property
+    def split(self) -> bool:
+        """Whether threads share the context of a row: a single row's heads would leave some of them idle."""
+        return self.heads.tokens == 1 and self.heads.heads % self.threads != 0
+
+    @property
+    def tiling(self) -> Tiling:
+        return Tiling.of(self.heads, self.arithmetic)
+
+    @property
+    def blocks(self) -> int:
+        """Of a sequence and head."""
+        return -(-self.heads.tokens * self.heads.group // self.tiling.rows)
+
+    @property
+    def together(self) -> int:
+        """Blocks of an item: fewer than all where there would be less work than threads."""
+        items = self.heads.heads * self.heads.batch
+        return min(BLOCKS, -(-self.blocks // min(self.blocks, -(-2 * self.threads // items))))
+
+    @property
+    def spans(self) -> int:
+        """That a slot may have."""
+        return -(-self.heads.capacity // SPAN)
+
+    @property
+    def sums_shape(self) -> tuple[int, int, int]:
+        """What threads that share a context leave of each row and span."""
+        return (self.heads.batch * self.heads.queries, self.spans, Softened.width(self.heads.head_dim))
+
+    def whole(self, name: str) -> str:
+        """softmax(q k^T) v: words [batch * tokens, queries * head_dim / word] of scaled queries, slots int32 [batch],
+        rows int32 [batch, tokens], the layer and their number int32 [2], cache -> words [batch * tokens, stride] of
+        width queries * head_dim.
+
+        A row sees the cache's rows up to its own. Weights are summed as they were rounded for the weighted sum.
+        """
+        h, parts = self.heads, -(-self.blocks // self.together)
+        items = h.heads * h.batch * parts
+        d = Kernel(name, min(items, SHARES * self.threads))
+        body = _Body(self, d)
+        out = d.give((h.batch * h.tokens, stride(h.queries * h.head_dim, self.arithmetic)), "i32")
+        state = d.code.room((self.together * self.tiling.rows, Softened.width(h.head_dim)), "f32")
+        low, high = d.share(d.code.index(items))
+        last = d.code.minus(high, 1)
+
+        def one(item: str) -> None:
+            # Neighbours are of one head: in a prompt they share what is read.
+            (each, part), (after, _) = (
+                (d.code.div(at, parts), d.code.rem(at, parts)) for at in (item, d.code.least(d.code.add(item, 1), last))
+            )
+            head, sequence = d.code.div(each, h.batch), d.code.rem(each, h.batch)
+            following = body.begin(0, d.code.rem(after, h.batch), d.code.div(after, h.batch))
+            body.item(head, sequence, d.code.mul(part, self.together), state, following)
+            body.each_block(lambda block: body.finish(head, sequence, part, block, state, out))
+
+        d.code.repeat(low, high, 1, one)
+        return d.function()
+
+    def shared(self, name: str) -> str:
+        """Like `whole`, each span by itself -> float32 `sums_shape`, of which spans that no row sees are left out."""
+        h = self.heads
+        d = Kernel(name, SHARES * self.threads)
+        code, body = d.code, _Body(self, d)
+        out = d.give(self.sums_shape, "f32")
+
+        def spans(sequence: str) -> tuple[str, str]:
+            first, last = body.reach(sequence)
+            first = code.div(first, SPAN)
+            return first, code.add(code.minus(code.div(last, SPAN), first), 1)
+
+        def count(sequence: str, total: list[str]) -> list[str]:
+            return [code.add(total[0], code.mul(spans(sequence)[1], h.heads))]
+
+        zero = code.index(0)
+        (total,) = code.loop(zero, code.index(h.batch), 1, [(zero, "index")], count)
+        low, high = d.share(total)
+
+        def each(sequence: str, before: list[str]) -> list[str]:
+            first, number = spans(sequence)
+            end = code.add(before[0], code.mul(number, h.heads))
+            mine = code.least(end, high)
+
+            def one(unit: str) -> None:
+                place = code.minus(unit, before[0])
+                next_place = code.least(code.add(place, 1), code.minus(code.minus(mine, before[0]), 1))
+                head, span = code.quotient(place, number), code.add(code.remainder(place, number), first)
+                next_head = code.quotient(next_place, number)
+                soon = code.add(
+                    body.begin(0, sequence, next_head),
+                    code.mul(code.add(code.remainder(next_place, number), first), SPAN * h.head_dim),
+                )
+                body.span(head, sequence, span, soon, out)
+
+            code.repeat(code.most(before[0], low), mine, 1, one)
+            return [end]
+
+        code.loop(zero, code.index(h.batch), 1, [(zero, "index")], each)
+        return d.function()
+
+    def joined(self, name: str) -> str:
+        """What `shared` left, and rows int32 [batch, 1] -> what `whole` gives, to the bit."""
+        h = self.heads
+        rows = h.batch * h.queries
+        d = Kernel(name, min(rows, SHARES * self.threads))
+        code = d.code
+        sums, at = d.take(self.sums_shape, "f32"), d.take((h.batch, h.tokens), "i32")
+        out = d.give((h.batch, stride(h.queries * h.head_dim, self.arithmetic)), "i32")
+        low, high = d.share(code.index(rows))
+
+        def one(row: str) -> None:
+            sequence = code.div(row, h.queries)
+            first, last = _reach(self, d, at, sequence)
+
+            def turn(span: str, state: list[str]) -> list[str]:
+                added = Softened.read(code, sums, [row, span])
+                return Softened.of(state).join(code, added).flat()
+
+            start = [(part, FLOATS) for part in Softened.empty(code, h.head_dim).flat()]
+            state = code.loop(code.div(first, SPAN), code.add(code.div(last, SPAN), 1), 1, start, turn)
+            words = h.head_dim // self.arithmetic.word
+            _finish(self, d, Softened.of(state), out, sequence, code.mul(code.rem(row, h.queries), words))
+
+        code.repeat(low, high, 1, one)
+        return d.function()
+
+
+class _Body:
+    """What `whole` and `shared` are made of: their inputs, and the code for a span."""
+
+    def __init__(self, kind: Attention, d: Kernel) -> None:
+        h, arithmetic = kind.heads, kind.arithmetic
+        self._kind, self._d, self._code, self._h = kind, d, d.code, h
+        q = d.take((h.batch * h.tokens, h.queries * h.head_dim // arithmetic.word), "i32")
+        self._slots, self._at = d.take((h.batch,), "i32"), d.take((h.batch, h.tokens), "i32")
+        self._layer = d.take((2,), "i32")
+        size = h.layers * 2 * h.slots * h.heads * h.capacity * h.head_dim
+        cache = d.take(h.cache, arithmetic.element, (size,))
+        self._block = Block(d.code, arithmetic, h, kind.tiling, q, cache, kind.window, kind.cap)
+
+    def begin(self, part: int, sequence: str, head: str) -> str:
+        """The element of the cache where a sequence's keys (0) or values (1) of a head begin."""
         code, h = self._code, self._h
-        words = h.head_dim // self._arithmetic.word
-        for i in range(self._count):
-            row = code.least(code.add(first, i), code.index(rows - 1))
-            token = code.div(row, h.group)
-            query = code.add(code.mul(head, h.group), code.rem(row, h.group)) if h.group > 1 else head
-            self._tokens.append(code.add(code.mul(sequence, h.tokens), token))
-            self._columns.append(code.mul(query, words))
-            self._last.append(self._sees(code.extract_index(at, [sequence, token])))
+        layer = code.extract_index(self._layer, [code.index(0)])
+        slot = code.extract_index(self._slots, [sequence])
+        at = code.add(code.mul(code.add(code.mul(layer, 2), part), h.slots), slot)
+        return code.mul(code.add(code.mul(at, h.heads), head), h.capacity * h.head_dim)
 
-    def _sees(self, row: str) -> str:
-        """The last position that a row sees: one that is nobody's need not see more than one."""
-        code = self._code
-        real = code.let(f"arith.cmpi ult, {row}, {code.index(self._h.attended)} : index")
-        return code.let(f"arith.select {real}, {row}, {code.index(0)} : index")
+    def reach(self, sequence: str) -> tuple[str, str]:
+        return _reach(self._kind, self._d, self._at, sequence)
 
-    def run(self, q: Value, keys: Value, values: Value) -> None:
-        code, h, count = self._code, self._h, self._count
-        parts = h.head_dim // LANES
-        end = self._last[0]
-        for last in self._last[1:]:
-            end = code.let(f"arith.maxui {end}, {last} : index")
-        zero, low = code.floats(0.0), code.floats(LOW)
-        # Of each row: running maximum in every lane, the weights' sums by lane, and the weighted sums.
-        carried = [(low, FLOATS)] * count + [(zero, FLOATS)] * (count * (1 + parts))
-        begin = self._begin()
+    def each_block(self, body: Callable[[str], None]) -> None:
+        """Call `body` for the blocks of an item."""
+        code, count = self._code, self._kind.together
+        if count == 1:
+            body(code.index(0))
+        else:
+            code.repeat(code.index(0), code.index(count), 1, body)
 
-        def turn(position: str, state: list[str]) -> list[str]:
-            scores = self._scores(q, keys, position)
-            tops, masses = state[:count], state[count : 2 * count]
-            sums = [state[2 * count + row * parts : 2 * count + (row + 1) * parts] for row in range(count)]
-            weights = code.empty((count, POSITIONS // self._arithmetic.word), "i32")
-            for row in range(count):
-                tops[row], masses[row], sums[row], words = self._soften(
-                    row, scores[row], position, tops[row], masses[row], sums[row]
-                )
-                for tile, vector in enumerate(words):
-                    size = LANES // self._arithmetic.word
-                    weights = code.write(vector, size, weights, [code.index(row), code.index(tile * size)])
-            sums = self._mix(values, position, weights, sums)
-            return [*tops, *masses, *(part for row in sums for part in row)]
+    def item(self, head: str, sequence: str, first_block: str, state: Value, following: str) -> None:
+        """Leave what the rows of an item get in `state`. The next item's keys begin at `following`."""
+        code, h = self._code, self._h
+        rows = state.shape[0]
+        empty = Softened.empty(code, h.head_dim)
+        code.repeat(code.index(0), code.index(rows), 1, lambda row: empty.write(code, state, [row]))
+        keys, values = (self.begin(part, sequence, head) for part in (0, 1))
+        first, last = self.reach(sequence)
 
-        state = code.loop(begin, code.add(end, 1), POSITIONS, carried, turn)
-        for row in range(count):
-            mass = code.spread(code.sum_lanes(state[count + row]))
-            parts_of = state[2 * count + row * parts : 2 * count + (row + 1) * parts]
-            self._means.append([code.let(f"arith.divf {part}, {mass} : {FLOATS}") for part in parts_of])
+        def span(start: str) -> None:
+            after = code.add(start, SPAN)
+            more = code.let(f"arith.cmpi ule, {after}, {last} : index")
+            here = code.add(keys, code.mul(after, h.head_dim))
+            soon = code.let(f"arith.select {more}, {here}, {following} : index")
+            low, high = self._seen(start, first, last)
 
-    def store(self, d: Dispatch, out: Value) -> None:
-        code, words = self._code, LANES // self._arithmetic.word
-        width = self._h.head_dim // self._arithmetic.word
-        for token, column, mean in zip(self._tokens, self._columns, self._means, strict=True):
-            part = code.empty((1, width), "i32")
-            for i, vector in enumerate(mean):
-                part = code.write(
-                    self._arithmetic.words(code, vector), words, part, [code.index(0), code.index(i * words)]
-                )
-            d.store(part, out, [token, column])
+            def block(number: str) -> None:
+                rows = self._rows(code.add(first_block, number), head, sequence)
+                sums = self._block.attend(rows, keys, values, low, high, soon)
+                for i, added in enumerate(sums):
+                    place = [code.add(code.mul(number, len(rows)), i)]
+                    Softened.read(code, state, place).join(code, added).write(code, state, place)
 
-    def _begin(self) -> str:
-        """The start of the first block that any row sees."""
-        code = self._code
-        if not self._window:
-            return code.index(0)
-        first = self._last[0]
-        for last in self._last[1:]:
-            first = code.least(first, last)
-        beyond = code.let(f"arith.maxui {first}, {code.index(self._window - 1)} : index")
-        start = code.let(f"arith.subi {beyond}, {code.index(self._window - 1)} : index")
-        return code.mul(code.div(start, POSITIONS), POSITIONS)
+            self.each_block(block)
 
-    def _scores(self, q: Value, keys: Value, position: str) -> list[list[str]]:
-        """float32 [16] of each row and vector of positions of a block."""
-        code, a, depth = self._code, self._arithmetic, self._h.head_dim
-        start, lefts = code.mul(position, depth), a.k // a.word
+        code.repeat(code.mul(code.div(first, SPAN), SPAN), code.add(last, 1), SPAN, span)
 
-        def turn(step: str, sums: list[str]) -> list[str]:
-            out = list(sums)
-            inside, word = code.add(start, code.mul(step, LANES * a.k)), code.mul(step, lefts)
-            right = [a.load(code, keys, [code.add(inside, tile * LANES * depth)]) for tile in range(TILES)]
-            for part in range(lefts):
-                for row, (token, column) in enumerate(zip(self._tokens, self._columns, strict=True)):
-                    left = a.spread(code, code.extract(q, [token, code.add(code.add(column, word), part)]))
-                    for tile in range(TILES):
-                        i = row * TILES + tile
-                        out[i] = a.dot(code, out[i], right[tile][part], left)
-            return out
+    def finish(self, head: str, sequence: str, part: str, block: str, state: Value, out: Value) -> None:
+        """Put the rows of an item's block from `state` to the results."""
+        code, kind = self._code, self._kind
+        rows = self._rows(code.add(code.mul(part, kind.together), block), head, sequence)
+        for i, row in enumerate(rows):
+            done = Softened.read(code, state, [code.add(code.mul(block, len(rows)), i)])
+            _finish(kind, self._d, done, out, row.token, row.column)
 
-        carried = [(code.floats(0.0), FLOATS)] * (self._count * TILES)
-        flat = code.loop(code.index(0), code.index(depth // a.k), 1, carried, turn)
-        scores = [flat[row * TILES : (row + 1) * TILES] for row in range(self._count)]
-        return [[self._capped(score) for score in row] for row in scores] if self._cap else scores
+    def span(self, head: str, sequence: str, number: str, soon: str, out: Value) -> None:
+        """Put what one span adds to a sequence's rows to `Attention.sums_shape`."""
+        code, kind, h = self._code, self._kind, self._h
+        keys, values = (self.begin(part, sequence, head) for part in (0, 1))
+        low, high = self._seen(code.mul(number, SPAN), *self.reach(sequence))
+        words = h.head_dim // kind.arithmetic.word
+        for block in range(kind.blocks):
+            rows = self._rows(code.index(block), head, sequence)
+            for row, added in zip(rows, self._block.attend(rows, keys, values, low, high, soon), strict=True):
+                query = code.add(code.mul(sequence, h.queries), code.div(row.column, words))
+                added.write(code, out, [query, number])
 
-    def _capped(self, score: str) -> str:
-        code = self._code
-        small = code.let(f"arith.divf {score}, {code.floats(self._cap)} : {FLOATS}")
-        bent = code.let(f"math.tanh {small} : {FLOATS}")
-        return code.let(f"arith.mulf {bent}, {code.floats(self._cap)} : {FLOATS}")
+    def _seen(self, start: str, first: str, last: str) -> tuple[str, str]:
+        """The part of a span with what rows see from `first` to `last`, in whole steps."""
+        code, step = self._code, self._kind.tiling.step
+        low = code.most(start, code.mul(code.div(first, step), step))
+        high = code.mul(code.div(code.add(last, step), step), step)
+        return low, code.least(code.add(start, SPAN), high)
 
-    def _soften(
-        self, row: int, scores: list[str], position: str, top: str, mass: str, sums: list[str]
-    ) -> tuple[str, str, list[str], list[str]]:
-        """A block's weights, and the running state of a row made ready for them."""
-        code, a = self._code, self._arithmetic
-        seen = [self._seen(row, position, tile) for tile in range(TILES)]
-        low = code.floats(LOW)
-        masked = [
-            code.let(f"arith.select {mask}, {score}, {low} : vector<{LANES}xi1>, {FLOATS}")
-            for mask, score in zip(seen, scores, strict=True)
-        ]
-        highest = masked[0]
-        for score in masked[1:]:
-            highest = code.greater(highest, score)
-        above = code.greater(top, code.spread(code.greatest_lane(highest)))
-        factor = code.let(f"math.exp {code.let(f'arith.subf {top}, {above} : {FLOATS}')} : {FLOATS}")
-        mass = code.let(f"arith.mulf {mass}, {factor} : {FLOATS}")
-        sums = [code.let(f"arith.mulf {part}, {factor} : {FLOATS}") for part in sums]
-        weights = []
-        for mask, score in zip(seen, scores, strict=True):
-            power = code.let(f"math.exp {code.let(f'arith.subf {score}, {above} : {FLOATS}')} : {FLOATS}")
-            weight = code.let(f"arith.select {mask}, {power}, {code.floats(0.0)} : vector<{LANES}xi1>, {FLOATS}")
-            words = a.words(code, weight)
-            weights.append(words)
-            mass = code.let(f"arith.addf {mass}, {self._rounded(words)} : {FLOATS}")
-        return above, mass, sums, weights
+    def _rows(self, block: str, head: str, sequence: str) -> list[Row]:
+        """A block's rows; where some are missing, the last one is computed again in their place."""
+        code, h, kind = self._code, self._h, self._kind
+        words, rows = h.head_dim // kind.arithmetic.word, []
+        for i in range(kind.tiling.rows):
+            number = code.add(code.mul(block, kind.tiling.rows), i)
+            number = code.least(number, code.index(h.tokens * h.group - 1))
+            token = code.div(number, h.group)
+            query = code.add(code.mul(head, h.group), code.rem(number, h.group))
+            last = _sees(kind, self._d, self._at, sequence, token)
+            rows.append(Row(code.add(code.mul(sequence, h.tokens), token), code.mul(query, words), last))
+        return rows
 
-    def _rounded(self, words: str) -> str:
-        """The float32 values of words."""
-        code, word = self._code, self._arithmetic.word
-        kind = "f32" if word == 1 else self._arithmetic.element
-        flat = code.let(f"vector.bitcast {words} : vector<{LANES // word}xi32> to vector<{LANES}x{kind}>")
-        return flat if word == 1 else self._arithmetic.widen(code, flat)
 
-    def _seen(self, row: int, position: str, tile: int) -> str:
-        """Which of 16 positions a row sees."""
-        code = self._code
-        lanes = ", ".join(map(str, range(tile * LANES, (tile + 1) * LANES)))
-        kind = f"vector<{LANES}xi32>"
-        start = code.spread(code.let(f"arith.index_cast {position} : index to i32"), "i32")
-        at = code.let(f"arith.addi {start}, {code.constant(f'dense<[{lanes}]> : {kind}')} : {kind}")
-        last = code.spread(code.let(f"arith.index_cast {self._last[row]} : index to i32"), "i32")
-        seen = code.let(f"arith.cmpi sle, {at}, {last} : {kind}")
-        if not self._window:
-            return seen
-        reach = code.let(f"arith.addi {at}, {code.constant(f'dense<{self._window}> : {kind}')} : {kind}")
-        near = code.let(f"arith.cmpi sgt, {reach}, {last} : {kind}")
-        return code.let(f"arith.andi {seen}, {near} : vector<{LANES}xi1>")
+def _sees(kind: Attention, d: Kernel, at: Value, sequence: str, token: str) -> str:
+    """The last position that a token sees: one that is nobody's need not see more than one."""
+    code = d.code
+    row = code.extract_index(at, [sequence, token])
+    real = code.let(f"arith.cmpi ult, {row}, {code.index(kind.heads.attended)} : index")
+    return code.let(f"arith.select {real}, {row}, {code.index(0)} : index")
 
-    def _mix(self, values: Value, position: str, weights: Value, sums: list[list[str]]) -> list[list[str]]:
-        """Add the block's values, by weight, position after position."""
-        code, a, h = self._code, self._arithmetic, self._h
-        parts = h.head_dim // LANES
-        start, lefts = code.mul(position, LANES), a.k // a.word
 
-        def turn(step: str, flat: list[str]) -> list[str]:
-            out = list(flat)
-            inside, word = code.add(start, code.mul(step, LANES * a.k)), code.mul(step, lefts)
-            left = [
-                [a.spread(code, code.extract(weights, [code.index(row), code.add(word, i)])) for i in range(lefts)]
-                for row in range(self._count)
-            ]
-            for part in range(parts):
-                right = a.load(code, values, [code.add(inside, part * LANES * h.capacity)])
-                for row in range(self._count):
-                    at = row * parts + part
-                    for i in range(lefts):
-                        out[at] = a.dot(code, out[at], right[i], left[row][i])
-            return out
+def _reach(kind: Attention, d: Kernel, at: Value, sequence: str) -> tuple[str, str]:
+    """The first and the last position that any of a sequence's tokens sees."""
+    code = d.code
 
-        carried = [(part, FLOATS) for row in sums for part in row]
-        flat = code.loop(code.index(0), code.index(POSITIONS // a.k), 1, carried, turn)
-        return [flat[row * parts : (row + 1) * parts] for row in range(self._count)]
+    def turn(token: str, state: list[str]) -> list[str]:
+        last = _sees(kind, d, at, sequence, token)
+        return [code.least(state[0], last), code.most(state[1], last)]
+
+    start = _sees(kind, d, at, sequence, code.index(0))
+    carried = [(start, "index")] * 2
+    first, last = code.loop(code.index(0), code.index(kind.heads.tokens), 1, carried, turn)
+    if not kind.window:
+        return code.index(0), last
+    before = code.index(kind.window - 1)
+    return code.minus(code.most(first, before), before), last
+
+
+def _finish(kind: Attention, d: Kernel, done: Softened, out: Value, token: str, column: str) -> None:
+    """Put a row's weighted means to the results, from word `column` of a token on."""
+    code, arithmetic = d.code, kind.arithmetic
+    mass, words = code.spread(code.sum_lanes(done.mass)), LANES // arithmetic.word
+    for i, part in enumerate(done.sums):
+        mean = code.let(f"arith.divf {part}, {mass} : {FLOATS}")
+        code.put(arithmetic.words(code, mean), words, out, [token, code.add(column, i * words)])

@@ -82,13 +82,28 @@ class Code:
         return a if b == 1 else self.let(f"arith.divui {a}, {self.index(b)} : index")
 
     def rem(self, a: str, b: int) -> str:
-        return self.let(f"arith.remui {a}, {self.index(b)} : index")
+        return self.index(0) if b == 1 else self.let(f"arith.remui {a}, {self.index(b)} : index")
+
+    def quotient(self, a: str, b: str) -> str:
+        """Of two indices."""
+        return self.let(f"arith.divui {a}, {b} : index")
+
+    def remainder(self, a: str, b: str) -> str:
+        return self.let(f"arith.remui {a}, {b} : index")
 
     def least(self, a: str, b: str) -> str:
         return self.let(f"arith.minui {a}, {b} : index")
 
     def most(self, a: str, b: str) -> str:
         return self.let(f"arith.maxui {a}, {b} : index")
+
+    def minus(self, a: str, b: str | int) -> str:
+        """The difference of two indices."""
+        return a if b == 0 else self.let(f"arith.subi {a}, {self.index(b) if isinstance(b, int) else b} : index")
+
+    def number(self, index: str) -> str:
+        """An index as an int32."""
+        return self.let(f"arith.index_cast {index} : index to i32")
 
     def spread(self, scalar: str, element: str = "f32", lanes: int = LANES) -> str:
         """A scalar in every lane."""
@@ -118,9 +133,16 @@ class Code:
         kind = f"vector<{lanes}x{target.element}>"
         self.do(f"vector.store {vector}, {target.name}[{', '.join(at)}] : {target.type}, {kind}")
 
-    def prefetch(self, source: Value, at: Sequence[str]) -> None:
-        """Have a line of memory brought to the first cache; one that is out of bounds is not."""
-        self.do(f"memref.prefetch {source.name}[{', '.join(at)}], read, locality<3>, data : {source.type}")
+    def prefetch(self, source: Value, at: Sequence[str], locality: int = 3) -> None:
+        """Have a line of memory brought to the first cache, with a locality of 2 to the second; one that is out of
+        bounds is not."""
+        self.do(f"memref.prefetch {source.name}[{', '.join(at)}], read, locality<{locality}>, data : {source.type}")
+
+    def room(self, shape: tuple[int, ...], element: str) -> Value:
+        """Memory of the workgroup's own, on the stack: to be asked for outside of loops."""
+        kind = tensor(shape, element).replace("tensor", "memref", 1)
+        properties = "<{alignment = 64 : i64, operandSegmentSizes = array<i32: 0, 0>}>"
+        return Value(self.let(f'"memref.alloca"() {properties} : () -> {kind}'), shape, element, memory=True)
 
     def extract(self, source: Value, at: Sequence[str]) -> str:
         kind = "memref.load" if source.memory else "tensor.extract"

@@ -103,18 +103,30 @@ class Kernel:
     def workgroup(self) -> str:
         return "%id"
 
-    def take(self, shape: tuple[int, ...], element: str) -> Value:
-        """The next input."""
-        return self._operand(self._inputs, "i", shape, element)
+    def share(self, count: str) -> tuple[str, str]:
+        """The first of `count` things that this workgroup does, and the end: those with one more come first."""
+        code = self.code
+
+        def first(end: int) -> str:
+            before = code.let(f"arith.muli {code.add(self.workgroup(), end)}, {count} : index")
+            return code.div(code.add(before, self.workgroups - 1), self.workgroups)
+
+        return first(0), first(1)
+
+    def take(self, shape: tuple[int, ...], element: str, seen_as: tuple[int, ...] | None = None) -> Value:
+        """The next input; `seen_as` is another shape for it in the body."""
+        return self._operand(self._inputs, "i", shape, element, seen_as or shape)
 
     def give(self, shape: tuple[int, ...], element: str) -> Value:
         """The next result, to be `put` to."""
-        return self._operand(self._results, "o", shape, element)
+        return self._operand(self._results, "o", shape, element, shape)
 
-    def _operand(self, operands: list[Operand], kind: str, shape: tuple[int, ...], element: str) -> Value:
-        operand = Operand(f"{kind}{len(operands)}", shape, element)
+    def _operand(
+        self, operands: list[Operand], kind: str, shape: tuple[int, ...], element: str, inside: tuple[int, ...]
+    ) -> Value:
+        operand = Operand(f"{kind}{len(operands)}", shape, element, (inside, element))
         operands.append(operand)
-        return Value(f"%{operand.name}", shape, element, memory=True)
+        return Value(f"%{operand.name}", inside, element, memory=True)
 
     def function(self) -> str:
         """The function's text: inputs in the order in which they were taken, results as they were given."""

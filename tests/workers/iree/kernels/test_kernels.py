@@ -14,7 +14,7 @@ from workers.architectures.parts import Activation
 from workers.iree.compiler import Compiler
 from workers.iree.device import Cpu, Device
 from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of
-from workers.iree.kernels.attention import POSITIONS, attention
+from workers.iree.kernels.attention import POSITIONS, Attention
 from workers.iree.kernels.linear import SHARES, gated, linear, stride, workgroups
 from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.place import Heads, place
@@ -197,9 +197,9 @@ class Attended:
 
     def __init__(self, run: Run, arithmetic: Arithmetic, *, eps: float | None) -> None:
         self.run, self.arithmetic, self.eps = run, arithmetic, eps
-        self.lengths = {1: 150, 2: 3}
+        self.lengths = {1: 300, 2: 3}
         self.depth, self.queries, self.heads = 32, 4, 2
-        self.capacity = 4 * POSITIONS
+        self.capacity = 6 * POSITIONS
         self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
         shape = (2, 2, 3, self.heads, self.capacity * self.depth)
         kind = NUMPY[arithmetic.element]
@@ -233,9 +233,13 @@ class Attended:
     def attend(
         self, q: NDArray[np.int32], slots: list[int], rows: NDArray[np.int32], **options: Any
     ) -> NDArray[np.float32]:
-        batch, tokens = rows.shape
-        text = attention("attention", self.heads_of(batch, tokens), self.arithmetic, **options)
-        (out,) = self.run(text, q, np.array(slots, np.int32), rows, self.cache)
+        kind = Attention(self.heads_of(*rows.shape), self.arithmetic, **options)
+        operands = (q, np.array(slots, np.int32), rows, np.array([1, 2], np.int32), self.cache)
+        if kind.split:
+            (sums,) = self.run(kind.shared("shared"), *operands)
+            (out,) = self.run(kind.joined("joined"), sums, rows)
+        else:
+            (out,) = self.run(kind.whole("whole"), *operands)
         return floats(out, self.queries * self.depth, self.arithmetic)
 
     def expected(self, slot: int, row: int, window: int = 0, cap: float = 0.0) -> NDArray[np.float32]:
@@ -271,20 +275,24 @@ class Attended:
 )
 def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any]) -> None:
     held = Attended(run, arithmetic, eps=eps)
-    prompt = np.arange(150, dtype=np.int32)[None]
+    prompt = np.arange(300, dtype=np.int32)[None]
     held.place([2], np.arange(3, dtype=np.int32)[None])
     q = held.place([1], prompt)
     whole = held.attend(q, [1], prompt, **options)
     atol = TOLERANCE[arithmetic.element] * 4
-    for row in (0, 63, 64, 149):
+    for row in (0, 31, 32, 63, 64, 149, 254, 255, 256, 257, 299):
         np.testing.assert_allclose(whole[row], held.expected(1, row, **options), atol=atol)
 
     # One row of each of two slots, and a row that is nobody's between them, in another order.
-    rows = np.array([[2], [held.capacity - 1], [149]], np.int32)
+    rows = np.array([[2], [held.capacity - 1], [299]], np.int32)
     slots = [2, 1, 1]
     mixed = held.attend(held.place(slots, rows), slots, rows, **options)
     np.testing.assert_allclose(mixed[0], held.expected(2, 2, **options), atol=atol)
-    np.testing.assert_array_equal(mixed[2], whole[149])
+    np.testing.assert_array_equal(mixed[2], whole[299])
+
+    # Threads that share a row's context: three of them, for two heads.
+    shared = held.attend(held.place(slots, rows), slots, rows, threads=3, **options)
+    np.testing.assert_array_equal(shared[[0, 2]], mixed[[0, 2]])
 
 
 def test_arithmetic_by_cpu_and_type() -> None:
