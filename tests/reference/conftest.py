@@ -29,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
 BACKENDS = ("mlx", "iree")
 TOO_SLOW = {("iree", "llama-biased")}
 """Its graphs would be a fourth set to compile, a quarter of this folder's time; qwen2 has three of its four biases."""
+SCORED = "llama"
+"""The case whose logits IREE's scoring graph computes; that all graphs agree is tests/workers/iree/test_gate.py's."""
 PAIRS = [(backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in TOO_SLOW]
 CONTEXT = 128
 SLOTS = 1
@@ -81,8 +83,12 @@ def dequantize(path: Path, target: Path) -> Path:
     return target
 
 
-def load_runner(backend: str, path: Path, cache_dir: Path, context: int = CONTEXT) -> Runner:
-    """The backend's runner in float32 on the CPU; skips when the backend is not installed."""
+def load_runner(backend: str, path: Path, cache_dir: Path, context: int = CONTEXT, *, score: bool = False) -> Runner:
+    """The backend's runner in float32 on the CPU; skips when the backend is not installed.
+
+    IREE's has the fewest graphs that serve everything, and with `score` the one that scores. Nothing comes in the
+    background: which graphs a test meets would depend on how fast they are compiled.
+    """
     options: dict[str, Any] = {
         "dtype": "float32",
         "slots": SLOTS,
@@ -100,7 +106,10 @@ def load_runner(backend: str, path: Path, cache_dir: Path, context: int = CONTEX
     pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
     from workers.iree.runner import IreeRunner
 
-    return IreeRunner.load(path, config, device="local-task", **options)
+    runner = IreeRunner.load(path, config, device="local-task", background=False, **options)
+    if score:
+        runner.graphs.open([(f"score_{runner.graphs.builder.plan.score_chunk}",)], 1, options["progress"])
+    return runner
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -147,6 +156,6 @@ def pair(
     request: Any, checkpoints: dict[str, Path], references: dict[str, Reference], compiled: Path
 ) -> Iterator[Pair]:
     backend, case = request.param
-    runner = load_runner(backend, checkpoints[case], compiled)
+    runner = load_runner(backend, checkpoints[case], compiled, score=case == SCORED)
     yield Pair(runner, references[case])
     runner.close()
