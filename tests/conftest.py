@@ -8,9 +8,23 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from workers.affinity import usable_cores
+
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("baton")
+
+
+MOST_PROCESSES = 4
+"""Each holds jax, mlx and torch: a gigabyte, and as much again in the workers and compilers that it starts."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many processes `-n auto` is: the whole suite, which mostly waits for one core, has one a core. What somebody
+    names (a file, a folder, a test) has none: it starts at once, and can be debugged."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return 0
+    return min(usable_cores(), MOST_PROCESSES)
 
 
 @pytest.fixture(autouse=True, scope="session")

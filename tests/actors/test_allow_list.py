@@ -51,6 +51,7 @@ def spoil(folder: Path, name: str, text: bytes) -> None:
         ("two", f"{OTHER}\n{OTHER}\n".encode(), "two.pub: a key has 64 hexadecimal digits"),
         ("gpu 2", OTHER.encode(), "'gpu 2' is no worker's name"),
     ],
+    ids=["half", "empty", "garbage", "two", "name"],  # not the keys, which are new in each process
 )
 def test_a_file_that_is_no_key_admits_nobody_and_harms_no_other(
     tmp_path: Path, name: str, text: bytes, why: str
