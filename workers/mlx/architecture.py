@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 import mlx.nn as nn
-from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model
 
 from workers.checkpoint import CheckpointError, ModelConfig
@@ -125,16 +124,6 @@ def quantize_matrices(model: Any, bits: int) -> None:
         )
 
     nn.quantize(model, group_size=QUANTIZED_GROUP, bits=bits, class_predicate=fits)
-
-
-def check_experts(model: Any, dtype: str) -> None:
-    """Raise `CheckpointError` for experts that MLX cannot multiply by on a CPU: those of 16-bit numbers."""
-    if dtype == "float32":
-        return
-    for name, module in model.named_modules():
-        if isinstance(module, SwitchLinear):
-            problem = f"MLX multiplies by experts in float32 on a CPU, or by those of few bits, and {name} is neither"
-            raise CheckpointError("--dtype", dtype, problem)
 
 
 def _adapter(path: Path, config: ModelConfig) -> Adapter:

@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models import base, gemma2, switch_layers
 
 from workers.mlx.kv import FreshRows
@@ -49,11 +50,29 @@ def plain_swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return gate * mx.sigmoid(gate) * up
 
 
+class WidenedExperts(switch_layers.SwitchLinear):  # type: ignore[misc]
+    """mlx-lm's `SwitchLinear` where MLX has products in float32 alone: experts of 16 bits are widened, those chosen."""
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        weight: mx.array = self.weight
+        if weight.dtype != mx.float32:
+            chosen, places = np.unique(np.array(indices), return_inverse=True)
+            weight = weight[mx.array(chosen)].astype(mx.float32)
+            indices = mx.array(places.reshape(indices.shape).astype(np.uint32))
+        out = mx.gather_mm(
+            x.astype(mx.float32), weight.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=sorted_indices
+        )
+        return out.astype(x.dtype)
+
+
 class PlainExperts(switch_layers.SwitchGLU):  # type: ignore[misc]
-    """mlx-lm's `SwitchGLU` without `mx.compile`."""
+    """mlx-lm's `SwitchGLU` without `mx.compile`, on a CPU."""
 
     def __init__(self, inputs: int, ffn: int, experts: int) -> None:
         super().__init__(inputs, ffn, experts, activation=lambda up, gate: plain_swiglu(gate, up))
+        self.gate_proj = WidenedExperts(inputs, ffn, experts, bias=False)
+        self.up_proj = WidenedExperts(inputs, ffn, experts, bias=False)
+        self.down_proj = WidenedExperts(ffn, inputs, experts, bias=False)
 
 
 class PlainGelu(gemma2.MLP):  # type: ignore[misc]

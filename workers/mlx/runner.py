@@ -18,7 +18,7 @@ from workers.checkpoint import ModelConfig
 from workers.edits import shaped
 from workers.logprobs import finish, report
 from workers.memory import Needed, free_bytes
-from workers.mlx.architecture import QUANTIZED_GROUP, check_experts, load_architecture, quantize_matrices
+from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
 from workers.narrow import UNDECIDED, narrow
 from workers.runner import (
@@ -93,8 +93,6 @@ class MlxRunner:
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
             if quantize != "none":
                 quantize_matrices(model, 8 if quantize == "int8" else 4)
-            if chosen.type == mx.cpu:
-                check_experts(model, kind)
             _evaluate_weights(model, getattr(mx, kind), progress)
         capabilities = RunnerCapabilities(
             backend="mlx",

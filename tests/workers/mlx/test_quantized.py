@@ -53,13 +53,14 @@ def test_caps_and_experts_of_few_bits(load: Load, tmp_path: Path, family: Any) -
     np.testing.assert_array_equal(np.concatenate(single), logits)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_experts_of_16_bits_are_refused_on_a_cpu(load: Load, tmp_path: Path, dtype: Any) -> None:
-    mixtral = make_checkpoint(tmp_path / "mixtral", "mixtral", tied=False)
-    with pytest.raises(CheckpointError, match=rf"--dtype: {dtype}: MLX multiplies by experts in float32 on a CPU"):
-        load(mixtral, dtype=dtype)
-    runner = load(mixtral, dtype=dtype, quantize="int8")
-    assert np.isfinite(runner.logits(Chunk(0, TOKENS[:3], 0, 0))).all()
-    narrow = make_checkpoint(tmp_path / "narrow", "qwen3_moe", tied=False)
-    with pytest.raises(CheckpointError, match=r"switch_mlp.down_proj is neither"):  # 48 inputs are no whole groups
-        load(narrow, dtype=dtype, quantize="int8")
+@pytest.mark.parametrize(("family", "dtype"), [("mixtral", "bfloat16"), ("qwen3_moe", "float16")])
+def test_experts_of_16_bits(load: Load, tmp_path: Path, family: Any, dtype: Any) -> None:
+    """Also beside those of few bits: 48 inputs are no whole groups. More pairs than are sorted first, and fewer."""
+    path = make_checkpoint(tmp_path, family, tied=False, dtype=dtype)
+    exact, runner = load(path, dtype="float32").logits(Chunk(0, TOKENS, 0, 0)), load(path, dtype=dtype)
+    logits = runner.logits(Chunk(0, TOKENS, 0, 0))
+    assert 0 < np.abs(logits - exact).mean() < 0.1 * exact.std()
+    single = [runner.logits(Chunk(1, (token,), at, at)) for at, token in enumerate(TOKENS)]
+    np.testing.assert_array_equal(np.concatenate(single), logits)
+    mixed = load(path, dtype=dtype, quantize="int8").logits(Chunk(0, TOKENS, 0, 0))
+    assert np.abs(mixed - exact).mean() < 0.2 * exact.std()
