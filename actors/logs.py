@@ -56,6 +56,8 @@ def configure_logging(process: str, level: str, json: bool | None = None) -> Non
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(number)
+    # It says at "info" what a request to another gateway is: of use to whoever looks for a defect.
+    logging.getLogger("httpx").setLevel(number if number <= logging.DEBUG else max(number, logging.WARNING))
     logging.raiseExceptions = False  # a log pipe whose reader is gone must not print tracebacks into itself
 
 

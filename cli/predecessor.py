@@ -59,30 +59,45 @@ class HttpPredecessor:
         self._client: httpx.AsyncClient | None = None
         """Over its private socket."""
 
+    async def check(self) -> None:
+        """Ask whether it would hand over; nothing changes. Raises `TakeOverFailed`."""
+        await self._offered()
+
     async def meet(self) -> int | None:
         """Get its listening socket: a descriptor, which is the caller's. None when nobody has the port. Raises
         `TakeOverFailed`."""
-        async with httpx.AsyncClient(headers=self._headers, timeout=self._timeout_s, trust_env=False) as client:
-            try:
-                answer = await client.post(f"{self._url}/admin/gateway/offer", json={})
-                answer.raise_for_status()
-                self._offer = offer = Offer(**answer.json())
-                descriptor = await _receive(offer.listener, self._timeout_s)
-            except httpx.ConnectError:
-                return None
-            except httpx.HTTPStatusError as error:
-                status = error.response.status_code
-                raise TakeOverFailed(
-                    f"what listens on {self._url} does not hand over: it answered {status}{_MEANT.get(status, '')}"
-                ) from error
-            except (httpx.HTTPError, OSError, anyio.EndOfStream, ValueError, TypeError) as error:
-                problem = str(error) or type(error).__name__
-                raise TakeOverFailed(f"what listens on {self._url} does not hand over: {problem}") from error
+        self._offer = offer = await self._offered()
+        if offer is None:
+            return None
+        try:
+            descriptor = await _receive(offer.listener, self._timeout_s)
+        except (OSError, anyio.EndOfStream, ValueError) as error:
+            raise self._failed(error) from error
         # As many at once as it keeps streams: there is no telling how many.
         transport = httpx.AsyncHTTPTransport(uds=offer.http, limits=httpx.Limits(max_connections=None))
         timeout = httpx.Timeout(self._timeout_s, read=self._silence_s)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=timeout)
         return descriptor
+
+    async def _offered(self) -> Offer | None:
+        """What it offers; None when nobody has the port. Raises `TakeOverFailed`."""
+        async with httpx.AsyncClient(headers=self._headers, timeout=self._timeout_s, trust_env=False) as client:
+            try:
+                answer = await client.post(f"{self._url}/admin/gateway/offer", json={})
+                answer.raise_for_status()
+                return Offer(**answer.json())
+            except httpx.ConnectError:
+                return None
+            except httpx.HTTPStatusError as error:
+                status = error.response.status_code
+                raise self._failed(f"it answered {status}{_MEANT.get(status, '')}") from error
+            except (httpx.HTTPError, ValueError, TypeError) as error:
+                raise self._failed(error) from error
+
+    def _failed(self, problem: object) -> TakeOverFailed:
+        return TakeOverFailed(
+            f"what listens on {self._url} does not hand over: {str(problem) or type(problem).__name__}"
+        )
 
     async def relieve(self) -> None:
         """Tell it that somebody else accepts from that socket. Logs what goes wrong, and does not raise."""

@@ -32,6 +32,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
             f"{flag('take_over')} needs a worker of its own ({flag('workers')}): those of other machines come "
             "over only when the server that leaves has let go of them"
         )
+    predecessor = _predecessor(settings) if take_over else None
     launches = []
     if settings.workers or settings.standby:
         model = ChosenModel.choose(settings)
@@ -45,9 +46,19 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
         # Within the display, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
-            anyio.run(functools.partial(_serve, gateway, launches, invitation, display, settings, take_over))
+            anyio.run(functools.partial(_serve, gateway, launches, invitation, display, predecessor))
         except (BindError, TakeOverFailed, WorkersGaveUp) as error:
             raise CommandFailed(str(error)) from error
+
+
+def _predecessor(settings: Settings) -> HttpPredecessor:
+    """The server that has the port, asked before anything is loaded. Raises `CommandFailed` when it would not leave."""
+    predecessor = HttpPredecessor(settings)
+    try:
+        anyio.run(predecessor.check)
+    except TakeOverFailed as error:
+        raise CommandFailed(str(error)) from error
+    return predecessor
 
 
 async def _serve(
@@ -55,8 +66,7 @@ async def _serve(
     launches: Sequence[WorkerLaunch],
     invitation: Invitation,
     display: LoadingDisplay,
-    settings: Settings,
-    take_over: bool,
+    predecessor: HttpPredecessor | None,
 ) -> None:
     def listening(host: str, port: int) -> None:
         invitation.listening(host, port)
@@ -68,7 +78,7 @@ async def _serve(
         launches,
         on_status=display.worker_changed,
         on_listening=listening,
-        predecessor=HttpPredecessor(settings) if take_over else None,
+        predecessor=predecessor,
     )
 
 

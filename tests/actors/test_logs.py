@@ -17,6 +17,7 @@ def _restore() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    logging.getLogger("httpx").setLevel(logging.NOTSET)
     logging.raiseExceptions = raising
     structlog.reset_defaults()
 
@@ -64,6 +65,15 @@ def test_configuring_twice_says_things_once(capsys: Capture) -> None:
     logger.info("hidden")
     logger.warning("said")
     assert [line["process"] for line in lines(capsys)] == ["two"]
+
+
+@pytest.mark.parametrize(("level", "told"), [("debug", True), ("info", False), ("error", False)])
+def test_requests_to_another_gateway_are_told_to_who_looks_for_a_defect(
+    capsys: Capture, level: str, told: bool
+) -> None:
+    configure_logging("gateway", level)
+    logging.getLogger("httpx").info("HTTP Request: POST ...")
+    assert bool(lines(capsys)) == told
 
 
 def test_an_unknown_level_is_named() -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -194,3 +195,21 @@ def test_the_place_of_another_server_takes_workers_of_its_own(tmp_path: Path) ->
     settings = Settings(workers=0, listen_workers="tcp://127.0.0.1:7000", keys_dir=str(tmp_path))
     with pytest.raises(CommandFailed, match="--take-over needs a worker of its own"):
         run_server(settings, take_over=True)
+
+
+def test_who_has_the_port_is_asked_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(*_: object) -> None:
+        raise AssertionError("a model was looked for")
+
+    monkeypatch.setattr(ChosenModel, "choose", unwanted)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:  # it answers 501
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(CommandFailed, match="does not hand over: it answered 501"):
+                run_server(Settings(port=other.server_port), take_over=True)
+        finally:
+            other.shutdown()
+            thread.join()
+    with pytest.raises(AssertionError, match="a model was"):  # nobody has the port: it is not refused
+        run_server(Settings(port=other.server_port), take_over=True)
