@@ -39,6 +39,8 @@ class Plan:
     """Words of a prompt."""
     tokens: int = 120
     """Of an answer."""
+    backend: str = "iree"
+    """Of workers that are not scripted."""
 
     def faults(self, worker: str, incarnation: int) -> tuple[Fault, ...]:
         """What goes wrong inside one life of a worker."""
@@ -48,7 +50,7 @@ class Plan:
         """Settings of the server."""
         return {
             "name": "chaos",
-            "backend": "scripted" if self.scripted else "iree",
+            "backend": "scripted" if self.scripted else self.backend,
             "context": 2048,
             "workers": self.workers,
             "standby": self.standby,

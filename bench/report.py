@@ -24,7 +24,7 @@ def write_report(plan: Plan, result: "Result", out: Path) -> str:
     """The report as text, which is also written to `out`, as the samples are."""
     parts = (_outcomes(result), _gaps(result), _faults(plan, result, out / "server.log"), _problems(result))
     text = "\n\n".join(filter(None, parts))
-    kind = "scripted" if plan.scripted else "the built-in model on IREE"
+    kind = "scripted" if plan.scripted else f"the built-in model on {plan.backend}"
     head = (
         f"seed {plan.seed}, {plan.seconds:g} s, {plan.clients} clients, {plan.workers}+{plan.standby} workers, {kind}"
     )

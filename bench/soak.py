@@ -1,12 +1,12 @@
 """Soaks a server with mixed requests while its workers are broken, and says what was lost, altered or leaked.
 
-    python bench/soak.py [--minutes 20] [--clients 64] [--seed N] [--scripted] [--out FOLDER]
+    python bench/soak.py [--minutes 20] [--clients 64] [--seed N] [--scripted | --backend mlx] [--out FOLDER]
 
 Clients ask for completions and chats, streamed or whole, greedy or drawn, with one or several choices, stop strings,
 penalties, long and short prompts; some leave before the end, politely or not. Each request is answered undisturbed
 first. Then workers are killed and suspended from outside every --every seconds in the mean, and besides something goes
-wrong inside each of their lives but the first (bench/plan.py), whatever computes there: the built-in model on IREE, or
-with --scripted no model. All follows from the seed, which is printed; --seed repeats its plan.
+wrong inside each of their lives but the first (bench/plan.py), whatever computes there: the built-in model on IREE or
+MLX, or with --scripted no model. All follows from the seed, which is printed; --seed repeats its plan.
 
 It ends with status 1 when
 
@@ -258,6 +258,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=96, help="that are chosen from")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between faults from outside, in the mean")
     parser.add_argument("--scripted", action="store_true", help="workers without a model: many more requests")
+    parser.add_argument("--backend", choices=("iree", "mlx"), default="iree", help="of workers with a model")
     parser.add_argument("--rate", type=float, default=100.0, help="decode steps a second, of scripted workers")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--standby", type=int, default=1)
@@ -273,7 +274,7 @@ def main() -> None:
     print(f"seed {seed}", flush=True)
     plan = Plan(
         seed, 60 * args.minutes, args.clients, args.requests, args.every, args.scripted, args.rate, args.workers,
-        args.standby, args.slots, args.cache_dir,
+        args.standby, args.slots, args.cache_dir, backend=args.backend,
     )  # fmt: skip
     args.out.mkdir(parents=True, exist_ok=True)
     result = soak(plan, args.out)
