@@ -290,9 +290,12 @@ def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options:
     np.testing.assert_allclose(mixed[0], held.expected(2, 2, **options), atol=atol)
     np.testing.assert_array_equal(mixed[2], whole[299])
 
-    # Threads that share a row's context: three of them, for two heads.
-    shared = held.attend(held.place(slots, rows), slots, rows, threads=3, **options)
-    np.testing.assert_array_equal(shared[[0, 2]], mixed[[0, 2]])
+    # Three threads share the contexts of two heads: more spans than workgroups, so that some do several.
+    rows, slots = np.concatenate([rows, *[rows[2:]] * 5]), slots + [1] * 5
+    q = held.place(slots, rows)
+    shared = held.attend(q, slots, rows, threads=3, **options)
+    np.testing.assert_array_equal(shared[0], mixed[0])
+    np.testing.assert_array_equal(shared[2:], np.repeat(mixed[2:], 6, axis=0))
 
 
 def test_arithmetic_by_cpu_and_type() -> None:

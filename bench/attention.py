@@ -1,0 +1,111 @@
+"""Time of attention alone, in all layers of a decode step, beside the time that its keys and values take to read.
+
+    python bench/attention.py [--model 0.5b] [--rows 1 4 8 16] [--positions 256 1000 4000 8000]
+
+One graph for each number of rows: the layers' attention, each on what the one before gave. Milliseconds, medians.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax
+import numpy as np
+
+from bench.limits import read_bandwidth
+from bench.shapes import SHAPES
+from workers.affinity import usable_cores
+from workers.iree.compiler import Compiler
+from workers.iree.device import Cpu, Device, Module
+from workers.iree.kernels.arithmetic import arithmetic_of
+from workers.iree.kernels.attention import POSITIONS
+from workers.iree.lower import Graph, module, struct
+from workers.iree.ops import Cache, Place, TiledOps
+
+DTYPE = "bfloat16"
+
+
+class Attended:
+    """A model's attention for so many rows, each of a slot of its own."""
+
+    def __init__(self, device: Device, folder: Path, model: str, rows: int, longest: int) -> None:
+        shape: dict[str, Any] = SHAPES[model]
+        depth, self._heads = shape["head_dim"], shape["heads"]
+        capacity = -(-longest // POSITIONS) * POSITIONS + POSITIONS
+        self._cache = Cache(shape["layers"], rows, shape["kv_heads"], depth, capacity, POSITIONS)
+        self._device, self._rows = device, rows
+        self._graph = self._load(Compiler(folder, device.compile_flags(), device.compile_target()))
+        self._kv = device.zeros(self._cache.shape, DTYPE)
+        if self._kv.window is not None:
+            self._kv.window[...] = 1  # pages of memory that were never written would all be one
+        self._q = device.upload(np.zeros((rows, self._width), np.int32))
+        self._slots = device.upload(np.arange(rows, dtype=np.int32))
+
+    def _load(self, compiler: Compiler) -> Module:
+        cache, layer = self._cache, SimpleNamespace(window=None, rope=None)
+        config: Any = SimpleNamespace(
+            heads=self._heads, attention_scale=1.0, attention_cap=None, plan=[layer] * cache.layers
+        )
+        ops = TiledOps(DTYPE, arithmetic_of(Cpu.of_host().features, DTYPE), threads=self._device.threads)
+        self._width = self._heads * cache.head_dim // ops.arithmetic.word
+
+        def main(q: jax.Array, slots: jax.Array, at: jax.Array, kv: jax.Array, _: Any) -> tuple[jax.Array, ...]:
+            for number in range(cache.layers):
+                q = ops.attend(q, kv, cache, number, config, Place(slots, at))[:, : self._width]
+            return (q,)
+
+        inputs = [((self._rows, self._width), "int32"), ((self._rows,), "int32"), ((self._rows, 1), "int32")]
+        graph = Graph("main", main, tuple(struct(*each) for each in [*inputs, (cache.shape, DTYPE)]), pure=True)
+        jax.eval_shape(graph.function, *graph.inputs, {})  # tracing tells which kernels there are
+        return self._device.load(compiler.compile(module([graph], {}, ops.bodies)), None, "")
+
+    def kv_bytes(self, positions: int) -> int:
+        """That one step reads."""
+        return 2 * self._rows * positions * self._cache.row_values
+
+    def measure(self, positions: int, rounds: int) -> float:
+        """Seconds of one step."""
+        at = self._device.upload(np.full((self._rows, 1), positions - 1, np.int32))
+        seconds = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            self._graph.call("main", self._q, self._slots, at, self._kv.view)
+            seconds.append(time.perf_counter() - began)
+        return statistics.median(seconds)
+
+
+def lines(device: Device, folder: Path, model: str, rows: int, positions: Sequence[int], rounds: int) -> Sequence[str]:
+    """A table's line for each number of positions."""
+    attended, out = Attended(device, folder, model, rows, max(positions)), []
+    for count in positions:
+        memory = attended.kv_bytes(count) / read_bandwidth(usable_cores(), passes=3)
+        seconds = attended.measure(count, rounds)
+        out.append(f"{rows:5} {count:9} {1e3 * seconds:8.2f} {1e3 * memory:8.2f} {seconds / memory:8.2f}x")
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(SHAPES), default="0.5b")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--positions", type=int, nargs="+", default=[256, 1000, 4000, 8000])
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    device = Device("", usable_cores())
+    print(" rows positions       ms   memory  of that")
+    with tempfile.TemporaryDirectory() as folder:
+        for rows in args.rows:
+            print("\n".join(lines(device, Path(folder), args.model, rows, args.positions, args.rounds)), flush=True)
+    device.close()
+
+
+if __name__ == "__main__":
+    main()
