@@ -178,7 +178,7 @@ class Plan:
 
     def _live(self, rows: jax.Array) -> jax.Array | None:
         """int32 [1]: how many of a decode step's rows are somebody's, where it is worth telling products."""
-        if isinstance(self.ops, PlainOps) or len(rows) <= FEW or self.config.experts is not None:
+        if isinstance(self.ops, PlainOps) or len(rows) <= FEW:
             return None
         return jnp.sum(rows < self.cache.attended, dtype=jnp.int32).reshape(1)
 

@@ -122,7 +122,7 @@ def mlp(
     """What the second half of a layer adds to an operand's rows: float32 [rows, hidden]."""
     if layer.experts:
         router, up, down = (w[name + part] for part in EXPERTS)
-        return ops.experts(h, router, up, down, config)
+        return ops.experts(h, router, up, down, config, live)
     h = ops.gated(h, w[name + "gate_up"], config.hidden_size, config.ffn, config.activation, live)
     return ops.linear(h, w[name + "down"], config.hidden_size, None, live)
 

@@ -155,7 +155,13 @@ class Ops(Protocol):
         """
 
     def experts(
-        self, x: jax.Array, router: jax.Array, up: jax.Array | Packed, down: jax.Array | Packed, config: ModelConfig
+        self,
+        x: jax.Array,
+        router: jax.Array,
+        up: jax.Array | Packed,
+        down: jax.Array | Packed,
+        config: ModelConfig,
+        live: jax.Array | None = None,
     ) -> jax.Array:
         """What a mixture adds to the rows of an operand: float32 [rows, hidden]. The weights of `up` and `down` are
         those of all experts, one after the other."""
@@ -307,19 +313,26 @@ class TiledOps:
         return out
 
     def experts(
-        self, x: jax.Array, router: jax.Array, up: jax.Array | Packed, down: jax.Array | Packed, config: ModelConfig
+        self,
+        x: jax.Array,
+        router: jax.Array,
+        up: jax.Array | Packed,
+        down: jax.Array | Packed,
+        config: ModelConfig,
+        live: jax.Array | None = None,
     ) -> jax.Array:
         m = mixture_of(config, x.shape[0])
         names = {part: f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "combine")}
+        names["group"] += "" if live is None else "_live"
         self.bodies |= {
             names["route"]: route(names["route"], m),
-            names["group"]: group(names["group"], m),
+            names["group"]: group(names["group"], m, live=live is not None),
             names["combine"]: combine(names["combine"], m),
         }
         per, lists = m.experts.per_token, (_numbers(m.pairs), *(_numbers(m.groups + 1) for _ in range(2)))
-        logits = self.linear(x, router, m.experts.count)
+        logits = self.linear(x, router, m.experts.count, None, live)
         chosen, weights = _call(names["route"], (_words(m.rows, per), _floats(m.rows, per)), logits)
-        places = _call(names["group"], lists, chosen)
+        places = _call(names["group"], lists, chosen, *(() if live is None else (live,)))
         mixed = self._experts_up(m, x, up, places, config.activation)
         added = self._experts_down(m, mixed, down, places)
         out: jax.Array = _call(names["combine"], _floats(m.rows, m.hidden), added, weights)
@@ -509,7 +522,13 @@ class PlainOps:
         return (act(gate) * up).astype(self.dtype)
 
     def experts(
-        self, x: jax.Array, router: jax.Array, up: jax.Array | Packed, down: jax.Array | Packed, config: ModelConfig
+        self,
+        x: jax.Array,
+        router: jax.Array,
+        up: jax.Array | Packed,
+        down: jax.Array | Packed,
+        config: ModelConfig,
+        live: jax.Array | None = None,
     ) -> jax.Array:
         raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
 

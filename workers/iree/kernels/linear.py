@@ -211,40 +211,33 @@ def _each(d: Kernel, cut: _Cut, live: Value | None, tile: Callable[[str, int, st
         per = max(1, GROUP_BYTES // cut.size) * cut.unit
         code.repeat(low, high, per, lambda at: rows_of(at, code.least(code.add(at, per), high)))
 
-    def rows_from(first_tile: str, last_tile: str, first: str, count: int, span: int) -> None:
+    def tiles(first_tile: str, last_tile: str, first: str, count: int, span: int) -> None:
         code.repeat(first_tile, last_tile, span, lambda at: tile(at, span, first, count))
 
-    if live is not None:
+    def blocks(height: int, end: str, last: str) -> None:
+        def rows_of(first_tile: str, last_tile: str) -> None:
+            def block(at: str) -> None:
+                tiles(first_tile, last_tile, code.least(at, last), height, cut.span(height))
 
-        def blocks(height: int, end: str, last: str) -> None:
-            def rows_of(low: str, high: str) -> None:
-                def block(at: str) -> None:
-                    rows_from(low, high, code.least(at, last), height, cut.span(height))
+            code.repeat(code.index(0), end, height, block)
 
-                code.repeat(code.index(0), end, height, block)
-
-            grouped(rows_of)
-
-        cut.heights.choose(code, live, blocks)
-        return
-
-    block, rows = cut.block, cut.rows
-    span, whole = cut.span(min(rows, block)), rows // block * block
-
-    def rows_of(first_tile: str, last_tile: str) -> None:
-        if whole > block:
-            code.repeat(
-                code.index(0), code.index(whole), block, lambda at: rows_from(first_tile, last_tile, at, block, span)
-            )
-        elif whole:
-            rows_from(first_tile, last_tile, code.index(0), block, span)
-        if rows % block:
-            rows_from(first_tile, last_tile, code.index(whole), rows % block, span)
-
-    if rows <= block:
-        rows_of(low, high)
-    else:
         grouped(rows_of)
+
+    def all_rows(first_tile: str, last_tile: str) -> None:
+        block, rest = cut.block, cut.rows % cut.block
+        span, whole = cut.span(min(cut.rows, block)), cut.rows - rest
+        code.repeat(
+            code.index(0), code.index(whole), block, lambda first: tiles(first_tile, last_tile, first, block, span)
+        )
+        if rest:
+            tiles(first_tile, last_tile, code.index(whole), rest, span)
+
+    if live is not None:
+        cut.heights.choose(code, live, blocks)
+    elif cut.rows > cut.block:
+        grouped(all_rows)
+    else:
+        tiles(low, high, code.index(0), cut.rows, cut.span(cut.rows))
 
 
 def sums_of(

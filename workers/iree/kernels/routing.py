@@ -128,16 +128,22 @@ def _insert(code: Code, scalar: str, target: Value, at: list[str]) -> Value:
     return Value(code.let(text), target.shape, target.element)
 
 
-def group(name: str, m: Mixture) -> str:
-    """Experts of the pairs int32 [rows, per_token] -> the pairs by expert int32 [pairs], the experts that were chosen
-    int32 [groups + 1], and where in the pairs each begins int32 [groups + 1]; behind the last one nothing begins.
+def group(name: str, m: Mixture, *, live: bool = False) -> str:
+    """Experts of the pairs int32 [rows, per_token] (, live i32 [1]) -> the pairs by expert int32 [pairs], the experts
+    that were chosen int32 [groups + 1], and where in the pairs each begins int32 [groups + 1]; behind the last one
+    nothing begins. Where there is `live`, the pairs are those of so many rows.
     """
     count, pairs, groups = m.experts.count, m.pairs, m.groups
     d = Dispatch(name, (1,))
     code = d.code
     experts = d.take((m.rows, m.experts.per_token), "i32")
+    number = d.take((1,), "i32") if live else None
     results = [d.give((size,), "i32") for size in (pairs, groups + 1, groups + 1)]
     zero, one = code.constant("0 : i32"), code.constant("1 : i32")
+    end = code.index(pairs)
+    if number is not None:
+        rows = code.least(code.extract_index(number, [code.index(0)]), code.index(m.rows))
+        end = code.mul(rows, m.experts.per_token)
 
     def filled(size: int, value: str) -> Value:
         empty = code.empty((size,), "i32")
@@ -151,7 +157,7 @@ def group(name: str, m: Mixture) -> str:
         at = expert_of(pair)
         return _insert(code, code.let(f"arith.addi {code.extract(counts, [at])}, {one} : i32"), counts, [at])
 
-    counts = code.carry(code.index(0), code.index(pairs), 1, filled(count, zero), count_one)
+    counts = code.carry(code.index(0), end, 1, filled(count, zero), count_one)
 
     def begin(expert: str, names: list[str]) -> list[str]:
         offsets, chosen, starts, place, total = names
@@ -167,7 +173,7 @@ def group(name: str, m: Mixture) -> str:
             code.let(f"arith.addi {total}, {size} : i32"),
         ]
 
-    last = code.constant(f"{pairs} : i32")
+    last = code.let(f"arith.index_cast {end} : index to i32")
     held = [filled(count, zero), filled(groups + 1, zero), filled(groups + 1, last)]
     carried = [*((value.name, value.type) for value in held), (zero, "i32"), (zero, "i32")]
     names = code.loop(code.index(0), code.index(count), 1, carried, begin)
@@ -183,7 +189,7 @@ def group(name: str, m: Mixture) -> str:
 
     order = code.empty((pairs,), "i32")
     carried = [(order.name, order.type), (names[0], held[0].type)]
-    sorted_, _ = code.loop(code.index(0), code.index(pairs), 1, carried, sort)
+    sorted_, _ = code.loop(code.index(0), end, 1, carried, sort)
     for name_, result in zip((sorted_, *names[1:3]), results, strict=True):
         d.store(Value(name_, result.shape, "i32"), result, ["0"])
     return d.function()

@@ -76,6 +76,8 @@ class Mixtures:
             ],
         )
         graphs = [Graph(f"rows_{rows}", self._graph, self._inputs(rows), pure=True) for rows in ROWS]
+        inputs = (*self._inputs(max(ROWS)), struct((1,), "int32"))
+        graphs.append(Graph("live", self._graph, inputs, pure=True))
         for graph in graphs:
             jax.eval_shape(graph.function, *graph.inputs, {})
         compiler = Compiler(cache_dir, self.device.compile_flags(), self.device.compile_target())
@@ -102,19 +104,24 @@ class Mixtures:
         words = struct((rows, stride(HIDDEN, self.ops.arithmetic)), "int32")
         return (words, *(struct(each.shape, each.dtype.name) for each in matrices))
 
-    def _graph(self, x: Any, router: Any, up: Any, down: Any, _: Any) -> tuple[Any, ...]:
+    def _graph(self, x: Any, router: Any, up: Any, down: Any, *others: Any) -> tuple[Any, ...]:
+        live = others[0] if len(others) > 1 else None
         up, down = (
             Packed(data, Packing(matrix.format), matrix.levels.shape[1]) if isinstance(matrix, Quantized) else data
             for data, matrix in zip((up, down), self.weights, strict=True)
         )
-        return (self.ops.experts(x, router, up, down, CONFIG),)
+        return (self.ops.experts(x, router, up, down, CONFIG, live),)
 
-    def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def __call__(self, x: NDArray[np.float32], live: int | None = None) -> NDArray[np.float32]:
         kind = np.float32 if self.ops.arithmetic.word == 1 else ml_dtypes.bfloat16
         width = stride(HIDDEN, self.ops.arithmetic) * self.ops.arithmetic.word
         words = np.zeros((len(x), width), kind)
         words[:, :HIDDEN] = x
-        (result,) = self.module.call(f"rows_{len(x)}", self.device.upload(words.view(np.int32)), *self._uploaded)
+        name, arguments = f"rows_{len(x)}", [self.device.upload(words.view(np.int32)), *self._uploaded]
+        if live is not None:
+            name = "live"
+            arguments.append(self.device.upload(np.array([live], np.int32)))
+        (result,) = self.module.call(name, *arguments)
         out: NDArray[np.float32] = self.device.download(result)
         return out
 
@@ -154,6 +161,15 @@ def test_mixtures(mixtures: Mixtures) -> None:
     assert np.abs(whole - exact).max() / np.abs(exact).max() < mixtures.kind.tolerance
     for rows in ROWS:
         np.testing.assert_array_equal(mixtures(x[-rows:]), whole[-rows:])
+
+
+def test_rows_of_nobody_change_nothing(mixtures: Mixtures) -> None:
+    x = np.random.default_rng(4).standard_normal((max(ROWS), HIDDEN)).astype(np.float32)
+    whole = mixtures(x)
+    for live in (1, max(ROWS) - 1, max(ROWS)):
+        given = x.copy()
+        given[live:] = np.nan
+        np.testing.assert_array_equal(mixtures(given, live)[:live], whole[:live])
 
 
 def test_rows_that_choose_the_same_experts(mixtures: Mixtures) -> None:
