@@ -1,0 +1,112 @@
+"""Any bytes on a worker's local socket: they are counted and dropped; its worker and its neighbour notice nothing."""
+
+import asyncio
+import contextlib
+import socket
+
+import anyio
+import anyio.to_thread
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from actors.endpoint import LocalEndpoint
+from actors.link import Link
+from actors.refusals import Refusal
+from tests.actors.ends import End, pair
+
+pytestmark = pytest.mark.anyio
+
+WAIT_S = 60.0
+SIGNATURE = b"\xff\0\0\0\0\0\0\0\1\x7f"
+GREETING = SIGNATURE + b"\3\0NULL" + bytes(16) + b"\0" + bytes(31)
+"""Of ZMTP 3.0 (ZeroMQ RFC 23), with which a handshake begins."""
+
+garbage = st.one_of(
+    st.binary(min_size=1, max_size=600),
+    st.binary(max_size=80).map(lambda tail: SIGNATURE + tail),
+    st.binary(max_size=200).map(lambda tail: GREETING + tail),
+    # A command that is no READY, or one with properties that are none.
+    st.binary(max_size=100).map(lambda tail: GREETING + bytes([4, len(tail)]) + tail),
+    st.binary(max_size=100).map(lambda tail: GREETING + bytes([4, 6 + len(tail)]) + b"\5READY" + tail),
+    # A message before the handshake, and a length of 2^63 - 1.
+    st.binary(max_size=100).map(lambda tail: GREETING + bytes([0, len(tail)]) + tail),
+    st.binary(max_size=40).map(lambda tail: GREETING + b"\2\x7f" + b"\xff" * 7 + tail),
+)
+
+
+class Watched:
+    """A worker's link, what it heard, and what was refused on it."""
+
+    def __init__(self, endpoint: LocalEndpoint) -> None:
+        self.path = str(endpoint.path)
+        self.end = End()
+        self.refused: list[Refusal] = []
+        self.end.link = Link.bind(
+            endpoint.address, self.end.heard, on_lost=self.end.gone, on_refused=self.refused.append
+        )
+
+    def throw(self, data: bytes) -> socket.socket:
+        """A stranger's connection that has sent this."""
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.connect(self.path)
+        with contextlib.suppress(OSError):  # hung up on already
+            stranger.sendall(data)
+        return stranger
+
+
+async def test_a_link_hears_its_worker_through_any_garbage() -> None:
+    with LocalEndpoint() as own, LocalEndpoint() as next_door:
+        async with pair(next_door.address) as (neighbour, calm):
+            watched = Watched(own)
+            loop = asyncio.get_running_loop()
+            held: list[socket.socket] = [watched.throw(GREETING[:40])]  # it is there first, and says no more
+            worker = Link.connect(own.address, lambda frames: None)
+            await worker.send([b"0"])
+            await calm.link.send([b"0"])
+            await watched.end.until(lambda: bool(watched.end.messages))
+            said = 0
+
+            async def try_it(data: bytes, hang_up: bool) -> None:
+                nonlocal said
+                stranger = watched.throw(data)
+                stranger.close() if hang_up else held.append(stranger)
+                said += 1
+                await worker.send([b"%d" % said])
+                await calm.link.send([b"%d" % said])
+                await watched.end.until(lambda: len(watched.end.messages) == said + 1)
+                await neighbour.until(lambda: len(neighbour.messages) == said + 1)
+
+            @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+            @given(data=garbage, hang_up=st.booleans())
+            def every(data: bytes, hang_up: bool) -> None:
+                asyncio.run_coroutine_threadsafe(try_it(data, hang_up), loop).result(WAIT_S)
+
+            await anyio.to_thread.run_sync(every)
+            with anyio.fail_after(WAIT_S):
+                while not watched.refused:  # noqa: ASYNC110  libzmq tells later
+                    await anyio.sleep(0.002)
+            expected = [[b"%d" % number] for number in range(said + 1)]
+            assert (watched.end.messages, watched.end.lost) == (expected, [])
+            assert (neighbour.messages, neighbour.lost, neighbour.link.refused) == (expected, [], 0)
+            assert set(watched.refused) == {Refusal.HANDSHAKE}
+            assert len(watched.refused) == watched.end.link.refused
+            for each in held:
+                each.close()
+            worker.close(0)
+            watched.end.link.close(0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [GREETING + b"\4\6\5WHAT!", GREETING + b"\0\1x", GREETING.replace(b"NULL", b"NONE")],
+    ids=["unknown command", "message first", "mechanism"],
+)
+async def test_each_is_counted(data: bytes) -> None:
+    with LocalEndpoint() as endpoint:
+        watched = Watched(endpoint)
+        with watched.throw(data), anyio.fail_after(WAIT_S):
+            while watched.refused != [Refusal.HANDSHAKE]:  # noqa: ASYNC110  libzmq tells later
+                await anyio.sleep(0.002)
+        assert (watched.end.link.refused, watched.end.messages, watched.end.lost) == (1, [], [])
+        watched.end.link.close(0)
