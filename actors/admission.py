@@ -21,9 +21,11 @@ _FRAMES = 7
 class Admission:
     """Answers for all sockets of one context, on the event loop that it was made on, before they are bound."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Collection[str]) -> None:
-        """`allowed` are public keys in Z85 text; any other client is turned away before it can send a frame."""
-        self._allowed = frozenset(allowed)
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Collection[str] | None) -> None:
+        """`allowed` are public keys in Z85 text; any other client is turned away before it can send a frame. None is
+        for a socket without keys, and lets everybody in who can be asked: libzmq takes a client of ZMTP 1.0 or 2.0,
+        or any bytes for one, only where nobody is to be asked (`handshake_v1_0_unversioned`)."""
+        self._allowed = None if allowed is None else frozenset(allowed)
         self.admitted = ""
         """The key, in Z85 text, of the client that was admitted last."""
         self._loop = asyncio.get_running_loop()
@@ -47,9 +49,13 @@ class Admission:
             self._socket.send_multipart(reply, zmq.NOBLOCK)
 
 
-def answer(request: list[bytes], allowed: Collection[str]) -> list[bytes]:
+def answer(request: list[bytes], allowed: Collection[str] | None) -> list[bytes]:
     """The reply to one ZAP request: version, id, status, text, user, metadata. Pure."""
     number = request[1] if len(request) > 1 else b""
+    if allowed is None:
+        if len(request) != _FRAMES - 1 or request[0] != _VERSION or request[5] != b"NULL":
+            return [_VERSION, number, b"400", b"only clients without keys are admitted", b"", b""]
+        return [_VERSION, number, _ADMITTED, b"OK", b"", b""]
     if len(request) != _FRAMES or request[0] != _VERSION or request[5] != b"CURVE" or len(request[6]) != 32:
         return [_VERSION, number, b"400", b"only CURVE clients are admitted", b"", b""]
     key = z85.encode(request[6]).decode("ascii")

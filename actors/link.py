@@ -111,8 +111,8 @@ class Link:
         None over TCP, and where the system does not tell (it does on Linux); 0 for one that was gone too soon."""
         try:
             configure(self._socket, endpoint, keys, bind)
-            if keys is not None and bind:
-                self._admission = Admission(self._context, keys.allowed)
+            if bind:
+                self._admission = Admission(self._context, None if keys is None else keys.allowed)
             self._socket.bind(endpoint) if bind else self._socket.connect(endpoint)
         except (zmq.ZMQError, ValueError) as error:
             self._close_sockets(0)

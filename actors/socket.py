@@ -44,11 +44,12 @@ def configure(socket: "zmq.Socket[bytes]", endpoint: str, keys: CurveKeys | None
             socket.setsockopt(zmq.IPV6, 1)
             socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    if bind:
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
     if keys is not None:
         socket.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
         socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
         if bind:
-            socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
             socket.setsockopt(zmq.CURVE_SERVER, 1)
         else:
             socket.setsockopt_string(zmq.CURVE_SERVERKEY, keys.server)

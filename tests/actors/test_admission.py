@@ -33,3 +33,11 @@ def test_a_key_that_is_not_is_refused() -> None:
 )
 def test_whatever_else_is_asked_is_refused(request_: list[bytes]) -> None:
     assert answer(request_, {KEY.decode()})[2] == b"400"
+
+
+@pytest.mark.parametrize(("mechanism", "keys", "status"), [(b"NULL", [], b"200"), (b"CURVE", [bytes(32)], b"400")])
+def test_a_socket_without_keys_lets_those_in_who_come_without(
+    mechanism: bytes, keys: list[bytes], status: bytes
+) -> None:
+    request = [b"1.0", b"7", b"baton", b"", b"", mechanism, *keys]
+    assert answer(request, None)[:3] == [b"1.0", b"7", status]

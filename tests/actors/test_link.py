@@ -138,6 +138,9 @@ async def test_a_peer_that_leaves_inside_a_message_ends_the_link(
 ) -> None:
     """What had come before is delivered, and the loss is told, but not inside the send."""
     async with pair(endpoint) as (here, there):
+        there.link.send_nowait([b"open"])
+        await here.until(lambda: bool(here.messages))
+        here.messages.clear()
         there.link.send_nowait([b"came before"])
         sent: list[bytes] = []
 

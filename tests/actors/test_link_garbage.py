@@ -60,7 +60,7 @@ async def test_a_link_hears_its_worker_through_any_garbage() -> None:
         async with pair(next_door.address) as (neighbour, calm):
             watched = Watched(own)
             loop = asyncio.get_running_loop()
-            held: list[socket.socket] = [watched.throw(GREETING[:40])]  # it is there first, and says no more
+            held: list[socket.socket] = [watched.throw(GREETING[:40]), watched.throw(b"\1\0"), watched.throw(b"x" * 99)]
             worker = Link.connect(own.address, lambda frames: None)
             await worker.send([b"0"])
             await calm.link.send([b"0"])
@@ -97,16 +97,34 @@ async def test_a_link_hears_its_worker_through_any_garbage() -> None:
             watched.end.link.close(0)
 
 
+async def worker_joins(watched: Watched, endpoint: LocalEndpoint) -> None:
+    worker = Link.connect(endpoint.address, lambda frames: None)
+    await worker.send([b"here"])
+    await watched.end.until(lambda: watched.end.messages == [[b"here"]])
+    assert watched.end.lost == []
+    worker.close(0)
+    watched.end.link.close(0)
+
+
 @pytest.mark.parametrize(
     "data",
     [GREETING + b"\4\6\5WHAT!", GREETING + b"\0\1x", GREETING.replace(b"NULL", b"NONE")],
     ids=["unknown command", "message first", "mechanism"],
 )
-async def test_each_is_counted(data: bytes) -> None:
+async def test_a_handshake_that_fails_is_counted_and_the_worker_joins(data: bytes) -> None:
     with LocalEndpoint() as endpoint:
         watched = Watched(endpoint)
         with watched.throw(data), anyio.fail_after(WAIT_S):
             while watched.refused != [Refusal.HANDSHAKE]:  # noqa: ASYNC110  libzmq tells later
                 await anyio.sleep(0.002)
-        assert (watched.end.link.refused, watched.end.messages, watched.end.lost) == (1, [], [])
-        watched.end.link.close(0)
+        assert watched.end.link.refused == 1
+        await worker_joins(watched, endpoint)
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\1\0", b"\1\0" + bytes(20), b"\0", b"x" * 300])
+async def test_what_needs_no_handshake_takes_no_workers_place(data: bytes) -> None:
+    """libzmq would take it for a peer of ZMTP 1.0, the one that the socket has."""
+    with LocalEndpoint() as endpoint:
+        watched = Watched(endpoint)
+        with watched.throw(data):
+            await worker_joins(watched, endpoint)
