@@ -28,7 +28,8 @@ from workers.iree.device import Cpu, Device, Module
 from workers.iree.kernels.arithmetic import arithmetic_of
 from workers.iree.kernels.attention import POSITIONS
 from workers.iree.lower import Graph, module, struct
-from workers.iree.ops import Cache, Place, TiledOps
+from workers.iree.ops import Cache, Place
+from workers.iree.tiled import TiledOps
 
 DTYPE = "bfloat16"
 

@@ -29,7 +29,8 @@ from workers.iree.kernels.arithmetic import arithmetic_of
 from workers.iree.kernels.attention import POSITIONS
 from workers.iree.kernels.code import LANES
 from workers.iree.lower import Graph, module, struct
-from workers.iree.ops import Cache, Place, TiledOps
+from workers.iree.ops import Cache, Place
+from workers.iree.tiled import TiledOps
 
 HEADS, KV_HEADS, DEPTH = 12, 4, 64
 LAYER = SimpleNamespace(window=None, rope=None)

@@ -19,8 +19,10 @@ from workers.checkpoint import ModelConfig
 from workers.iree.kernels.draw import draw
 from workers.iree.lower import Graph, module, struct
 from workers.iree.model import Inputs, Parameters, forward, head
-from workers.iree.ops import Cache, Place, PlainOps, TiledOps
+from workers.iree.ops import Cache, Place
+from workers.iree.plain import PlainOps
 from workers.iree.storage import Stored
+from workers.iree.tiled import TiledOps
 from workers.narrow import narrow
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)

@@ -12,8 +12,10 @@ from workers.iree.kernels.arithmetic import arithmetic_of
 from workers.iree.kernels.attention import POSITIONS
 from workers.iree.kernels.code import LANES
 from workers.iree.kernels.dot import choose_dot
-from workers.iree.ops import Cache, PlainOps, TiledOps
+from workers.iree.ops import Cache
+from workers.iree.plain import PlainOps
 from workers.iree.storage import stored_parameters
+from workers.iree.tiled import TiledOps
 from workers.spec import Dtype, Quantize
 
 PLAIN_TILE = 16

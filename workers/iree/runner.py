@@ -22,10 +22,10 @@ from workers.iree.kv import HostKv
 from workers.iree.library import Library
 from workers.iree.lower import SCOPE
 from workers.iree.model import rope_frequencies
-from workers.iree.ops import TiledOps
 from workers.iree.recipe import Recipe
 from workers.iree.rows import Angles, Run, runs_of
 from workers.iree.storage import quantization_of
+from workers.iree.tiled import TiledOps
 from workers.memory import Needed, free_bytes
 from workers.runner import (
     Chunk,

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from workers.checkpoint import ModelConfig
 from workers.iree.kernels.code import LANES
 from workers.iree.model import Parameter, parameters
-from workers.iree.ops import Ops, Shape, TiledOps
+from workers.iree.ops import Ops, Shape
 from workers.iree.quantized import Packed, Packing, made_format, restore, stored_format
+from workers.iree.tiled import TiledOps
 from workers.quantization import GroupFormat, quantize
 from workers.spec import Quantize
 from workers.weights import Weights

@@ -13,8 +13,9 @@ from workers.checkpoint import ModelConfig, open_weights
 from workers.iree import archive
 from workers.iree.archive import ALIGNMENT, Archive, ArchiveError, Progress, open_archive
 from workers.iree.kernels.arithmetic import Pairs, Singles
-from workers.iree.ops import PlainOps, TiledOps
+from workers.iree.plain import PlainOps
 from workers.iree.storage import stored_parameters
+from workers.iree.tiled import TiledOps
 
 OPS = TiledOps("float32", Singles("f32", 16))
 

@@ -154,6 +154,18 @@ def test_rows_beside_one_that_is_no_number_are_drawn_and_reported_alike(
     assert drawing.logprobs([0, 3]) == whole.logprobs([0, 3])
 
 
+@pytest.mark.parametrize("ready", [(), CPU], ids="-".join)
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7F800000, 0x7F7FFFFF], ids=["signalling", "infinite", "largest"])
+def test_nobodys_rows_may_hold_anything(ready: tuple[str, ...], bits: int) -> None:
+    changed = Shaping.of(Request(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
+    assert changed is not None
+    draws = [changed.draw(CLOSE, 7), changed.draw(WIDE, 9), None]
+    logits = LOGITS[:3].copy()
+    expected = make(*ready)[0].draw([greedy(np, logits), logits], draws, [0, 1])
+    logits.view(np.uint32)[2] = bits
+    assert make(*ready)[0].draw([greedy(np, LOGITS[:3]), logits], draws, [0, 1]) == expected
+
+
 def test_nothing_is_reported_of_a_step_that_is_over() -> None:
     drawing, _ = make(*ALL)
     drawing.draw(result(), [Draw(Sampling(), 1), None, None, None], [0])

@@ -14,9 +14,11 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.graphs import PREFILL_CHUNKS, RARE_DRAWS, Plan, decode_buckets, prefill_chunks
 from workers.iree.kernels.arithmetic import Pairs, Singles
-from workers.iree.ops import Cache, PlainOps, TiledOps
+from workers.iree.ops import Cache
+from workers.iree.plain import PlainOps
 from workers.iree.recipe import Recipe
 from workers.iree.storage import stored_parameters
+from workers.iree.tiled import TiledOps
 
 
 def test_jax_looks_for_no_accelerator() -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from workers.checkpoint import ModelConfig
-from workers.iree.ops import PlainOps, TiledOps
+from workers.iree.plain import PlainOps
 from workers.iree.recipe import choose_ops
+from workers.iree.tiled import TiledOps
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.iree import runner as runner_module
 from workers.iree.device import DeviceError
 from workers.iree.kernels.arithmetic import Pairs
-from workers.iree.ops import PlainOps, TiledOps
+from workers.iree.plain import PlainOps
 from workers.iree.quantized import Packing, made_format, restore, stored_format
 from workers.iree.storage import Stored, build, quantization_of, stored_parameters
+from workers.iree.tiled import TiledOps
 from workers.memory import MemoryRefused
 from workers.quantization import GroupFormat, Quantized, quantize
 from workers.spec import Quantize

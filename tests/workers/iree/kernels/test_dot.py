@@ -16,8 +16,8 @@ from workers.iree.kernels.arithmetic import Arithmetic, Singles, Widened, arithm
 from workers.iree.kernels.dot import Dot, choose_dot
 from workers.iree.kernels.linear import stride
 from workers.iree.lower import Graph, module, struct
-from workers.iree.ops import TiledOps
 from workers.iree.quantized import Packed, Packing
+from workers.iree.tiled import TiledOps
 from workers.quantization import GroupFormat, Quantized, quantize
 
 INPUTS, OUTPUTS = 384, 40

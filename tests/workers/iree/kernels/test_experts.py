@@ -23,8 +23,8 @@ from workers.iree.kernels.experts import MANY, Shares
 from workers.iree.kernels.linear import GROUP_BYTES, SHARES, stride
 from workers.iree.kernels.routing import Mixture
 from workers.iree.lower import Graph, module, struct
-from workers.iree.ops import TiledOps
 from workers.iree.quantized import Packed, Packing
+from workers.iree.tiled import TiledOps
 from workers.quantization import GroupFormat, Quantized, quantize
 
 HIDDEN, EXPERTS = 160, Experts(count=5, per_token=2, ffn=96, normalize=True)

@@ -18,7 +18,7 @@ from workers.iree.kernels.attention import POSITIONS, Attention
 from workers.iree.kernels.linear import SHARES, gated, linear, stride, workgroups
 from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.place import Heads, place
-from workers.iree.ops import pack
+from workers.iree.tiled import pack
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}

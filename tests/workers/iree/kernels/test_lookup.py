@@ -11,8 +11,8 @@ from workers.iree.compiler import Compiler
 from workers.iree.device import Device
 from workers.iree.kernels.arithmetic import Singles
 from workers.iree.lower import Graph, module, struct
-from workers.iree.ops import TiledOps
 from workers.iree.quantized import Packed, Packing
+from workers.iree.tiled import TiledOps
 
 WHICH = np.random.default_rng(4).permutation(OUTPUTS).astype(np.int32)
 

@@ -1,0 +1,301 @@
+"""The operations for a CPU: weights and cache are packed, and a layer is a few kernels of our own."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.architectures.parts import Activation
+from workers.checkpoint import ModelConfig
+from workers.iree.kernels.arithmetic import Arithmetic
+from workers.iree.kernels.attention import Attention
+from workers.iree.kernels.code import LANES
+from workers.iree.kernels.dot import Dot, Product, product
+from workers.iree.kernels.experts import combine, experts_down, experts_up
+from workers.iree.kernels.gate import gate
+from workers.iree.kernels.linear import gated, linear, stride
+from workers.iree.kernels.lookup import lookup
+from workers.iree.kernels.norm import Norm, norm
+from workers.iree.kernels.packed_experts import PackedExperts, packed_down, packed_up
+from workers.iree.kernels.place import Heads, place
+from workers.iree.kernels.rounding import Rounded, round_rows, rounded_rows
+from workers.iree.kernels.routing import Mixture, group, route
+from workers.iree.ops import Angles, Cache, Place, Shape
+from workers.iree.quantized import Packed
+
+
+@dataclass(slots=True)
+class TiledOps:
+    """Packed weights and cache. Collects the kernels that it used in `bodies`, by name."""
+
+    dtype: str
+    arithmetic: Arithmetic
+    dot: Dot = "plain"
+    """For weights of few bits."""
+    threads: int = 1
+    """That share a kernel's work. They change how it is split, and no result."""
+    bodies: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def stored_shape(self, outputs: int, inputs: int) -> Shape:
+        k = self.arithmetic.k
+        return (-(-outputs // LANES), inputs // k, LANES, k)
+
+    def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]:
+        return pack(matrix, self.arithmetic.k)
+
+    def operand(self, rows: int, width: int) -> tuple[Shape, str]:
+        return (rows, stride(width, self.arithmetic)), "int32"
+
+    def rows(self, table: jax.Array | Packed, which: jax.Array) -> jax.Array:
+        if not isinstance(table, Packed):
+            return table[which].astype(jnp.float32)
+        rows, tiles = len(which), table.data.shape[0]
+        name = f"baton_lookup_{rows}_{tiles}_{table.inputs}_{table.packing.name}"
+        self.bodies[name] = lookup(name, rows, tiles, table.inputs, table.packing)
+        out: jax.Array = _call(name, _floats(rows, table.inputs), which, table.data)
+        return out
+
+    def norm(
+        self,
+        x: jax.Array,
+        delta: jax.Array | None,
+        after: jax.Array | None,
+        before: jax.Array | None,
+        eps: float,
+    ) -> tuple[jax.Array, jax.Array]:
+        rows, width = x.shape
+        kind = Norm(delta is not None, after is not None, before is not None)
+        name = f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}"
+        self.bodies[name] = norm(name, rows, width, eps, self.arithmetic, kind)
+        words = _words(rows, stride(width, self.arithmetic))
+        operands = [x, *(operand for operand in (delta, after, before) if operand is not None)]
+        if delta is None:
+            return x, _call(name, words, *operands)
+        out: tuple[jax.Array, jax.Array] = _call(name, (_floats(rows, width), words), *operands)
+        return out
+
+    def linear(
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        outputs: int,
+        bias: jax.Array | None = None,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        if isinstance(weight, Packed):
+            return self._linear_packed(x, weight, outputs, bias, live)
+        tiles, steps, _, k = weight.shape
+        rows, inputs, given = x.shape[0], steps * k, [each for each in (bias, live) if each is not None]
+        kind = f"{'' if bias is None else '_bias'}{'' if live is None else '_live'}"
+        name = f"baton_linear_{rows}_{tiles}_{inputs}{kind}"
+        self.bodies[name] = linear(
+            name,
+            rows,
+            tiles,
+            inputs,
+            self.arithmetic,
+            bias=bias is not None,
+            threads=self.threads,
+            live=live is not None,
+        )
+        operands = (x, weight.reshape(tiles, -1), *given)
+        out: jax.Array = _call(name, _floats(rows, tiles * LANES), *operands)
+        return out if tiles * LANES == outputs else out[:, :outputs]
+
+    def _linear_packed(
+        self, x: jax.Array, weight: Packed, outputs: int, bias: jax.Array | None, live: jax.Array | None
+    ) -> jax.Array:
+        rows = x.shape[0]
+        rounded, levels, sums = self._round(x, weight)
+        tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, bias is not None, self.threads)
+        name = f"{tiled.name}{'' if live is None else '_live'}"
+        self.bodies[name] = product(tiled, live=live is not None)
+        given = [each for each in (bias, live) if each is not None]
+        out: jax.Array = _call(name, _floats(rounded.padded, tiled.outputs), levels, sums, weight.data, *given)
+        return out[:rows, :outputs]
+
+    def _round(self, x: jax.Array, weight: Packed) -> tuple[Rounded, jax.Array, jax.Array]:
+        """An operand as a matrix of few bits wants it."""
+        # float32 asks for what float32 would give.
+        planes = 3 if self.dtype == "float32" else 1
+        rounded = rounded_rows(x.shape[0], weight.inputs, weight.packing, self.arithmetic, planes)
+        self.bodies[rounded.name] = round_rows(rounded)
+        shapes = [(rounded.levels_shape, jnp.int8), (rounded.sums_shape, jnp.float32)]
+        levels, sums = _call(rounded.name, [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes], x)
+        return rounded, levels, sums
+
+    def gated(
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        inputs: int,
+        ffn: int,
+        activation: Activation,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        rows, tiles = x.shape[0], ffn // LANES
+        if isinstance(weight, Packed):
+            name = f"baton_gate_{rows}_{ffn}"
+            self.bodies[name] = gate(name, rows, ffn, self.arithmetic, activation)
+            words = _words(rows, stride(ffn, self.arithmetic))
+            halves: jax.Array = _call(name, words, self.linear(x, weight, 2 * ffn, None, live))
+            return halves
+        name = f"baton_gated_{rows}_{tiles}_{inputs}{'' if live is None else '_live'}"
+        self.bodies[name] = gated(
+            name, rows, tiles, inputs, self.arithmetic, activation, threads=self.threads, live=live is not None
+        )
+        operands = (x, weight.reshape(2 * tiles, -1), *(() if live is None else (live,)))
+        out: jax.Array = _call(name, _words(rows, stride(ffn, self.arithmetic)), *operands)
+        return out
+
+    def experts(
+        self,
+        x: jax.Array,
+        router: jax.Array,
+        up: jax.Array | Packed,
+        down: jax.Array | Packed,
+        config: ModelConfig,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        m = mixture_of(config, x.shape[0])
+        names = {part: f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "combine")}
+        names["group"] += "" if live is None else "_live"
+        self.bodies |= {
+            names["route"]: route(names["route"], m),
+            names["group"]: group(names["group"], m, live=live is not None),
+            names["combine"]: combine(names["combine"], m),
+        }
+        per, lists = m.experts.per_token, (_numbers(m.pairs), *(_numbers(m.groups + 1) for _ in range(2)))
+        logits = self.linear(x, router, m.experts.count, None, live)
+        chosen, weights = _call(names["route"], (_words(m.rows, per), _floats(m.rows, per)), logits)
+        places = _call(names["group"], lists, chosen, *(() if live is None else (live,)))
+        mixed = self._experts_up(m, x, up, places, config.activation)
+        added = self._experts_down(m, mixed, down, places)
+        out: jax.Array = _call(names["combine"], _floats(m.rows, m.hidden), added, weights)
+        return out
+
+    def _experts_up(
+        self, m: Mixture, x: jax.Array, weight: jax.Array | Packed, places: list[jax.Array], activation: Activation
+    ) -> jax.Array:
+        name, words = f"baton_experts_up_{m.rows}", _words(m.pairs, stride(m.experts.ffn, self.arithmetic))
+        if isinstance(weight, Packed):
+            name += f"_{weight.packing.name}"
+            rounded, *operands = self._round(x, weight)
+            packed = PackedExperts(m, rounded, weight.packing, self.dot, self.threads)
+            self.bodies[name] = packed_up(name, packed, self.arithmetic, activation)
+            operands.append(weight.data)
+        else:
+            self.bodies[name] = experts_up(name, m, self.arithmetic, activation, threads=self.threads)
+            operands = [x, weight.reshape(len(weight), -1)]
+        out: jax.Array = _call(name, words, *operands, *places)
+        return out
+
+    def _experts_down(self, m: Mixture, x: jax.Array, weight: jax.Array | Packed, places: list[jax.Array]) -> jax.Array:
+        name = f"baton_experts_down_{m.rows}"
+        if isinstance(weight, Packed):
+            name += f"_{weight.packing.name}"
+            rounded, *operands = self._round(x, weight)
+            self.bodies[name] = packed_down(name, PackedExperts(m, rounded, weight.packing, self.dot, self.threads))
+            operands.append(weight.data)
+        else:
+            self.bodies[name] = experts_down(name, m, self.arithmetic, threads=self.threads)
+            operands = [x, weight.reshape(len(weight), -1)]
+        out: jax.Array = _call(name, _floats(m.pairs, m.hidden), *operands, *places)
+        return out
+
+    def place(
+        self,
+        qkv: jax.Array,
+        angles: Angles | None,
+        norms: tuple[jax.Array, jax.Array] | None,
+        kv: jax.Array,
+        cache: Cache,
+        layer: int,
+        config: ModelConfig,
+        where: Place,
+    ) -> tuple[jax.Array, jax.Array]:
+        heads, rows = _heads(cache, layer, config, where), qkv.shape[0]
+        name = f"baton_place_{layer}_{heads.batch}_{heads.tokens}"
+        self.bodies[name] = place(name, heads, self.arithmetic, config.rms_eps, config.head_norm)
+        depth = heads.head_dim
+        turns = () if angles is None else (angles.cos, angles.sin)
+        operands = (qkv.reshape(rows, -1, depth), *turns, where.slots, where.rows, *(norms or ()), kv)
+        results = (
+            jax.ShapeDtypeStruct((rows, heads.queries, depth // self.arithmetic.word), jnp.int32),
+            jax.ShapeDtypeStruct(kv.shape, kv.dtype),
+        )
+        q, kv = _call(name, results, *operands)
+        return q.reshape(rows, -1), kv
+
+    def attend(
+        self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
+    ) -> jax.Array:
+        heads = _heads(cache, layer, config, where)
+        window, cap = config.plan[layer].window or 0, config.attention_cap or 0.0
+        kind = Attention(heads, self.arithmetic, window, cap, self.threads)
+        name = f"baton_attention_{heads.batch}_{heads.tokens}_{window}"
+        words = _words(q.shape[0], stride(heads.queries * heads.head_dim, self.arithmetic))
+        operands = (q, where.slots, where.rows, jnp.asarray([layer, cache.layers], jnp.int32), kv)
+        if not kind.split:
+            self.bodies[name] = kind.whole(name)
+            out: jax.Array = _call(name, words, *operands)
+            return out
+        self.bodies |= {
+            name + "_shared": kind.shared(name + "_shared"),
+            name + "_joined": kind.joined(name + "_joined"),
+        }
+        sums = _call(name + "_shared", jax.ShapeDtypeStruct(kind.sums_shape, jnp.float32), *operands)
+        joined: jax.Array = _call(name + "_joined", words, sums, where.rows)
+        return joined
+
+
+def pack(matrix: NDArray[Any], k: int) -> NDArray[Any]:
+    """[N, K] -> [ceil(N / 16), K / k, 16, k]; missing rows are zero. K must be a multiple of k."""
+    rows, columns = matrix.shape
+    if rows % LANES:
+        matrix = np.concatenate([matrix, np.zeros((-rows % LANES, columns), matrix.dtype)])
+    return np.ascontiguousarray(matrix.reshape(-1, LANES, columns // k, k).transpose(0, 2, 1, 3))
+
+
+def _heads(cache: Cache, layer: int, config: ModelConfig, where: Place) -> Heads:
+    batch, tokens = where.rows.shape
+    rope = config.plan[layer].rope
+    return Heads(
+        layer=layer,
+        layers=cache.layers,
+        slots=cache.slots,
+        queries=config.heads,
+        heads=cache.heads,
+        head_dim=cache.head_dim,
+        capacity=cache.capacity,
+        attended=cache.attended,
+        batch=batch,
+        tokens=tokens,
+        scale=config.attention_scale,
+        rotated=0 if rope is None else config.ropes[rope].dims,
+    )
+
+
+def mixture_of(config: ModelConfig, rows: int) -> Mixture:
+    assert config.experts is not None  # asked for by layers that have experts
+    return Mixture(rows, config.hidden_size, config.experts)
+
+
+def _numbers(count: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((count,), jnp.int32)
+
+
+def _words(rows: int, width: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((rows, width), jnp.int32)
+
+
+def _floats(rows: int, width: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((rows, width), jnp.float32)
+
+
+def _call(name: str, results: Any, *operands: jax.Array) -> Any:
+    """A kernel's call; `lower` puts the kernel in its place."""
+    return jax.ffi.ffi_call(name, results)(*operands)
