@@ -119,11 +119,10 @@ class RemoteWorker(Supervisor):
         )
 
     def _failed(self, failure: Exception, _: Decision) -> None:
-        now = anyio.current_time()
-        decision = self.record.failed(now, self._incarnations)
+        decision = self.judge(failure)
         if isinstance(decision, Restart):
             self._restarts += 1
-            self._not_before = now + decision.delay_s
+            self._not_before = anyio.current_time() + decision.delay_s
             self.log.warning("worker_awaited", reason=str(failure), delay_s=decision.delay_s)
             self.enter(WorkerState.BACKOFF, str(failure))
         else:

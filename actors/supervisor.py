@@ -6,12 +6,14 @@ Each incarnation is an actor of its own, with a fresh link. Needs asyncio undern
 import math
 from collections.abc import Callable, Sequence
 
+import anyio
 import structlog
 
 from actors.actor import Ref
-from actors.incarnation_actor import IncarnationActor
+from actors.incarnation_actor import IncarnationActor, WorkerFailed
+from actors.origin import Origin
 from actors.refusals import Refusals
-from actors.supervision import Escalate, FailureRecord, GiveUp, Policy
+from actors.supervision import Decision, Escalate, FailureRecord, GiveUp, Policy
 from actors.worker import Deadlines, WorkerListener, WorkerState, WorkerStatus, WorkerUnavailable
 from protocol.commands import Command, Drain, Stop
 from protocol.events import Gauges
@@ -46,6 +48,7 @@ class Supervisor:
         self._stop_requested = False
         self._restart_requested = False
         self._restarts = 0
+        self._was_ready = False
 
     @property
     def status(self) -> WorkerStatus:
@@ -104,7 +107,7 @@ class Supervisor:
     def next_incarnation(self, actor: IncarnationActor) -> int:
         """Called by an incarnation that starts; its number."""
         self._incarnations += 1
-        self._restart_requested = False
+        self._restart_requested = self._was_ready = False
         self._current = actor
         self._reason = ""
         return self._incarnations
@@ -116,6 +119,13 @@ class Supervisor:
         if (self._current, self._state, self._reason) != (None, state, reason):
             self._current, self._state, self._reason = None, state, reason
             self.changed()
+
+    def judge(self, failure: Exception) -> Decision:
+        """Record how the current incarnation failed, and decide. What somebody did from outside to one that was ready
+        does not count: it may be killed at any moment, and as often."""
+        if self._was_ready and isinstance(failure, WorkerFailed) and failure.origin is Origin.OUTSIDE:
+            self.record.pardon(self._incarnations)
+        return self.record.failed(anyio.current_time(), self._incarnations)
 
     def give_up(self, decision: GiveUp | Escalate, failure: Exception) -> None:
         """It failed, and nobody tries again."""
@@ -131,6 +141,7 @@ class Supervisor:
 
     def changed(self) -> None:
         """Tell the listener."""
+        self._was_ready = self._was_ready or (self._current is not None and self._current.seen.ready is not None)
         self.notify(self.listener.worker_changed, self.status)
 
     def notify(self, call: Callable[..., None], *args: object) -> None:

@@ -5,8 +5,6 @@ The actor system restarts its incarnations by the policy, each with a fresh proc
 
 from collections.abc import Callable, Sequence
 
-import anyio
-
 from actors.incarnation_actor import WorkerFailed
 from actors.process_incarnation import ProcessIncarnation
 from actors.refusals import Refusals
@@ -50,7 +48,6 @@ class WorkerProcess(Supervisor):
         """`command(endpoint, incarnation)` gives the program and its arguments, for the next incarnation."""
         super().__init__(name, listener, policy=policy or RestartPolicy(), deadlines=deadlines, refusals=refusals)
         self.command = command
-        self._was_ready = False
         self._failed_starts = 0
 
     async def run(self) -> None:
@@ -78,20 +75,12 @@ class WorkerProcess(Supervisor):
                 self._ref = system.spawn(
                     f"worker {self.name}",
                     lambda: ProcessIncarnation(self),
-                    judge=self._judge,
+                    judge=self.judge,
                     stop_timeout=self.deadlines.stop + self.deadlines.term + 10.0,
                     observer=self._decided,
                 )
         finally:
             self._ref = None
-
-    def changed(self) -> None:
-        """See `Supervisor.changed`."""
-        self._was_ready = self._was_ready or (self._current is not None and self._current.seen.ready is not None)
-        super().changed()
-
-    def _judge(self, _: Exception) -> Decision:
-        return self.record.failed(anyio.current_time(), self._incarnations)
 
     def _decided(self, failure: Exception, decision: Decision) -> None:
         self._failed_starts = 0 if self._was_ready else self._failed_starts + 1

@@ -146,6 +146,7 @@ FROM_OUTSIDE = {"stopped_process", "killed"}
 async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str, reason: str) -> None:
     deadlines = replace(PATIENT, term=0.2, stop=1, **({limit: 0.4} if limit else {}))
     worker, heard = make(mode, policy=ONCE, deadlines=deadlines)
+    outside = mode in FROM_OUTSIDE and sys.platform == "linux"  # elsewhere nobody tells
     async with running(worker, heard):
         await heard.until(lambda: heard.states[-1:] in ([WorkerState.READY], [WorkerState.GIVEN_UP]))
         if heard.states[-1] is WorkerState.READY:
@@ -153,13 +154,13 @@ async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str,
                 os.kill(worker.status.pid or 0, signal.SIGKILL)
             else:
                 worker.send_nowait([submit()])
-        status = await heard.until_state(WorkerState.GIVEN_UP)
+        status = await heard.until_state(WorkerState.BACKOFF if outside else WorkerState.GIVEN_UP)
     assert re.search(reason, status.reason), status.reason
-    if sys.platform == "linux":  # elsewhere nobody tells
-        assert set(heard.origins) <= {Origin.OUTSIDE if mode in FROM_OUTSIDE else Origin.WITHIN}
+    if sys.platform == "linux":
+        assert set(heard.origins) <= {Origin.OUTSIDE if outside else Origin.WITHIN}
     if mode != "hangs_in_step":  # whose one event is late when this machine is busy
         assert len(heard.events) == {"last_words": 100, "garbage": 1}.get(mode, 0)
-    with pytest.raises(WorkerUnavailable, match="given_up"):
+    with pytest.raises(WorkerUnavailable, match="stopped" if outside else "given_up"):
         worker.send_nowait([submit()])
 
 
@@ -222,6 +223,18 @@ async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
     assert "SIGKILL" in heard.lost[0][1]
     if sys.platform == "linux":
         assert heard.origins[0] is Origin.OUTSIDE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody tells who sent a SIGKILL")
+async def test_it_may_be_killed_as_often_as_somebody_likes() -> None:
+    policy = RestartPolicy(max_failures=2, first_delay_s=0.0, max_delay_s=0.0)
+    worker, heard = make("good", policy=policy)
+    async with running(worker, heard):
+        for incarnation in range(1, 6):
+            status = await heard.until_state(WorkerState.READY)
+            assert status.incarnation == incarnation
+            os.kill(status.pid or 0, signal.SIGKILL)
+            await heard.until(lambda number=incarnation: len(heard.lost) == number)  # type: ignore[misc]
 
 
 async def test_it_is_given_up_after_too_many_failures() -> None:
