@@ -11,11 +11,14 @@ from gateway.launch import WorkerLaunch
 from models import builtin_path
 from tests.gateway.real import Real, gather, real_gateway
 from tests.gateway.serving import events
+from workers.faults import Fault
 from workers.spec import WorkerSpec
 
 pytestmark = pytest.mark.anyio
 
 TOKENS = 120
+SLOW = Fault("slow", calls=0, seconds=0.01)
+"""So that a stream still runs when this process, on a machine that is busy, comes to look at it."""
 BODY = {
     "model": "tiny",
     "prompt": "The capital of France is",
@@ -29,7 +32,15 @@ BODY = {
 
 
 def launch(backend: str, *, standby: bool = False) -> WorkerLaunch:
-    spec = WorkerSpec(backend, "tiny", str(builtin_path()), backend, threads=1, log_level="warning")  # type: ignore[arg-type]
+    spec = WorkerSpec(
+        backend,
+        "tiny",
+        str(builtin_path()),
+        backend,  # type: ignore[arg-type]
+        threads=1,
+        log_level="warning",
+        faults=(SLOW,),
+    )
     return WorkerLaunch(spec.name, spec.model_name, worker_command(spec), standby)
 
 
