@@ -1,4 +1,4 @@
-"""Weights of few bits in the order in which the products of `kernels.dot` read them.
+"""Weights of few bits in the order in which the products of `kernels.tile` read them.
 
 A tile is 16 neighbouring outputs with all of their inputs: first the levels, four neighbouring inputs of each
 output in 32 bits (with 4 bits a level, two such runs share their bytes: the low halves are the first one's), then the

@@ -13,7 +13,7 @@ from workers.checkpoint import ModelConfig
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.attention import Attention
 from workers.iree.kernels.code import LANES
-from workers.iree.kernels.dot import Dot, Product, product
+from workers.iree.kernels.dot import product
 from workers.iree.kernels.experts import combine, experts_down, experts_up
 from workers.iree.kernels.gate import gate
 from workers.iree.kernels.linear import gated, linear, stride
@@ -21,6 +21,7 @@ from workers.iree.kernels.lookup import lookup
 from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.packed_experts import PackedExperts, packed_down, packed_up
 from workers.iree.kernels.place import Heads, place
+from workers.iree.kernels.product import Dot, Product
 from workers.iree.kernels.rounding import Rounded, round_rows, rounded_rows
 from workers.iree.kernels.routing import Mixture, group, route
 from workers.iree.ops import Angles, Cache, Place, Shape
@@ -71,10 +72,9 @@ class TiledOps:
         name = f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}"
         self.bodies[name] = norm(name, rows, width, eps, self.arithmetic, kind)
         words = _words(rows, stride(width, self.arithmetic))
-        operands = [x, *(operand for operand in (delta, after, before) if operand is not None)]
         if delta is None:
-            return x, _call(name, words, *operands)
-        out: tuple[jax.Array, jax.Array] = _call(name, (_floats(rows, width), words), *operands)
+            return x, _call(name, words, x, after, before)
+        out: tuple[jax.Array, jax.Array] = _call(name, (_floats(rows, width), words), x, delta, after, before)
         return out
 
     def linear(
@@ -88,9 +88,8 @@ class TiledOps:
         if isinstance(weight, Packed):
             return self._linear_packed(x, weight, outputs, bias, live)
         tiles, steps, _, k = weight.shape
-        rows, inputs, given = x.shape[0], steps * k, [each for each in (bias, live) if each is not None]
-        kind = f"{'' if bias is None else '_bias'}{'' if live is None else '_live'}"
-        name = f"baton_linear_{rows}_{tiles}_{inputs}{kind}"
+        rows, inputs = x.shape[0], steps * k
+        name = _named(f"baton_linear_{rows}_{tiles}_{inputs}", bias=bias, live=live)
         self.bodies[name] = linear(
             name,
             rows,
@@ -101,8 +100,7 @@ class TiledOps:
             threads=self.threads,
             live=live is not None,
         )
-        operands = (x, weight.reshape(tiles, -1), *given)
-        out: jax.Array = _call(name, _floats(rows, tiles * LANES), *operands)
+        out: jax.Array = _call(name, _floats(rows, tiles * LANES), x, weight.reshape(tiles, -1), bias, live)
         return out if tiles * LANES == outputs else out[:, :outputs]
 
     def _linear_packed(
@@ -111,10 +109,9 @@ class TiledOps:
         rows = x.shape[0]
         rounded, levels, sums = self._round(x, weight)
         tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, bias is not None, self.threads)
-        name = f"{tiled.name}{'' if live is None else '_live'}"
+        name, results = _named(tiled.name, live=live), _floats(rounded.padded, tiled.outputs)
         self.bodies[name] = product(tiled, live=live is not None)
-        given = [each for each in (bias, live) if each is not None]
-        out: jax.Array = _call(name, _floats(rounded.padded, tiled.outputs), levels, sums, weight.data, *given)
+        out: jax.Array = _call(name, results, levels, sums, weight.data, bias, live)
         return out[:rows, :outputs]
 
     def _round(self, x: jax.Array, weight: Packed) -> tuple[Rounded, jax.Array, jax.Array]:
@@ -137,18 +134,17 @@ class TiledOps:
         live: jax.Array | None = None,
     ) -> jax.Array:
         rows, tiles = x.shape[0], ffn // LANES
+        words = _words(rows, stride(ffn, self.arithmetic))
         if isinstance(weight, Packed):
             name = f"baton_gate_{rows}_{ffn}"
             self.bodies[name] = gate(name, rows, ffn, self.arithmetic, activation)
-            words = _words(rows, stride(ffn, self.arithmetic))
             halves: jax.Array = _call(name, words, self.linear(x, weight, 2 * ffn, None, live))
             return halves
-        name = f"baton_gated_{rows}_{tiles}_{inputs}{'' if live is None else '_live'}"
+        name = _named(f"baton_gated_{rows}_{tiles}_{inputs}", live=live)
         self.bodies[name] = gated(
             name, rows, tiles, inputs, self.arithmetic, activation, threads=self.threads, live=live is not None
         )
-        operands = (x, weight.reshape(2 * tiles, -1), *(() if live is None else (live,)))
-        out: jax.Array = _call(name, _words(rows, stride(ffn, self.arithmetic)), *operands)
+        out: jax.Array = _call(name, words, x, weight.reshape(2 * tiles, -1), live)
         return out
 
     def experts(
@@ -161,50 +157,52 @@ class TiledOps:
         live: jax.Array | None = None,
     ) -> jax.Array:
         m = mixture_of(config, x.shape[0])
-        names = {part: f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "combine")}
-        names["group"] += "" if live is None else "_live"
+        routed, combined = (f"baton_experts_{part}_{m.rows}" for part in ("route", "combine"))
+        grouped = _named(f"baton_experts_group_{m.rows}", live=live)
         self.bodies |= {
-            names["route"]: route(names["route"], m),
-            names["group"]: group(names["group"], m, live=live is not None),
-            names["combine"]: combine(names["combine"], m),
+            routed: route(routed, m),
+            grouped: group(grouped, m, live=live is not None),
+            combined: combine(combined, m),
         }
         per, lists = m.experts.per_token, (_numbers(m.pairs), *(_numbers(m.groups + 1) for _ in range(2)))
         logits = self.linear(x, router, m.experts.count, None, live)
-        chosen, weights = _call(names["route"], (_words(m.rows, per), _floats(m.rows, per)), logits)
-        places = _call(names["group"], lists, chosen, *(() if live is None else (live,)))
+        chosen, weights = _call(routed, (_words(m.rows, per), _floats(m.rows, per)), logits)
+        places = _call(grouped, lists, chosen, live)
         mixed = self._experts_up(m, x, up, places, config.activation)
         added = self._experts_down(m, mixed, down, places)
-        out: jax.Array = _call(names["combine"], _floats(m.rows, m.hidden), added, weights)
+        out: jax.Array = _call(combined, _floats(m.rows, m.hidden), added, weights)
         return out
 
     def _experts_up(
         self, m: Mixture, x: jax.Array, weight: jax.Array | Packed, places: list[jax.Array], activation: Activation
     ) -> jax.Array:
-        name, words = f"baton_experts_up_{m.rows}", _words(m.pairs, stride(m.experts.ffn, self.arithmetic))
-        if isinstance(weight, Packed):
-            name += f"_{weight.packing.name}"
-            rounded, *operands = self._round(x, weight)
-            packed = PackedExperts(m, rounded, weight.packing, self.dot, self.threads)
-            self.bodies[name] = packed_up(name, packed, self.arithmetic, activation)
-            operands.append(weight.data)
-        else:
-            self.bodies[name] = experts_up(name, m, self.arithmetic, activation, threads=self.threads)
-            operands = [x, weight.reshape(len(weight), -1)]
+        name, e, operands = self._expert_operands(f"baton_experts_up_{m.rows}", m, x, weight)
+        self.bodies[name] = (
+            experts_up(name, m, self.arithmetic, activation, threads=self.threads)
+            if e is None
+            else packed_up(name, e, self.arithmetic, activation)
+        )
+        words = _words(m.pairs, stride(m.experts.ffn, self.arithmetic))
         out: jax.Array = _call(name, words, *operands, *places)
         return out
 
     def _experts_down(self, m: Mixture, x: jax.Array, weight: jax.Array | Packed, places: list[jax.Array]) -> jax.Array:
-        name = f"baton_experts_down_{m.rows}"
-        if isinstance(weight, Packed):
-            name += f"_{weight.packing.name}"
-            rounded, *operands = self._round(x, weight)
-            self.bodies[name] = packed_down(name, PackedExperts(m, rounded, weight.packing, self.dot, self.threads))
-            operands.append(weight.data)
-        else:
-            self.bodies[name] = experts_down(name, m, self.arithmetic, threads=self.threads)
-            operands = [x, weight.reshape(len(weight), -1)]
+        name, e, operands = self._expert_operands(f"baton_experts_down_{m.rows}", m, x, weight)
+        self.bodies[name] = (
+            experts_down(name, m, self.arithmetic, threads=self.threads) if e is None else packed_down(name, e)
+        )
         out: jax.Array = _call(name, _floats(m.pairs, m.hidden), *operands, *places)
         return out
+
+    def _expert_operands(
+        self, name: str, m: Mixture, x: jax.Array, weight: jax.Array | Packed
+    ) -> tuple[str, PackedExperts | None, list[jax.Array]]:
+        """The product's name, how its weights are packed where they are of few bits, and what it multiplies."""
+        if not isinstance(weight, Packed):
+            return name, None, [x, weight.reshape(len(weight), -1)]
+        rounded, levels, sums = self._round(x, weight)
+        packed = PackedExperts(m, rounded, weight.packing, self.dot, self.threads)
+        return f"{name}_{weight.packing.name}", packed, [levels, sums, weight.data]
 
     def place(
         self,
@@ -296,6 +294,11 @@ def _floats(rows: int, width: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((rows, width), jnp.float32)
 
 
-def _call(name: str, results: Any, *operands: jax.Array) -> Any:
-    """A kernel's call; `lower` puts the kernel in its place."""
-    return jax.ffi.ffi_call(name, results)(*operands)
+def _named(name: str, **parts: jax.Array | None) -> str:
+    """A kernel's name, which tells the operands that it may have from those that it has."""
+    return name + "".join(f"_{part}" for part, operand in parts.items() if operand is not None)
+
+
+def _call(name: str, results: Any, *operands: jax.Array | None) -> Any:
+    """A kernel's call with the operands that there are; `lower` puts the kernel in its place."""
+    return jax.ffi.ffi_call(name, results)(*(operand for operand in operands if operand is not None))

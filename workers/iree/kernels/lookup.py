@@ -1,8 +1,8 @@
 """Rows of a packed matrix as they are: the embeddings of tokens, from the tiles that the head multiplies by."""
 
 from workers.iree.kernels.code import LANES
-from workers.iree.kernels.dot import ELEMENTS
 from workers.iree.kernels.executable import Operand, dispatch
+from workers.iree.kernels.tile import ELEMENTS
 from workers.iree.quantized import RUN, Packing
 
 

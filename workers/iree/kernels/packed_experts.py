@@ -1,4 +1,4 @@
-"""The products of a mixture of experts with weights of few bits: those of `dot` for the pairs of one expert.
+"""The products of a mixture of experts with weights of few bits: those of `tile` for the pairs of one expert.
 
 Rows are rounded as for any other product, so a pair's sums are what the expert's matrix alone would give.
 """
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Code, Value
-from workers.iree.kernels.dot import Dot, Product, ahead, constants, fetch, tile_sums
 from workers.iree.kernels.executable import Operand, dispatch
 from workers.iree.kernels.experts import Shares
 from workers.iree.kernels.linear import ACTIVATIONS, stride
+from workers.iree.kernels.product import Dot, Product
 from workers.iree.kernels.rounding import MAX_ROWS, Rounded
 from workers.iree.kernels.routing import Mixture
+from workers.iree.kernels.tile import ahead, constants, fetch, tile_sums
 from workers.iree.quantized import Packing
 
 

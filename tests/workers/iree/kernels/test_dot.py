@@ -11,10 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu, Device, Module
+from workers.iree.cpu import Cpu
+from workers.iree.device import Device, Module
 from workers.iree.kernels.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
-from workers.iree.kernels.dot import Dot, choose_dot
 from workers.iree.kernels.linear import stride
+from workers.iree.kernels.product import Dot, choose_dot
 from workers.iree.lower import Graph, module, struct
 from workers.iree.quantized import Packed, Packing
 from workers.iree.tiled import TiledOps

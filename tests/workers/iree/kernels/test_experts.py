@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from workers.architectures.parts import Experts
 from workers.checkpoint import ModelConfig
 from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu, Device, Module
+from workers.iree.cpu import Cpu
+from workers.iree.device import Device, Module
 from workers.iree.kernels.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
 from workers.iree.kernels.code import LANES
-from workers.iree.kernels.dot import Dot, choose_dot
 from workers.iree.kernels.experts import MANY, Shares
 from workers.iree.kernels.linear import GROUP_BYTES, SHARES, stride
+from workers.iree.kernels.product import Dot, choose_dot
 from workers.iree.kernels.routing import Mixture
 from workers.iree.lower import Graph, module, struct
 from workers.iree.quantized import Packed, Packing

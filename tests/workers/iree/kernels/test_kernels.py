@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from workers.architectures.parts import Activation
 from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu, Device
+from workers.iree.cpu import Cpu
+from workers.iree.device import Device
 from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of
 from workers.iree.kernels.attention import POSITIONS, Attention
 from workers.iree.kernels.linear import SHARES, gated, linear, stride, workgroups
