@@ -1,66 +1,12 @@
 """Slots as a pool: what is reserved, what is retained, what is reused and what is given up, without a runner."""
 
-from typing import Any
-
 import pytest
 
 from protocol.errors import ErrorCode
+from tests.workers.pool import SHARED, admit, ask, end, prefill, run, scheduler
 from tests.workers.test_scheduler import refusal
-from workers.live import Copy, Prefill
+from workers.live import Copy
 from workers.prefix import PrefixPolicy
-from workers.request import Request
-from workers.runner import RunnerCapabilities
-from workers.scheduler import Scheduler
-
-SHARED = tuple(range(20))
-
-
-def scheduler(
-    slots: int = 2, *, exact: bool = True, least: int = 1, step_tokens: int = 99, block: int = 1, **options: Any
-) -> Scheduler:
-    capabilities = RunnerCapabilities("scripted", "none", "float32", slots, 32, 100, (4, 8), exact, block)
-    policy = options.pop("prefixes", PrefixPolicy(least=least))
-    return Scheduler(capabilities, max_queue=8, step_tokens=step_tokens, prefixes=policy, **options)
-
-
-def ask(stream: int, prompt: tuple[int, ...] = SHARED, *, max_tokens: int | None = 4, tenant: str = "") -> Request:
-    return Request(stream, prompt, max_tokens=max_tokens, tenant=tenant)
-
-
-def admit(one: Scheduler) -> list[int]:
-    """Admit what can be; what is given up for it is clean at once. Returns what was given up."""
-    one.admit(0.0)
-    given_up = []
-    while (slot := one.give_up()) is not None:
-        one.slots.clean(slot)
-        given_up.append(slot)
-        one.admit(0.0)
-    return given_up
-
-
-def prefill(one: Scheduler) -> list[Prefill]:
-    """All chunks of a step."""
-    works = []
-    while call := one.next_call():
-        works += call
-        for work in call:
-            one.prefilled(work)
-            if work.draw is not None:
-                one.accept(work.live, 50)
-    return works
-
-
-def run(one: Scheduler, *requests: Request) -> list[Prefill]:
-    """Submit, admit and prefill."""
-    for request in requests:
-        one.submit(request, 0.0)
-    admit(one)
-    return prefill(one)
-
-
-def end(one: Scheduler, *streams: int) -> None:
-    for stream in streams:
-        assert one.remove(stream) is not None
 
 
 def test_a_request_reserves_its_prompt_and_its_tokens_and_the_next_one_waits_for_room() -> None:
@@ -305,68 +251,3 @@ def test_a_cancelled_prompt_is_of_use_as_far_as_it_came() -> None:
     run(one, ask(1))
     end(one, 1)
     assert run(one, ask(2))[0].copy == Copy(0, 0, 8)
-
-
-def calls(one: Scheduler) -> list[list[tuple[int, int, int]]]:
-    """All calls of a step, each as (stream, start, tokens) of its chunks."""
-    out = []
-    while call := one.next_call():
-        out.append([(work.live.request.stream, work.chunk.start, len(work.chunk.tokens)) for work in call])
-        for work in call:
-            one.prefilled(work)
-            if work.draw is not None:
-                one.accept(work.live, 50)
-    return out
-
-
-def distinct(stream: int, length: int) -> Request:
-    return ask(stream, tuple(range(10 * stream, 10 * stream + length)))
-
-
-@pytest.mark.parametrize(
-    ("block", "lengths", "expected"),
-    [
-        (1, (3, 2, 2), [[(0, 0, 3), (1, 0, 2), (2, 0, 2)]]),
-        (1, (3, 2, 6), [[(0, 0, 3), (1, 0, 2), (2, 0, 3)], [(2, 3, 3)]]),
-        (4, (3, 2, 6), [[(0, 0, 3), (1, 0, 2)], [(2, 0, 6)]]),
-        (4, (5, 2, 6), [[(0, 0, 5)], [(1, 0, 2), (2, 0, 4)], [(2, 4, 2)]]),
-        (1, (1, 1), [[(0, 0, 1), (1, 0, 1)]]),
-    ],
-)
-def test_prompts_share_a_call_that_is_as_large_as_if_they_were_one(
-    block: int, lengths: tuple[int, ...], expected: list[list[tuple[int, int, int]]]
-) -> None:
-    one = scheduler(4, block=block)
-    for stream, length in enumerate(lengths):
-        one.submit(distinct(stream, length), 0.0)
-    admit(one)
-    assert calls(one) == expected
-
-
-def test_where_rows_are_not_exact_each_prompt_has_a_call_of_its_own() -> None:
-    one = scheduler(4, exact=False)
-    for stream in range(3):
-        one.submit(distinct(stream, 2), 0.0)
-    admit(one)
-    assert calls(one) == [[(0, 0, 2)], [(1, 0, 2)], [(2, 0, 2)]]
-
-
-def test_a_call_of_several_prompts_keeps_to_the_budget_and_cuts_the_last() -> None:
-    one = scheduler(4, step_tokens=8)
-    for stream in range(3):
-        one.submit(distinct(stream, 3), 0.0)
-    admit(one)
-    assert calls(one) == [[(0, 0, 3), (1, 0, 3)]], "each last chunk costs one more"
-    one.step_tokens = 5
-    one.admit(0.0)
-    assert calls(one) == [[(2, 0, 3)]]
-
-
-def test_a_prompt_waits_for_one_before_it_whose_rows_it_can_take() -> None:
-    one = scheduler(4, least=2)
-    one.submit(ask(0, (1, 2, 3)), 0.0)
-    one.submit(ask(1, (1, 2, 4)), 0.0)
-    one.submit(ask(2, (9, 9, 9)), 0.0)
-    one.submit(ask(3, (1, 2, 4), tenant="b"), 0.0)
-    admit(one)
-    assert calls(one) == [[(0, 0, 3)], [(1, 2, 1), (2, 0, 3), (3, 0, 3)]]

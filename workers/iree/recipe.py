@@ -6,15 +6,17 @@ from msgspec import Struct
 
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu, Device, DeviceError
+from workers.iree.cpu import Cpu
+from workers.iree.device import Device, DeviceError
 from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
 from workers.iree.kernels.arithmetic import arithmetic_of
 from workers.iree.kernels.attention import POSITIONS
 from workers.iree.kernels.code import LANES
-from workers.iree.kernels.dot import choose_dot
+from workers.iree.kernels.product import choose_dot
 from workers.iree.ops import Cache
 from workers.iree.plain import PlainOps
-from workers.iree.storage import stored_parameters
+from workers.iree.quantized import GROUPS
+from workers.iree.storage import quantization_of, stored_parameters
 from workers.iree.tiled import TiledOps
 from workers.spec import Dtype, Quantize
 
@@ -80,6 +82,9 @@ class Recipe(Struct, frozen=True):
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
         cache = Cache.of(config, self.slots, self.context, POSITIONS if isinstance(ops, TiledOps) else PLAIN_TILE)
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
+        if self.quantize != "none" and not quantization_of(stored):
+            problem = f"no matrix has rows of whole groups of {GROUPS[-1]}: none can be made {self.quantize}"
+            raise CheckpointError(Path(self.model) / "config.json", "hidden_size", problem)
         # One decode graph where its rows cost next to nothing and kernels may change with their number.
         buckets = decode_buckets(self.slots) if tiled else (self.slots,)
         return Plan(config, ops, cache, stored, buckets, prefill_chunks(self.context))
