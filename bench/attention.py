@@ -24,7 +24,8 @@ from bench.limits import read_bandwidth
 from bench.shapes import SHAPES
 from workers.affinity import usable_cores
 from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu, Device, Module
+from workers.iree.cpu import Cpu
+from workers.iree.device import Device, Module
 from workers.iree.kernels.arithmetic import arithmetic_of
 from workers.iree.kernels.attention import POSITIONS
 from workers.iree.lower import Graph, module, struct

@@ -24,7 +24,8 @@ import numpy as np
 
 from workers.affinity import usable_cores
 from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu, Device
+from workers.iree.cpu import Cpu
+from workers.iree.device import Device
 from workers.iree.kernels.arithmetic import arithmetic_of
 from workers.iree.kernels.attention import POSITIONS
 from workers.iree.kernels.code import LANES

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from workers.iree.compiler import Compiler
-from workers.iree.device import Cpu, Device
+from workers.iree.cpu import Cpu
+from workers.iree.device import Device
 from workers.iree.kernels.arithmetic import arithmetic_of
 from workers.iree.kernels.code import FLOATS, LANES
 from workers.iree.kernels.executable import Kernel

@@ -122,7 +122,8 @@ class Reception:
         return None
 
     def _note_kind(self, arrival: Arrival) -> None:
-        """Another backend, device or number type is welcome, and told of: its tokens may differ from the others'."""
+        """Another backend, device, number type, kind of CPU or version is welcome, and told of: its tokens may differ
+        from the others'."""
         hello = arrival.hello
         for member in self._fleet:
             other = member.process.status.hello

@@ -87,7 +87,7 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     context: Count
     """Tokens of prompt and answer that one slot holds."""
     config_digest: Label = ""
-    """Equal digests: same weights, dtype and graphs, hence the same tokens."""
+    """Equal digests: same weights, dtype, versions and kind of CPU, hence the same tokens."""
     model_digest: Label = ""
     """Equal digests: the same checkpoint, whatever computes it."""
 

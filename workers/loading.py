@@ -2,10 +2,12 @@
 
 import hashlib
 import math
+import platform
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from protocol.bounds import MAX_NAME
@@ -20,6 +22,9 @@ from workers.runner import Chunk, Draw, Row, Runner, RunnerCapabilities
 from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
 from workers.text.vocabulary import Vocabulary
+
+COMPUTED_BY = {"iree": ("iree-base-compiler", "jax"), "mlx": ("mlx", "mlx-lm")}
+"""The distributions in which a backend's arithmetic is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +62,25 @@ def describe(spec: WorkerSpec) -> Described:
     config = ModelConfig.from_dir(path)
     context, quantize = config.choose_context(spec.context), config.choose_quantization(spec.quantize)
     device = (spec.device or _default_device(backend))[:MAX_NAME]
-    # What decides a sequence's tokens besides the model's files. How many share a batch does not.
+    # What decides a sequence's tokens besides the model's files. How many share a batch, or how many threads, does not.
     model = config_digest(path)
-    settings = f"{model} {backend} {device} {spec.dtype} {quantize} {context}"
+    settings = f"{model} {backend} {device} {spec.dtype} {quantize} {context} {_computed_by(backend)}"
     return Described(backend, device, context, hashlib.sha256(settings.encode()).hexdigest()[:32], model)
 
 
 def _scripted_digest(spec: WorkerSpec) -> str:
     """A script has no checkpoint; its directory's name stands for one."""
     return Path(spec.model_path).name[:MAX_NAME] or "scripted"
+
+
+def _computed_by(backend: str) -> str:
+    """The packages and the machine: sums are written down to a CPU's instructions, and rounded as these do."""
+    versions = " ".join(metadata.version(name) for name in ("baton", *COMPUTED_BY[backend]))
+    if backend != "iree":
+        return f"{versions} {platform.machine()}"
+    from workers.iree.cpu import Cpu
+
+    return f"{versions} {Cpu.of_host().kind}"
 
 
 def _default_device(backend: str) -> str:

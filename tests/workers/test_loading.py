@@ -1,5 +1,6 @@
 """What a worker says before it loads, and its load on a real backend that is always there."""
 
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,29 @@ def test_the_digest_is_of_all_that_decides_tokens(checkpoint: Path, change: dict
     same = {"max_batch_size": 2, "name": "another", "threads": 1}
     assert describe_model(checkpoint).digest == describe_model(checkpoint, **same).digest
     assert describe_model(checkpoint).digest != describe_model(checkpoint, **change).digest
+
+
+def test_workers_are_alike_where_cpus_round_alike(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("iree.runtime")
+    from workers.iree.cpu import Cpu
+
+    def digest(*features: str) -> str:
+        monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("x86_64", frozenset(features)))
+        return describe_model(checkpoint, backend="iree").digest
+
+    assert digest("avx2", "fma", "hypervisor") == digest("avx2", "fma", "avx512vnni")
+    assert digest("avx2", "fma") != digest("avx2", "fma", "avx512f")
+    assert digest("avx512f", "avx512bf16") != digest("avx512f", "avx512bf16", "sse4a")
+
+
+@pytest.mark.parametrize("package", ["baton", "mlx"])
+def test_another_version_may_compute_other_tokens(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    pytest.importorskip("mlx.core")
+    before, version = describe_model(checkpoint).digest, metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0" if name == package else version(name))
+    assert describe_model(checkpoint).digest != before
 
 
 def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """IREE's devices: which there are, how modules are compiled for them, and how data gets there and back."""
 
 import mmap
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.affinity import usable_cores
+from workers.iree.cpu import Cpu
 from workers.probe import short
 from workers.refused import LoadRefused
 
@@ -59,42 +59,6 @@ class DeviceError(LoadRefused):
     """A device cannot be used; the text says which, why, and what there is instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
-    """The CPU that a local driver computes on."""
-
-    machine: str
-    features: frozenset[str]
-    """LLVM's names."""
-
-    @classmethod
-    def of_host(cls) -> "Cpu":
-        return cls(platform.machine().lower().replace("amd64", "x86_64"), _host_features())
-
-    @property
-    def digest(self) -> str:
-        return " ".join([self.machine, *sorted(self.features)])
-
-
-def _host_features() -> frozenset[str]:
-    """What `--iree-llvmcpu-target-cpu=host` will see, from the kernel's list."""
-    renamed = {
-        "avx512_bf16": "avx512bf16",
-        "avx512_fp16": "avx512fp16",
-        "avx512_vnni": "avx512vnni",
-        "avx_vnni": "avxvnni",
-        "asimdhp": "fullfp16",
-    }
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip().lower() in ("flags", "features"):
-                return frozenset(renamed.get(flag, flag) for flag in value.split())
-    except OSError:
-        pass  # not Linux: no tile is chosen by a feature there
-    return frozenset()
-
-
 def available_drivers() -> list[str]:
     """The drivers that the installed runtime was built with; a machine may lack the hardware for some."""
     return sorted(rt.query_available_drivers())
@@ -136,7 +100,7 @@ class Device:
             return (*COMMON_FLAGS, *CPU_FLAGS)
         if self.driver not in GPU_TARGETS:
             raise DeviceError(f"device: there is no compiler backend for driver {self.driver!r}")
-        return (*COMMON_FLAGS, *GPU_FLAGS, *GPU_TARGETS[self.driver], *gpu_architecture(self.driver))
+        return gpu_flags(self.driver, gpu_architecture(self.driver))
 
     def compile_target(self) -> str:
         """What of the target the flags do not say."""
@@ -269,6 +233,11 @@ class Module:
                 inputs.push_ref(argument)
         self._context.invoke(function, inputs, outputs)
         return [outputs.get_as_object(i, rt.HalBufferView) for i in range(outputs.size)]
+
+
+def gpu_flags(driver: str, architecture: Sequence[str]) -> tuple[str, ...]:
+    """iree-compile's flags for one of `GPU_TARGETS`, whether there is such a device here or not."""
+    return (*COMMON_FLAGS, *GPU_FLAGS, *GPU_TARGETS[driver], *architecture)
 
 
 def gpu_architecture(driver: str) -> tuple[str, ...]:

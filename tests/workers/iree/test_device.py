@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from workers.iree import device as device_module
-from workers.iree.device import Cpu, Device, DeviceError, available_drivers, cuda_target
+from workers.iree.cpu import Cpu
+from workers.iree.device import Device, DeviceError, available_drivers, cuda_target
 
 
 def test_unknown_driver_is_a_sentence() -> None:

@@ -162,6 +162,12 @@ def test_a_model_without_kernels_is_refused(load: Load, tmp_path: Path) -> None:
         load(make_checkpoint(tmp_path, head_dim=8), quantize="int4")
 
 
+def test_a_model_of_which_nothing_can_be_quantized_is_refused(load: Load, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, hidden=48, head_dim=16, heads=3, kv_heads=1, ffn=80)
+    with pytest.raises(CheckpointError, match="hidden_size: no matrix has rows of whole groups of 32: none can be"):
+        load(path, quantize="int8")
+
+
 def test_what_does_not_fit_is_refused_before_anything_is_written(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

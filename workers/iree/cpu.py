@@ -1,0 +1,52 @@
+"""The CPU that graphs are compiled for and computed on, as the kernel describes it. Imports nothing of IREE."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+LLVM_NAMES = {
+    "avx512_bf16": "avx512bf16",
+    "avx512_fp16": "avx512fp16",
+    "avx512_vnni": "avx512vnni",
+    "avx_vnni": "avxvnni",
+    "asimdhp": "fullfp16",
+}
+"""Of features that the kernel calls by another name."""
+ROUNDING = frozenset({"avx2", "avx512bf16", "avx512f", "f16c", "fma", "fullfp16", "sse4a"})
+"""Features by which kernels choose their instructions, and so how a sum is rounded. Those for integers are not: their
+sums are exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The CPU that a local driver computes on."""
+
+    machine: str
+    features: frozenset[str]
+    """LLVM's names."""
+
+    @classmethod
+    def of_host(cls) -> "Cpu":
+        return cls(platform.machine().lower().replace("amd64", "x86_64"), _host_features())
+
+    @property
+    def digest(self) -> str:
+        """CPUs of one digest run each other's compiled graphs."""
+        return " ".join([self.machine, *sorted(self.features)])
+
+    @property
+    def kind(self) -> str:
+        """CPUs of one kind compute the same tokens."""
+        return " ".join([self.machine, *sorted(self.features & ROUNDING)])
+
+
+def _host_features() -> frozenset[str]:
+    """What `--iree-llvmcpu-target-cpu=host` will see, from the kernel's list."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip().lower() in ("flags", "features"):
+                return frozenset(LLVM_NAMES.get(flag, flag) for flag in value.split())
+    except OSError:
+        pass  # not Linux: no tile is chosen by a feature there
+    return frozenset()
