@@ -20,6 +20,8 @@ MAX_BYTES = 1 << 30
 MAX_KEYS = 16384
 IN_USE_S = 60.0
 """An entry that was used this lately is kept even beyond the bound: its file may not be mapped yet."""
+STALE_S = 3600.0
+"""What is unfinished for so long was left by a process that died: no module takes a fifth of it to make."""
 _MENDABLE = {errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -130,6 +132,9 @@ class GraphCache:
             keys = list(self._folder.glob("*.key"))
             for key in sorted(keys, key=_used)[: max(0, len(keys) - MAX_KEYS)]:
                 key.unlink(missing_ok=True)
+            for left in self._folder.glob("*.tmp"):
+                if now - _used(left) >= STALE_S:
+                    _discard(left)
 
     def _remove(self, entry: Path) -> None:
         """Out of sight first, then gone: nobody finds half an entry."""
@@ -137,6 +142,14 @@ class GraphCache:
         entry.rename(doomed)  # over an empty folder
         shutil.rmtree(doomed, ignore_errors=True)
         (self._folder / f"{entry.name}.lock").unlink(missing_ok=True)
+
+
+def _discard(left: Path) -> None:
+    """Remove what a process that died had begun: an entry or a key."""
+    if left.is_dir():
+        shutil.rmtree(left, ignore_errors=True)
+    else:
+        left.unlink(missing_ok=True)
 
 
 def _used(path: Path) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workers.iree import cache as cache_module
-from workers.iree.cache import IN_USE_S, MAX_BYTES, CacheError, GraphCache
+from workers.iree.cache import IN_USE_S, MAX_BYTES, STALE_S, CacheError, GraphCache
 
 ENTRY = 64
 """Bytes of a checksum, which count."""
@@ -83,6 +83,19 @@ def test_leftovers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / "a.abcdef.tmp").mkdir()
     GraphCache(tmp_path).get("a", Making())
     assert entries(tmp_path) == {"a"}
+
+
+def test_what_was_never_finished_is_removed_once_nobody_can_be_at_it(tmp_path: Path) -> None:
+    cache = GraphCache(tmp_path)
+    (tmp_path / "b.abcdef.tmp").mkdir()
+    (tmp_path / "b.abcdef.tmp" / "module.vmfb").write_bytes(b"half")
+    (tmp_path / "k.abcdef.tmp").touch()
+    for name, seconds in (("b.abcdef.tmp", STALE_S), ("k.abcdef.tmp", STALE_S)):
+        os.utime(tmp_path / name, (time.time() - seconds,) * 2)
+    (tmp_path / "c.abcdef.tmp").mkdir()
+    os.utime(tmp_path / "c.abcdef.tmp", (time.time() - STALE_S + 60,) * 2)
+    cache.get("a", Making())
+    assert [left.name for left in tmp_path.glob("*.tmp")] == ["c.abcdef.tmp"]
 
 
 def test_two_at_once_make_one(tmp_path: Path) -> None:
