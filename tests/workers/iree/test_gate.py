@@ -175,6 +175,17 @@ def test_logits_of_few_bits_are_equal_to_the_bit(load: Load, tmp_path: Path, mon
     runner.close()
 
 
+def test_the_number_of_threads_changes_no_bit(load: Load, runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three threads share the context of a row, as two do not that have a head each."""
+    other = load(threads=3)
+    expected = runner.logits(Chunk(7, TOKENS, 0, 0))
+    np.testing.assert_array_equal(other.logits(Chunk(7, TOKENS[:40], 0, 0)), expected[:40])  # by single steps
+    spy = LogitsSpy(other, monkeypatch)
+    other.prefill([Chunk(2, TOKENS, 0, 0)], [GREEDY])
+    np.testing.assert_array_equal(spy.seen[-1][0], expected[-1])
+    other.close()
+
+
 def check_logits(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """However a row is computed: scored, prefilled in any chunks, decoded in any bucket, beside whatever neighbours."""
     expected = runner.logits(Chunk(7, TOKENS, 0, 0))
