@@ -145,6 +145,8 @@ class _Daemon:
         self._listener: Listener | None = None
         self._handing_over = False
         self._operating = anyio.CancelScope()
+        self._asked = anyio.Event()
+        """Somebody at this machine asked for the end, with a signal."""
         self._hurry = anyio.Event()
         self._shutdown = anyio.Event()
         self._server_ended = anyio.Event()
@@ -168,8 +170,9 @@ class _Daemon:
         with anyio.open_signal_receiver(*wanted) as signals:
             async for number in signals:
                 _log.info("signal", name=signal.Signals(number).name)
-                if self.leave.is_set():
+                if self._asked.is_set() or (self.leave.is_set() and not self._handing_over):
                     self._hurry.set()
+                self._asked.set()
                 self.leave.set()
 
     async def watch_fleet(self) -> None:
@@ -263,11 +266,10 @@ class _Daemon:
         async with anyio.create_task_group() as group:
             group.start_soon(self._cut_grace, group.cancel_scope)
             if self._handing_over:
+                group.start_soon(self._cut_hand_over, group.cancel_scope)
                 await self._finish()
             else:
-                with anyio.move_on_after(settings.shutdown_grace_s):
-                    await router.idle()
-                    await self._streams.settled()
+                await self._grace()
             group.cancel_scope.cancel()
         router.drain_nowait()
         router.fail_all("the gateway is shutting down")
@@ -300,6 +302,19 @@ class _Daemon:
             await self._streams.none_left()
             if self._predecessor is not None:  # whose streams the next gateway reaches through this one
                 await self._predecessor.gone()
+
+    async def _grace(self) -> None:
+        """The time that what is live has in an ordinary shutdown."""
+        with anyio.move_on_after(self._settings.shutdown_grace_s):
+            await self._router.idle()
+            await self._streams.settled()
+
+    async def _cut_hand_over(self, scope: anyio.CancelScope) -> None:
+        """A signal makes an ordinary shutdown of a hand-over."""
+        await self._asked.wait()
+        self._router.drain_nowait()
+        await self._grace()
+        scope.cancel()
 
     async def _cut_grace(self, scope: anyio.CancelScope) -> None:
         await self._hurry.wait()

@@ -1,6 +1,5 @@
 """A listening socket that knows its connections."""
 
-import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +32,8 @@ class Listener(Acceptor):
         """Connections are to be used no more; what is under way on them may finish."""
         self.on_retire: Callable[[], None] = lambda: None
         """Whoever serves the connections hears of it here."""
+        self.on_stop: Callable[[], None] = self.close
+        """Whoever accepts from it, and closes it, hears of that here."""
         self._accepted: WeakSet[socket.socket] = WeakSet()
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -59,7 +60,7 @@ class Listener(Acceptor):
         self.on_retire()
 
     def stop(self) -> None:
-        """The same, and let the running event loop accept no more from it."""
+        """The same, and accept no more. This process lets go of the socket at once: when the other one that has it
+        dies, clients are refused, and not kept in a queue that nobody looks at."""
         self.retire()
-        if self.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self.fileno())
+        self.on_stop()

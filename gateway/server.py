@@ -166,6 +166,7 @@ async def _run(app: ASGIApp, config: Config, listener: Listener, leave: anyio.Ev
 
     listener.on_retire = retire
     server = await asyncio.start_server(connected, backlog=BACKLOG, sock=listener)
+    listener.on_stop = server.close
     try:
         await leave.wait()
     finally:

@@ -3,10 +3,6 @@
 import os
 import socket
 import stat
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -29,65 +25,9 @@ from gateway.settings import GatewaySettings
 from tests.gateway.asgi import clients
 from tests.gateway.remote import joining
 from tests.gateway.serving import COMPLETION, events, serving
+from tests.gateway.succession import ask, gateway, said, who
 
 pytestmark = pytest.mark.anyio
-
-PROGRAM = """
-import sys
-import anyio
-from cli.predecessor import HttpPredecessor
-from cli.settings import Settings
-from gateway.daemon import run_daemon
-from gateway.settings import GatewaySettings
-from tests.gateway.real import launch
-
-port = int(sys.argv[1])
-door = {"listen_workers": sys.argv[2], "keys_dir": sys.argv[3]} if sys.argv[2:] else {}
-
-async def main():
-    await run_daemon(
-        GatewaySettings(port=port, shutdown_grace_s=0, keep_alive_s=2, **door),
-        [launch("w0", rate=100)],
-        on_listening=lambda host, port: print("port", port, flush=True),
-        on_status=lambda status: print("state", status.state.value, flush=True),
-        predecessor=HttpPredecessor(Settings(port=port)) if port else None,
-    )
-
-anyio.run(main)
-"""
-
-
-@contextmanager
-def gateway(port: int = 0, *door: str) -> Iterator["subprocess.Popen[str]"]:
-    """With a `door`: its address, and the folder of its keys."""
-    argv = [sys.executable, "-c", PROGRAM, str(port), *door]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def said(process: "subprocess.Popen[str]", words: str) -> str:
-    for line in process.stdout or ():
-        if line.startswith(words):
-            return line
-    raise RuntimeError(f"it ended before {words!r}")
-
-
-async def ask(port: int) -> int:
-    """A request on a connection of its own, tried once."""
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-        answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=COMPLETION)
-        return answer.status_code
-
-
-async def who(port: int) -> int:
-    """The process that serves new connections."""
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-        pid: int = (await client.get(f"http://127.0.0.1:{port}/admin/gateway")).json()["pid"]
-        return pid
 
 
 async def test_nobody_is_refused_and_no_stream_is_cut() -> None:
