@@ -4,7 +4,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs
 
 import anyio
 import structlog
@@ -19,6 +19,8 @@ STREAMS = "/v1/streams/"
 HEADER = "Last-Event-ID"
 PARAMETER = "starting_after"
 _NUMBER = re.compile(r"[0-9]{1,15}")
+_ID = re.compile(r"[a-z]{1,8}-[0-9a-f]{1,64}")
+"""What an answer's id looks like. Anything else is nobody's, and no part of an address."""
 
 _log = structlog.get_logger("gateway.pickup")
 
@@ -107,12 +109,17 @@ class PickUp:
 
     async def _pass_on(self, elsewhere: Elsewhere, exchange: Exchange, stream_id: str, cancel: bool) -> None:
         """Let the other gateway answer. Raises `ApiError` when it does not."""
-        if not stream_id:
-            stream_id, _ = _position(exchange, stream_id)
-        target = f"{STREAMS}{quote(stream_id, safe='')}" + (f"?{exchange.query}" if exchange.query else "")
-        names = ("authorization", "last-event-id")
-        headers = {name: value for name in names if (value := exchange.header(name.encode()))}
-        headers["x-request-id"] = exchange.request_id
+        stream_id, position = (stream_id, None) if cancel else _position(exchange, stream_id)
+        if not _ID.fullmatch(stream_id):
+            raise UnknownStream
+        # All is made anew: what a client sends may be no address at all.
+        target, headers = f"{STREAMS}{stream_id}", {"x-request-id": exchange.request_id}
+        if position is not None and position.field == HEADER:
+            headers[HEADER] = f"{stream_id}-{position.number}"
+        elif position is not None:
+            target += f"?{PARAMETER}={position.number}"
+        if key := exchange.header(b"authorization"):
+            headers["authorization"] = key
 
         async def relay(scope: anyio.CancelScope) -> None:
             async with elsewhere.ask("DELETE" if cancel else "GET", target, headers) as answer:
