@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
+import anyio
 import msgspec
 from msgspec import Meta, Struct
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -77,26 +78,26 @@ class Admin:
 
     async def drain(self, request: Request) -> Response:
         """`POST /admin/workers/{name}/drain`."""
-        leave = await _body(request, Leave)
+        leave = await _body(request, Leave, self._settings.body_timeout_s)
         name = request.path_params["name"]
         return self._begin(lambda: self._operations.drain(name, self._grace(leave)), "worker", name)
 
     async def restart(self, request: Request) -> Response:
         """`POST /admin/workers/{name}/restart`."""
-        leave = await _body(request, Leave)
+        leave = await _body(request, Leave, self._settings.body_timeout_s)
         name = request.path_params["name"]
         return self._begin(lambda: self._operations.restart(name, self._grace(leave)), "worker", name)
 
     async def restart_all(self, request: Request) -> Response:
         """`POST /admin/restart`, with `?rolling` so that another worker is ready before one leaves."""
-        leave = await _body(request, LeaveAll)
+        leave = await _body(request, LeaveAll, self._settings.body_timeout_s)
         rolling = "rolling" in request.query_params
         begin = self._operations.replace_all if rolling else self._operations.restart_all
         return self._begin(lambda: begin(self._grace(leave), leave.model), "model", leave.model)
 
     async def reload(self, request: Request) -> Response:
         """`POST /admin/reload`."""
-        wanted = await _body(request, Reload)
+        wanted = await _body(request, Reload, self._settings.body_timeout_s)
         grace_s = self._grace(wanted)
         return self._begin(
             lambda: self._operations.replace_all(grace_s, wanted.model, wanted.checkpoint), "model", wanted.model
@@ -117,8 +118,9 @@ class Admin:
 class Succession:
     """What another gateway asks, which is to take this one's place."""
 
-    def __init__(self, hand_over: HandOver) -> None:
+    def __init__(self, hand_over: HandOver, settings: GatewaySettings) -> None:
         self._hand_over = hand_over
+        self._body_s = settings.body_timeout_s
 
     def routes(self) -> list[Route]:
         """Under `/admin`."""
@@ -134,12 +136,12 @@ class Succession:
 
     async def offer(self, request: Request) -> Response:
         """`POST /admin/gateway/offer`: see `gateway.hand_over.Offer`. Changes nothing yet."""
-        await _body(request, Nothing)
+        await _body(request, Nothing, self._body_s)
         return _json(self._hand_over.offer(), 202)
 
     async def leave(self, request: Request) -> Response:
         """`POST /admin/gateway/leave`: to the gateway of that process alone, for two of them may have the port."""
-        wanted = await _body(request, Successor)
+        wanted = await _body(request, Successor, self._body_s)
         if wanted.pid != os.getpid():
             raise ApiError(409, f"this is the gateway of process {os.getpid()}", "another_gateway", param="pid")
         self._hand_over.leave()
@@ -150,16 +152,20 @@ def _json(value: Any, status: int) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-async def _body(request: Request, kind: type[Body]) -> Body:
+async def _body(request: Request, kind: type[Body], within_s: float) -> Body:
     """A JSON object, or nothing. Raises `ApiError`."""
     # A page of another origin can send other types unasked.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the content-type must be application/json", "unsupported_media_type")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is over the bound of {MAX_BODY_BYTES} bytes", "body_too_large")
+    try:
+        with anyio.fail_after(within_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise ApiError(413, f"the body is over the bound of {MAX_BODY_BYTES} bytes", "body_too_large")
+    except (TimeoutError, ClientDisconnect) as error:
+        raise ApiError(408, "the body did not arrive in time", "timeout") from error
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=kind)
     except msgspec.ValidationError as error:

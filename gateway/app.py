@@ -62,7 +62,7 @@ def create_app(
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
         *(Admin(operations, settings).routes() if operations is not None else ()),
-        *(Succession(hand_over).routes() if hand_over is not None else ()),
+        *(Succession(hand_over, settings).routes() if hand_over is not None else ()),
         Route("/", status.page),
     ]
     app = Starlette(

@@ -244,3 +244,15 @@ async def test_what_cannot_be_done_is_refused_by_name(
         assert await workers(real) == {"w0": ("ready", "active", 1)}
         wrong: httpx.Response = await real.client.get("/admin/restart")
         assert wrong.status_code == 405
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["silent", "gone"])
+async def test_a_body_that_never_comes_has_a_deadline(stays: bool) -> None:
+    async with real_gateway(body_timeout_s=0.05) as real:
+        stream = await anyio.connect_tcp("127.0.0.1", real.port)
+        async with stream:
+            head = b"POST /admin/restart HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            await stream.send(head + b"Content-Length: 9\r\n\r\n{")
+            if stays:
+                assert (await stream.receive()).startswith(b"HTTP/1.1 408 ")
+        assert (await real.client.get("/admin/operation")).json() == {"operation": None}
