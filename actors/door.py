@@ -22,6 +22,7 @@ from actors.arrival import Arrival
 from actors.endpoint import EndpointError, LocalEndpoint, is_loopback
 from actors.keys import KeyPair
 from actors.link import CurveKeys, Link
+from actors.message import MAX_MESSAGE_BYTES
 from actors.rate import PeerRate
 from actors.refusals import Refusal, Refusals
 from actors.splice import End
@@ -47,6 +48,9 @@ class DoorLimits(StrangerLimits):
     """Time in which a connection must have said it."""
     opening_bytes: int = 16384
     """Bytes that it may send until then: a handshake and a `Hello` are below 2 KiB."""
+    unheard_bytes: int = 2 * MAX_MESSAGE_BYTES
+    """Bytes that it may send afterwards without a message's having become whole: libzmq bounds the frames of one, and
+    keeps as many as come."""
     revoke_s: float = 5.0
     """Between two looks at the allow-list, for those who are on it no longer."""
 
@@ -135,12 +139,12 @@ class Door:
             self._server = None
 
     async def _revoke(self) -> None:
-        """Hang up on those whose key was taken off the list."""
+        """Hang up on those whose key was taken off the list, or has another name on it now."""
         while True:
             await anyio.sleep(self._limits.revoke_s)
             allowed = self._look()
             for guest in list(self._guests):
-                if guest.arrived and guest.key not in allowed:
+                if guest.arrived and allowed.get(guest.key) != guest.name:
                     self._log.warning("worker_revoked", worker=guest.name, address=guest.address)
                     guest.abort()
 
@@ -206,7 +210,9 @@ class _Guest(End):
         self._door = door
         self._link: Link | None = None
         self._names: dict[str, str] = {}
-        self._opening_bytes = 0
+        self._limits = DoorLimits()
+        self._heard_before = 0
+        self._unheard = 0
         self._deadline: asyncio.TimerHandle | None = None
         self.address = ""
         self.source = ""
@@ -230,13 +236,21 @@ class _Guest(End):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self.arrived and self.received > self._opening_bytes:
-            self._door.refuse(self, Refusal.HANDSHAKE, f"more than {self._opening_bytes} bytes before its Hello")
+        if not self.arrived:
+            if self.received > (bound := self._limits.opening_bytes):
+                self._door.refuse(self, Refusal.HANDSHAKE, f"more than {bound} bytes before its Hello")
+            return
+        assert self._link is not None
+        if (heard := self._link.received + self._link.dropped) != self._heard_before:
+            self._heard_before, self._unheard = heard, 0
+        self._unheard += len(data)
+        if self._unheard > (bound := self._limits.unheard_bytes):
+            self._door.refuse(self, Refusal.MESSAGE, f"more than {bound} bytes, and no message among them")
 
     async def enter(self, keys: CurveKeys, names: dict[str, str], rate: PeerRate, limits: DoorLimits) -> None:
         """Make its link, and let its bytes reach it."""
         loop = asyncio.get_running_loop()
-        self._names, self._opening_bytes = names, limits.opening_bytes
+        self._names, self._limits = names, limits
         self._deadline = loop.call_later(limits.hello_s, self._too_late)
         try:
             with LocalEndpoint() as endpoint:

@@ -205,6 +205,27 @@ async def test_the_list_is_read_for_each_and_who_is_taken_off_is_cut_off(tmp_pat
         assert set(door.refused()) == {"key"}
 
 
+async def test_who_is_listed_under_another_name_comes_again_under_that(tmp_path: Path) -> None:
+    async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door, guest(door) as client:
+        door.listed.remove("far")
+        door.listed.add("near", door.worker.public_text)
+        await door.until(lambda: bool(client.lost))
+        async with guest(door):
+            assert [arrival.name for arrival in door.arrivals] == ["far", "near"]
+
+
+async def test_a_message_that_does_not_end_ends_the_connection(tmp_path: Path) -> None:
+    async with entrance(tmp_path, replace(GENEROUS, unheard_bytes=1 << 20)) as door:
+        async with guest(door) as client:
+            for count in range(1, 5):
+                await client.link.send([bytes(1 << 18), bytes(1 << 18)])
+                await door.until(lambda count=count: len(door.heard) == count)  # type: ignore[misc]
+            await client.link.send([bytes(1 << 19)] * 4)
+            await door.until(lambda: bool(client.lost))
+        assert len(door.heard) == 4
+        assert door.refused() == {"message": 1}
+
+
 async def test_a_spoiled_file_locks_out_its_worker_alone_and_is_told_once(tmp_path: Path) -> None:
     async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door:
         new = make_key(tmp_path / "new")
