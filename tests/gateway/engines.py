@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from actors.origin import Origin
 from gateway.streams import Call
-from protocol.commands import Cancel, Command, Submit
+from protocol.commands import Cancel, Command, Stop, Submit
 from protocol.errors import ErrorCode
-from protocol.events import Event, Finished, Step
+from protocol.events import Event, Failed, Finished, Gauges, Step
 from tests.gateway.fakes import FakeWorker
 from workers.delivery import Delivery, Outcome
 from workers.engine import BatchEngine
@@ -27,13 +27,16 @@ LETTERS = (*"aé😀e z".encode() * 3, EOS_ID)
 class EngineWorker(FakeWorker):
     """Computes what it is sent, when `step` is called."""
 
-    def __init__(self, name: str = "w0", *, slots: int = 4) -> None:
+    def __init__(self, name: str = "w0", *, slots: int = 4, queue: int = 64) -> None:
         super().__init__(name, slots=slots, context=4096)
         self._slots = slots
+        self._queue = queue
         self._start()
 
     def _start(self) -> None:
-        self.engine = BatchEngine(ScriptedRunner(slots=self._slots, alphabet=LETTERS), max_queue=64, step_tokens=64)
+        self.told_to_stop = False
+        runner = ScriptedRunner(slots=self._slots, alphabet=LETTERS)
+        self.engine = BatchEngine(runner, max_queue=self._queue, step_tokens=64)
         self._delivery = Delivery(ByteTokenizer(), max_live=128, clock=lambda: 0.0)
         self._answers: list[Event] = []
 
@@ -42,6 +45,8 @@ class EngineWorker(FakeWorker):
         for command in commands:
             if isinstance(command, Submit):
                 self._submit(command)
+            elif isinstance(command, Stop):
+                self.told_to_stop = True
             elif isinstance(command, Cancel) and self._delivery.is_live(command.stream):
                 self._end(self.engine.cancel(command.stream))
 
@@ -92,6 +97,16 @@ class EngineWorker(FakeWorker):
     @property
     def idle(self) -> bool:
         return self.engine.idle and not self._answers
+
+    def fail_step(self) -> None:
+        """A step fails with all that it ran, and lets go of it."""
+        self.answer()
+        ran = self._delivery.streams()[: self._slots]
+        failed = self.status.gauges.steps_failed + 1
+        self.change(gauges=Gauges(steps_failed=failed, reached=self.status.gauges.reached))
+        for stream in ran:
+            self.forget(stream)
+            self.say(Failed(stream, ErrorCode.STEP, "no"))
 
     def forget(self, stream: int) -> None:
         """Its step failed: the engine has let go of it."""
