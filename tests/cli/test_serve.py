@@ -36,13 +36,9 @@ def serving(arguments: Sequence[str], environment: Mapping[str, str] | None = No
         text=True,
         env={**os.environ, **(environment or {})},
     )
-    # A program that hangs ends here, and the test with it.
-    watchdog = threading.Timer(2 * DEADLINE_S, process.kill)
-    watchdog.start()
     try:
         yield process
     finally:
-        watchdog.cancel()
         process.kill()
         process.communicate()
 
@@ -50,10 +46,16 @@ def serving(arguments: Sequence[str], environment: Mapping[str, str] | None = No
 def read_until(process: subprocess.Popen[str], words: str) -> list[str]:
     assert process.stdout is not None
     lines: list[str] = []
-    for line in process.stdout:
-        lines.append(line.rstrip("\n"))
-        if line.startswith(words):
-            return lines
+    # A program that says nothing more ends here, and the test with it; how long it serves is not bounded.
+    watchdog = threading.Timer(2 * DEADLINE_S, process.kill)
+    watchdog.start()
+    try:
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith(words):
+                return lines
+    finally:
+        watchdog.cancel()
     raise AssertionError(f"it ended before {words!r}: {lines}")
 
 
@@ -69,8 +71,9 @@ def test_it_invites_answers_and_ends_on_sigterm() -> None:
         assert "w0: ready" in lines or "w1: ready" in lines
         url = url_of(lines)
         assert f"Chat with it in a browser: {url}/" in lines
-        answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hello", "max_tokens": 8})
-        workers = httpx.get(f"{url}/admin/workers").json()["workers"]
+        body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=DEADLINE_S)
+        workers = httpx.get(f"{url}/admin/workers", timeout=DEADLINE_S).json()["workers"]
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert len(answer.json()["choices"][0]["text"]) == 8
@@ -107,8 +110,9 @@ def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None
         url = url_of(lines)
         assert any('-H "Authorization: Bearer $BATON_API_KEY"' in line for line in lines)
         assert "secret" not in "\n".join(lines)
-        assert httpx.get(f"{url}/v1/models").status_code == 401
-        models = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer secret"}).json()
+        assert httpx.get(f"{url}/v1/models", timeout=DEADLINE_S).status_code == 401
+        key = {"Authorization": "Bearer secret"}
+        models = httpx.get(f"{url}/v1/models", headers=key, timeout=DEADLINE_S).json()
         assert [model["id"] for model in models["data"]] == ["from-the-file"]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=DEADLINE_S)

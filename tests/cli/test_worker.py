@@ -57,9 +57,10 @@ def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> 
             lines = read_until(gateway, "Stop it")
             assert "8 at a time" in "\n".join(lines)
             url = url_of(lines)
-            answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hello", "max_tokens": 8})
+            body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=DEADLINE_S)
             assert len(answer.json()["choices"][0]["text"]) == 8
-            (shown,) = httpx.get(f"{url}/admin/workers").json()["workers"]
+            (shown,) = httpx.get(f"{url}/admin/workers", timeout=DEADLINE_S).json()["workers"]
             assert (shown["name"], shown["model"]) == ("far", "tiny")
             worker.send_signal(signal.SIGTERM)
             _, errors = worker.communicate(timeout=DEADLINE_S)

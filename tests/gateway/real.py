@@ -20,6 +20,7 @@ from gateway.operations import Operations
 from gateway.router import Router
 from gateway.server import listen, serve
 from gateway.settings import GatewaySettings
+from protocol.events import Event
 from workers.faults import Fault
 from workers.spec import ScriptedSpec, WorkerSpec
 
@@ -67,12 +68,25 @@ def _like(spec: WorkerSpec, name: str, path: str) -> CommandLine:
     return _command(msgspec.structs.replace(spec, name=name, model_path=path, faults=faults))
 
 
+class WatchedRouter(Router):
+    """Looks around in each call that brings a worker's event: what holds for a moment only is not missed."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        super().__init__(settings)
+        self.watches: list[Callable[[], None]] = []
+
+    def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
+        super().worker_event(worker, incarnation, event)
+        for watch in tuple(self.watches):
+            watch()
+
+
 @dataclass
 class Real:
     """A running gateway."""
 
     port: int
-    router: Router
+    router: WatchedRouter
     fleet: Fleet
     client: httpx.AsyncClient
 
@@ -80,10 +94,22 @@ class Real:
     def processes(self) -> list[WorkerProcess]:
         return [member.process for member in self.fleet]
 
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Poll; the test's time limit ends a wait in vain."""
-        while not true():  # noqa: ASYNC110  it is another process that is waited for
+    async def until(self, true: Callable[[], bool], act: Callable[[], None] = lambda: None) -> None:
+        """Until this holds, or has held at an event of a worker, however short; `act` is done at that very moment. The
+        test's time limit ends a wait in vain."""
+        held = False
+
+        def watch() -> None:
+            nonlocal held
+            if not held and true():
+                held = True
+                act()
+
+        self.router.watches.append(watch)
+        while not held:
+            watch()  # not all that is waited for is a worker's word
             await anyio.sleep(0.01)
+        self.router.watches.remove(watch)
 
     async def ready(self, *names: str) -> None:
         """Until every worker, or those named, take requests."""
@@ -100,7 +126,7 @@ async def real_gateway(
 ) -> AsyncIterator[Real]:
     """A gateway on a free port over these workers, all (or those named) ready. It leaves no process behind."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
-    router = Router(chosen)
+    router = WatchedRouter(chosen)
     fleet = Fleet(router, policy=RestartPolicy(first_delay_s=0.01), deadlines=deadlines)
     for each in launches:
         fleet.add(each)

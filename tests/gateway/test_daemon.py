@@ -114,6 +114,8 @@ async def test_live_streams_finish_within_the_grace_and_nothing_is_admitted() ->
     async with daemon(launch("w0", rate=100), shutdown_grace_s=30) as (watched, client):
         body = LONG | {"max_tokens": 60}
         async with client.stream("POST", "/v1/completions", json=body) as response:
+            (worker,) = watched.pids
+            os.kill(worker, signal.SIGSTOP)  # the stream does not end before it has been looked at
             os.kill(os.getpid(), signal.SIGTERM)
             while True:
                 ready = await client.get("/health/ready")
@@ -122,6 +124,7 @@ async def test_live_streams_finish_within_the_grace_and_nothing_is_admitted() ->
             assert ready.json()["status"] == "draining"
             refused = await client.post("/v1/completions", json=COMPLETION)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            os.kill(worker, signal.SIGCONT)
             got = await events(response)
         assert got[-1] == "[DONE]"
         assert got[-2]["choices"][0]["finish_reason"] == "length"

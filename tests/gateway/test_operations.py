@@ -180,16 +180,21 @@ class TestExtraWorkers:
             assert await workers(real) == {"w0": ("ready", "active", 1)}
 
     async def test_it_leaves_after_one_that_does_not_drain(self) -> None:
-        deadlines = Deadlines(hang=0.5, beat=1.0, stop=0.5, term=0.2)
+        deadlines = Deadlines(stop=0.5, term=0.2)
+        stays = COMPLETION | {"max_tokens": 4000, "ignore_eos": True, "stream": True}
         async with real_gateway(launch("w0", rate=100), deadlines=deadlines) as real:
 
             async def hang() -> None:
                 await real.until(lambda: real.status().state is WorkerState.DRAINING)
                 os.kill(real.status().pid or 0, signal.SIGSTOP)
 
-            async with Traffic(real), anyio.create_task_group() as group:
+            async with (
+                Traffic(real),
+                real.client.stream("POST", "/v1/completions", json=stays),
+                anyio.create_task_group() as group,
+            ):
                 group.start_soon(hang)
-                operation = await ask(real, "/admin/restart?rolling")
+                operation = await ask(real, "/admin/restart?rolling", grace_s=1)
             assert (operation["outcome"], operation["lines"][-1]) == ("done", "extra0 has left")
             assert await workers(real) == {"w0": ("ready", "active", 2)}
 

@@ -72,13 +72,15 @@ async def cut(real: Real, computing: str) -> tuple[list[int], list[int], dict[st
     """Kill who computes a stream in its middle: the ids that had come before, all, and the usage."""
     before: list[int] = []
 
-    async def kill() -> None:
-        live = real.router.roster[computing].live
-        await real.until(lambda: any(len(stream.tokens) > 20 for stream in live.values()))
+    live = real.router.roster[computing].live
+
+    def kill() -> None:
         before.extend(*(stream.tokens for stream in live.values()))
         os.kill(real.fleet[computing].process.status.pid or 0, signal.SIGKILL)
 
-    (ids, usage), _ = await gather(lambda: ask(real), kill)
+    (ids, usage), _ = await gather(
+        lambda: ask(real), lambda: real.until(lambda: any(len(stream.tokens) > 20 for stream in live.values()), kill)
+    )
     return before, ids, usage
 
 
