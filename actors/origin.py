@@ -9,8 +9,10 @@ from enum import StrEnum
 
 _FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Nothing that a worker computes sends itself one of these."""
-_SUSPENDED = frozenset({"T", "t"})
-"""Stopped by a signal, or by a debugger (proc_pid_stat(5))."""
+STOPPED = "T"
+"""Of a process that a signal has stopped (proc_pid_stat(5))."""
+_SUSPENDED = frozenset({STOPPED, "t"})
+"""The second one is stopped by a debugger."""
 
 
 class Origin(StrEnum):

@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from actors.kernel import OomKills, killed_for_memory, state_of
 from actors.lines import LineCutter
-from actors.origin import Origin, of_exit, of_hang
+from actors.origin import STOPPED, Origin, of_exit, of_hang
 
 READ_BYTES = 65536
 LAST_READS = 32
@@ -90,6 +90,11 @@ class ChildProcess:
         """Who is to blame when it does not get on, now."""
         return of_hang(state_of(self.pid) if self._returncode is None else None)
 
+    @property
+    def suspended(self) -> bool:
+        """A signal has stopped it. False where the kernel does not tell."""
+        return self._returncode is None and state_of(self.pid) == STOPPED
+
     def owns(self, pid: int) -> bool:
         """Whether a process is this child or one that it has started, by its session."""
         try:
@@ -123,13 +128,14 @@ class ChildProcess:
 
     async def end(self, *, ask_s: float = 0.0, term_s: float = 2.0) -> int:
         """End it for certain: wait `ask_s` seconds for an exit that was asked for, SIGTERM and wait `term_s`, SIGKILL.
+        One that is suspended hears nothing but the last, and is not waited for.
 
         Its whole process group is killed and its descriptors are closed, always: also when this call is cancelled.
         Returns the exit status. May be called again.
         """
         try:
             for patience, number in ((ask_s, signal.SIGTERM), (term_s, signal.SIGKILL)):
-                if patience > 0 and self._returncode is None:
+                if patience > 0 and self._returncode is None and not self.suspended:
                     with anyio.move_on_after(patience):
                         await self.wait()
                 self._send(number)

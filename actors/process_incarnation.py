@@ -13,6 +13,7 @@ from actors.logs import forward
 from actors.origin import Origin
 from actors.process import ChildProcess
 from actors.rate import PeerRate
+from actors.suspension import Suspension
 from actors.worker import WorkerState
 from protocol.commands import Stop
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 LAST_WORDS_S = 1.0
 """How long the frames of a process that has exited may take to arrive, and its exit may lag behind its link's end."""
+
+LOOKS = 4
+"""At whether it is suspended, in the time for which it may be."""
 
 KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY", "BATON_ADMIN_KEY"})
 """Variables that no worker needs: it runs native code on what a checkpoint and a client gave it."""
@@ -57,6 +61,7 @@ class ProcessIncarnation(IncarnationActor):
         self.context.start_soon(self._watch_exit, self._child, self._link)
         self.context.start_soon(self._watch_link, self._child)
         self.context.start_soon(self._watch_deadlines, self._link)
+        self.context.start_soon(self._watch_suspension, self._child)
         self.context.start_soon(self._watch_faults)
 
     async def stopped(self, failure: Exception | None) -> None:
@@ -122,3 +127,13 @@ class ProcessIncarnation(IncarnationActor):
             return
         if self.seen.leave_by is None:
             raise WorkerFailed(f"its link was lost: {self._loss}")
+
+    async def _watch_suspension(self, child: ChildProcess) -> None:
+        """No deadline of its own work has to pass first: it cannot go on by itself."""
+        limit = self._limits.suspended
+        suspension = Suspension(limit)
+        while True:
+            await anyio.sleep(limit / LOOKS)
+            self.hear_now()
+            if suspension.look(child.suspended, self.seen.last_frame, anyio.current_time()):
+                raise WorkerFailed(f"it was suspended for {limit:g} s", Origin.OUTSIDE)

@@ -106,6 +106,8 @@ class Deadlines:
     """As many times the longest step that the worker has shown, or has said to be possible, if that is longer."""
     hang_most: float = 900.0
     """No worker is given longer than this for a step, whatever it says; at least `hang`."""
+    suspended: float = 0.5
+    """Stopped by a signal, on a system that tells. Nobody but who stopped it can let it go on."""
     stop: float = 5.0
     """From `Stop` or `Bye` (or the end of a drain's grace) to its exit."""
     term: float = 2.0

@@ -2,12 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import httpx
 
+from cli.event_parser import DONE, EventParser
 from cli.options import CommandFailed
 
 RESUME_S = 60.0
@@ -95,35 +97,18 @@ class EventStream:
                 raise CommandFailed(f"the server went away: {error}") from error
 
     def _read(self, answer: httpx.Response) -> Chunks:
-        for event_id, data in events(answer.iter_bytes()):
-            if data == "[DONE]":
+        parser = EventParser()
+        for event in chain.from_iterable(map(parser.feed, answer.iter_bytes())):
+            if event.data == DONE:
                 self._done = True
                 return
-            chunk = _chunk(data)
-            self._last = event_id or self._last
+            chunk = _chunk(event.data)
+            self._last = event.id or self._last
             yield chunk
 
 
 class _NotKept(Exception):
     """Raised when a server keeps no answer."""
-
-
-def events(parts: Iterator[bytes]) -> Iterator[tuple[str, str]]:
-    """Id and data of each whole server-sent event (HTML standard, 9.2.6), whose lines end in LF or CRLF: what a text
-    has of Unicode's other line ends is its own. Comments have no data and are left out."""
-    pending = b""
-    event_id, data = "", []
-    for part in parts:
-        *lines, pending = (pending + part).split(b"\n")
-        for line in lines:
-            name, _, value = line.rstrip(b"\r").decode("utf-8", "replace").partition(":")
-            if name == "id":
-                event_id = value.removeprefix(" ")
-            elif name == "data":
-                data.append(value.removeprefix(" "))
-            elif not name and not value and data:
-                yield event_id, "\n".join(data)
-                event_id, data = "", []
 
 
 def raise_for(answer: httpx.Response) -> None:
@@ -137,14 +122,18 @@ def raise_for(answer: httpx.Response) -> None:
     raise CommandFailed(f"the server refused ({answer.status_code}): {message}")
 
 
-def _chunk(data: str) -> dict[str, Any]:
+def _chunk(data: bytes) -> dict[str, Any]:
     try:
         chunk = json.loads(data)
     except ValueError as error:
-        raise CommandFailed(f"the server sent what is not JSON: {data[:100]}") from error
+        raise CommandFailed(f"the server sent what is not JSON: {_shown(data)}") from error
     if not isinstance(chunk, dict):
-        raise CommandFailed(f"the server sent what is not an object: {data[:100]}")
+        raise CommandFailed(f"the server sent what is not an object: {_shown(data)}")
     if "error" in chunk:
         problem = chunk["error"]
         raise CommandFailed(f"the server says: {problem.get('message') if isinstance(problem, dict) else problem}")
     return chunk
+
+
+def _shown(data: bytes) -> str:
+    return data[:100].decode("utf-8", "replace")

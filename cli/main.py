@@ -28,7 +28,7 @@ app.add_typer(keys.app, name="keys")
 
 IN_PROCESS = ("model", "backend", "device", "dtype", "quantize", "context", "threads", "cache_dir")
 """The settings of a command that runs the model itself."""
-OWN = (*IN_PROCESS, "max_batch_size", "workers")
+OWN = (*IN_PROCESS, "max_batch_size", "workers", "standby")
 """Of one that starts a server of its own."""
 
 Url = Annotated[

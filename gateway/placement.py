@@ -13,7 +13,7 @@ from gateway.quarantine import Quarantine
 from gateway.roster import Roster
 from gateway.settings import GatewaySettings
 from gateway.streams import Cause, Failure, Stream
-from gateway.suspicion import accuse, blame, may_run, put_down
+from gateway.suspicion import accuse, blame, may_run, put_down, suspect
 from gateway.waiting import WaitingRoom
 from gateway.workers import FULL_S, Seat
 from protocol.errors import ErrorCode
@@ -156,7 +156,8 @@ class Placement:
         return True
 
     def serve(self, model: str) -> None:
-        """Give waiting sequences to workers, the first admitted first."""
+        """Give waiting sequences to workers, the first admitted first. Nobody waits for a suspect whose turn has not
+        come, but each worker keeps a slot free for it."""
         waiting = self.room.of(model)
         if not waiting:
             return
@@ -164,11 +165,15 @@ class Placement:
             for stream in waiting:
                 self._give_up(stream)
             return
+        kept = 0
         for stream in waiting:
             # The rest of a request that has failed: its client is about to let go of it.
-            if stream.call.failure is None and not self._place(stream):
-                self._retry(model)
+            if stream.call.failure is not None or (kept and suspect(stream)) or self._place(stream, kept):
+                continue
+            self._retry(model)
+            if not suspect(stream):
                 return
+            kept = 1
 
     def settle(self, stream: Stream, outcome: str) -> None:
         """How the replay of a sequence went, if it is one."""
@@ -176,20 +181,23 @@ class Placement:
             self._metrics.replayed(stream.call.model, str(stream.cause), outcome).inc()
             stream.cause = None
 
-    def _place(self, stream: Stream) -> bool:
-        while (seat := self._taker(stream)) is not None:
+    def _place(self, stream: Stream, kept: int) -> bool:
+        while (seat := self._taker(stream, kept)) is not None:
             if self._send(seat, [stream]):
                 self.room.remove(stream)
                 return True
             seat.refused(self._loop.time())
         return False
 
-    def _taker(self, stream: Stream) -> Seat | None:
+    def _taker(self, stream: Stream, kept: int = 0) -> Seat | None:
+        """Who may get it now. Where slots are `kept` for suspects, it must find a free one beside them."""
         now, bound = self._loop.time(), self._settings.max_streams_per_worker
         seats = [
             seat
             for seat in self._roster.candidates(stream.call.model)
-            if not seat.full(now) and len(seat.live) < bound and may_run(stream, seat.live, seat.slots)
+            if not seat.full(now)
+            and len(seat.live) < min(bound, seat.slots - kept if kept else bound)
+            and may_run(stream, seat.live, seat.slots)
         ]
         # A device that fails its steps is always free.
         failed = stream.call.worker if stream.cause is Cause.STEP else ""

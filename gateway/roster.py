@@ -54,11 +54,12 @@ class Roster:
         return [seat for seat in self if seat.model == model]
 
     def candidates(self, model: str) -> list[Seat]:
-        """Who may be given a request of this model now, the least loaded first; those that miss their beats last."""
+        """Who may be given a request of this model now. First those with a free slot that try no suspect, then others
+        with a free slot, then the rest; the least loaded of each first, and those that miss their beats last of all."""
         self.promote(model)
         now = self._clock()
         seats = [seat for seat in self.of(model) if seat.admits(now)]
-        return sorted(seats, key=lambda seat: (seat.silent(now), len(seat.live)))
+        return sorted(seats, key=lambda seat: (seat.silent(now), *_preference(seat), len(seat.live)))
 
     def promote(self, model: str) -> None:
         """Let each active worker that cannot serve, or is silent, change places with a standby that can, and is not, if
@@ -119,6 +120,12 @@ class Roster:
         if any(seat.ready for seat in self.of(model)):
             return f"the requests of model {model!r} keep failing; its workers get a pause"
         return f"no worker of model {model!r} is ready"
+
+
+def _preference(seat: Seat) -> tuple[bool, bool]:
+    """The smaller, the better. Behind others in its queue nobody runs while a suspect is new."""
+    full = len(seat.live) >= seat.slots
+    return full, not full and seat.tries_suspect
 
 
 def _is_out(status: WorkerStatus) -> bool:

@@ -11,7 +11,7 @@ from gateway.charge import FailureId
 from gateway.counters import Counters
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.streams import Stream
-from gateway.suspicion import Standing
+from gateway.suspicion import Standing, suspect
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel
 from protocol.events import BEAT_S
@@ -92,6 +92,11 @@ class Seat:
     def refused(self, now: float) -> None:
         """It had no room: leave it alone for a while."""
         self._full_until = now + FULL_S
+
+    @property
+    def tries_suspect(self) -> bool:
+        """The worker may be about to die of one of its sequences, and whoever shares it would see a gap."""
+        return any(map(suspect, self.live.values()))
 
     def remove(self, stream: Stream) -> None:
         """A sequence is not the worker's any more; that may make room."""

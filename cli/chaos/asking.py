@@ -5,7 +5,7 @@ A pooled client would hide when bytes came, and keep connections that the server
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cli.chaos.heard import Heard
+from cli.event_parser import EventParser
 
 MAX_LINE = 1 << 24
-"""Bytes of one event."""
+"""Bytes of one line of a head, and of one chunk of a body."""
 
 
 class AddressRefused(ValueError):
@@ -116,23 +117,47 @@ async def _read(reader: asyncio.StreamReader, request: Request, heard: Heard, mo
     """Read to the end of the connection. False when `most` chunks had come before."""
     line = await reader.readline()
     heard.status = int(line.split()[1]) if line else 0
-    events = False
+    events = chunked = False
     while line := (await reader.readline()).strip():
         name, _, value = line.partition(b":")
         match name.lower():
             case b"content-type":
                 events = value.strip().startswith(b"text/event-stream")
+            case b"transfer-encoding":
+                chunked = value.strip().lower() == b"chunked"
             case b"x-request-id":
                 heard.request = value.strip().decode("latin-1")
+    parts = _chunks(reader) if chunked else _parts(reader)
     if not events:
-        body = await reader.read()
-        if body:
+        if body := b"".join([part async for part in parts]):
             heard.whole(body)
         return True
-    # Chunked encoding puts its sizes on lines of their own, and an event never spans two lines.
-    async for line in reader:
-        if line.startswith(b"data: "):
-            heard.event(line[6:].rstrip())
+    parser = EventParser()
+    async for part in parts:
+        for event in parser.feed(part):
+            heard.event(event.data)
             if most is not None and len(heard.stamps) >= most:
                 return False
     return True
+
+
+async def _parts(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """A body that ends with its connection."""
+    while part := await reader.read(MAX_LINE):
+        yield part
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """A body in chunks (RFC 9112, 7.1), without trailers; of one that is cut, those that came whole. Raises
+    `ValueError` for what is none."""
+    while line := await reader.readline():
+        size = int(line.partition(b";")[0], 16)
+        if not size:
+            return
+        if size > MAX_LINE:
+            raise ValueError(f"a chunk of {size} bytes")
+        try:
+            chunk = await reader.readexactly(size + len(b"\r\n"))
+        except asyncio.IncompleteReadError:
+            return
+        yield chunk[:size]

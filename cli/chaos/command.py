@@ -88,16 +88,16 @@ def run_own(
     console: Console,
 ) -> bool:
     """Start a server with these settings, break it for a while, from within too, and end it. The rest is as in
-    `run_chaos`. Standby workers are left out: who is told to fail must be one that serves."""
+    `run_chaos`."""
     kinds = chosen(faults, own=True)
     if not settings.workers:
         raise CommandFailed("--workers 0 leaves nobody to break")
-    settings = settings.model_copy(update={"standby": 0})
     model = ChosenModel.choose(settings)
     check_model(worker_spec(settings, model))
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
         told = Told(Path(folder))
-        console.print(f"starting a server of {model.name} with {settings.workers} worker(s)", highlight=False)
+        workers = f"{settings.workers} worker(s) and {settings.standby} standby"
+        console.print(f"starting a server of {model.name} with {workers}", highlight=False)
         with (
             own_server(settings.model_dump(), told.launches, log=log or Path(os.devnull)) as own,
             Administration.of(f"http://{HOST}:{own.port}", settings) as client,

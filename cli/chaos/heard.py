@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from cli.event_parser import DONE
+
 MAX_PROBLEM = 300
 """Characters of an answer that are shown of one that is none."""
 
@@ -48,7 +50,7 @@ class Heard:
     def event(self, data: bytes) -> None:
         """The data of one server-sent event."""
         self.late += self.ends > 0
-        if data == b"[DONE]":
+        if data == DONE:
             self.ends += 1
         else:
             self.chunk(_parse(data))

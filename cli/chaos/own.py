@@ -24,7 +24,8 @@ from gateway.launch import WorkerLaunch
 
 HOST = "127.0.0.1"
 POLICY = RestartPolicy(max_failures=64, window_s=1.0, first_delay_s=0.05, max_delay_s=0.25)
-"""Each failure is treated as a first one: what is killed again and again is started ever later, and then given up."""
+"""Each failure is treated as a first one. Here they are many on purpose, and where they count (those from within, and
+any on a system that does not say who sent a signal) another policy would wait ever longer, and then give up."""
 
 Launcher = Callable[[Settings, ChosenModel], Sequence[WorkerLaunch]]
 """What the gateway starts. Travels to another process: a function of a module, perhaps with arguments bound."""

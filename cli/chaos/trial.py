@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import functools
-import itertools
-import math
 import os
 import random
 import signal
+import sys
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +24,10 @@ from cli.options import CommandFailed
 from workers.faults import Fault
 
 MOST_FAULTS = 3
-"""For one worker: a server gives up a worker that fails five times within five minutes."""
+"""For one worker, of those that count: a server gives up a worker that fails five times within five minutes."""
+COUNTED = frozenset({"abort"}) if sys.platform == "linux" else frozenset(OUTSIDE)
+"""The faults from outside that count against a worker. What Linux says to have come from somebody else does not; an
+abort might as well be the worker's own, and other systems do not say."""
 READY_S = 300.0
 """In which all workers must be back."""
 SUBJECTS = ("river", "clock", "market", "garden", "letter", "engine", "island", "winter", "bridge", "teacher")
@@ -73,26 +76,31 @@ class Trial:
         self._draw = random.Random(seed)
         self._hit = hit
         self._tell = tell
-        self._most = MOST_FAULTS if tell is None else math.inf
+        self._counted = COUNTED if tell is None else frozenset[str]()
         self._clock = clock
-        self._struck: dict[str, int] = {}
+        self._struck: Counter[str] = Counter()
+        """How often each worker was, with what counts against it."""
         self.noticed: dict[str, Noticed] = {}
         """By the fault, of all its rounds."""
         self.rounds: dict[str, int] = {}
 
     def run(self, faults: Sequence[str], seconds: float) -> str:
-        """Rounds until the time is over, or no worker may be struck again. Returns why it ended.
+        """Rounds until the time is over, or nothing may be done to any worker again. Returns why it ended.
 
         Raises `CommandFailed` when the server does not answer undisturbed, or its workers do not come back.
         """
         whole = self._undisturbed()
-        order = itertools.cycle(self._draw.sample(list(faults), len(faults)))  # so that few rounds have each of them
+        order = deque(self._draw.sample(list(faults), len(faults)))  # so that few rounds have each of them
         until = self._clock() + seconds
         while self._clock() < until:
-            victim = self._victim()
-            if victim is None:
+            if not order:
                 return f"every worker was struck {MOST_FAULTS} times: more, and the server might give one up"
-            self._round(next(order), victim, whole)
+            fault = order.popleft()
+            victim = self._victim(fault)
+            if victim is None:
+                continue
+            order.append(fault)
+            self._round(fault, victim, whole)
             self._watched.wait_until_ready(READY_S)
         return "the time is over"
 
@@ -103,13 +111,15 @@ class Trial:
                 raise CommandFailed(f"without any fault, {request.path} ended so: {problem}")
         return whole
 
-    def _victim(self) -> dict[str, Any] | None:
-        """A worker that serves and may be struck, which counts as struck from now on."""
-        there = [each for each in self._watched.active() if self._struck.get(each["name"], 0) < self._most]
+    def _victim(self, fault: str) -> dict[str, Any] | None:
+        """A worker that serves and may have this done to it, which counts as done from now on. None when there is none,
+        and will be none."""
+        counts = fault in self._counted
+        there = [each for each in self._watched.active() if not counts or self._struck[each["name"]] < MOST_FAULTS]
         if not there:
             return None
         victim = self._draw.choice(there)
-        self._struck[victim["name"]] = self._struck.get(victim["name"], 0) + 1
+        self._struck[victim["name"]] += counts
         return victim
 
     def _round(self, fault: str, victim: dict[str, Any], whole: Sequence[Heard]) -> None:
@@ -124,13 +134,24 @@ class Trial:
         if number is None:
             assert self._tell is not None, "whoever cannot tell is not asked for faults from within"
             # In the first half of what a stream gets, so that a worker that shares the streams comes that far.
-            self._tell(victim["name"], within(fault, self._draw, tokens // 2))
+            planned = within(fault, self._draw, tokens // 2)
             if fault not in LOADS:
-                self._watched.restart(victim["name"])
-                self._watched.wait_until_ready(READY_S)
+                self._begin(planned, victim["name"])
                 return None
+            self._tell(victim["name"], planned)
             number = signal.SIGKILL  # what is not to load must be gone first
         return Strike(self._draw.randrange(tokens), functools.partial(self._strike, int(victim["pid"]), number))
+
+    def _begin(self, fault: Fault, victim: str) -> None:
+        """Let a life begin that is to have this fault, and serve. Who stands by takes the place of one that restarts:
+        so it is told where there is one, and the victim then leaves its place to it."""
+        assert self._tell is not None
+        standby = self._watched.standby()
+        told = standby[0]["name"] if standby else victim
+        self._tell(told, fault)
+        for name in dict.fromkeys((told, victim)):
+            self._watched.restart(name)
+            self._watched.wait_until_ready(READY_S)
 
     def _strike(self, pid: int, number: int) -> None:
         # One suspended just as the round before ended is replaced in this one, perhaps before its moment.

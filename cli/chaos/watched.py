@@ -36,6 +36,10 @@ class Watched:
         """Those of this machine that serve requests now."""
         return [each for each in self.local() if each["role"] == "active" and each["state"] == "ready"]
 
+    def standby(self) -> list[dict[str, Any]]:
+        """Those of this machine that could take the place of one that is lost, the next one first."""
+        return [each for each in self.local() if each["role"] == "standby" and each["state"] == "ready"]
+
     def local(self) -> list[dict[str, Any]]:
         """Those whose processes are of the server's machine: the number of another one's may be anybody's here."""
         return [each for each in self.workers() if each["address"] is None]

@@ -123,7 +123,7 @@ FAULTS = {
     "silent_start": ("hello", "no Hello for"),
     "stuck_loading": ("loading", "no loading progress for"),
     "silent": ("beat", "no frame for"),
-    "stopped_process": ("beat", "no frame for"),
+    "stopped_process": ("suspended", "it was suspended for") if sys.platform == "linux" else ("beat", "no frame for"),
     "hangs_in_step": ("hang", "no step finished with work in flight for"),
     "garbage": ("", "broke the protocol"),
     "oversized": ("", "its link was lost"),
@@ -235,6 +235,19 @@ async def test_it_may_be_killed_as_often_as_somebody_likes() -> None:
             assert status.incarnation == incarnation
             os.kill(status.pid or 0, signal.SIGKILL)
             await heard.until(lambda number=incarnation: len(heard.lost) == number)  # type: ignore[misc]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells that a process is suspended")
+async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> None:
+    """Neither for the deadlines of a start, nor for an answer to SIGTERM."""
+    deadlines = replace(PATIENT, suspended=0.2, term=2 * WAIT_S)
+    worker, heard = make("silent_start", "stuck_loading", "good", deadlines=deadlines)
+    async with running(worker, heard):
+        for incarnation in (1, 2):
+            await heard.until(lambda number=incarnation: worker.status.incarnation == number and worker.status.pid)  # type: ignore[misc]
+            os.kill(worker.status.pid or 0, signal.SIGSTOP)
+        assert (await heard.until_state(WorkerState.READY)).incarnation == 3
+    assert {status.reason for status in heard.statuses} - {""} == {"it was suspended for 0.2 s", "stopped"}
 
 
 async def test_it_is_given_up_after_too_many_failures() -> None:

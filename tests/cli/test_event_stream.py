@@ -11,7 +11,7 @@ import pytest
 
 from cli import event_stream
 from cli.answers import Ask, RemoteAnswers, Summary
-from cli.event_stream import EventStream, events
+from cli.event_stream import EventStream
 from cli.options import CommandFailed
 from protocol.request import Limits, Sampling
 from tests.gateway.cutting import breaking_way
@@ -136,14 +136,6 @@ def test_who_leaves_says_so() -> None:
     assert next(chunks) == {"n": 1}
     chunks.close()
     assert script.asked[-1] == ("DELETE", "/v1/streams/x", "")
-
-
-def test_line_ends_of_unicode_are_text() -> None:
-    text = "a\u2028b\u0085c\x0bd"
-    whole = f"id: 1\r\ndata: {text}\r\n\r\n: a comment\n\ndata: x\ndata: y\n\ndata: half".encode()
-    for size in (1, 2, 3, len(whole)):
-        parts = [whole[at : at + size] for at in range(0, len(whole), size)]
-        assert list(events(iter(parts))) == [("1", text), ("", "x\ny")]
 
 
 @pytest.mark.anyio

@@ -1,7 +1,8 @@
 """The same over HTTP/2, which the server also speaks on a plain socket."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -79,32 +80,30 @@ async def test_a_body_over_the_bound_is_refused() -> None:
         assert (await http.get("/health/live")).status_code == 200
 
 
-async def survives(disturb: Callable[[Served, httpx.AsyncClient], Awaitable[None]], **settings: Any) -> None:
-    """A stream goes on while something else happens on its connection."""
-    async with serving(**settings) as served, client(served.port) as http:
-        got: list[Any] = []
+@asynccontextmanager
+async def whole_stream(served: Served, http: httpx.AsyncClient) -> AsyncIterator[None]:
+    """A stream has begun. It ends after the block, and has got everything."""
+    got: list[Any] = []
 
-        async def stream() -> None:
-            async with http.stream("POST", "/v1/completions", json=COMPLETION | {"stream": True}) as response:
-                got.extend(await events(response))
+    async def stream() -> None:
+        async with http.stream("POST", "/v1/completions", json=COMPLETION | {"stream": True}) as response:
+            got.extend(await events(response))
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(stream)
-            (submit,) = await served.worker.wait_submits(1)
-            served.worker.token(submit.stream, "a", 1)
-            await disturb(served, http)
-            served.worker.finish(submit.stream, "b")
-        assert got.pop() == "[DONE]"
-        assert "".join(chunk["choices"][0]["text"] for chunk in got) == "ab"
+    async with anyio.create_task_group() as group:
+        group.start_soon(stream)
+        (submit,) = await served.worker.wait_submits(1)
+        served.worker.token(submit.stream, "a", 1)
+        yield
+        served.worker.finish(submit.stream, "b")
+    assert got.pop() == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in got) == "ab"
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/completions", 413), ("/nope", 404), ("/health/live", 405)])
 async def test_an_answer_to_half_a_body_harms_no_other_stream(path: str, status: int) -> None:
-    async def refused(_: Served, http: httpx.AsyncClient) -> None:
+    async with serving(max_body_bytes=1000) as served, client(served.port) as http, whole_stream(served, http):
         response = await http.post(path, content=b" " * 1_000_000, headers={"content-type": "application/json"})
         assert response.status_code == status
-
-    await survives(refused, max_body_bytes=1000)
 
 
 async def test_a_body_that_never_ends_is_waited_for_within_its_time() -> None:
@@ -128,11 +127,9 @@ async def test_a_body_that_never_ends_is_waited_for_within_its_time() -> None:
 
 
 async def test_many_requests_on_a_connection_end_no_stream_on_it() -> None:
-    async def many(served: Served, http: httpx.AsyncClient) -> None:
+    async with serving() as served, client(served.port) as http, whole_stream(served, http):
         for _ in range(1001):  # Hypercorn's own limit is 1,000
             await http.get("/health/live")
-
-    await survives(many)
 
 
 class Patient:
@@ -204,23 +201,11 @@ async def test_a_connection_that_is_retired_ends_when_its_streams_have() -> None
     """To the client nothing happens: a stream ends as it should, and the next request is on another connection."""
     async with serving(keep_alive_s=3600) as served, client(served.port) as http, client(served.port) as idle:
         assert (await idle.get("/health/live")).status_code == 200
-        got: list[Any] = []
-
-        async def stream() -> None:
-            async with http.stream("POST", "/v1/completions", json=COMPLETION | {"stream": True}) as response:
-                got.extend(await events(response))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(stream)
-            (submit,) = await served.worker.wait_submits(1)
-            served.worker.token(submit.stream, "a", 1)
+        async with whole_stream(served, http):
             assert served.listener.connections == 2
             served.listener.retire()
             await served.until(lambda: served.listener.connections == 1)
             assert (await http.get("/health/live")).status_code == 200, "it does not idle: it is served"
-            served.worker.finish(submit.stream, "b")
-        assert got.pop() == "[DONE]"
-        assert "".join(chunk["choices"][0]["text"] for chunk in got) == "ab"
         await served.until(lambda: served.listener.connections == 0)
         for each in (http, idle, idle):
             assert (await each.get("/health/live")).status_code == 200

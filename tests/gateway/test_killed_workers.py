@@ -13,7 +13,7 @@ from gateway.suspicion import MAX_TRIES
 from tests.gateway.panicking import POISON
 from tests.gateway.real import Real, gather, launch, real_gateway
 from tests.gateway.serving import events
-from workers.faults import Fault
+from workers.faults import CallFault, Fault
 
 pytestmark = pytest.mark.anyio
 
@@ -91,8 +91,8 @@ async def test_streams_go_on_with_another_worker(kind: str) -> None:
         await real.until(lambda: real.status().incarnation == 2)
 
 
-async def poisoned(real: Real, prompt: str) -> tuple[list[Any], Any]:
-    """Eight streams, and among them a request that ends whoever computes it; what they and it were told."""
+async def ends_alone(real: Real, prompt: str = "die!") -> list[Any]:
+    """Eight streams, and among them a request that ends whoever computes it, which alone fails; what the others got."""
     bad = body(0) | {"prompt": prompt, "stream": False}
     del bad["stream_options"]
 
@@ -100,36 +100,30 @@ async def poisoned(real: Real, prompt: str) -> tuple[list[Any], Any]:
         await real.until(lambda: len(delivered(real)) == 8)
         return await real.client.post("/v1/completions", json=bad)
 
-    again, answer = await gather(lambda: ask_all(real), ask_bad)
-    return again, answer
+    others, answer = await gather(lambda: ask_all(real), ask_bad)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "quarantined")
+    return others
 
 
-async def test_a_poisonous_request_ends_alone() -> None:
-    """It kills whoever computes it; seven others share its worker."""
-    poison = Fault("abort", calls=0, token=ord("!"))
+def from_outside() -> pytest.MarkDecorator:
+    return pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who sent a SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("kind", "deaths"), [("abort", 2), pytest.param("kill", MAX_TRIES, marks=from_outside())], ids=["within", "outside"]
+)
+async def test_a_poisonous_request_ends_alone(kind: CallFault, deaths: int) -> None:
+    """It ends whoever computes it, by itself or as by a watchdog that cannot stand it, where nothing in the worker has
+    failed. Seven others share its worker."""
     async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
         whole = await ask_all(undisturbed)
+    poison = Fault(kind, calls=0, token=ord("!"))
     async with real_gateway(launch("w0", slots=8, rate=300, faults=(poison,))) as real:
-        again, answer = await poisoned(real, "die!")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "quarantined")
-        assert again == whole
-        assert real.status().restarts == 2
+        assert await ends_alone(real) == whole
+        assert real.status().restarts == deaths
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who sent a SIGKILL")
-async def test_a_request_whose_workers_are_killed_from_outside_ends_alone_at_the_bound() -> None:
-    """As by a watchdog that cannot stand it: nothing in the worker has failed."""
-    hunted = Fault("kill", calls=0, token=ord("!"))
-    async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
-        whole = await ask_all(undisturbed)
-    async with real_gateway(launch("w0", slots=8, rate=300, faults=(hunted,))) as real:
-        again, answer = await poisoned(real, "die!")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "quarantined")
-        assert again == whole
-        assert real.status().restarts == MAX_TRIES
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who sent a SIGKILL")
+@from_outside()
 async def test_kills_in_quick_succession_quarantine_nobody() -> None:
     """Each as soon as the next life has got its requests, before any of them has got three tokens further."""
     async with real_gateway(launch("w0", slots=8, rate=300)) as real:
@@ -182,7 +176,5 @@ async def test_a_request_that_fails_the_workers_loop_ends_alone() -> None:
         whole = await ask_all(undisturbed)
     launches = [launch(name, slots=8, rate=300, program="tests.gateway.panicking") for name in "ab"]
     async with real_gateway(*launches) as real:
-        again, answer = await poisoned(real, f"die{POISON}")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "quarantined")
-        assert again == whole
+        assert await ends_alone(real, f"die{POISON}") == whole
         assert sum(process.status.restarts for process in real.processes) == 2

@@ -194,6 +194,29 @@ async def test_a_suspect_is_not_given_to_a_worker_whose_slots_are_taken() -> Non
     assert last(world["b"]).request == "suspect"
 
 
+async def test_nobody_waits_for_a_suspect_whose_turn_has_not_come_and_its_slot_is_kept() -> None:
+    world = World(slots=3)
+    first, second = world.open("first"), world.open("second")
+    world["a"].die()
+    world["a"].come_back()
+    new, newer = world.open("new"), world.open("newer")
+    assert [submit.request for submit in world["a"].submits[2:]] == ["first", "new"]
+    assert (second.waiting, new.waiting, newer.waiting) == (True, False, True)
+    clear(world["a"], world["a"].submits[2])
+    assert [submit.request for submit in world["a"].submits[4:]] == ["second", "newer"]
+    assert not first.ended
+
+
+async def test_a_newcomer_keeps_away_from_suspects_as_long_as_there_is_a_free_slot() -> None:
+    world = World("a", "b", slots=4)
+    world.open("other")
+    call = world.open("suspect")
+    world["b"].die()
+    world["b"].come_back()
+    assert call.worker == "a"
+    assert [world.open("new").worker for _ in range(5)] == ["b", "b", "b", "b", "a"]
+
+
 async def test_the_choices_of_a_quarantined_request_are_not_tried() -> None:
     world = World("a", "b", "c")
     call = world.open(n=2)

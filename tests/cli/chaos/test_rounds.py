@@ -73,6 +73,29 @@ async def test_a_round_strikes_when_all_were_sent_and_one_has_its_tokens() -> No
         assert b"Authorization: Bearer secret" in found.heads[0]
 
 
+def chunked(body: bytes, size: int) -> bytes:
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x;x\r\n%b\r\n" % (len(part), part) for part in parts)
+
+
+@pytest.mark.parametrize("size", [7, 10_000])
+@pytest.mark.parametrize("cut", [False, True])
+async def test_chunks_are_put_together_wherever_they_were_cut(size: int, cut: bool) -> None:
+    body = chunked(CHUNK % b"null" + CHUNK % b'"stop"' + USAGE + b"data: [DONE]\n\n", size) + b"0\r\n\r\n"
+    head = EVENTS.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + body[: len(body) // 2 if cut else None])
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
+        heard = Heard()
+        await ask(Server("127.0.0.1", listening.sockets[0].getsockname()[1]), ONE, heard)
+    assert bool(heard.breach(1)) is cut
+    assert heard.tokens == (2 if not cut else 1 if size == 7 else 0)
+
+
 @pytest.mark.parametrize("abruptly", [True, False])
 async def test_a_client_leaves_after_its_chunks(abruptly: bool) -> None:
     async with small() as found:

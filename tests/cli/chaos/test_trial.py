@@ -1,7 +1,8 @@
 """`baton chaos` against a real server with scripted workers, and everything before it that must be refused."""
 
 import io
-import signal
+import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,10 +75,12 @@ def test_a_server_is_broken_and_its_clients_notice_a_gap_at_most() -> None:
     assert "seed 3" in printed(where)
 
 
-def test_a_server_of_one_s_own_is_broken_from_within_and_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("standby", [0, 1])
+def test_a_server_of_one_s_own_is_broken_from_within_and_ended(standby: int, tmp_path: Path) -> None:
+    """Who is told to go wrong serves when it does, whoever stands by."""
     where = console()
     clean = run_own(
-        Settings(backend="scripted", workers=1, standby=3),
+        Settings(backend="scripted", workers=1, standby=standby),
         faults="nan",
         streams=4,
         tokens=400,
@@ -92,7 +95,8 @@ def test_a_server_of_one_s_own_is_broken_from_within_and_ended(tmp_path: Path) -
     log = (tmp_path / "log").read_text()
     assert "NotFiniteError" in log, "it was told so"
     assert '"event":"ended"' in log, "it has ended"
-    assert '"worker":"w1"' not in log, "nobody stands by"
+    assert ('"worker":"w1"' in log) is bool(standby)
+    assert f"with 1 worker(s) and {standby} standby" in printed(where)
 
 
 def test_a_server_of_one_s_own_that_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -161,7 +165,7 @@ def test_a_process_that_is_gone_before_its_moment_ends_no_trial(playing: Callabl
     playing([whole(5)])
     found = watched({"name": "a", "pid": 11})
     one = Trial(Server("127.0.0.1", 1), found, requests("m", 1, 5), seed=1, hit=hit)
-    assert "every worker was struck" in one.run(["kill"], 60.0)
+    assert "every worker was struck" in one.run(["abort"], 60.0)
 
 
 def test_no_worker_is_struck_more_often_than_its_server_bears(playing: Callable[[list[Heard]], None]) -> None:
@@ -171,10 +175,29 @@ def test_no_worker_is_struck_more_often_than_its_server_bears(playing: Callable[
     one = Trial(
         Server("127.0.0.1", 1), found, requests("m", 1, 5), seed=1, hit=lambda pid, number: hits.append((pid, number))
     )
-    assert "every worker was struck" in one.run(["kill", "stop"], 60.0)
+    assert "every worker was struck" in one.run(["abort"], 60.0)
     assert sorted(pid for pid, _ in hits) == [11] * MOST_FAULTS + [12] * MOST_FAULTS
-    assert {number for _, number in hits[:2]} == {signal.SIGKILL, signal.SIGSTOP}, "few rounds have each fault"
-    assert one.rounds == {"kill": MOST_FAULTS, "stop": MOST_FAULTS}
+    assert one.rounds == {"abort": 2 * MOST_FAULTS}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who sent a signal, and each one counts")
+def test_what_does_not_count_against_a_worker_is_done_until_the_time_is_over(
+    playing: Callable[[list[Heard]], None],
+) -> None:
+    playing([whole(5)])
+    hits: list[int] = []
+    one = Trial(
+        Server("127.0.0.1", 1),
+        watched({"name": "a", "pid": 11}),
+        requests("m", 1, 5),
+        seed=1,
+        hit=lambda pid, number: hits.append(number),
+        clock=itertools.count().__next__,
+    )
+    assert one.run(["kill", "abort", "stop"], 20) == "the time is over"
+    assert one.rounds["abort"] == MOST_FAULTS
+    assert min(one.rounds["kill"], one.rounds["stop"]) > MOST_FAULTS
+    assert len(set(hits[:3])) == 3, "few rounds have each fault"
 
 
 def test_a_server_that_fails_undisturbed_is_left_alone(playing: Callable[[list[Heard]], None]) -> None:
