@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from actors.worker_process import WorkerProcess
 
 LAST_WORDS_S = 1.0
-"""How long the frames of a process that has exited may take to arrive, and its exit may lag behind its link's end."""
+"""How long the frames of a process that has exited may take to arrive."""
+EXIT_LAG_S = 0.25
+"""How long its exit may lag behind its link's end: the kernel closes a process's sockets just before it tells."""
 
 LOOKS = 4
 """At whether it is suspended, in the time for which it may be."""
@@ -122,7 +124,7 @@ class ProcessIncarnation(IncarnationActor):
     async def _watch_link(self, child: ChildProcess) -> None:
         """A lost link is mostly an exit that is not known yet; if not, the process cannot be reached any more."""
         await self._link_lost.wait()
-        with anyio.move_on_after(LAST_WORDS_S):
+        with anyio.move_on_after(EXIT_LAG_S):
             await child.wait()
             return
         if self.seen.leave_by is None:

@@ -51,7 +51,8 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Restart with a delay that doubles with each failure within `window_s`, until there were too many of them."""
+    """Restart with a delay that doubles with each failure within `window_s`, until there were too many of them; at once
+    where none counts."""
 
     max_failures: int = 5
     """Failures within the window that end it: the one with this number is not followed by a restart."""
@@ -75,8 +76,9 @@ class RestartPolicy:
         if recent >= self.max_failures:
             reason = f"failed {recent} times within {self.window_s:g} s"
             return Escalate(reason) if self.exhausted is Exhausted.ESCALATE else GiveUp(reason)
-        doublings = min(max(recent - 1, 0), 64)
-        return Restart(min(self.first_delay_s * 2.0**doublings, self.max_delay_s))
+        if not recent:
+            return Restart(0.0)
+        return Restart(min(self.first_delay_s * 2.0 ** min(recent - 1, 64), self.max_delay_s))
 
 
 @dataclass(frozen=True, slots=True)
