@@ -183,7 +183,9 @@ class Door:
         guest.abort()
 
     def failed(self, guest: "_Guest", why: Refusal) -> None:
-        """A guest came to nothing, or its link refuses what it sends."""
+        """A guest came to nothing, which is counted once, or its link refuses what it sends."""
+        if guest.accounted and not guest.arrived:
+            return
         guest.accounted = True
         self._refusals.count(why)
 

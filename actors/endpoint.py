@@ -1,8 +1,11 @@
 """Where two processes of one machine meet: a socket file in a folder that only this user can open."""
 
+import fcntl
 import ipaddress
 import os
+import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -11,6 +14,9 @@ from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 _SOCKET = "link"
+_PREFIX = "baton-link-"
+_NAME = re.compile(_PREFIX + "[a-z0-9_]{8}")
+"""What `tempfile.mkdtemp` makes of the prefix."""
 MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
 """Bytes of `sockaddr_un.sun_path` without its closing NUL: 108 on Linux, 104 on macOS and the BSDs."""
 
@@ -20,18 +26,26 @@ class EndpointError(Exception):
 
 
 class LocalEndpoint:
-    """An `ipc://` address in a fresh 0700 folder. The folder goes with `remove`; use one per incarnation."""
+    """An `ipc://` address in a fresh 0700 folder. The folder goes with `remove`; use one per incarnation.
+
+    The folder is locked (flock(2)) until then, or until this process is gone, however it went: see `sweep`.
+    """
 
     def __init__(self, folders: Iterable[str] | None = None) -> None:
         """Make the folder in the first of `folders` that exists and is short enough (default: the user's run-time
         folder, the temporary folder, /tmp). Raises `EndpointError` when none is."""
-        self._folder = _make_folder(tuple(_default_folders() if folders is None else folders))
+        folder, lock = _make_folder(tuple(_default_folders() if folders is None else folders))
+        self._folder = folder
+        self._lock: int | None = lock
         self.path = self._folder / _SOCKET
         self.address = f"ipc://{self.path}"
 
     def remove(self) -> None:
         """Remove the folder and what is in it. May be called again."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -44,20 +58,88 @@ def _default_folders() -> tuple[str, ...]:
     return (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")
 
 
-def _make_folder(folders: tuple[str, ...]) -> Path:
+def sweep(folders: Iterable[str] | None = None) -> int:
+    """Remove the folders that owners who are gone have left in `folders` (default: as for `LocalEndpoint`); how many.
+
+    One is left alone unless its name, owner and mode are those of a `LocalEndpoint` of this user, it is no link, it has
+    nothing but a socket, and nobody has locked it.
+    """
+    removed = 0
+    for parent in {each for each in (_default_folders() if folders is None else folders) if each}:
+        try:
+            root = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue  # what is not there has nothing to remove
+        try:
+            removed += sum(_sweep(root, name) for name in os.listdir(root) if _NAME.fullmatch(name))
+        finally:
+            os.close(root)
+    return removed
+
+
+def _sweep(root: int, name: str) -> bool:
+    """Remove one folder, if it may be. Whoever is just making it notices, see `_claim`."""
+    try:
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+    except OSError:  # it is gone, a link, or another user's
+        return False
+    try:
+        state = os.fstat(folder)
+        if state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) != 0o700:
+            return False
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.listdir(folder)
+        if found == [_SOCKET] and stat.S_ISSOCK(os.stat(_SOCKET, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(_SOCKET, dir_fd=folder)
+        os.rmdir(name, dir_fd=root)
+        return True
+    except OSError:  # its owner lives, or has put something else there
+        return False
+    finally:
+        os.close(folder)
+
+
+def _make_folder(folders: tuple[str, ...]) -> tuple[Path, int]:
+    """The folder, and the descriptor that locks it."""
     reasons = []
     for parent in filter(None, folders):
         try:
-            folder = Path(tempfile.mkdtemp(prefix="baton-", dir=parent))  # mkdtemp makes it 0700
+            folder, lock = _claim(parent)
         except OSError as error:
             reasons.append(f"{parent}: {error.strerror}")
             continue
         length = len(os.fsencode(folder / _SOCKET))
         if length <= MAX_SOCKET_PATH:
-            return folder
+            return folder, lock
         folder.rmdir()
+        os.close(lock)
         reasons.append(f"{parent}: a socket path of {length} bytes is over the system's {MAX_SOCKET_PATH}")
     raise EndpointError("no folder can hold the worker's socket: " + "; ".join(reasons))
+
+
+def _claim(parent: str) -> tuple[Path, int]:
+    """A fresh folder and the descriptor that locks it. Raises `OSError`, also where the file system has no locks."""
+    while True:  # once, and once more for each sweep that comes between its making and its lock
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mkdtemp makes it 0700
+        try:
+            return folder, _lock(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            folder.rmdir()
+            raise
+
+
+def _lock(folder: Path) -> int:
+    """Raises `FileNotFoundError` when a sweep was faster, which may have the lock for a moment."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.stat(folder)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 def check_address(address: str, *, secured: bool) -> None:

@@ -7,7 +7,7 @@ from actors.worker import Deadlines, WorkerState
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
-from protocol.events import Beat, Bye, Event, Failed, Finished, Gauges, Hello, Loading, Ready, Step
+from protocol.events import SILENT_S, Beat, Bye, Event, Failed, Finished, Gauges, Hello, Loading, Ready, Step
 
 
 class PeerMisbehaved(Exception):
@@ -45,6 +45,8 @@ class Incarnation:
         self.last_frame = now
         """Of any kind; its start before the first."""
         self._last_sent = now
+        self._idle_since: float | None = None
+        """Since when it has said nothing, when it had missed its beats before it got work: that is no excuse."""
         self._in_flight: set[int] = set()
 
     def silent_s(self, now: float) -> float:
@@ -95,15 +97,18 @@ class Incarnation:
                     self._progress(now)
             case Bye():
                 self.bye = event
-        self.last_frame = now
+        self.last_frame, self._idle_since = now, None
 
     def sent(self, commands: Iterable[Command], now: float) -> None:
         """Note what was sent: a stream is in flight from its `Submit` to its end or its `Cancel`."""
+        quiet_since = max(self.last_frame, self._last_sent)
         self._last_sent = now
         for command in commands:
             if isinstance(command, Submit):
                 if not self.busy:
                     self._progress(now)
+                    if self._idle_since is None and now - quiet_since >= min(SILENT_S, self._deadlines.idle):
+                        self._idle_since = quiet_since
                 self._in_flight.add(command.stream)
             elif isinstance(command, Cancel):
                 self._in_flight.discard(command.stream)
@@ -121,10 +126,11 @@ class Incarnation:
         silent = _late("no frame", self.last_frame, limits.beat, now)
         if self.ready is None:
             return silent or _late("no loading progress", self.last_progress, limits.loading, now)
-        if self.busy:
+        if self.busy and self._idle_since is None:
             return silent or _late("no step finished with work in flight", self.last_progress, self.hang_s, now)
         # What was cancelled, or was refused unseen, may have kept it busy.
-        return silent or _late("no beat without work", max(self.last_frame, self._last_sent), limits.idle, now)
+        since = max(self.last_frame, self._last_sent) if self._idle_since is None else self._idle_since
+        return silent or _late("no beat without work", since, limits.idle, now)
 
     def must_be_gone(self, now: float) -> bool:
         """It was asked to leave and has had its time."""

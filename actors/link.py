@@ -12,23 +12,19 @@ from typing import Self
 
 import zmq
 
-from actors.admission import Admission
-from actors.descriptors import LINK, NoDescriptors, check_free
-from actors.endpoint import EndpointError, check_address
-from actors.message import MAX_MESSAGE_BYTES, MessageRefused, check_message
-from actors.monitor import Change, Monitor
-from actors.numbering import gap, number_frame
-from actors.rate import PeerBudget, PeerRate
+from actors.message import MessageRefused, check_message
+from actors.monitor import Change
+from actors.numbering import number_frame
+from actors.rate import PeerRate
+from actors.receiver import Receiver, Unheard
 from actors.refusals import Refusal
-from actors.socket import HIGH_WATER, CurveKeys, configure
-from protocol.bounds import MAX_FRAMES_PER_MESSAGE
+from actors.socket import HIGH_WATER, CurveKeys, LinkSocket
 
 __all__ = ["HIGH_WATER", "CurveKeys", "Link", "LinkClosed", "LinkFull", "MessageRefused"]
 
 DRAIN_BATCH = 64
 """Messages handled in one turn of the event loop before others get theirs."""
 _EVENTS = int(zmq.EVENTS)
-_RCVMORE = int(zmq.RCVMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
 _SNDMORE = int(zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
@@ -38,6 +34,7 @@ OnMessage = Callable[[list[bytes]], None]
 OnLost = Callable[[str], None]
 OnRefused = Callable[[Refusal], None]
 
+_ENDED = "the peer's connection ended"
 _NO_KEY = "the other end refused the key"
 _NO_HANDSHAKE = "the handshake failed: the other end has another key than the one expected, or is no Baton"
 
@@ -71,37 +68,22 @@ class Link:
         rate: PeerRate | None,
         on_refused: OnRefused | None,
     ):
-        check_address(endpoint, secured=keys is not None and (bool(keys.allowed) or not bind))
         self._loop = asyncio.get_running_loop()
         self._bound = bind
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_refused = on_refused
-        self._budget = None if rate is None else PeerBudget(rate)
-        # A context (one I/O thread) per link: no state is shared between peers, and nothing is global.
-        try:
-            check_free(LINK)
-        except NoDescriptors as error:
-            raise EndpointError(f"no socket can be made for {endpoint}: {error}") from error
-        self._context = zmq.Context()
-        try:
-            self._socket = self._context.socket(zmq.PAIR)
-            self._monitor = Monitor(self._socket, bind)
-        except zmq.ZMQError as error:  # as when the process has no descriptor left
-            self._context.destroy(0)
-            raise EndpointError(f"no socket can be made for {endpoint}: {error}") from error
-        self._admission: Admission | None = None
+        self._owned = LinkSocket(endpoint, bind, keys)
+        self._socket, self._monitor = self._owned.socket, self._owned.monitor
+        self._receiver = Receiver(self._socket, rate, self._loop.time, self._hears)
         self._writable: asyncio.Future[None] | None = None
         self._again: asyncio.Handle | None = None
         self._draining = False  # inside _drain, which looks at the events by itself after each message
         self._torn = False  # nothing more can be sent; the loss is told in a turn of the loop of its own
         self._closed = False
         self._lost = False
-        self._due = 0  # the number of the message that comes next
-        self.dropped = 0
-        """Messages refused because they broke a bound."""
         self.refused = 0
-        """Connections that failed their handshake; they disturb nobody."""
+        """Connections that failed their handshake or came second; they disturb nobody."""
         self.sent = 0
         """Messages handed to the socket."""
         self.received = 0
@@ -109,16 +91,7 @@ class Link:
         self.peer_pid: int | None = None
         """The process that connected to this end, by the kernel's word; known before its first message is delivered.
         None over TCP, and where the system does not tell (it does on Linux); 0 for one that was gone too soon."""
-        try:
-            configure(self._socket, endpoint, keys, bind)
-            if bind:
-                self._admission = Admission(self._context, None if keys is None else keys.allowed)
-            self._socket.bind(endpoint) if bind else self._socket.connect(endpoint)
-        except (zmq.ZMQError, ValueError) as error:
-            self._close_sockets(0)
-            raise EndpointError(f"cannot {'bind' if bind else 'connect to'} {endpoint}: {error}") from error
-        self._fd = int(self._socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._on_readable)
+        self._loop.add_reader(self._owned.descriptor, self._on_readable)
         self._loop.add_reader(self._monitor.descriptor, self._on_monitor)
         # libzmq signals the descriptor again only after a look at the events found nothing: so look once.
         self._come_back()
@@ -153,7 +126,7 @@ class Link:
     @property
     def address(self) -> str:
         """The address that was bound or connected last, with its port."""
-        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self._owned.address
 
     @property
     def closed(self) -> bool:
@@ -163,13 +136,18 @@ class Link:
     @property
     def peer_key(self) -> str:
         """The CURVE public key (Z85) of the peer that was admitted; empty before, and on a link without keys."""
-        return "" if self._admission is None else self._admission.admitted
+        return self._owned.peer_key
+
+    @property
+    def dropped(self) -> int:
+        """Messages refused because they broke a bound."""
+        return self._receiver.dropped
 
     def hand_over(self, on_message: OnMessage, on_lost: OnLost) -> None:
         """From now on others hear this end. A loss that was told already is told again, in a turn of the loop."""
         self._on_message, self._on_lost = on_message, on_lost
         if self._lost:
-            self._loop.call_soon(on_lost, "the peer's connection ended")
+            self._loop.call_soon(on_lost, _ENDED)
 
     def send_nowait(self, frames: Sequence[bytes]) -> None:
         """Send one message of `frames`. Raises `LinkFull`, `LinkClosed` or `MessageRefused`; then nothing was sent."""
@@ -224,16 +202,12 @@ class Link:
         if self._again is not None:
             self._again.cancel()
         self._end_wait()
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_reader(self._monitor.descriptor)
-        self._close_sockets(0 if self._lost else int(linger_s * 1000))
+        self._stop_reading()
+        self._owned.close(0 if self._lost else int(linger_s * 1000))
 
-    def _close_sockets(self, linger_ms: int) -> None:
-        self._monitor.close()
-        self._socket.close(linger_ms)
-        if self._admission is not None:
-            self._admission.close()
-        self._context.term()
+    def _stop_reading(self) -> None:
+        self._loop.remove_reader(self._owned.descriptor)
+        self._loop.remove_reader(self._monitor.descriptor)
 
     def _events(self) -> int:
         return self._socket.getsockopt(_EVENTS)  # type: ignore[return-value]  # EVENTS is an int
@@ -267,8 +241,13 @@ class Link:
                     self._writable.set_result(None)
                 if not state & _POLLIN:
                     return False
-                frames = self._receive()
-                if frames is not None:
+                try:
+                    frames = self._receiver.receive()
+                except Unheard as unheard:
+                    self._refuse(unheard.kind)
+                    if unheard.ends:
+                        self._end(unheard.ends)
+                else:
                     self.received += 1
                     self._on_message(frames)
                 if self._closed or self._lost:
@@ -277,34 +256,13 @@ class Link:
         finally:
             self._draining = False
 
-    def _receive(self) -> list[bytes] | None:
-        """The next message, which is known to be there; None when it breaks a bound, or is not the one that is due."""
-        socket = self._socket
-        lost = gap(socket.recv(_NOBLOCK), self._due)
-        self._due += 1
-        frames: list[bytes] = []
-        size = count = 0
-        while socket.getsockopt(_RCVMORE):
-            frame = socket.recv(_NOBLOCK)
-            count += 1
-            size += len(frame)
-            if count <= MAX_FRAMES_PER_MESSAGE and size <= MAX_MESSAGE_BYTES:
-                frames.append(frame)
-            else:
-                frames.clear()
-        if lost:
-            self._refuse(Refusal.GAP)
-            self._end(lost)  # nothing that came after the gap may be taken for what was to come
-            return None
-        if not frames:
-            self.dropped += 1
-            self._refuse(Refusal.MESSAGE)
-            return None
-        if self._budget is not None and (excess := self._budget.spend(size, self._loop.time())) is not None:
-            self._refuse(Refusal.FLOOD)
-            self._end(f"the peer sent {excess}")  # it is not even drained: that could take for ever
-            return None
-        return frames
+    def _hears(self, first: zmq.Frame) -> None:
+        """The first message: it is known from now on whose connection this is."""
+        here = self._monitor.heard(first)
+        if self.peer_pid is None:
+            self.peer_pid = self._monitor.peer_pid()
+        if not here:  # it ended before, and its end could not be told from another one's
+            self._loop.call_soon(self._lose, _ENDED)
 
     def _refuse(self, why: Refusal) -> None:
         if self._on_refused is not None:
@@ -319,7 +277,7 @@ class Link:
                         self.peer_pid = self._monitor.peer_pid()
                     self._come_back()  # a send that waits may go on
                 case Change.LOST:
-                    self._lose("the peer's connection ended")
+                    self._lose(_ENDED)
                 case Change.NOBODY:
                     self._lose("nobody listens at the address")
                 case Change.REFUSED | Change.TURNED_AWAY:
@@ -349,8 +307,7 @@ class Link:
         if self._closed or self._lost:
             return
         self._lost = True
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_reader(self._monitor.descriptor)
+        self._stop_reading()
         self._end_wait()
         if self._on_lost is not None:
             self._on_lost(reason)

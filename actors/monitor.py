@@ -9,71 +9,102 @@ from enum import Enum, auto
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-_SUCCESS = int(zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-_FAILURE = int(
-    zmq.EVENT_ACCEPT_FAILED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_EVENTS = int(
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_ACCEPT_FAILED
+    | zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
 )
 _NOBODY = int(zmq.EVENT_CLOSED)
+_NONE = -1
+"""Is no connection's descriptor."""
 
 
 class Change(Enum):
-    """What became of the connection that counts, the first one to be ready."""
+    """What became of a connection."""
 
     READY = auto()
-    """It can be used from now on."""
+    """One can be used from now on."""
     LOST = auto()
-    """It ended."""
+    """The one that counts ended: the first one to be ready."""
     NOBODY = auto()
     """Nobody listens at the address (told to the connecting side alone)."""
     REFUSED = auto()
-    """Some connection failed its handshake; on the binding side it disturbs nobody."""
+    """Another one ended: it failed its handshake, or came second. On the binding side it disturbs nobody."""
     TURNED_AWAY = auto()
-    """The same, because its key is not on the allow-list."""
+    """Told in place of REFUSED, and before its end: its key is not on the allow-list."""
 
 
 class Monitor:
-    """Follows the connections of one socket. `next` is asked until it has nothing more."""
+    """Follows the connections of one socket. `next` is asked until it has nothing more.
+
+    libzmq names the connection that was made and the one that ended, by its descriptor, but not the one that succeeded
+    in its handshake, nor the one that failed. Who succeeds while others try is known by the first message (`heard`).
+    What needs no handshake to be refused, as bytes of another protocol, ends without another word: so it is the end of
+    a connection that is counted, each once.
+    """
 
     def __init__(self, socket: "zmq.Socket[bytes]", bind: bool) -> None:
         self._watched = socket
-        self._socket = socket.get_monitor_socket(_SUCCESS | _FAILURE | (0 if bind else _NOBODY))
-        self._accepted: int | None = None
+        self._socket = socket.get_monitor_socket(_EVENTS | (0 if bind else _NOBODY))
+        self._open: set[int] = set()
+        """Connections that were made and have not ended."""
         self._peer: int | None = None
-        self.descriptor = int(self._socket.getsockopt(zmq.FD))
-
-    @property
-    def connected(self) -> bool:
+        """The one that counts, once it is certain."""
+        self._told = 0
+        """Connections that were TURNED_AWAY and have not ended."""
+        self.connected = False
         """A connection was ready once."""
-        return self._peer is not None
+        self.descriptor = int(self._socket.getsockopt(zmq.FD))
 
     def next(self) -> Change | None:
         """The next change that matters, or None when there is none for now."""
         while self._socket.poll(0):
             event = parse_monitor_message(self._socket.recv_multipart(zmq.NOBLOCK))
-            kind, value = event["event"], event["value"]
-            if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED):
-                self._accepted = value
-            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                if self._peer is None:
-                    self._peer = self._accepted
-                return Change.READY
-            elif kind == zmq.EVENT_CLOSED:
-                return Change.NOBODY
-            elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                return Change.TURNED_AWAY
-            elif kind == zmq.EVENT_DISCONNECTED:
-                if value == self._peer:
-                    return Change.LOST
-            else:
-                return Change.REFUSED
+            match event["event"]:
+                case zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED:
+                    self._open.add(event["value"])
+                case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    if not self.connected and len(self._open) == 1:
+                        (self._peer,) = self._open
+                    self.connected = True
+                    return Change.READY
+                case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    self._told += 1
+                    return Change.TURNED_AWAY
+                case zmq.EVENT_ACCEPT_FAILED:
+                    return Change.REFUSED
+                case zmq.EVENT_CLOSED:
+                    return Change.NOBODY
+                case zmq.EVENT_DISCONNECTED if (change := self._ended(event["value"])) is not None:
+                    return change
         return None
+
+    def _ended(self, descriptor: int) -> Change | None:
+        self._open.discard(descriptor)
+        last = self.connected and self._peer is None and not self._open
+        if descriptor == self._peer or last:
+            return Change.LOST
+        if self._told:
+            self._told -= 1
+            return None
+        return Change.REFUSED
+
+    def heard(self, frame: zmq.Frame) -> bool:
+        """The first message came: whoever sent it is the one that counts. False when that connection has ended."""
+        try:
+            self._peer = int(frame.get(zmq.SRCFD))
+        except zmq.ZMQError:  # a C library that cannot name a Unix socket's peer (musl): then libzmq does not tell
+            if self._peer is None:
+                self._peer = _NONE
+        return self._peer in self._open
 
     def peer_pid(self) -> int | None:
         """Which process is at the other end of a Unix socket (unix(7), SO_PEERCRED): None over TCP and where the
-        system does not tell, 0 for one that was gone too soon."""
+        system does not tell, or has not told yet; 0 for one that was gone too soon, or that nobody can tell from
+        another one."""
         if sys.platform != "linux" or self._peer is None:
             return None
         try:

@@ -9,7 +9,8 @@ class Refusal(StrEnum):
     """Why a connection, a message or a peer was refused."""
 
     HANDSHAKE = "handshake"
-    """What connected does not speak ZeroMQ, not with the keys that are asked for, or hung up before it said `Hello`."""
+    """What connected does not speak ZeroMQ, not with the keys that are asked for, hung up before it said `Hello`, or
+    came to a link that has its peer."""
     KEY = "key"
     """Its key is not on the allow-list."""
     RATE = "rate"

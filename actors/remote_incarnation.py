@@ -9,14 +9,10 @@ from actors.incarnation_actor import IncarnationActor, WorkerFailed
 from actors.origin import Origin
 from actors.worker import WorkerState
 from protocol.codec import encode
-from protocol.events import BEAT_S
+from protocol.events import SILENT_S
 
 if TYPE_CHECKING:
     from actors.remote_worker import RemoteWorker
-
-
-MISSED_S = 3 * BEAT_S
-"""Without a frame: three beats missed."""
 
 
 class RemoteIncarnation(IncarnationActor):
@@ -56,7 +52,7 @@ class RemoteIncarnation(IncarnationActor):
     def hang_origin(self) -> Origin:
         """Its machine beats for it, hung or not: where nothing is heard at all, that or the network is gone."""
         limits = self._limits
-        silence = min(MISSED_S, limits.beat, limits.idle, self.seen.hang_s / 2)
+        silence = min(SILENT_S, limits.beat, limits.idle, self.seen.hang_s / 2)
         return Origin.OUTSIDE if self.seen.silent_s(anyio.current_time()) >= silence else Origin.WITHIN
 
     def disconnect(self, why: str | None = None) -> None:

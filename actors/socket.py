@@ -1,11 +1,14 @@
-"""How a link's socket is set up: its bounds, its keys, and what it does when the other end is gone."""
+"""A link's socket: its bounds, its keys, what it does when the other end is gone, and what is made and ends with it."""
 
 import os
 from dataclasses import dataclass
 
 import zmq
 
-from actors.admission import DOMAIN
+from actors.admission import DOMAIN, Admission
+from actors.descriptors import LINK, NoDescriptors, check_free
+from actors.endpoint import EndpointError, check_address
+from actors.monitor import Monitor
 from protocol.bounds import MAX_FRAME_BYTES
 
 HIGH_WATER = 1024
@@ -29,6 +32,57 @@ class CurveKeys:
     """For the connecting side: the public key of the binding one."""
     allowed: frozenset[str] = frozenset()
     """For the binding side: the public keys of those that may connect; nobody else can."""
+
+
+class LinkSocket:
+    """A ZeroMQ socket that is bound or connected, its monitor, and who answers for whom it admits.
+
+    It has a context (one I/O thread) of its own: no state is shared between peers, and nothing is global.
+    """
+
+    def __init__(self, endpoint: str, bind: bool, keys: CurveKeys | None) -> None:
+        """Raises `EndpointError`."""
+        check_address(endpoint, secured=keys is not None and (bool(keys.allowed) or not bind))
+        try:
+            check_free(LINK)
+        except NoDescriptors as error:
+            raise EndpointError(f"no socket can be made for {endpoint}: {error}") from error
+        self._context = zmq.Context()
+        try:
+            self.socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+            self.monitor = Monitor(self.socket, bind)
+        except zmq.ZMQError as error:  # as when the process has no descriptor left
+            self._context.destroy(0)
+            raise EndpointError(f"no socket can be made for {endpoint}: {error}") from error
+        self._admission: Admission | None = None
+        try:
+            configure(self.socket, endpoint, keys, bind)
+            if bind:
+                self._admission = Admission(self._context, None if keys is None else keys.allowed)
+            self.socket.bind(endpoint) if bind else self.socket.connect(endpoint)
+        except (zmq.ZMQError, ValueError) as error:
+            self.close(0)
+            raise EndpointError(f"cannot {'bind' if bind else 'connect to'} {endpoint}: {error}") from error
+        self.descriptor = int(self.socket.getsockopt(zmq.FD))
+        """Is readable when the state of the socket has changed."""
+
+    @property
+    def address(self) -> str:
+        """The address that was bound or connected last, with its port."""
+        return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def peer_key(self) -> str:
+        """The CURVE public key (Z85) of the peer that was admitted; empty before, and on a socket without keys."""
+        return "" if self._admission is None else self._admission.admitted
+
+    def close(self, linger_ms: int) -> None:
+        """Close all of it, giving unsent messages as long (blocking)."""
+        self.monitor.close()
+        self.socket.close(linger_ms)
+        if self._admission is not None:
+            self._admission.close()
+        self._context.term()
 
 
 def configure(socket: "zmq.Socket[bytes]", endpoint: str, keys: CurveKeys | None, bind: bool) -> None:

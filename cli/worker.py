@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from actors.endpoint import EndpointError
+from actors.endpoint import EndpointError, sweep
 from actors.keys import KeyFileError, read_key, to_z85
 from actors.link import CurveKeys
 from actors.logs import configure_logging
@@ -35,6 +35,7 @@ def run_worker(settings: Settings) -> None:
     spec = worker_spec(settings, model, socket.gethostname()[:MAX_NAME] or "worker")
     check_model(spec)
     configure_logging("worker-host", log_level(settings, sys.stderr.isatty()))
+    sweep()
     try:
         joining = functools.partial(
             Joining,

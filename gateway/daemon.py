@@ -10,6 +10,7 @@ import structlog
 
 from actors.descriptors import Descriptors, raise_limit
 from actors.door import MAX_GUESTS
+from actors.endpoint import sweep
 from actors.supervision import Policy
 from actors.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.app import create_app
@@ -81,6 +82,7 @@ async def run_daemon(
     `on_listening` is told the address once it is ours, `on_status` of every change of a worker. Raises `BindError`
     before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
+    _log.info("swept", folders=sweep())  # of gateways that were killed
     router = Router(settings)
     limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
     fleet = Fleet(router, on_status=on_status, policy=policy, deadlines=limits)

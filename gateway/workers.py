@@ -14,13 +14,11 @@ from gateway.streams import Stream
 from gateway.suspicion import Standing, suspect
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel
-from protocol.events import BEAT_S
+from protocol.events import SILENT_S
 
 CANCEL_RETRY_S = 0.02
 FULL_S = 0.25
 """Time until a worker that had no room for what another one lost is asked again, or until something ends on it."""
-SILENT_S = 3 * BEAT_S
-"""Three beats missed. A worker so silent may be starved, or suspended: others are given requests before it."""
 
 
 class Role(StrEnum):
@@ -124,7 +122,8 @@ class Seat:
         return self.ready and self.breaker.state(now) is not Circuit.OPEN
 
     def silent(self, now: float) -> bool:
-        """The worker has missed its beats; nobody knows yet whether it lives. `now` is the loop's time."""
+        """The worker has missed its beats, and nobody knows yet whether it lives: others are given requests before it.
+        `now` is the loop's time."""
         return now - self.worker.status.last_frame >= SILENT_S
 
     def admits(self, now: float) -> bool:

@@ -186,6 +186,8 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=T
 
 BEAT_S = 1.0
 """A worker that has sent nothing for this long sends a `Beat`."""
+SILENT_S = 3 * BEAT_S
+"""Three beats missed: a worker so silent may be starved, suspended, or cut off."""
 
 
 class Beat(Struct, frozen=True, array_like=True, tag="beat", gc=False):

@@ -20,7 +20,7 @@ MAY_IMPORT = {
 """Which packages of the house a package may import, besides itself."""
 
 DOORS = {
-    "zmq": ("actors/link.py", "actors/socket.py", "actors/monitor.py", "actors/admission.py", "actors/keys.py"),
+    "zmq": tuple(f"actors/{name}.py" for name in ("link", "socket", "receiver", "monitor", "admission", "keys")),
     "mlx": ("workers/mlx/", "models/"),
     "mlx_lm": ("workers/mlx/", "models/"),
     "iree": ("workers/iree/",),

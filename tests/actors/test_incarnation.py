@@ -11,7 +11,21 @@ from actors.worker import Deadlines, WorkerState
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Beat, Bye, Capabilities, Event, Failed, Finished, Gauges, Hello, Loading, Ready, Step, Usage
+from protocol.events import (
+    SILENT_S,
+    Beat,
+    Bye,
+    Capabilities,
+    Event,
+    Failed,
+    Finished,
+    Gauges,
+    Hello,
+    Loading,
+    Ready,
+    Step,
+    Usage,
+)
 from tests.actors.processes import submit
 
 LIMITS = Deadlines(hello=10, loading=100, beat=5, idle=5, hang=20, hang_factor=4, hang_most=100, stop=3, term=1)
@@ -134,7 +148,7 @@ class TestIdle:
     def test_what_works_is_not_idle(self, busy: str) -> None:
         seen = self.live(READY, BUSY if busy == "by its gauges" else IDLE)
         if busy == "by what was sent":
-            seen.sent([submit(1)], 3.9)
+            seen.sent([submit(1)], SILENT_S - 0.1)
         assert seen.overdue(19.9) is None
 
     def test_what_was_sent_last_may_have_kept_it_busy(self) -> None:
@@ -143,6 +157,24 @@ class TestIdle:
         seen.sent([Cancel(1)], 2.0)
         assert seen.overdue(5.9) is None
         assert seen.overdue(6.0) == "no beat without work for 4 s"
+
+    @pytest.mark.parametrize(("at", "late"), [(SILENT_S - 0.1, False), (SILENT_S, True)])
+    def test_work_is_no_excuse_for_the_beats_missed_before_it(self, at: float, late: bool) -> None:
+        seen = self.live(READY, IDLE)
+        seen.sent([submit(1)], at)
+        seen.sent([Cancel(1)], at)
+        seen.sent([submit(2)], at)
+        assert seen.overdue(3.9) is None
+        assert seen.overdue(4.0) == ("no beat without work for 4 s" if late else None)
+        seen.receive(BUSY, 4.0)
+        assert seen.overdue(19.9) is None, "it lives: its steps count from now on"
+
+    def test_a_shorter_bound_than_three_beats_holds_as_well(self) -> None:
+        seen = Incarnation("w", 3, replace(self.LIMITS, idle=1.0), 0.0)
+        for event in (HELLO, READY):
+            seen.receive(event, 0.0)
+        seen.sent([submit(1)], 1.0)
+        assert seen.overdue(1.0) == "no beat without work for 1 s"
 
 
 def hang(seen: Incarnation, event: Event, start: float, seconds: int) -> str | None:

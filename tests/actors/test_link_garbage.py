@@ -14,13 +14,11 @@ from actors.endpoint import LocalEndpoint
 from actors.link import Link
 from actors.refusals import Refusal
 from tests.actors.ends import End, pair
+from tests.actors.zmtp import GREETING, SIGNATURE
 
 pytestmark = pytest.mark.anyio
 
 WAIT_S = 60.0
-SIGNATURE = b"\xff\0\0\0\0\0\0\0\1\x7f"
-GREETING = SIGNATURE + b"\3\0NULL" + bytes(16) + b"\0" + bytes(31)
-"""Of ZMTP 3.0 (ZeroMQ RFC 23), with which a handshake begins."""
 
 garbage = st.one_of(
     st.binary(min_size=1, max_size=600),
@@ -54,6 +52,11 @@ class Watched:
             stranger.sendall(data)
         return stranger
 
+    async def until_refused(self, times: int) -> None:
+        with anyio.fail_after(WAIT_S):
+            while len(self.refused) < times:  # noqa: ASYNC110  libzmq tells later
+                await anyio.sleep(0.002)
+
 
 async def test_a_link_hears_its_worker_through_any_garbage() -> None:
     with LocalEndpoint() as own, LocalEndpoint() as next_door:
@@ -83,16 +86,14 @@ async def test_a_link_hears_its_worker_through_any_garbage() -> None:
                 asyncio.run_coroutine_threadsafe(try_it(data, hang_up), loop).result(WAIT_S)
 
             await anyio.to_thread.run_sync(every)
-            with anyio.fail_after(WAIT_S):
-                while not watched.refused:  # noqa: ASYNC110  libzmq tells later
-                    await anyio.sleep(0.002)
+            for each in held:
+                each.close()
+            await watched.until_refused(3 + said)
             expected = [[b"%d" % number] for number in range(said + 1)]
             assert (watched.end.messages, watched.end.lost) == (expected, [])
             assert (neighbour.messages, neighbour.lost, neighbour.link.refused) == (expected, [], 0)
             assert set(watched.refused) == {Refusal.HANDSHAKE}
-            assert len(watched.refused) == watched.end.link.refused
-            for each in held:
-                each.close()
+            assert watched.end.link.refused == 3 + said, "each once"
             worker.close(0)
             watched.end.link.close(0)
 
@@ -114,17 +115,32 @@ async def worker_joins(watched: Watched, endpoint: LocalEndpoint) -> None:
 async def test_a_handshake_that_fails_is_counted_and_the_worker_joins(data: bytes) -> None:
     with LocalEndpoint() as endpoint:
         watched = Watched(endpoint)
-        with watched.throw(data), anyio.fail_after(WAIT_S):
-            while watched.refused != [Refusal.HANDSHAKE]:  # noqa: ASYNC110  libzmq tells later
-                await anyio.sleep(0.002)
-        assert watched.end.link.refused == 1
+        with watched.throw(data):
+            await watched.until_refused(1)
+            assert watched.refused == [Refusal.HANDSHAKE]
         await worker_joins(watched, endpoint)
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\1\0", b"\1\0" + bytes(20), b"\0", b"x" * 300])
-async def test_what_needs_no_handshake_takes_no_workers_place(data: bytes) -> None:
+async def test_what_needs_no_handshake_is_counted_and_takes_no_workers_place(data: bytes) -> None:
     """libzmq would take it for a peer of ZMTP 1.0, the one that the socket has."""
     with LocalEndpoint() as endpoint:
         watched = Watched(endpoint)
         with watched.throw(data):
+            await watched.until_refused(1)
             await worker_joins(watched, endpoint)
+        assert watched.refused == [Refusal.HANDSHAKE]
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", GREETING[:20], b""], ids=["http", "half", "nothing"])
+async def test_so_it_is_over_tcp(data: bytes) -> None:
+    end = End()
+    end.link = Link.bind("tcp://127.0.0.1:*", end.heard, on_lost=end.gone)
+    host, _, port = end.link.address.removeprefix("tcp://").partition(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(data)
+    with anyio.fail_after(WAIT_S):
+        while not end.link.refused:  # noqa: ASYNC110  libzmq tells later
+            await anyio.sleep(0.002)
+    assert (end.link.refused, end.messages, end.lost) == (1, [], [])
+    end.link.close(0)

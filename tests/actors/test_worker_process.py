@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import anyio
 import pytest
 import structlog
 
+from actors.endpoint import sweep
 from actors.link import Link
 from actors.origin import Origin
 from actors.supervision import RestartPolicy
@@ -162,6 +162,24 @@ async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str,
         assert len(heard.events) == {"last_words": 100, "garbage": 1}.get(mode, 0)
     with pytest.raises(WorkerUnavailable, match="stopped" if outside else "given_up"):
         worker.send_nowait([submit()])
+
+
+async def test_who_fell_silent_without_work_is_soon_replaced_whatever_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("actors.incarnation.SILENT_S", 0.2)
+    worker, heard = make("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0))
+    async with running(worker, heard):
+        status = await heard.until_state(WorkerState.READY)
+        os.kill(status.pid or 0, signal.SIGSTOP)
+        while anyio.current_time() - worker.status.last_frame < 0.2:  # noqa: ASYNC110  silence does not tell
+            await anyio.sleep(0.01)
+        worker.send_nowait([submit()])
+        await heard.until(lambda: bool(heard.lost))
+        assert heard.lost == [(1, "no beat without work for 2 s")]
+        await heard.until_state(WorkerState.READY)
+    if sys.platform == "linux":
+        assert heard.origins[0] is Origin.OUTSIDE
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word on who connected is asked on Linux alone")
@@ -441,5 +459,4 @@ def test_a_gateway_killed_by_force_leaves_no_worker(mode: str, tmp_path: Path) -
         pid = int(gateway.stdout.readline())
         gateway.kill()
     wait_gone(pid)
-    for folder in tmp_path.iterdir():  # nobody was left to remove it
-        shutil.rmtree(folder)
+    sweep([str(tmp_path)])  # nobody was left to remove its folder

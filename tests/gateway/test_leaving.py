@@ -10,8 +10,9 @@ import pytest
 from actors.origin import Origin
 from actors.worker import WorkerState
 from gateway.suspicion import suspect
-from gateway.workers import SILENT_S, Role
+from gateway.workers import Role
 from protocol.errors import ErrorCode
+from protocol.events import SILENT_S
 from tests.gateway.fakes import FakeWorker
 from tests.gateway.virtual import BACKEND
 from tests.gateway.world import World, failure, last, number
