@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workers.affinity import usable_cores
 from workers.iree.cpu import Cpu
+from workers.iree.gpu import AMD_NODES, COMMON_FLAGS, GPU_TARGETS, gpu_architecture, gpu_flags
 from workers.probe import short
 from workers.refused import LoadRefused
 
@@ -20,7 +21,6 @@ DEFAULT_DEVICE = "local-task"
 LOCAL_DRIVERS = ("local-task", "local-sync")
 """Drivers that compute on this CPU, in this process's memory."""
 
-COMMON_FLAGS = ("--iree-input-type=stablehlo",)
 CPU_FLAGS = (
     "--iree-opt-level=O3",
     "--iree-hal-target-device=local",
@@ -35,16 +35,6 @@ CPU_FLAGS = (
     # The default of 32 KiB fails some prefill graphs.
     "--iree-llvmcpu-stack-allocation-limit=262144",
 )
-# Fused reductions with several results, as in sampling, cannot be distributed by the CUDA backend.
-GPU_FLAGS = ("--iree-opt-level=O2", "--iree-dispatch-creation-enable-aggressive-fusion=false")
-GPU_TARGETS: Mapping[str, tuple[str, ...]] = {
-    "cuda": ("--iree-hal-target-device=cuda",),
-    "hip": ("--iree-hal-target-device=hip",),
-    "vulkan": ("--iree-hal-target-device=vulkan",),
-    "metal": ("--iree-hal-target-device=metal",),
-}
-CUDA_TARGETS = (60, 70, 75, 80, 86, 89)
-"""Compute capabilities that iree-compile 3.13 knows; it has no description of Hopper and refuses sm_90."""
 _ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
     "float32": rt.HalElementType.FLOAT_32,
     "float16": rt.HalElementType.FLOAT_16,
@@ -99,8 +89,14 @@ class Device:
         if self.local:
             return (*COMMON_FLAGS, *CPU_FLAGS)
         if self.driver not in GPU_TARGETS:
-            raise DeviceError(f"device: there is no compiler backend for driver {self.driver!r}")
-        return gpu_flags(self.driver, gpu_architecture(self.driver))
+            raise DeviceError(
+                f"device: graphs are not compiled for driver {self.driver!r}, only for "
+                f"{', '.join((*LOCAL_DRIVERS, *GPU_TARGETS))}; on Apple silicon take --backend mlx"
+            )
+        architecture = gpu_architecture(self.driver)
+        if self.driver == "hip" and not architecture:
+            raise DeviceError(f"device: the kernel does not say what GPU {self.uri!r} is (/{AMD_NODES})")
+        return gpu_flags(self.driver, architecture)
 
     def compile_target(self) -> str:
         """What of the target the flags do not say."""
@@ -233,44 +229,3 @@ class Module:
                 inputs.push_ref(argument)
         self._context.invoke(function, inputs, outputs)
         return [outputs.get_as_object(i, rt.HalBufferView) for i in range(outputs.size)]
-
-
-def gpu_flags(driver: str, architecture: Sequence[str]) -> tuple[str, ...]:
-    """iree-compile's flags for one of `GPU_TARGETS`, whether there is such a device here or not."""
-    return (*COMMON_FLAGS, *GPU_FLAGS, *GPU_TARGETS[driver], *architecture)
-
-
-def gpu_architecture(driver: str) -> tuple[str, ...]:
-    """The flag that names the GPU's architecture, where the driver's own list tells it."""
-    if driver not in ("cuda", "hip"):
-        return ()
-    flag = {"cuda": "--iree-cuda-target=", "hip": "--iree-rocm-target="}[driver]
-    found = _probe_architecture(driver)
-    return (flag + found,) if found else ()
-
-
-def _probe_architecture(driver: str) -> str:
-    """`sm_90` and the like of the first GPU, from the driver's library; empty when it does not say."""
-    if driver != "cuda":
-        return ""
-    import ctypes
-
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return ""
-    major, minor, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
-        return ""
-    # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-    if cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device):
-        return ""
-    if cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device):
-        return ""
-    return cuda_target(10 * major.value + minor.value)
-
-
-def cuda_target(capability: int) -> str:
-    """The newest target that the compiler knows and the GPU runs: its code is PTX, which newer GPUs take as well."""
-    known = [target for target in CUDA_TARGETS if target <= capability]
-    return f"sm_{known[-1]}" if known else ""

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from workers.iree.gpu import GPU_TARGETS, architecture_flags, gpu_architecture
 from workers.probe import Probe, short
 
 TARGETS = {
@@ -63,7 +64,8 @@ def _probe_driver(name: str, compiler: Any, runtime: Any) -> Probe:
         return Probe("iree", name, False, "the driver finds no device", advice)
     target, flags = TARGETS[name]
     try:
-        module = compiler.compile_str(PRODUCT, target_backends=[target], extra_args=flags)
+        architecture = architecture_flags(name, gpu_architecture(name)) if name in GPU_TARGETS else ()
+        module = compiler.compile_str(PRODUCT, target_backends=[target], extra_args=[*flags, *architecture])
         if not _is_right(module, name, runtime):
             return Probe("iree", name, False, "a matrix product came out wrong")
     except Exception as error:  # noqa: BLE001 - as above

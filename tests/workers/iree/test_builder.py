@@ -8,7 +8,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from workers.iree.builder import Builder, Built, build_all
 from workers.iree.compiler import CompileError
-from workers.iree.device import COMMON_FLAGS
+from workers.iree.gpu import COMMON_FLAGS
 from workers.iree.recipe import Recipe
 from workers.refused import LoadRefused
 

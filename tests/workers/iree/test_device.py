@@ -5,7 +5,7 @@ import pytest
 
 from workers.iree import device as device_module
 from workers.iree.cpu import Cpu
-from workers.iree.device import Device, DeviceError, available_drivers, cuda_target
+from workers.iree.device import Device, DeviceError, available_drivers
 
 
 def test_unknown_driver_is_a_sentence() -> None:
@@ -35,24 +35,26 @@ def test_empty_is_the_cpu() -> None:
 def test_gpu_flags_have_no_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device("local-task", 1)
     monkeypatch.setattr(device, "driver", "cuda")
-    monkeypatch.setattr(device_module, "_probe_architecture", lambda driver: "sm_90")
+    monkeypatch.setattr(device_module, "gpu_architecture", lambda driver: "sm_90")
     flags = device.compile_flags()
     assert "--iree-hal-target-device=cuda" in flags
     assert "--iree-cuda-target=sm_90" in flags
     assert not any("llvmcpu" in flag for flag in flags)
 
 
-@pytest.mark.parametrize(
-    ("capability", "target"), [(90, "sm_89"), (89, "sm_89"), (87, "sm_86"), (60, "sm_60"), (50, "")]
-)
-def test_a_gpu_newer_than_the_compiler_gets_the_newest_that_it_knows(capability: int, target: str) -> None:
-    assert cuda_target(capability) == target
-
-
-def test_driver_without_a_compiler_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("driver", ["level-zero", "metal"])
+def test_a_driver_that_graphs_are_not_compiled_for(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
     device = Device("local-task", 1)
-    monkeypatch.setattr(device, "driver", "level-zero")
-    with pytest.raises(DeviceError, match="no compiler backend for driver 'level-zero'"):
+    monkeypatch.setattr(device, "driver", driver)
+    with pytest.raises(DeviceError, match=f"not compiled for driver '{driver}', only for local-task, .*--backend mlx"):
+        device.compile_flags()
+
+
+def test_a_gpu_that_the_kernel_does_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device("local-task", 1)
+    monkeypatch.setattr(device, "driver", "hip")
+    monkeypatch.setattr(device_module, "gpu_architecture", lambda driver: "")
+    with pytest.raises(DeviceError, match=r"the kernel does not say what GPU 'local-task' is \(/sys/class/kfd"):
         device.compile_flags()
 
 
