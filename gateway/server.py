@@ -2,12 +2,14 @@
 
 import asyncio
 import errno
+import itertools
 import logging
 import socket
 import sys
 from collections.abc import Callable
 
 import anyio
+import structlog
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
@@ -19,6 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http2 import EVERY_STREAM, WholeBodies, goaway
 from gateway.listener import Listener
 from gateway.settings import GatewaySettings
+
+_log = structlog.get_logger("gateway.server")
 
 BACKLOG = 4096
 END_S = 1.0
@@ -85,8 +89,9 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
     """Hypercorn's connection, which ends when its client leaves, and on HTTP/2 ends without cutting a stream.
 
     That of 0.17 and 0.18 then waits for its idle timer, a task of the group that it is about to leave: the descriptor
-    of a client that is gone stayed open for `keep_alive_s`, in CLOSE-WAIT. When it is told to end, it resets new
-    streams, and sends GOAWAY when the last response has ended but not been sent.
+    of a client that is gone stayed open for `keep_alive_s`, in CLOSE-WAIT. On HTTP/2 that timer is stopped by the
+    preface, and not started again by a stream that its client resets: a connection without any would stay for ever.
+    When it is told to end, it resets new streams, and sends GOAWAY when the last response has ended but not been sent.
     """
 
     def __init__(self, app: ASGIApp, config: Config, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
@@ -98,6 +103,25 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         self._parted = False
         self._owes = 0
         """Requests that it takes before it ends."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        self._watch(None)
+        try:
+            await super().run()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _watch(self, idle_at: int | None) -> None:
+        """End it when it is of HTTP/2 and has no stream, and had none when it was looked at before: then there had been
+        `idle_at` requests. That is after once to twice `keep_alive_s`."""
+        http2 = self._http2
+        requests = None if http2 is None or http2.streams else http2.keep_alive_requests
+        if requests is not None and requests == idle_at:
+            self._task_group.spawn(self._initiate_server_close)
+        else:
+            self._timer = self.loop.call_later(self.config.keep_alive_timeout, self._watch, requests)
 
     def retire(self, owes: int = 0) -> None:
         """Let its client take the next request elsewhere. One of HTTP/2 is told when it has nothing under way, for
@@ -132,7 +156,7 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             return
         self._parted = True
         self.writer.write(goaway(http2.connection.highest_inbound_stream_id))
-        self._task_group.spawn(self._ended.terminated.set)  # what its idle timer waits for
+        self._task_group.spawn(self._initiate_server_close)
 
     async def _read_data(self) -> None:
         await super()._read_data()
@@ -150,6 +174,7 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
 async def _run(app: ASGIApp, config: Config, listener: Listener, leave: anyio.Event) -> None:
     """What `hypercorn.asyncio.serve` does for one socket, with our connections; the app has no lifespan."""
     connections: dict[asyncio.Task[None], _Connection] = {}
+    failures = itertools.count(1)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -158,7 +183,13 @@ async def _run(app: ASGIApp, config: Config, listener: Listener, leave: anyio.Ev
         task.add_done_callback(connections.pop)
         if listener.retired:
             connection.retire(owes=1)
-        await connection
+        try:
+            await connection
+        except ExceptionGroup as error:
+            # Of Hypercorn alone, which logs what the app raises: at frames that it did not expect.
+            count = next(failures)
+            if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: a flood of them is no flood of lines
+                _log.warning("connection_failed", count=count, problem=repr(error.exceptions[0]))
 
     def retire() -> None:
         for connection in connections.values():

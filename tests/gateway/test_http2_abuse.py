@@ -1,0 +1,119 @@
+"""Clients that speak HTTP/2 and mean no good, or no request: their connections end, and nothing else notices."""
+
+import struct
+from collections.abc import Callable
+
+import anyio
+import anyio.abc
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from structlog.testing import capture_logs
+
+from tests.gateway.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+HEAD = [(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"x"), (b":path", b"/health/live")]
+
+
+def connection() -> H2Connection:
+    """One that sends what it is told to."""
+    made = H2Connection(H2Configuration(header_encoding=None, validate_outbound_headers=False))
+    made.initiate_connection()
+    return made
+
+
+async def ended(stream: anyio.abc.ByteStream) -> None:
+    """Until the server closes the connection."""
+    try:
+        while await stream.receive():
+            pass
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return
+
+
+def nothing(_: H2Connection) -> bytes:
+    return b""
+
+
+def a_frame_that_does_not_end(_: H2Connection) -> bytes:
+    return b"\0\1\0\1"
+
+
+def headers_that_do_not_end(_: H2Connection) -> bytes:
+    return b"\0\0\1\1\0\0\0\0\1\x82"
+
+
+def a_stream_that_it_resets(client: H2Connection) -> bytes:
+    client.send_headers(1, [(b":method", b"POST"), *HEAD[1:3], (b":path", b"/v1/completions")])
+    client.reset_stream(1)
+    return client.data_to_send()
+
+
+def a_stream_that_is_answered(client: H2Connection) -> bytes:
+    client.send_headers(1, HEAD, end_stream=True)
+    return client.data_to_send()
+
+
+@pytest.mark.parametrize(
+    "sends",
+    [
+        nothing,
+        a_frame_that_does_not_end,
+        headers_that_do_not_end,
+        a_stream_that_it_resets,
+        a_stream_that_is_answered,
+    ],
+)
+async def test_a_connection_without_a_stream_does_not_stay(sends: Callable[[H2Connection], bytes]) -> None:
+    async with serving(keep_alive_s=0.05) as served:
+        async with await anyio.connect_tcp("127.0.0.1", served.port) as raw:
+            client = connection()
+            await raw.send(client.data_to_send() + sends(client))
+            await ended(raw)
+        await served.until(lambda: served.listener.connections == 0)
+        assert (await served.client.get("/health/live")).status_code == 200
+
+
+async def test_nor_does_it_hold_up_a_server_that_ends() -> None:
+    async with serving(keep_alive_s=3600) as served, await anyio.connect_tcp("127.0.0.1", served.port) as raw:
+        await raw.send(connection().data_to_send())
+        await raw.receive()
+        served.listener.retire()
+        await ended(raw)
+
+
+def _request(*headers: tuple[bytes, bytes]) -> bytes:
+    client = connection()
+    client.send_headers(1, headers, end_stream=True)
+    return bytes(client.data_to_send())
+
+
+def _priorities(count: int) -> bytes:
+    frames = (b"\0\0\5\2\0" + struct.pack(">LLB", 2 * each + 1, 0, 16) for each in range(count))
+    return bytes(connection().data_to_send()) + b"".join(frames)
+
+
+UNEXPECTED = {
+    "a path of other bytes": lambda: _request(*HEAD[:3], (b":path", b"/\xff")),
+    "a method of other bytes": lambda: _request((b":method", b"\xff"), *HEAD[1:]),
+    "a tunnel": lambda: _request((b":method", b"CONNECT"), (b":authority", b"x")),
+    "priorities of too many streams": lambda: _priorities(1100),
+}
+
+
+@pytest.mark.parametrize("sent", UNEXPECTED.values(), ids=UNEXPECTED)
+async def test_what_nobody_expects_ends_its_connection_in_one_line(
+    sent: Callable[[], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as served:
+        with capture_logs() as told:
+            for _ in range(5):
+                async with await anyio.connect_tcp("127.0.0.1", served.port) as raw:
+                    await raw.send(sent())
+                    await ended(raw)
+            await served.until(lambda: served.listener.connections == 0)
+        assert [line["count"] for line in told if line["event"] == "connection_failed"] == [1, 2, 4]
+        assert (await served.client.get("/health/live")).status_code == 200
+    assert not [record for record in caplog.records if record.name == "asyncio"]
