@@ -1,7 +1,9 @@
 """Whatever happens to a real worker is noticed, named, and healed by the next life or by a standby."""
 
 import os
+import re
 import signal
+import sys
 from dataclasses import replace
 
 import pytest
@@ -24,7 +26,7 @@ FAULTS = {
     "kill": "was killed by SIGKILL",
     "abort": "was killed by SIGABRT",
     "hang": "no step finished with work in flight for 0.5 s",
-    "stop": "no step finished with work in flight for 0.5 s",
+    "stop": "it was suspended" if sys.platform == "linux" else "no step finished with work in flight for 0.5 s",
 }
 
 
@@ -45,7 +47,7 @@ async def test_a_fault_inside_a_step_is_noticed_and_named(kind: str, reason: str
 LINK = {
     "drop_message": "its link was lost",
     "garble_message": "it broke the protocol",
-    "oversize_message": "its process exited with status 6",
+    "oversize_message": "its link was lost|its process exited with status 6",  # it leaves when it hears no gateway
 }
 
 
@@ -59,7 +61,7 @@ async def test_a_message_that_is_lost_or_is_none_costs_the_worker_and_no_token(k
             assert real.status().incarnation == 2
             assert (await real.client.post("/v1/completions", json=body)).json()["choices"] == cut
     (restart,) = [line for line in logs if line["event"] == "worker_restarts"]
-    assert reason in restart["reason"]
+    assert re.match(reason, restart["reason"])
 
 
 async def test_a_slow_link_costs_time_alone() -> None:
