@@ -18,6 +18,7 @@ RACY_S = 2.0
 """A file may change twice within one tick of a file system's clock. What is younger than this is read again."""
 _SUFFIX = ".pub"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Narrower than `protocol.bounds.Name`, for it names a file as well."""
 
 _Signature = tuple[tuple[str, int, int, int, int], ...]
 """Of each file, by name: inode, size, time of the last writing and of the last change of anything, in nanoseconds."""

@@ -188,11 +188,13 @@ class IncarnationActor(Actor[None]):
         if link is None:
             return
         link.close(linger_s)
+        if failure is not None:
+            self._worker.failed(failure)
         reason = "stopped" if failure is None else str(failure)
         self._worker.enter(state, reason)
         if self.seen.hello is not None:
             lost = self._worker.listener.worker_lost
-            self._worker.notify(lost, self._worker.name, self.seen.number, reason, _origin(failure))
+            self._worker.notify(lost, self._worker.name, self.seen.number, reason, origin_of(failure))
 
     async def _watch_faults(self) -> None:
         await self._faulted.wait()
@@ -222,7 +224,8 @@ class IncarnationActor(Actor[None]):
                 raise WorkerFailed(late, self.hang_origin())
 
 
-def _origin(failure: Exception | None) -> Origin:
+def origin_of(failure: Exception | None) -> Origin:
+    """Who ended an incarnation; None is one that ended because it was asked to."""
     if isinstance(failure, WorkerFailed):
         return failure.origin
     return Origin.OUTSIDE if failure is None else Origin.WITHIN

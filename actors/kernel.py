@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-_ROOT = Path("/")
+from actors.cgroups import ROOT, cgroups
 
 
-def state_of(pid: int, root: Path = _ROOT) -> str | None:
+def state_of(pid: int, root: Path = ROOT) -> str | None:
     """The letter of a process's state (proc_pid_stat(5)), or None where nobody tells. `root` is for tests."""
     text = _read(root / "proc" / str(pid) / "stat")
     after_name = text.rpartition(")")[2].split()  # the name may contain anything
@@ -25,20 +25,15 @@ class OomKills:
     """`oom_kill` of /proc/vmstat: all, also those of other containers."""
 
     @classmethod
-    def now(cls, pid: int | None = None, root: Path = _ROOT) -> "OomKills":
+    def now(cls, pid: int | None = None, root: Path = ROOT) -> "OomKills":
         """Of the cgroup of a process, also of one that is dead and not reaped; without `pid`, of this one, whose cgroup
         its children inherit. Raises nothing. `root` is for tests."""
         on_machine = _count(_read(root / "proc" / "vmstat"))
-        lines = _read(root / "proc" / str(pid or "self") / "cgroup").splitlines()
-        path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
-        if path is None or ".." in Path(path).parts:  # it is outside of what is mounted here
-            return cls("", None, on_machine)
-        mount = root / "sys" / "fs" / "cgroup"
-        folder = mount / path.strip("/")
-        # Where the memory controller is off in a cgroup, its memory is its parent's.
-        while not (text := _read(folder / "memory.events")) and folder != mount:
-            folder = folder.parent
-        return cls(str(folder) if text else "", _count(text), on_machine)
+        for folder in cgroups("memory", pid, root):
+            # Where the memory controller is off in a cgroup, its memory is its parent's.
+            if text := _read(folder / "memory.events"):
+                return cls(str(folder), _count(text), on_machine)
+        return cls("", None, on_machine)
 
 
 def killed_for_memory(before: OomKills, after: OomKills) -> bool | None:

@@ -19,7 +19,9 @@ class Origin(StrEnum):
     """Who ended an incarnation."""
 
     WITHIN = "within"
-    """Itself: it crashed, left, hung, broke the protocol, or took so much memory that the kernel killed it."""
+    """Itself: it crashed, left, hung, or broke the protocol."""
+    MEMORY = "memory"
+    """The kernel, for memory: to be taken for WITHIN, for what it computes takes it."""
     OUTSIDE = "outside"
     """Somebody else: it was killed, asked to end, suspended, or its machine or network is gone."""
     UNKNOWN = "unknown"
@@ -38,7 +40,7 @@ def of_exit(status: int, sent: Container[int], out_of_memory: bool | None) -> Or
         return Origin.WITHIN
     if out_of_memory is None:
         return Origin.UNKNOWN
-    return Origin.WITHIN if out_of_memory else Origin.OUTSIDE
+    return Origin.MEMORY if out_of_memory else Origin.OUTSIDE
 
 
 def of_hang(state: str | None) -> Origin:

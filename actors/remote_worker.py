@@ -119,6 +119,7 @@ class RemoteWorker(Supervisor):
         )
 
     def _failed(self, failure: Exception, _: Decision) -> None:
+        self.failed(failure)
         decision = self.judge(failure)
         if isinstance(decision, Restart):
             self._restarts += 1

@@ -10,11 +10,11 @@ import anyio
 import structlog
 
 from actors.actor import Ref
-from actors.incarnation_actor import IncarnationActor, WorkerFailed
+from actors.incarnation_actor import IncarnationActor, WorkerFailed, origin_of
 from actors.origin import Origin
 from actors.refusals import Refusals
 from actors.supervision import Decision, Escalate, FailureRecord, GiveUp, Policy
-from actors.worker import Deadlines, WorkerListener, WorkerState, WorkerStatus, WorkerUnavailable
+from actors.worker import Deadlines, LastFailure, WorkerListener, WorkerState, WorkerStatus, WorkerUnavailable
 from protocol.commands import Command, Drain, Stop
 from protocol.events import Gauges
 
@@ -49,6 +49,7 @@ class Supervisor:
         self._restart_requested = False
         self._restarts = 0
         self._was_ready = False
+        self._last_failure: LastFailure | None = None
 
     @property
     def status(self) -> WorkerStatus:
@@ -70,6 +71,7 @@ class Supervisor:
             last_frame=seen.last_frame if seen else math.inf,
             hang_s=seen.hang_s if seen else 0.0,
             address="" if current is None else current.address,
+            last_failure=self._last_failure,
         )
 
     def send_nowait(self, commands: Sequence[Command]) -> None:
@@ -119,6 +121,13 @@ class Supervisor:
         if (self._current, self._state, self._reason) != (None, state, reason):
             self._current, self._state, self._reason = None, state, reason
             self.changed()
+
+    def failed(self, failure: Exception) -> None:
+        """The current incarnation ends unasked. The first failure of one counts: others may be its consequences."""
+        last = self._last_failure
+        if last is None or last.incarnation != self._incarnations:
+            now = anyio.current_time()
+            self._last_failure = LastFailure(self._incarnations, str(failure), origin_of(failure), now)
 
     def judge(self, failure: Exception) -> Decision:
         """Record how the current incarnation failed, and decide. What somebody did from outside to one that was ready

@@ -30,6 +30,17 @@ class WorkerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class LastFailure:
+    """How a worker's latest incarnation to end unasked ended."""
+
+    incarnation: int
+    reason: str
+    origin: Origin
+    at: float
+    """Event loop time."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """A worker at one moment. `incarnation` counts its starts from 1, `restarts` those that followed a failure; `hello`
     to `loading` are of this incarnation."""
@@ -54,6 +65,8 @@ class WorkerStatus:
     """Event loop time of its last frame of any kind, of which one is due each second; infinite while none is due."""
     address: str = ""
     """Where a remote worker connected from; empty for one of this machine. Its `pid` is its own machine's."""
+    last_failure: LastFailure | None = None
+    """Stays when it serves again; None before the first."""
 
 
 class WorkerUnavailable(Exception):

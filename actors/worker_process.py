@@ -83,6 +83,7 @@ class WorkerProcess(Supervisor):
             self._ref = None
 
     def _decided(self, failure: Exception, decision: Decision) -> None:
+        self.failed(failure)
         self._failed_starts = 0 if self._was_ready else self._failed_starts + 1
         self._was_ready = False
         if isinstance(decision, Restart):

@@ -87,13 +87,18 @@ class Administration:
         return value
 
 
+def _last_failure(worker: dict[str, Any]) -> str:
+    last = worker["last_failure"]
+    return "-" if last is None else f"{last['origin']}, {last['ago_s']:.0f} s ago: {escape(last['reason'])}"
+
+
 def show_workers(found: list[dict[str, Any]]) -> None:
     """Print one line a worker."""
     columns = ("name", "model", "state", "role", "circuit", "device", "address", "pid", "restarts")
-    table = Table(*columns, "slots", "queue", "why", box=None)
+    table = Table(*columns, "slots", "queue", "why", "last failure", box=None)
     for worker in found:
         slots = f"{worker['slots_active']}/{worker['slots_total']}"
         shown = ["-" if worker[name] is None else str(worker[name]) for name in columns]
-        table.add_row(*shown, slots, str(worker["queue_depth"]), escape(worker["reason"]))
+        table.add_row(*shown, slots, str(worker["queue_depth"]), escape(worker["reason"]), _last_failure(worker))
     # As wide as it is: a terminal breaks a line where it must, and no cell is cut.
     Console(highlight=False, width=WIDTH).print(table)

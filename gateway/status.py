@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from actors.worker import WorkerState, WorkerStatus
+from actors.worker import LastFailure, WorkerState, WorkerStatus
 from gateway.metrics import CONTENT_TYPE
 from gateway.router import Router
 from gateway.settings import GatewaySettings
@@ -109,6 +109,15 @@ def _device(status: WorkerStatus) -> str | None:
     return None if status.hello is None else status.hello.device
 
 
+def _failure(last: LastFailure, now: float) -> dict[str, Any]:
+    return {
+        "incarnation": last.incarnation,
+        "origin": last.origin.value,
+        "reason": last.reason,
+        "ago_s": round(max(0.0, now - last.at), 3),
+    }
+
+
 def _worker(seat: Seat, now: float) -> dict[str, Any]:
     status = seat.status
     hello, gauges = status.hello, status.gauges
@@ -126,6 +135,7 @@ def _worker(seat: Seat, now: float) -> dict[str, Any]:
         "circuit": seat.breaker.state(now).value,
         "restarts": status.restarts,
         "reason": status.reason,
+        "last_failure": None if status.last_failure is None else _failure(status.last_failure, now),
         "slots_total": 0 if hello is None else hello.slots,
         "slots_active": gauges.slots_active,
         "queue_depth": gauges.queue_depth,

@@ -4,9 +4,9 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-ROOT = Path("/")
+from actors.cgroups import ROOT, cgroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def _siblings(root: Path, cpu: int) -> str:
 
 def _quotas(root: Path) -> Iterator[float]:
     """The CPU limits of this process's cgroups and of those above them, in CPUs (cgroups(7), cgroup-v2's cpu.max)."""
-    for folder in cgroups(root, "cpu"):
+    for folder in cgroups("cpu", root=root):
         for read in (_quota_v2, _quota_v1):
             try:
                 quota, period = read(folder)
@@ -75,23 +75,3 @@ def _quota_v2(folder: Path) -> tuple[int, int]:
 
 def _quota_v1(folder: Path) -> tuple[int, int]:
     return int((folder / "cpu.cfs_quota_us").read_text()), int((folder / "cpu.cfs_period_us").read_text())
-
-
-def cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of the process's cgroups up to their mounts, those of version 1 of one controller.
-
-    In a container the path may be the host's and not be there; the mount itself is then the container's own cgroup.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines or ["0::/"]:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and controller not in controllers.split(","):
-            continue
-        inside = PurePosixPath(path.strip("/"))
-        for mount in (controllers, controller, "unified", "") if controllers else ("", "unified"):
-            base = root / "sys/fs/cgroup" / mount
-            yield from dict.fromkeys(base / level for level in (inside, *inside.parents))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from workers.affinity import cgroups
+from actors.cgroups import cgroups
 from workers.refused import LoadRefused
 from workers.spec import Quantize
 
@@ -97,7 +97,7 @@ def _available(root: Path) -> Iterator[int]:
 
 def _left(root: Path) -> Iterator[int]:
     """The limits of this process's cgroups, less what is used, less pages of files, which make way."""
-    for folder in cgroups(root, "memory"):
+    for folder in cgroups("memory", root=root):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             try:
                 bound = int((folder / limit).read_text())  # "max" is no number, and no limit

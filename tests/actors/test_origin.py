@@ -27,9 +27,9 @@ def test_an_exit_is_its_own(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("out_of_memory", "origin"), [(False, Origin.OUTSIDE), (True, Origin.WITHIN), (None, Origin.UNKNOWN)]
+    ("out_of_memory", "origin"), [(False, Origin.OUTSIDE), (True, Origin.MEMORY), (None, Origin.UNKNOWN)]
 )
-def test_a_kill_is_its_own_when_the_kernel_killed_for_memory(out_of_memory: bool | None, origin: Origin) -> None:
+def test_a_kill_is_the_kernels_when_it_has_killed_for_memory(out_of_memory: bool | None, origin: Origin) -> None:
     assert of_exit(-signal.SIGKILL, (), out_of_memory) is origin
     assert of_exit(-signal.SIGKILL, {signal.SIGKILL}, out_of_memory) is Origin.UNKNOWN
 

@@ -82,7 +82,7 @@ async def test_an_exit_is_seen_and_told(script: str, status: int, words: str) ->
         ("kill -ABRT $$", False, Origin.WITHIN),
         ("kill -TERM $$", True, Origin.OUTSIDE),
         ("kill -KILL $$", False, Origin.OUTSIDE),
-        ("kill -KILL $$", True, Origin.WITHIN),
+        ("kill -KILL $$", True, Origin.MEMORY),
         ("kill -KILL $$", None, Origin.UNKNOWN),
     ],
 )

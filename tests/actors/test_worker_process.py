@@ -239,8 +239,12 @@ async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
     assert {number for number, _ in heard.events} == {2}
     assert [number for number, _ in heard.lost] == [1, 2]
     assert "SIGKILL" in heard.lost[0][1]
-    if sys.platform == "linux":
-        assert heard.origins[0] is Origin.OUTSIDE
+    assert (first.last_failure, second.last_failure) == (None, worker.status.last_failure)
+    last = second.last_failure
+    assert last is not None
+    assert (last.incarnation, last.reason) == (1, "its process was killed by SIGKILL")
+    assert last.origin is (Origin.OUTSIDE if sys.platform == "linux" else Origin.UNKNOWN)
+    assert heard.origins[0] is last.origin
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody tells who sent a SIGKILL")
@@ -327,6 +331,8 @@ async def test_a_program_that_is_not_there_is_given_up() -> None:
     worker = WorkerProcess("w", lambda endpoint, incarnation: ["/no/such/program"], heard, policy=ONCE)
     await worker.run()
     assert "cannot start '/no/such/program'" in worker.status.reason
+    assert worker.status.last_failure is not None
+    assert worker.status.last_failure.reason.startswith("cannot start '/no/such/program'")
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])

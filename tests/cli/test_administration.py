@@ -23,6 +23,7 @@ WORKER = {
     "slots_total": 8,
     "queue_depth": 3,
     "reason": "it [left]",
+    "last_failure": {"incarnation": 5, "origin": "within", "reason": "it [left] (internal_error)", "ago_s": 61.7},
 }
 
 
@@ -115,5 +116,18 @@ def test_workers_are_listed_a_line_each(capsys: pytest.CaptureFixture[str], monk
         "3",
         "it",
         "[left]",
+        "within,",
+        "62",
+        "s",
+        "ago:",
+        "it",
+        "[left]",
+        "(internal_error)",
     ]
-    assert heading.split() == [*list(WORKER)[:5], "device", "address", "pid", "restarts", "slots", "queue", "why"]
+    shown = [*list(WORKER)[:5], "device", "address", "pid", "restarts", "slots", "queue", "why", "last", "failure"]
+    assert heading.split() == shown
+
+
+def test_a_worker_that_never_failed_has_no_last_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    show_workers([{**WORKER, "reason": "", "last_failure": None}])
+    assert capsys.readouterr().out.splitlines()[1].split()[-2:] == ["3", "-"]

@@ -6,7 +6,8 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.worker import WorkerState
+from actors.origin import Origin
+from actors.worker import LastFailure, WorkerState
 from gateway.breaker import TRIP_AFTER
 from protocol.events import Gauges
 from tests.gateway.fakes import FakeWorker
@@ -112,7 +113,8 @@ async def test_workers_are_described() -> None:
     async with serving("a", "b") as served:
         gauges = Gauges(slots_active=2, queue_depth=3, steps=17, slowest_step_ms=250)
         served.worker.change(gauges=gauges, last_progress=anyio.current_time())
-        served.workers[1].change(state=WorkerState.STARTING, hello=None, pid=None)
+        killed = LastFailure(1, "it was killed", Origin.OUTSIDE, anyio.current_time() - 5.0)
+        served.workers[1].change(state=WorkerState.STARTING, hello=None, pid=None, last_failure=killed)
         first, second = (await served.client.get("/admin/workers")).json()["workers"]
     assert 0 <= first.pop("last_progress_s") < 60
     assert first == {
@@ -128,6 +130,7 @@ async def test_workers_are_described() -> None:
         "circuit": "closed",
         "restarts": 0,
         "reason": "",
+        "last_failure": None,
         "slots_total": 4,
         "slots_active": 2,
         "queue_depth": 3,
@@ -136,6 +139,8 @@ async def test_workers_are_described() -> None:
         "hang_after_s": 0.0,
     }
     assert (second["state"], second["pid"], second["backend"], second["slots_total"]) == ("starting", None, None, 0)
+    assert 5 <= second["last_failure"].pop("ago_s") < 60
+    assert second["last_failure"] == {"incarnation": 1, "origin": "outside", "reason": "it was killed"}
 
 
 async def test_the_page_stands_alone() -> None:
