@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 
 from actors.origin import Origin
+from actors.supervision import RestartPolicy
 from actors.worker_process import Deadlines, WorkerProcess, WorkerState, WorkerStatus
 from protocol.commands import Submit
 from protocol.events import Event
@@ -18,6 +19,8 @@ from protocol.request import Limits, Sampling, TokensInput
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0
+AT_ONCE = RestartPolicy(max_failures=10, first_delay_s=0.0, max_delay_s=0.0)
+ONCE = RestartPolicy(max_failures=1)
 PATIENT = Deadlines(hello=60, loading=60, beat=60, hang=60, stop=5, term=1)
 
 
@@ -101,6 +104,13 @@ class Recorder:
     def check(self) -> None:
         """Each incarnation that said Hello was lost exactly once."""
         assert sorted(number for number, _ in self.lost) == sorted(self._greeted)
+
+
+def make(
+    *modes: str, policy: RestartPolicy = AT_ONCE, deadlines: Deadlines = PATIENT
+) -> tuple[WorkerProcess, Recorder]:
+    recorder = Recorder()
+    return WorkerProcess("w", fake_worker(*modes), recorder, policy=policy, deadlines=deadlines), recorder
 
 
 @asynccontextmanager
