@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
 from actors.worker import Deadlines
@@ -60,10 +61,20 @@ async def ask_all(real: Real) -> list[Any]:
     return await gather(*[lambda index=index: ask(real, index) for index in range(8)])  # type: ignore[misc]
 
 
+@pytest.fixture(scope="module")
+def whole() -> list[Any]:
+    """What the eight are answered when nothing happens: once for all tests, because it depends on them alone."""
+
+    async def undisturbed() -> list[Any]:
+        async with real_gateway(launch("w0", slots=8)) as real:
+            return await ask_all(real)
+
+    return anyio.run(undisturbed)
+
+
 @pytest.mark.parametrize("phase", PHASES)
-async def test_streams_go_on_with_the_restart(phase: str) -> None:
+async def test_streams_go_on_with_the_restart(phase: str, whole: list[Any]) -> None:
     async with real_gateway(launch("w0", slots=4, rate=300)) as real:
-        whole = await ask_all(real)
         before = real.status().gauges.prefill_tokens
 
         async def kill() -> None:
@@ -79,12 +90,10 @@ async def test_streams_go_on_with_the_restart(phase: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["kill", "abort", "hang", "stop", "drop_message", "garble_message", "oversize_message"]
 )
-async def test_streams_go_on_with_another_worker(kind: str) -> None:
+async def test_streams_go_on_with_another_worker(kind: str, whole: list[Any]) -> None:
     """Four each; one worker is gone in the middle of a step of its own, or one of its messages is."""
     fault = Fault(kind, call=30, incarnation=1)  # type: ignore[arg-type]
     deadlines = Deadlines(stop=0.5, term=0.2, **({"hang": 0.5} if kind in ("hang", "stop") else {}))
-    async with real_gateway(launch("b", slots=8, rate=300)) as undisturbed:
-        whole = await ask_all(undisturbed)
     launches = launch("a", rate=300, faults=(fault,)), launch("b", rate=300)
     async with real_gateway(*launches, deadlines=deadlines) as real:
         assert await ask_all(real) == whole
@@ -112,11 +121,9 @@ def from_outside() -> pytest.MarkDecorator:
 @pytest.mark.parametrize(
     ("kind", "deaths"), [("abort", 2), pytest.param("kill", MAX_TRIES, marks=from_outside())], ids=["within", "outside"]
 )
-async def test_a_poisonous_request_ends_alone(kind: CallFault, deaths: int) -> None:
+async def test_a_poisonous_request_ends_alone(kind: CallFault, deaths: int, whole: list[Any]) -> None:
     """It ends whoever computes it, by itself or as by a watchdog that cannot stand it, where nothing in the worker has
     failed. Seven others share its worker."""
-    async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
-        whole = await ask_all(undisturbed)
     poison = Fault(kind, calls=0, token=ord("!"))
     async with real_gateway(launch("w0", slots=8, rate=300, faults=(poison,))) as real:
         assert await ends_alone(real) == whole
@@ -124,10 +131,9 @@ async def test_a_poisonous_request_ends_alone(kind: CallFault, deaths: int) -> N
 
 
 @from_outside()
-async def test_kills_in_quick_succession_quarantine_nobody() -> None:
+async def test_kills_in_quick_succession_quarantine_nobody(whole: list[Any]) -> None:
     """Each as soon as the next life has got its requests, before any of them has got three tokens further."""
     async with real_gateway(launch("w0", slots=8, rate=300)) as real:
-        whole = await ask_all(real)
 
         async def kill() -> None:
             for incarnation in range(1, MAX_TRIES):
@@ -142,13 +148,10 @@ async def test_kills_in_quick_succession_quarantine_nobody() -> None:
         assert real.status().restarts == MAX_TRIES - 1
 
 
-async def test_poisonous_requests_one_after_the_other_take_no_model_down() -> None:
+async def test_poisonous_requests_one_after_the_other_take_no_model_down(whole: list[Any]) -> None:
     """Each ends its worker twice, and five deaths that count would be the end of it. The third time it ends nobody."""
     poison = Fault("abort", calls=0, token=ord("!"))
     prompts = [*[f"die {number}!" for number in range(5)], "die 0!"]
-    async with real_gateway(launch("w0", slots=8, rate=300)) as undisturbed:
-        whole = await ask_all(undisturbed)
-
     async with real_gateway(launch("w0", slots=8, rate=300, faults=(poison,))) as real:
 
         async def ask_bad(prompt: str) -> tuple[int, str]:
@@ -170,10 +173,8 @@ async def test_poisonous_requests_one_after_the_other_take_no_model_down() -> No
         assert real.status().restarts == deaths
 
 
-async def test_a_request_that_fails_the_workers_loop_ends_alone() -> None:
+async def test_a_request_that_fails_the_workers_loop_ends_alone(whole: list[Any]) -> None:
     """Its text cannot be made, in a way that ends the worker with last words; it goes through two of them, not more."""
-    async with real_gateway(launch("b", slots=8, rate=300)) as undisturbed:
-        whole = await ask_all(undisturbed)
     launches = [launch(name, slots=8, rate=300, program="tests.gateway.panicking") for name in "ab"]
     async with real_gateway(*launches) as real:
         assert await ends_alone(real, f"die{POISON}") == whole

@@ -37,7 +37,6 @@ def launch(backend: str, *, standby: bool = False) -> WorkerLaunch:
         "tiny",
         str(builtin_path()),
         backend,  # type: ignore[arg-type]
-        threads=1,
         log_level="warning",
         faults=(SLOW,),
     )
