@@ -3,6 +3,7 @@
 import logging
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -25,6 +26,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return 0
     return min(usable_cores(), MOST_PROCESSES)
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """Where runners keep what they compile. Graphs are shared by all tests of all processes, and kept from run to run
+    in pytest's cache, like those that a worker keeps; `pytest --cache-clear` compiles everything again."""
+    folder = tmp_path_factory.mktemp("compiled")
+    if (cache := getattr(pytestconfig, "cache", None)) is not None:
+        (folder / "graphs").symlink_to(cache.mkdir("graphs"))
+    return folder
 
 
 @pytest.fixture(autouse=True, scope="session")

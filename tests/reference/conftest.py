@@ -104,11 +104,13 @@ def load_runner(backend: str, path: Path, cache_dir: Path, context: int = CONTEX
 
         return MlxRunner.load(path, config, device="cpu", **options)
     pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+    from tests.compiling import compiling_here
     from workers.iree.runner import IreeRunner
 
-    runner = IreeRunner.load(path, config, device="local-task", background=False, **options)
-    if score:
-        runner.graphs.open([(f"score_{runner.graphs.builder.plan.score_chunk}",)], 1, options["progress"])
+    with compiling_here():
+        runner = IreeRunner.load(path, config, device="local-task", background=False, **options)
+        if score:
+            runner.graphs.open([(f"score_{runner.graphs.builder.plan.score_chunk}",)], 1, options["progress"])
     return runner
 
 
@@ -120,12 +122,6 @@ def torch() -> Any:
     pytest.importorskip("transformers", reason=reason)
     torch.set_num_threads(1)
     return torch
-
-
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled graphs, shared by the cases that have the same shape."""
-    return tmp_path_factory.mktemp("compiled")
 
 
 @pytest.fixture(scope="session")
@@ -153,9 +149,9 @@ class Pair:
 
 @pytest.fixture(scope="session", params=PAIRS, ids="-".join)
 def pair(
-    request: Any, checkpoints: dict[str, Path], references: dict[str, Reference], compiled: Path
+    request: Any, checkpoints: dict[str, Path], references: dict[str, Reference], cache_dir: Path
 ) -> Iterator[Pair]:
     backend, case = request.param
-    runner = load_runner(backend, checkpoints[case], compiled, score=case == SCORED)
+    runner = load_runner(backend, checkpoints[case], cache_dir, score=case == SCORED)
     yield Pair(runner, references[case])
     runner.close()

@@ -41,10 +41,10 @@ PAIRS = [(backend, case) for case in CASES for backend in BACKENDS]
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
-def pair(request: Any, tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Iterator[Pair]:
+def pair(request: Any, tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Pair]:
     backend, case = request.param
     path = make_checkpoint(tmp_path_factory.mktemp(case), **CASES[case])
-    runner = load_runner(backend, path, compiled, context=CONTEXT)
+    runner = load_runner(backend, path, cache_dir, context=CONTEXT)
     yield Pair(runner, Reference(dequantize(path, path.with_name(f"{path.name}-plain")) if "bit" in case else path))
     runner.close()
 

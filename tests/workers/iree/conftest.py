@@ -1,7 +1,4 @@
-"""Compiled graphs are shared by all tests, and kept from run to run in pytest's cache, like those that a worker keeps.
-
-Compiling is most of the time of these tests; `pytest --cache-clear` compiles everything again.
-"""
+"""What the tests of the IREE backend start from. Compiling is most of their time."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +10,7 @@ pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: p
 pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton[iree]'")
 
 from tests.checkpoints import make_checkpoint
+from tests.compiling import compiling_here
 from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig
 from workers.iree.runner import IreeRunner
@@ -21,14 +19,6 @@ CONTEXT = 96
 """Chunks of 32, 64 and 96: prompts of several chunks, and of chunks that pad beyond the context."""
 
 Load = Callable[..., IreeRunner]
-
-
-@pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
-    folder = tmp_path_factory.mktemp("compiled")
-    if (cache := getattr(pytestconfig, "cache", None)) is not None:
-        (folder / "graphs").symlink_to(cache.mkdir("graphs"))
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +39,8 @@ def load(cache_dir: Path, checkpoint: Path) -> Load:
             "progress": lambda phase, done, total: None,
             "background": False,
         }
-        return IreeRunner.load(path, ModelConfig.from_dir(path), **(options | changes))
+        with compiling_here():
+            return IreeRunner.load(path, ModelConfig.from_dir(path), **(options | changes))
 
     return load
 
@@ -60,7 +51,8 @@ def fetch_all(runner: IreeRunner, *kinds: str) -> None:
     kinds = kinds or ("decode", "prefill", "head", "score", f"edit_{slots}", f"report_{slots}")
     missing = [group for group in runner.graphs.builder.plan.everything() if not runner.graphs.ready >= set(group)]
     wanted = [group for group in missing if group[0].startswith(kinds)]
-    runner.graphs.open(wanted, usable_cores(), lambda phase, done, total: None)
+    with compiling_here():
+        runner.graphs.open(wanted, usable_cores(), lambda phase, done, total: None)
 
 
 @pytest.fixture(scope="session")

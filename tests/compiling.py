@@ -1,0 +1,49 @@
+"""Compiles the graphs of a runner without the process that the product starts for it.
+
+What is compiled and kept is the same. That process imports jax anew for each runner, which takes seconds, and here jax
+is imported already. The process itself is tested in tests/workers/iree/test_builder.py, and so is the thread that uses
+it in test_library.py.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Self
+from unittest import mock
+
+from workers.iree.builder import Builder, Built, Group
+
+
+class CompileHere:
+    """A `workers.iree.builder.CompileProcess` that traces in this process."""
+
+    def __init__(self, builder: Builder, parallel: int) -> None:
+        self._builder = builder
+        self._plan, self._compiler = builder.recipe.plan(), builder.recipe.compiler()
+        self._pool = ThreadPoolExecutor(parallel)
+        self._asked: dict[Future[Path], Group] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def ask(self, group: Group) -> None:
+        text = self._plan.module(group)
+        self._asked[self._pool.submit(self._compiler.compile, text, self._builder.key(group))] = group
+
+    def answers(self, count: int) -> Iterator[Built]:
+        assert count == len(self._asked)
+        for future in as_completed(self._asked):
+            yield Built(self._asked[future], future.result(), 0.0)
+
+
+def compiling_here() -> AbstractContextManager[Any]:
+    """While this holds, runners that are loaded compile so. Not for those that compile in the background."""
+
+    def process(builder: Builder, *, parallel: int, niceness: int = 0) -> CompileHere:
+        return CompileHere(builder, parallel)
+
+    return mock.patch.object(Builder, "process", process)
