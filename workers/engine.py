@@ -128,7 +128,7 @@ class BatchEngine:
             return StepResult((), (), (), False)
         self._reset_soiled()
         now = self._clock()
-        if self._pace is not None:
+        if self._pace is not None and self._scheduler.prompts:
             self._scheduler.step_tokens = self._pace.step_tokens(self._scheduler.active_rows)
         self._admit(now)
         while (slot := self._scheduler.give_up()) is not None:

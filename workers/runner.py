@@ -126,6 +126,22 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"position: {chunk.position} is negative")
 
 
+def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: Sequence[Row]) -> None:
+    """`check_chunks` for decode rows, in a fraction of its time; `written` has the filled rows of each slot."""
+    slots, vocab, context = capabilities.slots, capabilities.vocab_size, capabilities.context
+    if len({row.slot for row in rows}) == len(rows) and all(
+        0 <= row.slot < slots
+        and 0 <= row.token < vocab
+        and 0 <= row.start <= written[row.slot]
+        and row.start < context
+        and row.position >= 0
+        for row in rows
+    ):
+        return
+    chunks = [Chunk(row.slot, (row.token,), row.start, row.position) for row in rows]
+    check_chunks(capabilities, written.__getitem__, chunks)  # which says what it is
+
+
 def check_draws(capabilities: RunnerCapabilities, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> None:
     """Raise `ValueError` unless there is an entry for each chunk, and one chunk where rows are not exact."""
     if len(chunks) > 1 and not capabilities.exact_rows:

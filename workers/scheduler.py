@@ -81,6 +81,11 @@ class Scheduler:
         return not (self._waiting or self._prefilling or self._decoding)
 
     @property
+    def prompts(self) -> bool:
+        """There are prompts to compute, for which the token budget matters."""
+        return bool(self._waiting or self._prefilling)
+
+    @property
     def active_rows(self) -> int:
         """Sequences that decode."""
         return len(self._decoding)
@@ -150,6 +155,8 @@ class Scheduler:
         one token more, for the decode row that follows in the same step. Where rows are exact, prompts share a call
         that is as large as if they were one.
         """
+        if not self._prefilling:
+            return []
         wants = list(self._wants())
         room = self._size(wants)
         call: list[Prefill] = []

@@ -79,6 +79,8 @@ class Device:
         self.instance = rt.VmInstance()
         self._hal = rt.create_hal_module(self.instance, self._device)
         self._compiled: list[rt.VmModule] = []
+        self._types: dict[int, np.dtype[Any]] = {}
+        """numpy's, by the runtime's number, which takes long to look up."""
 
     @property
     def local(self) -> bool:
@@ -165,14 +167,27 @@ class Device:
 
     def input(self, shape: Sequence[int], dtype: str) -> "Input":
         """What calls read from again and again. Raises `DeviceError` when there is no room."""
-        return Input(self, self.zeros(shape, dtype) if self.local else None, dtype)
+        return Input(self, self.zeros(shape, dtype) if self.local else None, shape, dtype)
 
     def download(self, view: rt.HalBufferView) -> NDArray[Any]:
         """Copy a result to the host."""
         if self.local:  # without what `rt.DeviceArray` looks up first, which takes longer than a few numbers
-            kind = rt.HalElementType.map_to_dtype(rt.HalElementType(view.element_type))
-            return np.array(view.map().asarray(view.shape, kind))
+            return np.array(self._mapped(view))
         return np.array(rt.DeviceArray(self._device, view).to_host())
+
+    def numbers(self, view: rt.HalBufferView) -> list[int]:
+        """A result of a few integers."""
+        values = self._mapped(view) if self.local else self.download(view)
+        numbers: list[int] = values.tolist()
+        return numbers
+
+    def _mapped(self, view: rt.HalBufferView) -> NDArray[Any]:
+        """A result where it lies, for as long as the view does."""
+        kind = view.element_type
+        if kind not in self._types:
+            self._types[kind] = np.dtype(rt.HalElementType.map_to_dtype(rt.HalElementType(kind)))
+        mapped: NDArray[Any] = view.map().asarray(view.shape, self._types[kind])
+        return mapped
 
 
 def zero_pages(size: int) -> mmap.mmap:
@@ -193,20 +208,26 @@ class Resident:
     memory: mmap.mmap | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Input:
     """An argument that is written anew for each call: on a local driver where the call will read it."""
 
-    _device: Device
-    _memory: Resident | None
-    _dtype: str
+    def __init__(self, device: Device, memory: Resident | None, shape: Sequence[int], dtype: str) -> None:
+        """`memory` is of this shape and type, and None where calls cannot read the host's."""
+        self._device = device
+        self._dtype = dtype
+        self._view = None if memory is None or memory.window is None else memory.view
+        own = np.zeros(tuple(shape), dtype) if memory is None or memory.window is None else memory.window
+        self.array: NDArray[Any] = own.view(dtype)
+        """To be written to between two calls."""
+
+    def ready(self) -> rt.HalBufferView:
+        """The argument for the next call: what `array` holds."""
+        return self._device.upload(self.array, self._dtype) if self._view is None else self._view
 
     def put(self, values: NDArray[Any]) -> rt.HalBufferView:
-        """The argument for the next call. It holds these values until `put` is called again."""
-        if self._memory is None or self._memory.window is None:
-            return self._device.upload(values, self._dtype)
-        self._memory.window.view(self._dtype)[...] = values
-        return self._memory.view
+        """The argument for the next call, with these values."""
+        self.array[...] = values
+        return self.ready()
 
 
 class Module:

@@ -57,7 +57,7 @@ class Drawing:
         if sampling.needs_sampling([draw for draw in draws if draw is not None]):
             drawn = self._sample(result[1], [draw or _FILLER for draw in draws])
         else:
-            drawn = self._device.download(result[0]).tolist()
+            drawn = self._device.numbers(result[0])
         self._last = _Last(result[1], drawn, places)
         return [drawn[place] if drawn[place] >= 0 else None for place in places]
 
@@ -91,7 +91,7 @@ class Drawing:
         filled = [*draws, *[_FILLER] * (logits.shape[0] - len(draws))]
         words = [values.view(np.int32) for values in sampling.parameters(filled)]
         (tokens,) = self._call(SAMPLE, logits, self._device.upload(np.stack(words, axis=1)))
-        return list(self._device.download(tokens).tolist())
+        return self._device.numbers(tokens)
 
     def _in_turn(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> list[int]:
         """The quick way, then what it left open; by numpy where a graph is not ready."""
@@ -111,7 +111,7 @@ class Drawing:
         filled = [*draws, *[_FILLER] * (size - len(draws))]
         wanted = [self._device.upload(values) for values in sampling.parameters(filled)]
         (tokens,) = self._call(f"{kind}_{size}", self._padded(logits, size), *wanted)
-        return list(self._device.download(tokens).tolist())
+        return self._device.numbers(tokens)
 
     def _change(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> rt.HalBufferView:
         """The logits as edits and masks leave them; the given ones stay as they are where they are reported."""

@@ -23,7 +23,7 @@ from workers.iree.library import Library
 from workers.iree.lower import SCOPE
 from workers.iree.model import rope_frequencies
 from workers.iree.recipe import Recipe
-from workers.iree.rows import Angles, Run, runs_of
+from workers.iree.rows import Angles, DecodeInputs, Run, runs_of
 from workers.iree.storage import quantization_of
 from workers.iree.tiled import TiledOps
 from workers.memory import Needed, free_bytes
@@ -37,6 +37,7 @@ from workers.runner import (
     check_chunks,
     check_copy,
     check_draws,
+    check_rows,
 )
 from workers.spec import Dtype, Quantize
 
@@ -58,7 +59,9 @@ class IreeRunner:
         self._host_kv = host_kv(plan, self._kv)
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
         self._inputs_of: dict[tuple[int, ...], list[Input]] = {}
-        """What steps of so many blocks and rows of each read, but for the cache."""
+        """What prefill graphs of so many blocks and rows of each read, but for the cache."""
+        self._decode_inputs: dict[int, DecodeInputs] = {}
+        """By the rows of the graph."""
         self._written = [0] * plan.cache.slots
         self._drawing = Drawing(device, self.graphs, lambda *call: self._call(*call), plan)
         self._angles = Angles(*rope_frequencies(plan.config, context), context)
@@ -214,22 +217,20 @@ class IreeRunner:
         logits: NDArray[np.float32] = self._device.download(result[1])
         return logits[line : line + 1]
 
-    def _step(self, rows: Sequence[Row]) -> tuple[list[rt.HalBufferView], list[int], int]:
+    def _step(self, rows: Sequence[Row]) -> tuple[list[rt.HalBufferView], Sequence[int], int]:
         """Run the cheapest decode graph that is ready and holds the rows: its results, which of its lines each row is,
         and how many lines there are."""
-        chunks = [Chunk(row.slot, (row.token,), row.start, row.position) for row in rows]
-        check_chunks(self.capabilities, self._written.__getitem__, chunks)
+        check_rows(self.capabilities, self._written, rows)
         batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
         # Rows lie side by side whatever slots they are of. Plain graphs are those of all slots, which are in order.
-        lines = list(range(len(rows))) if self._plan.block else [row.slot for row in rows]
-        tokens = np.zeros((batch, 1), np.int32)
-        places = np.full((batch, 1), self._cache.spare_row, np.int32)
-        positions = np.zeros((batch, 1), np.int64)
-        slots = np.arange(batch, dtype=np.int32)
-        for line, row in zip(lines, rows, strict=True):
-            tokens[line], places[line], positions[line], slots[line] = row.token, row.start, row.position, row.slot
+        lines = range(len(rows)) if self._plan.block else [row.slot for row in rows]
+        for row in rows:
             self._written[row.slot] = max(self._written[row.slot], row.start + 1)
-        return self._call(f"decode_{batch}", *self._inputs(tokens, positions, places, slots)), lines, batch
+        inputs = self._decode_inputs.get(batch)
+        if inputs is None:
+            inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row)
+            self._decode_inputs[batch] = inputs
+        return self._call(f"decode_{batch}", *inputs.write(lines, rows), self._kv.view), lines, batch
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
@@ -265,6 +266,7 @@ class IreeRunner:
         self.graphs.close()
         self._drawing.forget()
         self._inputs_of.clear()
+        self._decode_inputs.clear()
         self._archive.close()
         del self._host_kv, self._kv, self._no_rows, self._archive
         self._device.close()
