@@ -65,6 +65,15 @@ def test_an_input_holds_what_was_put_last(monkeypatch: pytest.MonkeyPatch, drive
     given = device.input((2, 1), "float32")
     for values in ([[1.5], [2.5]], [[-1.0], [0.0]]):
         np.testing.assert_array_equal(device.download(given.put(np.array(values, np.float32))), values)
+    given.array[1] = 7.0
+    np.testing.assert_array_equal(device.download(given.ready()), [[-1.0], [7.0]])
+
+
+@pytest.mark.parametrize("driver", ["local-sync", "cuda"])
+def test_numbers(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+    device = Device("local-sync", 1)
+    monkeypatch.setattr(device, "driver", driver)
+    assert device.numbers(device.upload(np.array([3, -1, 7], np.int32))) == [3, -1, 7]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])

@@ -36,6 +36,10 @@ class Numpy:
     def upload(self, array: Any) -> Any:
         return np.array(array)
 
+    def numbers(self, array: Any) -> list[int]:
+        numbers: list[int] = array.tolist()
+        return numbers
+
     def download(self, array: Any) -> Any:
         return np.array(array)
 
