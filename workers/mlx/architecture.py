@@ -110,20 +110,27 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     return model
 
 
-def quantize_matrices(model: Any, bits: int) -> None:
+def quantize_matrices(path: Path, model: Any, bits: int) -> None:
     """Make the matrices of a model that is read lazily into ones of few bits, in place, where the groups fit.
 
-    Not those that choose experts: they are small, and what they choose is all or nothing.
+    Not those that choose experts: they are small, and what they choose is all or nothing. Raises `CheckpointError`
+    where no group fits.
     """
+    made = []
 
     def fits(name: str, module: Any) -> bool:
-        return (
+        fit = (
             not name.endswith(".gate")
             and hasattr(module, "to_quantized")
             and module.weight.shape[-1] % QUANTIZED_GROUP == 0
         )
+        made.append(fit)
+        return fit
 
     nn.quantize(model, group_size=QUANTIZED_GROUP, bits=bits, class_predicate=fits)
+    if not any(made):
+        problem = f"no matrix has rows of whole groups of {QUANTIZED_GROUP}: none can be made int{bits}"
+        raise CheckpointError(path / "config.json", "hidden_size", problem)
 
 
 def _adapter(path: Path, config: ModelConfig) -> Adapter:

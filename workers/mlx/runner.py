@@ -92,7 +92,7 @@ class MlxRunner:
         with mx.stream(chosen):
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
             if quantize != "none":
-                quantize_matrices(model, 8 if quantize == "int8" else 4)
+                quantize_matrices(path, model, 8 if quantize == "int8" else 4)
             _evaluate_weights(model, getattr(mx, kind), progress)
         capabilities = RunnerCapabilities(
             backend="mlx",

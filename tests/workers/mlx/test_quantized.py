@@ -42,6 +42,12 @@ def test_made_of_few_bits(load: Load, tmp_path: Path) -> None:
     assert 0 < errors[0] < errors[1] / 5
 
 
+def test_a_model_of_which_nothing_can_be_quantized_is_refused(load: Load, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, hidden=48, head_dim=16, heads=3, kv_heads=1, ffn=80)
+    with pytest.raises(CheckpointError, match="hidden_size: no matrix has rows of whole groups of 64: none can be"):
+        load(path, quantize="int8")
+
+
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3_moe", "mixtral"])
 def test_caps_and_experts_of_few_bits(load: Load, tmp_path: Path, family: Any) -> None:
     """Experts are matrices like others, what chooses them stays as it is; rows do not depend on their chunk."""
