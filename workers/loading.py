@@ -1,5 +1,6 @@
 """From a `WorkerSpec` to an engine that has run: what the worker says of itself before, and the load itself."""
 
+import contextlib
 import hashlib
 import math
 import platform
@@ -15,9 +16,9 @@ from protocol.request import Sampling
 from workers.backends import SCRIPTED_CONTEXT, Progress, choose_backend, load_runner
 from workers.engine import BatchEngine
 from workers.faulty_runner import with_faults
+from workers.memory import rows_of
 from workers.pace import DEFAULT_STEP_TOKENS
 from workers.prefix import PrefixPolicy
-from workers.refused import LoadRefused
 from workers.runner import Chunk, Draw, Row, Runner, RunnerCapabilities
 from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
@@ -98,35 +99,32 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     vocabulary = _load_vocabulary(spec, progress)
     progress("start backend", 0, 1)  # imports that take seconds, before the backend can report for itself
     runner = load_runner(spec, progress)
-    step_s = 0.0
-    if spec.backend != "scripted":  # whose steps take as long as its spec says
-        progress("warm-up", 0, 1)
-        step_s = warm_up(runner, spec.step_tokens or DEFAULT_STEP_TOKENS)
-        progress("warm-up", 1, 1)
-    engine = BatchEngine(
-        with_faults(runner, spec.faults),  # whose first call is the first request's
-        max_queue=spec.max_queue,
-        step_tokens=spec.step_tokens or None,
-        kv_tokens=kv_tokens(spec, runner.capabilities),
-        prefixes=prefix_policy(spec, runner.capabilities),
-    )
+    with contextlib.ExitStack() as undo:
+        undo.callback(runner.close)
+        step_s = 0.0
+        if spec.backend != "scripted":  # whose steps take as long as its spec says
+            progress("warm-up", 0, 1)
+            step_s = warm_up(runner, spec.step_tokens or DEFAULT_STEP_TOKENS)
+            progress("warm-up", 1, 1)
+        engine = BatchEngine(
+            with_faults(runner, spec.faults),  # whose first call is the first request's
+            max_queue=spec.max_queue,
+            step_tokens=spec.step_tokens or None,
+            kv_tokens=kv_tokens(spec, runner.capabilities),
+            prefixes=prefix_policy(spec, runner.capabilities),
+        )
+        undo.pop_all()  # the engine closes it from now on
     return Loaded(engine, vocabulary, runner.capabilities.context, step_s)
 
 
 def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
     """The cache rows that `kv_bytes` pays for, or without it the runner's; None for every slot's whole context.
 
-    Raises `LoadRefused` when they are fewer than one context.
+    Raises `MemoryRefused` when they are fewer than one context, as a load does before it begins.
     """
     if not spec.kv_bytes:
         return capabilities.kv_rows or None
-    rows = spec.kv_bytes // max(capabilities.row_bytes, 1)
-    if rows < capabilities.context:
-        raise LoadRefused(
-            f"kv_bytes: {spec.kv_bytes} bytes hold {rows} tokens, fewer than the context of {capabilities.context}, "
-            f"which takes {capabilities.context * capabilities.row_bytes}"
-        )
-    return rows
+    return rows_of(spec.kv_bytes, capabilities.row_bytes, capabilities.context)
 
 
 def prefix_policy(spec: WorkerSpec, capabilities: RunnerCapabilities) -> PrefixPolicy:

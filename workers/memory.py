@@ -16,7 +16,8 @@ SHARE = 0.9
 
 
 class MemoryRefused(LoadRefused):
-    """The model does not fit into the memory that is free; the text says what it needs and what to change."""
+    """The model does not fit into the memory that is free, or its context not into what it is given; the text says what
+    it needs and what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,11 @@ class Needed:
 
         Where that is 0, at most what is left beside the weights of a worker's part of `SHARE` of the free memory, but
         one whole context: pages are taken as they are written to, so what `workers` are free to take looks free to all.
+        Raises `MemoryRefused` for `kv_bytes` that hold less than one context.
         """
         bound = kv_bytes
+        if kv_bytes:
+            rows_of(kv_bytes, row_bytes, context)
         if not kv_bytes and free is not None:
             bound = max(int(SHARE * free) // workers - weights, row_bytes * context)
         full = row_bytes * slots * context
@@ -74,6 +78,17 @@ class Needed:
             f"{self.kv / GB:.2f} GB of KV cache for {self.slots} slots of {self.context} tokens, and "
             f"{free / GB:.2f} GB are free: {', or '.join(changes) or 'free some, or take a smaller model'}"
         )
+
+
+def rows_of(kv_bytes: int, row_bytes: int, context: int) -> int:
+    """The cache rows that `kv_bytes` pay for. Raises `MemoryRefused` when they are fewer than one `context`."""
+    rows = kv_bytes // max(row_bytes, 1)
+    if rows < context:
+        raise MemoryRefused(
+            f"kv_bytes: {kv_bytes} bytes hold {rows} tokens, fewer than the context of {context}, which takes "
+            f"{context * row_bytes}"
+        )
+    return rows
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:

@@ -26,6 +26,14 @@ def test_a_scripted_worker_needs_no_files() -> None:
     assert phases[0] == ("start backend", 0, 1)
 
 
+def test_a_load_that_fails_after_its_runner_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[ScriptedRunner] = []
+    monkeypatch.setattr(ScriptedRunner, "close", closed.append)
+    with pytest.raises(LoadRefused, match="kv_bytes: 63 bytes hold 63 tokens, fewer than the context of 64"):
+        load(scripted(context=64, kv_bytes=63), lambda *progress: None)
+    assert len(closed) == 1
+
+
 @pytest.mark.parametrize(
     ("kv_bytes", "kv_rows", "rows"), [(0, 0, None), (0, 700, 700), (640 * 3 + 2, 700, 640), (512 * 3, 0, 512)]
 )

@@ -42,6 +42,12 @@ def test_the_cache_is_counted_as_far_as_it_may_grow() -> None:
     assert Needed.of(1, 10, 4, 100, 4001, 1).kv == 4000
 
 
+def test_a_cache_that_holds_no_context_is_refused_before_anything_is_loaded() -> None:
+    assert Needed.of(1, 10, 4, 100, 1000, None).kv == 1000
+    with pytest.raises(MemoryRefused, match="kv_bytes: 999 bytes hold 99 tokens, fewer than the context of 100, which"):
+        Needed.of(1, 10, 4, 100, 999, None)
+
+
 @pytest.mark.parametrize(
     ("free", "kv"), [(5000, 4000), (4500, 4000), (4490, 3991), (1200, 1030), (1160, 1000), (7, 1000)]
 )

@@ -117,13 +117,11 @@ class IreeRunner:
             )
             builder = Builder(recipe)
             plan = builder.plan
-            kv_rows = 0
-            if opened.local:
-                quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
-                free = free_bytes()
-                needs = needed(plan, recipe.context, kv_bytes, free, workers)
-                needs.check(free, quantize, quantizable=quantizable)
-                kv_rows = needs.kv // row_bytes(plan)
+            free = free_bytes() if opened.local else None  # what a device has of its own IREE does not say
+            needs = needed(plan, recipe.context, kv_bytes, free, workers)
+            quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
+            needs.check(free, quantize, quantizable=quantizable)
+            kv_rows = needs.kv // row_bytes(plan) if opened.local else 0
             archive = open_archive(open_weights(path), plan.weights, plan.ops, cache_dir, progress)
             undo.callback(archive.close)
             runner = cls(builder, opened, archive, kv_rows)

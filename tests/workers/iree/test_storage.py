@@ -172,6 +172,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_module, "free_bytes", lambda: 100_000)
+    path = make_checkpoint(tmp_path / "model")
     with pytest.raises(MemoryRefused, match=r"the model needs .* set --quantize int8 or int4"):
-        load(make_checkpoint(tmp_path / "model"), cache_dir=tmp_path / "cache")
+        load(path, cache_dir=tmp_path / "cache")
+    with pytest.raises(MemoryRefused, match="kv_bytes: 9999 bytes hold 19 tokens, fewer than the context of 96"):
+        load(path, cache_dir=tmp_path / "cache", kv_bytes=9999)
     assert not (tmp_path / "cache" / "weights").exists()
