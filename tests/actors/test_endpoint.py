@@ -2,12 +2,12 @@
 
 import fcntl
 import os
-import shutil
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,13 @@ def test_no_folder_is_a_sentence() -> None:
         LocalEndpoint(["/does/not/exist"])
 
 
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder for folders, with a path that is short enough for a socket's on every system."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 OWNER = """
 import socket, sys
 from actors.endpoint import LocalEndpoint
@@ -71,20 +78,20 @@ sys.stdin.read()
 """
 
 
-def test_the_folder_of_a_killed_owner_is_swept_and_a_live_ones_is_not(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_owner_is_swept_and_a_live_ones_is_not(root: Path) -> None:
     with (
-        LocalEndpoint([str(tmp_path)]) as own,
+        LocalEndpoint([str(root)]) as own,
         subprocess.Popen(
-            [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", OWNER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as owner,
     ):
         assert owner.stdout is not None
         owner.stdout.readline()
-        assert (sweep([str(tmp_path)]), len(os.listdir(tmp_path))) == (0, 2)
+        assert (sweep([str(root)]), len(os.listdir(root))) == (0, 2)
         owner.kill()
         owner.wait()
-        assert sweep([str(tmp_path), str(tmp_path), "/does/not/exist", ""]) == 1
-        assert list(tmp_path.iterdir()) == [own.path.parent]
+        assert sweep([str(root), str(root), "/does/not/exist", ""]) == 1
+        assert list(root.iterdir()) == [own.path.parent]
 
 
 def left_behind(parent: Path, name: str = "baton-link-abcd_123") -> Path:
@@ -96,40 +103,34 @@ def left_behind(parent: Path, name: str = "baton-link-abcd_123") -> Path:
     return folder
 
 
-def test_what_is_not_certainly_ours_and_abandoned_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = Path(tempfile.mkdtemp(dir="/tmp"))  # a socket's path is short
-    try:
-        left_behind(root, "baton-chaos-abcd_123")
-        left_behind(root, "baton-link-abcd_12")
-        left_behind(root, "baton-link-aaaaaaaa").chmod(0o755)
-        (left_behind(root, "baton-link-bbbbbbbb") / "more").touch()
-        other = left_behind(root, "baton-link-cccccccc")
-        (other / "link").unlink()
-        (other / "link").write_text("no socket")
-        elsewhere = left_behind(root, "elsewhere")
-        (root / "baton-link-dddddddd").symlink_to(elsewhere)
-        linked = root / "baton-link-eeeeeeee"
-        linked.mkdir(0o700)
-        (linked / "link").symlink_to(elsewhere / "link")
-        (root / "baton-link-ffffffff").touch()
-        before = sorted(root.rglob("*"))
+def test_what_is_not_certainly_ours_and_abandoned_is_left_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left_behind(root, "baton-chaos-abcd_123")
+    left_behind(root, "baton-link-abcd_12")
+    left_behind(root, "baton-link-aaaaaaaa").chmod(0o755)
+    (left_behind(root, "baton-link-bbbbbbbb") / "more").touch()
+    other = left_behind(root, "baton-link-cccccccc")
+    (other / "link").unlink()
+    (other / "link").write_text("no socket")
+    elsewhere = left_behind(root, "elsewhere")
+    (root / "baton-link-dddddddd").symlink_to(elsewhere)
+    linked = root / "baton-link-eeeeeeee"
+    linked.mkdir(0o700)
+    (linked / "link").symlink_to(elsewhere / "link")
+    (root / "baton-link-ffffffff").touch()
+    before = sorted(root.rglob("*"))
+    assert sweep([str(root)]) == 0
+    ours = left_behind(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(endpoint.os, "getuid", lambda: os.geteuid() + 1)
         assert sweep([str(root)]) == 0
-        ours = left_behind(root)
-        with monkeypatch.context() as patch:
-            patch.setattr(endpoint.os, "getuid", lambda: os.geteuid() + 1)
-            assert sweep([str(root)]) == 0
-        assert ours.exists()
-        assert sweep([str(root)]) == 1
-        assert sorted(root.rglob("*")) == before
-    finally:
-        shutil.rmtree(root)
+    assert ours.exists()
+    assert sweep([str(root)]) == 1
+    assert sorted(root.rglob("*")) == before
 
 
 @pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
 def test_a_sweep_while_a_folder_is_made_costs_another_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     swept: list[int] = []
     make, lock = tempfile.mkdtemp, fcntl.flock
@@ -137,13 +138,13 @@ def test_a_sweep_while_a_folder_is_made_costs_another_try(
     def made(**options: str) -> str:
         folder: str = make(**options)  # type: ignore[call-overload]
         if not swept and moment == "before it is opened":
-            swept.append(sweep([str(tmp_path)]))
+            swept.append(sweep([str(root)]))
         return folder
 
     def locked(descriptor: int, how: int) -> None:
         if not swept and how == fcntl.LOCK_EX:
             swept.append(0)
-            swept.append(sweep([str(tmp_path)]))
+            swept.append(sweep([str(root)]))
         lock(descriptor, how)
 
     if moment == "before it is opened":
@@ -151,22 +152,22 @@ def test_a_sweep_while_a_folder_is_made_costs_another_try(
     else:
         monkeypatch.setattr(fcntl, "flock", locked)
     descriptors = len(os.listdir("/dev/fd"))
-    with LocalEndpoint([str(tmp_path)]) as local:
+    with LocalEndpoint([str(root)]) as local:
         assert swept[-1] == 1
-        assert list(tmp_path.iterdir()) == [local.path.parent]
-    assert (list(tmp_path.iterdir()), len(os.listdir("/dev/fd"))) == ([], descriptors)
+        assert list(root.iterdir()) == [local.path.parent]
+    assert (list(root.iterdir()), len(os.listdir("/dev/fd"))) == ([], descriptors)
 
 
 @pytest.mark.parametrize("call", ["open", "flock"])
-def test_a_folder_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_folder_that_cannot_be_locked_is_not_left(root: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def fails(*_: object, **__: object) -> int:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os if call == "open" else fcntl, call, fails)
     with pytest.raises(EndpointError, match="Too many open files"):
-        LocalEndpoint([str(tmp_path)])
+        LocalEndpoint([str(root)])
     monkeypatch.undo()
-    assert list(tmp_path.iterdir()) == []
+    assert list(root.iterdir()) == []
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://[::1]:65535", "ipc:///tmp/x"])

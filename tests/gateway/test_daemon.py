@@ -99,6 +99,17 @@ async def test_an_idle_gateway_ends_at_once(number: int) -> None:
         await watched.ended.wait()
 
 
+async def test_the_socket_folder_of_a_gateway_that_was_killed_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    left = tmp_path / "baton-link-abcd_123"
+    left.mkdir(0o700)
+    async with daemon(launch("w0")):
+        assert not left.exists()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 async def test_a_terminal_that_closes_does_not_end_a_gateway_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
