@@ -1,10 +1,12 @@
 """What people see between `baton serve` and the first answer: a bar a worker on a terminal, plain lines elsewhere."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
+import structlog
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -25,6 +27,17 @@ class LoadingDisplay(Protocol):
 
 Announce = Callable[[WorkerStatus], str]
 """What to say when the first worker is ready; nothing is said, and it is asked again, while that is empty."""
+
+
+@contextmanager
+def _showing(console: Console) -> Iterator[None]:
+    """What cannot be shown, for whoever reads it is gone or the disk is full, must not end a server: from then on
+    nothing is. Rich ends the program of a reader that is gone (`Console.on_broken_pipe`)."""
+    try:
+        yield
+    except (OSError, SystemExit) as error:
+        console.quiet = True
+        structlog.get_logger("cli.loading").warning("display_ended", problem=repr(error))
 
 
 def choose_display(workers: Sequence[str], ready: Announce, console: Console | None = None) -> LoadingDisplay:
@@ -69,7 +82,8 @@ class Lines:
             self._say(text)
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        with _showing(self._console):
+            self._console.print(text, markup=False, soft_wrap=True)
 
 
 class Bars:
@@ -101,11 +115,12 @@ class Bars:
         self._progress.stop()
 
     def worker_changed(self, status: WorkerStatus) -> None:
-        if self._open and status.name in self._bars:  # one that was added later has no bar
-            self._draw(status)
-        if status.state is WorkerState.READY and not self._announced and (text := self._ready(status)):
-            self._announced = True
-            self._console.print(text, markup=False, soft_wrap=True)
+        with _showing(self._console):
+            if self._open and status.name in self._bars:  # one that was added later has no bar
+                self._draw(status)
+            if status.state is WorkerState.READY and not self._announced and (text := self._ready(status)):
+                self._announced = True
+                self._console.print(text, markup=False, soft_wrap=True)
 
     def _draw(self, status: WorkerStatus) -> None:
         loading = status.loading

@@ -227,11 +227,11 @@ class Fleet:
         self._router.worker_event(worker, incarnation, event)
 
     def worker_changed(self, status: WorkerStatus) -> None:
-        """The router hears of it first, then whoever started the gateway, then who waits here."""
+        """The router hears of it first, then who waits here, then whoever started the gateway."""
         self._router.worker_changed(status)
+        self._notify()
         if self._on_status is not None:
             self._on_status(status)
-        self._notify()
 
     def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
         """An incarnation is gone."""

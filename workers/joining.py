@@ -290,9 +290,9 @@ class Joining:
         """Its state or its loading."""
         if self._session is not None:
             self._session.heard_status(status)
+        self._notify()
         if self._on_status is not None:
             self._on_status(status)
-        self._notify()
 
     def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
         """Its process is gone."""

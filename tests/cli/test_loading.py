@@ -1,10 +1,13 @@
 """What people see while workers load: bars on a terminal, lines elsewhere, and one invitation."""
 
+import errno
 import io
+import sys
 from typing import Any
 
 import pytest
 from rich.console import Console
+from structlog.testing import capture_logs
 
 from actors.worker_process import WorkerState, WorkerStatus
 from cli.loading import Bars, Lines, choose_display, describe
@@ -83,3 +86,28 @@ def test_an_invitation_that_is_empty_is_asked_for_again(terminal: bool) -> None:
 )
 def test_a_worker_is_described_in_words(change: WorkerStatus, words: str) -> None:
     assert describe(change) == words
+
+
+class Gone(io.StringIO):
+    """A file that takes nothing more."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self._error = error
+
+    def write(self, _: str) -> int:
+        raise self._error
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["lines", "bars"])
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "full")], ids=["no reader", "full"])
+def test_a_reader_that_is_gone_ends_no_server(error: OSError, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    # What Rich does with a pipe that has broken is to the process's own output.
+    monkeypatch.setattr(Console, "on_broken_pipe", lambda _: sys.exit(1))
+    with capture_logs() as told, choose_display(["w0"], lambda worker: "ask it", console) as display:
+        display.worker_changed(LOADING)
+        console.file = Gone(error)
+        for state in (WorkerState.READY, WorkerState.BACKOFF, WorkerState.STARTING, WorkerState.READY):
+            display.worker_changed(status(state))
+    assert [line["event"] for line in told] == ["display_ended"]
