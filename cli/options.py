@@ -1,7 +1,11 @@
 """Command line options made from the settings and the wire's own types, so that each is named and bounded once."""
 
+import contextlib
 import functools
 import inspect
+import os
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -15,6 +19,9 @@ from cli.settings import Settings, SettingsError, flag, load, unknown_variables
 from protocol.request import Bias, Limits, Sampling
 
 Made = TypeVar("Made", Sampling, Limits)
+
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit status of a command that Ctrl-C has ended, as shells have it."""
 
 
 class Refusal(typer.BadParameter):
@@ -50,6 +57,8 @@ def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[...,
                 command(settings=settings, **values)
             except CommandFailed as error:
                 fail(str(error))
+            except KeyboardInterrupt:
+                leave_now()
 
         parameters = sorted(own + made, key=lambda parameter: parameter.name != "model")
         wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -63,6 +72,15 @@ def fail(sentence: str) -> NoReturn:
     """Say why on stderr and leave with status 1."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]Error:[/] {escape(sentence)}")
     raise typer.Exit(1)
+
+
+def leave_now() -> NoReturn:
+    """Leave with the status of a Ctrl-C, and without the interpreter's own end: what was broken off inside a call to a
+    device is still held by the exception, and to free it after its device ends the process by a SIGSEGV."""
+    with contextlib.suppress(OSError):  # a closed pipe
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 def _setting_parameter(name: str) -> inspect.Parameter:
