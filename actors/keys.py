@@ -61,7 +61,8 @@ def read_key(file: Path) -> KeyPair:
                 )
             text = stream.read(KEY_FILE_BYTES).decode("ascii", "replace")
     except OSError as error:
-        raise KeyFileError(f"{file} cannot be read: {error.strerror}") from error
+        hint = "; `baton keys` makes one" if isinstance(error, FileNotFoundError) else ""
+        raise KeyFileError(f"{file} cannot be read: {error.strerror}{hint}") from error
     return KeyPair(bytes.fromhex(_parse(text, str(file))))
 
 

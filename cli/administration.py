@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.options import CommandFailed
+from cli.server_url import refused, server_url
 from cli.settings import Settings
 
 POLL_S = 0.5
@@ -33,9 +34,9 @@ class Administration:
         key = settings.admin_key or settings.api_key
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
-            return cls(httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=30.0))
+            return cls(httpx.Client(base_url=server_url(url), headers=headers, timeout=30.0))
         except httpx.InvalidURL as error:
-            raise CommandFailed(f"{url} is not a URL: {error}") from error
+            raise CommandFailed(f"--url: {url}: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +82,7 @@ class Administration:
         except (ValueError, KeyError, TypeError) as error:
             raise CommandFailed(f"{server} did not answer as a Baton server does") from error
         if problem is not None:
-            raise CommandFailed(f"the server refused ({answer.status_code}): {problem}")
+            raise refused(answer.status_code, problem)
         if not isinstance(value, dict):
             raise CommandFailed(f"{server} did not answer as a Baton server does")
         return value

@@ -10,6 +10,7 @@ import httpx
 
 from cli.event_stream import EventStream, raise_for
 from cli.options import CommandFailed
+from cli.server_url import server_url
 from protocol.request import Limits, Message, Sampling
 
 
@@ -71,8 +72,9 @@ class RemoteAnswers:
     @classmethod
     def connect(cls, url: str, api_key: str = "", model: str = "") -> Self:
         """Find the server and the model it serves. Raises `CommandFailed`."""
+        url = server_url(url)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        client = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=httpx.Timeout(10.0, read=None))
+        client = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10.0, read=None))
         try:
             answer = client.get("/v1/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:

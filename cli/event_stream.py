@@ -11,6 +11,7 @@ import httpx
 
 from cli.event_parser import DONE, EventParser
 from cli.options import CommandFailed
+from cli.server_url import refused
 
 RESUME_S = 60.0
 """How long an answer is asked to be kept, and a broken one tried to be picked up."""
@@ -119,7 +120,7 @@ def raise_for(answer: httpx.Response) -> None:
         message = answer.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = answer.text.strip()[:200]
-    raise CommandFailed(f"the server refused ({answer.status_code}): {message}")
+    raise refused(answer.status_code, message)
 
 
 def _chunk(data: bytes) -> dict[str, Any]:

@@ -51,7 +51,8 @@ def describe(status: WorkerStatus) -> str:
     if status.state is WorkerState.LOADING and status.loading is not None:
         return status.loading.phase
     if status.state is WorkerState.BACKOFF:
-        return f"restarting: {status.reason}"
+        # Whether it is started again is decided after this.
+        return f"lost: {status.reason}"
     if status.state is WorkerState.GIVEN_UP:
         return f"given up: {status.reason}"
     return status.state.value

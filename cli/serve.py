@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 import anyio
 import msgspec
+import structlog
 
+from actors.endpoint import is_loopback
 from actors.logs import configure_logging
 from cli.invitation import Invitation
 from cli.loading import LoadingDisplay, choose_display
@@ -19,6 +21,8 @@ from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.server import BindError
 from gateway.settings import GatewaySettings, SettingsError
 from workers.spec import WorkerSpec
+
+_log = structlog.get_logger("cli.serve")
 
 
 def run_server(settings: Settings, *, take_over: bool = False) -> None:
@@ -70,6 +74,8 @@ async def _serve(
 ) -> None:
     def listening(host: str, port: int) -> None:
         invitation.listening(host, port)
+        if not gateway.api_key and not is_loopback(host):
+            _log.warning("open_to_everybody", host=host, remedy="set BATON_API_KEY, or listen on 127.0.0.1")
         if invitation.postponed is not None:
             display.worker_changed(invitation.postponed)
 

@@ -47,7 +47,7 @@ def listen(settings: GatewaySettings) -> Listener:
         listener.close()
         reason = error.strerror or str(error)
         if error.errno == errno.EADDRINUSE:
-            reason = f"{reason}; choose another port, or 0 for any that is free"
+            reason += "; choose another port (--port; 0 is any that is free), or --take-over from a Baton that has it"
         raise BindError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from error
     listener.setblocking(False)
     return listener

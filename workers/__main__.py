@@ -74,7 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("endpoint_refused", problem=str(error))
         return EXIT_USAGE
     if left.stuck:
-        log.error("engine_stuck", reason=left.reason.value)
+        # Whoever stops a worker while it loads or compiles finds it so.
+        say = log.info if left.reason is ByeReason.STOPPED else log.error
+        say("engine_stuck", reason=left.reason.value)
         _exit_now(left.exit_code)
     return left.exit_code
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from workers.architectures.config import DEFAULT_CONTEXT, ModelConfig
-from workers.description import CheckpointError, read_json
+from workers.description import A_MODEL, CheckpointError, read_json
 from workers.scheme import Quantization, parse_quantization
 from workers.weights import Weights
 
@@ -63,8 +63,8 @@ def resolve_model(path_or_hub_id: str) -> Path:
     if path_or_hub_id and local.is_dir():
         return local
     if path_or_hub_id and local.is_file():
-        reason = "is a file; a model is a directory in Hugging Face layout, with config.json and safetensors"
-        raise CheckpointError(path_or_hub_id, "", reason)
+        kind = "is a GGUF file, which Baton does not read" if local.suffix == ".gguf" else "is a file"
+        raise CheckpointError(path_or_hub_id, "", f"{kind}; {A_MODEL}")
     parts = path_or_hub_id.split("/")
     if len(parts) != 2 or not all(parts) or path_or_hub_id.startswith((".", "~")):
         raise CheckpointError(path_or_hub_id, "", "there is no such directory, and it is not a hub id like ORG/NAME")

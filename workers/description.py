@@ -9,6 +9,9 @@ from workers.refused import LoadRefused
 MAX_JSON_BYTES = 64 << 20
 """A shard index of a very large model is a few MiB; anything above this is not a model's description."""
 
+A_MODEL = "a model is a directory in Hugging Face layout, with config.json and safetensors"
+"""For those who gave something else."""
+
 
 class CheckpointError(LoadRefused):
     """A checkpoint cannot be used: the file, the field or tensor, and why. Raised before anything is computed."""
@@ -29,7 +32,8 @@ def read_json(file: Path) -> dict[str, Any]:
             raise CheckpointError(file, "", f"{size} bytes is more than {MAX_JSON_BYTES}")
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(file, "", "there is no such file") from None
+        hint = f"; {A_MODEL}" if file.name == "config.json" else ""
+        raise CheckpointError(file, "", f"there is no such file{hint}") from None
     except OSError as error:
         raise CheckpointError(file, "", f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -17,6 +17,7 @@ from cli.chaos.trial import READY_S, Trial, requests, show
 from cli.chaos.watched import Watched
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
+from cli.server_url import server_url
 from cli.settings import Settings
 
 ALL = "all"
@@ -55,6 +56,7 @@ def run_chaos(
     """Break a server for a while and print the table; false when a client noticed more than a gap. `confirm` is asked
     before. Raises `CommandFailed`."""
     kinds = chosen(faults)
+    url = server_url(url)
     try:
         server = Server.of(url, settings.api_key)
     except AddressRefused as error:

@@ -80,7 +80,7 @@ def test_an_invitation_that_is_empty_is_asked_for_again(terminal: bool) -> None:
     [
         (LOADING, "compile"),
         (status(WorkerState.LOADING), "loading"),
-        (status(WorkerState.BACKOFF, reason="killed"), "restarting: killed"),
+        (status(WorkerState.BACKOFF, reason="killed"), "lost: killed"),
         (status(WorkerState.GIVEN_UP, reason="five times"), "given up: five times"),
     ],
 )

@@ -119,6 +119,17 @@ def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("listen", "open_"), [(("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False), ((), False)]
+)
+def test_a_server_that_is_open_to_everybody_says_so(listen: Sequence[str], open_: bool) -> None:
+    with serving([*SERVE, *listen]) as process:
+        read_until(process, "Ready:")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert ("open_to_everybody" in errors) == open_
+
+
 def test_a_port_in_use_is_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -77,6 +77,23 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
     assert "_" not in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
+        ("/health", "did you mean /health/live or /health/ready?"),
+        ("/v1/embeddings", "not found"),
+        ("/admin", "not found"),
+    ],
+)
+async def test_a_path_that_is_nearly_a_route_is_told_which(path: str, meant: str) -> None:
+    async with serving() as served:
+        response = await served.client.post(path, json={})
+    assert response.status_code == 404
+    assert response.json()["error"]["message"].endswith(meant)
+
+
 async def test_health_follows_progress_and_not_existence() -> None:
     async with serving(progress_timeout_s=5) as served:
         worker, client = served.worker, served.client

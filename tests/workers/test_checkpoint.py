@@ -32,8 +32,11 @@ def test_a_file_is_not_sought_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "models" / "model.gguf").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
-    with pytest.raises(CheckpointError, match=r"models/model\.gguf: is a file; a model is a directory"):
+    with pytest.raises(CheckpointError, match=r"models/model\.gguf: is a GGUF file, which .* a model is a directory"):
         resolve_model("models/model.gguf")
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: is a file; a model is a directory"):
+        resolve_model("model.safetensors")
 
 
 def test_hub_failure_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

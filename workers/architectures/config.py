@@ -75,9 +75,8 @@ class ModelConfig:
         if not requested:
             return min(self.max_positions, DEFAULT_CONTEXT)
         if requested > self.max_positions:
-            raise CheckpointError(
-                "config.json", "max_position_embeddings", f"is {self.max_positions}, {requested} tokens were asked for"
-            )
+            problem = f"is {self.max_positions}, less than the context of {requested} tokens that was asked for"
+            raise CheckpointError("config.json", "max_position_embeddings", problem)
         return requested
 
     def choose_quantization(self, requested: Quantize) -> Quantize:
@@ -86,7 +85,7 @@ class ModelConfig:
             raise CheckpointError(
                 "config.json",
                 "quantization",
-                f"the model is quantized to {self.quantization.bits} bits already: it cannot be made {requested}",
+                f"the model is quantized to {self.quantization.bits} bits already: leave quantize={requested} out",
             )
         return requested
 

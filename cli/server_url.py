@@ -1,0 +1,29 @@
+"""The address of a running server, as people give it, and what the server's refusals mean on a command line."""
+
+from urllib.parse import urlsplit
+
+import httpx
+
+from cli.options import CommandFailed
+
+
+def server_url(given: str) -> str:
+    """The URL to which routes are appended. `127.0.0.1:8000` is one, and so is the `/v1` that OpenAI's clients take.
+
+    Raises `CommandFailed` for what is no address of a server.
+    """
+    try:
+        parts = urlsplit(given if "://" in given else f"http://{given}")
+        host, path = parts.hostname, parts.path.rstrip("/")
+        port = parts.port  # raises for one that is no number
+    except ValueError as error:
+        raise CommandFailed(f"--url: {given}: {error}") from error
+    if parts.scheme not in ("http", "https") or not host or port == 0 or " " in given:
+        raise CommandFailed(f"--url: {given} is not http://HOST:PORT")
+    return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}"
+
+
+def refused(status: int, message: str) -> CommandFailed:
+    """The failure of a command that the server refused."""
+    hint = "; set BATON_API_KEY or BATON_ADMIN_KEY to the server's" if status == httpx.codes.UNAUTHORIZED else ""
+    return CommandFailed(f"the server refused ({status}): {message}{hint}")

@@ -1,0 +1,35 @@
+"""Addresses of servers as people give them."""
+
+import pytest
+
+from cli.options import CommandFailed
+from cli.server_url import refused, server_url
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("localhost:8000/v1", "http://localhost:8000"),
+        ("https://host/v1/", "https://host"),
+        ("https://host/baton/v1", "https://host/baton"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_what_names_a_server_is_its_url(given: str, url: str) -> None:
+    assert server_url(given) == url
+
+
+@pytest.mark.parametrize(
+    "given", ["", "not a url", "ftp://x", "http://[", "http://", "http://host:port", "http://host:65536", "host:0"]
+)
+def test_what_names_none_is_refused_by_the_option(given: str) -> None:
+    with pytest.raises(CommandFailed, match="--url: "):
+        server_url(given)
+
+
+def test_who_lacks_the_key_is_told_where_it_goes() -> None:
+    assert str(refused(401, "a key is needed")).startswith("the server refused (401): a key is needed; set BATON_API")
+    assert str(refused(404, "no such worker")) == "the server refused (404): no such worker"
