@@ -12,6 +12,7 @@ from cli.main import app
 from cli.settings import Settings, flag, load
 from gateway.requests import RequestDecoder
 from gateway.settings import GatewaySettings
+from protocol.errors import ErrorCode
 from workers.runner import Runner
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +96,17 @@ def test_every_metric_is_listed() -> None:
     source = (ROOT / "gateway" / "metrics.py").read_text()
     named = {name.removesuffix("_total") for name in re.findall(r'"(baton_[a-z_]+)"', source)}
     assert {row[0].strip("`").removesuffix("_total") for row in table("Metrics")} == named
+
+
+def test_every_error_code_is_listed() -> None:
+    page = (ROOT / "docs" / "http.md").read_text().partition("## Errors")[2].partition("##")[0]
+    listed = {
+        code for row in re.findall(r"^\| \d+.*? \| (.*?) \|", page, re.MULTILINE) for code in re.findall(r"\w+", row)
+    }
+    sources = "".join(file.read_text() for file in (ROOT / "gateway").glob("*.py"))
+    raised = set(re.findall(r'(?:ApiError|super\(\).__init__)\([45]\d\d, .*"([a-z]+(?:_[a-z]+)+)"', sources))
+    assert {code.value for code in ErrorCode} | raised <= listed
+    assert {"invalid_api_key", "stream_taken", "body_too_large"} <= raised | listed, "what is raised is found"
 
 
 def test_the_file_in_the_guide_is_one_that_baton_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

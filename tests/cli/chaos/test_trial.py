@@ -19,7 +19,7 @@ from cli.chaos.command import chosen, run_chaos, run_own
 from cli.chaos.faults import WITHIN
 from cli.chaos.heard import Choice, Heard
 from cli.chaos.rounds import Noticed
-from cli.chaos.trial import MOST_FAULTS, Trial, requests, show
+from cli.chaos.trial import MOST_FAULTS, READY_S, Trial, requests, show
 from cli.chaos.watched import Watched
 from cli.options import CommandFailed
 from cli.settings import Settings
