@@ -120,7 +120,7 @@ def test_context_up_to_the_model_and_not_beyond(tmp_path: Path) -> None:
     config = read(tmp_path, max_position_embeddings=8192)
     assert config.choose_context(0) == DEFAULT_CONTEXT
     assert config.choose_context(8192) == 8192
-    with pytest.raises(CheckpointError, match=r"max_position_embeddings: is 8192, 8193"):
+    with pytest.raises(CheckpointError, match=r"max_position_embeddings: is 8192, less than the context of 8193"):
         config.choose_context(8193)
 
 
