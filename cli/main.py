@@ -1,6 +1,8 @@
 """The one command `baton`: what can be asked for; each sub-command lives in a file of its own."""
 
+import os
 import secrets
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -271,4 +273,17 @@ def compile_(
 
 def main() -> None:
     """Entry point of the console script."""
+    _open_closed()
     app()
+
+
+def _open_closed() -> None:
+    """Give a program that was started without them standard input, output and error that lead nowhere: else the next
+    files and sockets would get their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115  for good

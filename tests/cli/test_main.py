@@ -1,6 +1,8 @@
 """The commands as a person types them: good help, errors that name the flag, and no tracebacks."""
 
 import json
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -225,3 +227,13 @@ def test_score_prints_a_line_for_each_token(run: CliRunner) -> None:
     assert result.exit_code == 0
     assert "'['" in result.stdout
     assert "perplexity" in result.stdout
+
+
+def test_a_program_without_standard_output_has_one_that_leads_nowhere() -> None:
+    check = (
+        "import os, sys; from cli.main import _open_closed; _open_closed(); null = os.stat(os.devnull).st_rdev; "
+        "print('x', flush=True); print('y', file=sys.stderr, flush=True); assert not sys.stdin.read(); "
+        "sys.exit(any(os.fstat(number).st_rdev != null for number in range(3)))"
+    )
+    command = ["/bin/sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, check]
+    assert subprocess.run(command, check=False).returncode == 0

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ _MENDABLE = {errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROF
 
 
 class CacheError(LoadRefused):
-    """A compiled graph cannot be kept on disk: no room, or no permission; the text says where."""
+    """A compiled graph cannot be kept on disk: no room, no permission, or too much of it; the text says where."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         super().__init__(f"{folder}: cannot keep a compiled graph: {reason}; free some space or set --cache-dir")
@@ -44,7 +45,9 @@ class GraphCache:
         self._folder = folder
         self._max_bytes = max_bytes
         with _typed(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if folder.stat().st_mode & stat.S_IWOTH:
+                raise CacheError(folder, "everybody can write to it, and what is in it runs here as code")
 
     def by_key(self, key: str) -> Path | None:
         """The module that was remembered under a key."""

@@ -182,3 +182,15 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match="Not a directory"):
         GraphCache(tmp_path / "file" / "graphs")
+
+
+def test_what_everybody_can_write_to_is_not_run(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        GraphCache(tmp_path / "graphs")
+        GraphCache(tmp_path / "graphs")
+    finally:
+        os.umask(before)
+    (tmp_path / "graphs").chmod(0o1777)
+    with pytest.raises(CacheError, match="everybody can write to it"):
+        GraphCache(tmp_path / "graphs")
