@@ -26,8 +26,6 @@ class Admission:
         for a socket without keys, and lets everybody in who can be asked: libzmq takes a client of ZMTP 1.0 or 2.0,
         or any bytes for one, only where nobody is to be asked (`handshake_v1_0_unversioned`)."""
         self._allowed = None if allowed is None else frozenset(allowed)
-        self.admitted = ""
-        """The key, in Z85 text, of the client that was admitted last."""
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.REP)
         self._socket.bind(ENDPOINT)
@@ -44,9 +42,16 @@ class Admission:
     def _answer(self) -> None:
         while not self._socket.closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             reply = answer(self._socket.recv_multipart(zmq.NOBLOCK), self._allowed)
-            if reply[2] == _ADMITTED:
-                self.admitted = reply[4].decode("ascii")
             self._socket.send_multipart(reply, zmq.NOBLOCK)
+
+
+def key_of(frame: zmq.Frame) -> str:
+    """The key, in Z85 text, under which the client that sent a frame was admitted; empty of one without keys, and where
+    nobody is asked: at the connecting side."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
 
 
 def answer(request: list[bytes], allowed: Collection[str] | None) -> list[bytes]:

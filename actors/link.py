@@ -12,6 +12,7 @@ from typing import Self
 
 import zmq
 
+from actors.admission import key_of
 from actors.message import MessageRefused, check_message
 from actors.monitor import Change
 from actors.numbering import number_frame
@@ -91,6 +92,9 @@ class Link:
         self.peer_pid: int | None = None
         """The process that connected to this end, by the kernel's word; known before its first message is delivered.
         None over TCP, and where the system does not tell (it does on Linux); 0 for one that was gone too soon."""
+        self.peer_key = ""
+        """The CURVE public key (Z85) of the peer that connected to this end; known before its first message is
+        delivered, empty on a link without keys."""
         self._loop.add_reader(self._owned.descriptor, self._on_readable)
         self._loop.add_reader(self._monitor.descriptor, self._on_monitor)
         # libzmq signals the descriptor again only after a look at the events found nothing: so look once.
@@ -132,11 +136,6 @@ class Link:
     def closed(self) -> bool:
         """Nothing can be sent any more."""
         return self._closed or self._lost or self._torn
-
-    @property
-    def peer_key(self) -> str:
-        """The CURVE public key (Z85) of the peer that was admitted; empty before, and on a link without keys."""
-        return self._owned.peer_key
 
     @property
     def dropped(self) -> int:
@@ -258,7 +257,7 @@ class Link:
 
     def _hears(self, first: zmq.Frame) -> None:
         """The first message: it is known from now on whose connection this is."""
-        here = self._monitor.heard(first)
+        here, self.peer_key = self._monitor.heard(first), key_of(first)
         if self.peer_pid is None:
             self.peer_pid = self._monitor.peer_pid()
         if not here:  # it ended before, and its end could not be told from another one's

@@ -71,11 +71,6 @@ class LinkSocket:
         """The address that was bound or connected last, with its port."""
         return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    @property
-    def peer_key(self) -> str:
-        """The CURVE public key (Z85) of the peer that was admitted; empty before, and on a socket without keys."""
-        return "" if self._admission is None else self._admission.admitted
-
     def close(self, linger_ms: int) -> None:
         """Close all of it, giving unsent messages as long (blocking)."""
         self.monitor.close()

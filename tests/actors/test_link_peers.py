@@ -45,9 +45,30 @@ async def test_a_key_that_is_not_on_the_allow_list_is_turned_away(listed: str) -
         # A socket may take a message before it knows that it is turned away; nobody gets it.
         with contextlib.suppress(LinkFull, LinkClosed):
             there.link.send_nowait([b"secret"])
-        for _ in range(100):
+        there.link.close(0)
+        while here.link._monitor._open:
             await anyio.lowlevel.checkpoint()
-        assert here.messages == []
+            here.link.drain_now()
+        assert (here.messages, here.link.refused, here.link.peer_key) == ([], 1, "")
+
+
+async def test_of_two_on_the_allow_list_the_one_that_is_heard_is_named() -> None:
+    (server, server_secret), (first, first_secret), (second, second_secret) = (zmq.curve_keypair() for _ in range(3))
+    allowed = frozenset({first.decode(), second.decode()})
+    ours = CurveKeys(server.decode(), server_secret.decode(), allowed=allowed)
+    theirs = CurveKeys(first.decode(), first_secret.decode(), server.decode())
+    async with pair("tcp://127.0.0.1:*", (ours, theirs)) as (here, there):
+        while not there.link._monitor.connected:
+            await anyio.lowlevel.checkpoint()
+        late = End()
+        keys = CurveKeys(second.decode(), second_secret.decode(), server.decode())
+        late.link = Link.connect(here.link.address, late.heard, keys=keys)
+        while not late.link._monitor.connected:
+            await anyio.lowlevel.checkpoint()
+        there.link.send_nowait([b"x"])
+        await here.until(lambda: bool(here.messages))
+        assert here.link.peer_key == first.decode()
+        late.link.close(0)
 
 
 async def test_a_public_address_needs_keys_and_an_allow_list() -> None:
