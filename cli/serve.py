@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -20,6 +21,7 @@ from gateway.daemon import TakeOverFailed, WorkersGaveUp, run_daemon
 from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.server import BindError
 from gateway.settings import GatewaySettings, SettingsError
+from workers.checkpoint import CheckpointError, same_text
 from workers.spec import WorkerSpec
 
 _log = structlog.get_logger("cli.serve")
@@ -117,12 +119,16 @@ def worker_specs(settings: Settings, model: ChosenModel) -> list[WorkerSpec]:
 
 
 def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
-    """See `WorkerLaunch.like`."""
+    """See `WorkerLaunch.like`. Another tokenizer is refused: answers that are live could not go on with it."""
     changed = msgspec.structs.replace(spec, name=name, model_path=checkpoint or spec.model_path)
     try:
         check_model(changed)
-    except CommandFailed as error:
+        same = spec.backend == "scripted" or same_text(Path(spec.model_path), Path(changed.model_path))
+    except (CommandFailed, CheckpointError) as error:
         raise LaunchRefused(str(error)) from error
+    if not same:
+        text = f"{checkpoint} has another tokenizer than {spec.model_path}: live streams could not go on with it"
+        raise LaunchRefused(f"{text}; start another server with it, with {flag('take_over')}")
     return worker_command(changed)
 
 

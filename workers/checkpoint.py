@@ -18,6 +18,7 @@ __all__ = [
     "config_digest",
     "open_weights",
     "resolve_model",
+    "same_text",
 ]
 
 OTHER_FORMATS = ["consolidated*", "*/*"]
@@ -52,6 +53,26 @@ def config_digest(path: Path) -> str:
                 stream.seek(max(_DIGEST_EDGE, size - _DIGEST_EDGE))
                 digest.update(stream.read(_DIGEST_EDGE))
     return digest.hexdigest()[:32]
+
+
+def same_text(one: Path, other: Path) -> bool:
+    """Whether every token is the same text in two checkpoints: only then can one go on with what the other began.
+
+    Raises `CheckpointError` for a tokenizer that cannot be read.
+    """
+    return _texts(one) == _texts(other)
+
+
+def _texts(path: Path) -> object:
+    """All that decides the text of a token; None without a tokenizer."""
+    file = path / "tokenizer.json"
+    if not file.exists():
+        return None
+    read = read_json(file)
+    model, added = read.get("model"), read.get("added_tokens") or []
+    if not isinstance(model, dict) or not all(isinstance(each, dict) for each in added):
+        raise CheckpointError(file, "", "is no tokenizer")
+    return model.get("vocab"), {each.get("id"): each.get("content") for each in added}, read.get("decoder")
 
 
 def resolve_model(path_or_hub_id: str) -> Path:

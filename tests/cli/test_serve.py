@@ -18,8 +18,10 @@ import pytest
 
 from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
-from cli.serve import gateway_settings, log_level, run_server, worker_command, worker_launches
+from cli.serve import gateway_settings, like_command, log_level, run_server, worker_command, worker_launches
 from cli.settings import Settings
+from gateway.launch import LaunchRefused
+from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.cli.terminal import Terminal
 from workers.spec import WorkerSpec
 
@@ -228,3 +230,21 @@ def test_who_has_the_port_is_asked_before_a_model_is_looked_for(monkeypatch: pyt
             thread.join()
     with pytest.raises(AssertionError, match="a model was"):  # nobody has the port: it is not refused
         run_server(Settings(port=other.server_port), take_over=True)
+
+
+def test_a_checkpoint_with_another_tokenizer_takes_nobodys_place(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("old", "like", "other")]
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        make_checkpoint(folder, seed=seed, layers=1)
+    spec = WorkerSpec("w0", "m", str(folders[0]), backend="iree")
+    assert str(folders[1]) in like_command(spec, "w0", str(folders[1]))("ipc://x", 1)[-1]
+    make_tokenizer(folders[2], 300)
+    with pytest.raises(LaunchRefused, match="has another tokenizer"):
+        like_command(spec, "w0", str(folders[2]))
+    (folders[2] / "tokenizer.json").write_text('{"model": []}')
+    with pytest.raises(LaunchRefused, match="is no tokenizer"):
+        like_command(spec, "w0", str(folders[2]))
+    (folders[2] / "tokenizer.json").unlink()
+    with pytest.raises(LaunchRefused, match="has another tokenizer"):
+        like_command(spec, "w0", str(folders[2]))
