@@ -11,7 +11,7 @@ from gateway.errors import ApiError
 from protocol.errors import ErrorCode
 from tests.gateway.fakes import FakeWorker
 from tests.gateway.virtual import BACKEND
-from tests.gateway.world import World, failure
+from tests.gateway.world import World, failure, number
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +33,19 @@ async def test_they_wait_for_the_restart_behind_what_was_lost() -> None:
     world["a"].come_back()
     assert [submit.request for submit in world["a"].submits] == ["lost", "lost", "new", "new"]
     assert call.fingerprint == "fp_0123456789abcdef"
+
+
+async def test_they_overtake_nobody_though_a_worker_has_room_for_them() -> None:
+    """A suspect waits for a free slot; a newcomer could be queued at the worker."""
+    world = World("a", "b", slots=2)
+    lost, kept = world.open("lost"), world.open("kept", n=2)
+    assert (lost.worker, kept.worker) == ("a", "b")
+    world["a"].die()
+    new = world.open("new")
+    assert lost.waiting
+    assert new.waiting
+    world["b"].finish(number(kept))
+    assert [submit.request for submit in world["b"].submits] == ["kept", "kept", "lost", "new"]
 
 
 async def test_they_are_bounded_at_the_edge() -> None:

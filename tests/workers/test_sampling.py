@@ -14,8 +14,19 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from workers import ratios
+from workers.blocks import BLOCK, take
 from workers.runner import Draw
-from workers.sampling import Parameters, greedy, kept, needs_filters, needs_sampling, parameters, sample
+from workers.sampling import (
+    GROUP,
+    Parameters,
+    draw_at,
+    greedy,
+    kept,
+    needs_filters,
+    needs_sampling,
+    parameters,
+    sample,
+)
 
 Floats = NDArray[np.float32]
 
@@ -262,6 +273,20 @@ def test_what_is_minus_infinite_is_never_drawn() -> None:
     logits[:, [17, 200]] = -1000.0
     for fields in ({"temperature": 100.0}, {"temperature": 1.0, "top_k": 50, "top_p": 0.99}):
         assert set(sample(np, logits, *rows(500, **fields)).tolist()) == {17, 200}
+
+
+@pytest.mark.parametrize("between", [1, BLOCK, GROUP * BLOCK], ids=["lanes", "blocks", "groups"])
+@pytest.mark.parametrize(
+    ("point", "token"), [(0, 0), ((1 << 31) - 1, 0), (1 << 31, 1), ((1 << 32) - 1, 1)], ids=["0", "0.4", "0.5", "0.9"]
+)
+def test_a_token_has_the_points_from_the_end_of_the_one_before(point: int, token: int, between: int) -> None:
+    """Of two that are equally likely, with tokens that are left out before, between and after them."""
+    tokens = np.array([3, 3 + between])
+    weights = np.zeros((1, 2 * GROUP, BLOCK), np.uint32)
+    weights.reshape(-1)[tokens] = 1
+    bits = np.array([point], np.uint32)
+    drawn = draw_at(np, weights.sum(2, dtype=np.uint32), lambda block: take(np, weights, block), bits)
+    assert drawn.tolist() == [tokens[token]]
 
 
 def test_a_huge_temperature_draws_from_everything() -> None:
