@@ -55,20 +55,20 @@ class Roster:
 
     def candidates(self, model: str) -> list[Seat]:
         """Who may be given a request of this model now. First those with a free slot that try no suspect, then others
-        with a free slot, then the rest; the least loaded of each first, and those that miss their beats last of all."""
+        with a free slot, then the rest; the least loaded of each first, and those that may be lost soon last of all."""
         self.promote(model)
         now = self._clock()
         seats = [seat for seat in self.of(model) if seat.admits(now)]
-        return sorted(seats, key=lambda seat: (seat.silent(now), *_preference(seat), len(seat.live)))
+        return sorted(seats, key=lambda seat: (seat.doubtful(now), *_preference(seat), len(seat.live)))
 
     def promote(self, model: str) -> None:
-        """Let each active worker that cannot serve, or is silent, change places with a standby that can, and is not, if
+        """Let each active worker that cannot serve, or may not be able to, change places with a standby that can, if
         there is one."""
         now = self._clock()
         seats = self.of(model)
-        fit = [seat for seat in seats if seat.role is Role.STANDBY and seat.fit(now) and not seat.silent(now)]
+        fit = [seat for seat in seats if seat.role is Role.STANDBY and seat.fit(now) and not seat.doubtful(now)]
         for seat in seats:
-            if fit and seat.role is Role.ACTIVE and (not seat.fit(now) or seat.silent(now)):
+            if fit and seat.role is Role.ACTIVE and (not seat.fit(now) or seat.doubtful(now)):
                 self.swap(seat, fit.pop(0))
 
     def swap(self, active: Seat, standby: Seat) -> None:

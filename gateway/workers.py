@@ -19,6 +19,8 @@ from protocol.events import SILENT_S
 CANCEL_RETRY_S = 0.02
 FULL_S = 0.25
 """Time until a worker that had no room for what another one lost is asked again, or until something ends on it."""
+STALLS = 4
+"""As many stalls as `Seat.stalled` sees make a hang."""
 
 
 class Role(StrEnum):
@@ -125,6 +127,16 @@ class Seat:
         """The worker has missed its beats, and nobody knows yet whether it lives: others are given requests before it.
         `now` is the loop's time."""
         return now - self.worker.status.last_frame >= SILENT_S
+
+    def stalled(self, now: float) -> bool:
+        """The worker has work and has finished no step for a good part of the time after which that is a hang: twice
+        its longest step at least. `now` is the loop's time."""
+        status = self.worker.status
+        return bool(self.live) and 0 < status.hang_s <= STALLS * (now - status.last_progress)
+
+    def doubtful(self, now: float) -> bool:
+        """The worker may be lost soon, or may just be slow: others are given requests before it."""
+        return self.silent(now) or self.stalled(now)
 
     def admits(self, now: float) -> bool:
         """The worker may be given a request now."""

@@ -109,6 +109,34 @@ async def test_requests_go_to_the_one_that_beats() -> None:
     assert world.open().worker == "b"
 
 
+async def test_requests_go_to_the_one_that_gets_on() -> None:
+    """It beats, but finishes no step of what it has: perhaps it hangs, and nobody is to wait there to find that out."""
+    world, now = World("a", "b"), asyncio.get_running_loop().time()
+    for name in "ab":
+        world[name].change(hang_s=8.0, last_progress=now)
+    world.open()
+    await anyio.sleep(1.9)
+    world.open().cancel_nowait()
+    assert [len(world[name].submits) for name in "ab"] == [1, 1]
+    await anyio.sleep(0.2)
+    assert world.open().worker == "b", "it had nothing to do"
+    world["b"].change(last_progress=now + 2)
+    assert [world.open().worker for _ in range(2)] == ["b", "b"]
+    world["a"].change(last_progress=now + 2)
+    assert world.open().worker == "a"
+
+
+async def test_a_standby_takes_the_place_of_one_that_does_not_get_on() -> None:
+    world, now = World(), asyncio.get_running_loop().time()
+    FakeWorker("s").join(world.router, Role.STANDBY)
+    world["a"].change(hang_s=8.0, last_progress=now)
+    call = world.open()
+    await anyio.sleep(2.1)
+    assert (call.worker, world.open().worker) == ("a", "s")
+    world["a"].finish(number(call))
+    assert call.ended
+
+
 async def test_a_standby_that_beats_takes_the_place_of_one_that_does_not() -> None:
     world, now = World(), asyncio.get_running_loop().time()
     standby = FakeWorker("s").join(world.router, Role.STANDBY)
