@@ -30,6 +30,9 @@ _log = structlog.get_logger("gateway.daemon")
 
 POLL_S = 0.05
 """How often a gateway that leaves looks whether its connections have ended."""
+WARNED = 0.25
+"""The share of the grace after which every client of HTTP/2 has been told to go elsewhere. Those that go by the RFC
+could be told at once, but python-h2 then gives up its streams: it is left time to finish them."""
 WORKERS_END_S = 15.0
 """Time in which the workers must have ended after they were asked to; their supervisors kill before this."""
 
@@ -264,7 +267,7 @@ class _Daemon:
         if not self._handing_over:
             router.drain_nowait()
             if self._listener is not None:
-                self._listener.retire()
+                self._listener.retire(within_s=settings.shutdown_grace_s * WARNED)
         async with anyio.create_task_group() as group:
             group.start_soon(self._cut_grace, group.cancel_scope)
             if self._handing_over:

@@ -30,8 +30,8 @@ class Listener(Acceptor):
         super().__init__(*args, **options)
         self.retired = False
         """Connections are to be used no more; what is under way on them may finish."""
-        self.on_retire: Callable[[], None] = lambda: None
-        """Whoever serves the connections hears of it here."""
+        self.on_retire: Callable[[float | None], None] = lambda within_s: None
+        """Whoever serves the connections hears of it here, with the argument of `retire`."""
         self.on_stop: Callable[[], None] = self.close
         """Whoever accepts from it, and closes it, hears of that here."""
         self._accepted: WeakSet[socket.socket] = WeakSet()
@@ -54,10 +54,11 @@ class Listener(Acceptor):
         """Accepted ones that are open."""
         return sum(connection.fileno() >= 0 for connection in self._accepted)
 
-    def retire(self) -> None:
-        """Let clients take their next requests elsewhere. Connections are still accepted, for one request each."""
+    def retire(self, within_s: float | None = None) -> None:
+        """Let clients take their next requests elsewhere. Connections are still accepted, for one request each.
+        `within_s`: what comes from now on is refused, and every client is to know it within this time."""
         self.retired = True
-        self.on_retire()
+        self.on_retire(within_s)
 
     def stop(self) -> None:
         """The same, and accept no more. This process lets go of the socket at once: when the other one that has it

@@ -103,6 +103,9 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         self._parted = False
         self._owes = 0
         """Requests that it takes before it ends."""
+        self._last_served = EVERY_STREAM
+        """Streams after this one are refused."""
+        self._warned = False
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -123,14 +126,22 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         else:
             self._timer = self.loop.call_later(self.config.keep_alive_timeout, self._watch, requests)
 
-    def retire(self, owes: int = 0) -> None:
+    def retire(self, owes: int = 0, within_s: float | None = None) -> None:
         """Let its client take the next request elsewhere. One of HTTP/2 is told when it has nothing under way, for
-        python-h2 (under httpx) gives up the streams that are. One that never idles is told after `keep_alive_s`."""
+        python-h2 (under httpx) gives up the streams that are. One that never idles is told after `keep_alive_s`.
+        With `within_s`, see `Listener.retire`, after that time at the latest, and as soon as only refusals are left."""
         self._owes = owes
-        if not self._retired:
-            self._retired = True
-            self.loop.call_later(self.config.keep_alive_timeout, self._warn)
-            self._part()
+        if self._retired:
+            return
+        self._retired = True
+        warn_s: float = self.config.keep_alive_timeout
+        if within_s is not None:
+            warn_s = min(warn_s, within_s)
+            self._last_served = (
+                EVERY_STREAM if self._http2 is None else self._http2.connection.highest_inbound_stream_id
+            )
+        self.loop.call_later(warn_s, self._warn)
+        self._part()
 
     async def end(self) -> None:
         """End it as soon as nothing is under way on it."""
@@ -144,7 +155,8 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         return wrapper.protocol if wrapper is not None and isinstance(wrapper.protocol, H2Protocol) else None
 
     def _warn(self) -> None:
-        if self._http2 is not None and not self._parted and not self.writer.is_closing():
+        if self._http2 is not None and not (self._warned or self._parted or self.writer.is_closing()):
+            self._warned = True
             self.writer.write(goaway(EVERY_STREAM))
 
     def _part(self) -> None:
@@ -153,6 +165,8 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         if http2 is None or self._parted or self.left or self.writer.is_closing():
             return
         if http2.streams or http2.stream_buffers or http2.keep_alive_requests < self._owes:
+            if http2.streams and min(http2.streams) > self._last_served:
+                self._warn()
             return
         self._parted = True
         self.writer.write(goaway(http2.connection.highest_inbound_stream_id))
@@ -191,9 +205,9 @@ async def _run(app: ASGIApp, config: Config, listener: Listener, leave: anyio.Ev
             if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: a flood of them is no flood of lines
                 _log.warning("connection_failed", count=count, problem=repr(error.exceptions[0]))
 
-    def retire() -> None:
+    def retire(within_s: float | None) -> None:
         for connection in connections.values():
-            connection.retire()
+            connection.retire(within_s=within_s)
 
     listener.on_retire = retire
     server = await asyncio.start_server(connected, backlog=BACKLOG, sock=listener)
