@@ -13,6 +13,7 @@ import structlog
 from msgspec.structs import replace
 
 from actors.endpoint import EndpointError, check_address
+from actors.keys import from_z85
 from actors.link import CurveKeys, Link, LinkClosed, LinkFull
 from actors.origin import Origin
 from actors.supervision import Policy, Restart, RestartPolicy
@@ -204,7 +205,7 @@ class Joining:
         self.process = WorkerProcess(name, command, self, policy=policy, deadlines=deadlines)
         self._connect = functools.partial(Session, self.process, address, keys)
         self._on_status = on_status
-        self._log = structlog.get_logger("joining").bind(worker=name, gateway=address)
+        self._log = structlog.get_logger("joining").bind(worker=name, gateway=address, key=from_z85(keys.public))
         self._session: Session | None = None
         self._left: frozenset[int] = frozenset()  # what an ended session's gateway still had on the worker
         self._changed = anyio.Event()

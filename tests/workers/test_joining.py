@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from actors.endpoint import EndpointError
 from actors.keys import KeyPair
@@ -52,7 +53,10 @@ async def test_a_link_that_cannot_be_made_is_tried_again(joins: Joining, monkeyp
     joins.process = SimpleNamespace(  # type: ignore[assignment]  # all that is asked of it
         status=SimpleNamespace(hello=object(), state=WorkerState.READY)
     )
-    async with anyio.create_task_group() as group:
-        group.start_soon(joins._stay_joined)
-        await twice.wait()
-        group.cancel_scope.cancel()
+    with capture_logs() as logged:
+        async with anyio.create_task_group() as group:
+            group.start_soon(joins._stay_joined)
+            await twice.wait()
+            group.cancel_scope.cancel()
+    # The key as `baton keys add` wants it.
+    assert (logged[0]["reason"], logged[0]["key"]) == ("no socket can be made", KeyPair(bytes(range(32))).public_text)
