@@ -20,7 +20,11 @@ GONE_S = 0.5
 """Between two looks whether it is still there."""
 SPARE = 64
 """File descriptors that must be free for one more connection to it: the workers need some."""
-_MEANT = {401: ", so its key is another one", 404: ", so it is no Baton that can"}
+_MEANT = {
+    401: ", so its key is another one",
+    404: ", so it is no Baton that can",
+    409: ", so another server is about to take its place",
+}
 
 _log = structlog.get_logger("cli.predecessor")
 
@@ -71,7 +75,9 @@ class HttpPredecessor:
             return None
         try:
             descriptor = await _receive(offer.listener, self._timeout_s)
-        except (OSError, anyio.EndOfStream, ValueError) as error:
+        except anyio.EndOfStream as error:
+            raise self._failed("another server was faster") from error
+        except (OSError, ValueError) as error:
             raise self._failed(error) from error
         # As many at once as it keeps streams: there is no telling how many.
         transport = httpx.AsyncHTTPTransport(uds=offer.http, limits=httpx.Limits(max_connections=None))

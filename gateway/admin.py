@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.errors import ApiError, invalid
-from gateway.hand_over import HandOver
+from gateway.hand_over import AlreadyGiven, HandOver
 from gateway.operations import Busy, Operation, Operations
 from gateway.refusals import refusal
 from gateway.settings import GatewaySettings
@@ -137,7 +137,10 @@ class Succession:
     async def offer(self, request: Request) -> Response:
         """`POST /admin/gateway/offer`: see `gateway.hand_over.Offer`. Changes nothing yet."""
         await _body(request, Nothing, self._body_s)
-        return _json(self._hand_over.offer(), 202)
+        try:
+            return _json(self._hand_over.offer(), 202)
+        except AlreadyGiven as error:
+            raise ApiError(409, str(error), "another_gateway") from error
 
     async def leave(self, request: Request) -> Response:
         """`POST /admin/gateway/leave`: to the gateway of that process alone, for two of them may have the port."""

@@ -19,7 +19,14 @@ BACKLOG = 64
 RETRY_S = 1.0
 """Until connections are accepted again where the process has no descriptor left for one."""
 
+GIVEN_S = 15.0
+"""In which who got the socket must have taken over: only then is it given to another one."""
+
 _log = structlog.get_logger("gateway.hand_over")
+
+
+class AlreadyGiven(Exception):
+    """Raised while one other gateway is about to take this one's place."""
 
 
 class Offer(Struct, frozen=True):
@@ -35,9 +42,12 @@ class Offer(Struct, frozen=True):
 
 
 class HandOver:
-    """One gateway's side of it. Nothing exists before `offer`, and nothing after `run` has ended."""
+    """One gateway's side of it. Nothing exists before `offer`, and nothing after `run` has ended.
 
-    def __init__(self, listener: Listener, leave: Callable[[], None]) -> None:
+    The socket is given to one successor: of two that share a port neither would know what the other keeps for clients.
+    """
+
+    def __init__(self, listener: Listener, leave: Callable[[], None], *, given_s: float = GIVEN_S) -> None:
         self.leave = leave
         """Tells the gateway that another one listens: it takes no more connections, and ends when nothing is left."""
         self._listener = listener
@@ -45,9 +55,19 @@ class HandOver:
         self._ends: list[LocalEndpoint] = []
         self._sockets: list[Listener] = []
         self._offer: Offer | None = None
+        self._given_s = given_s
+        self._given_until = 0.0
+
+    @property
+    def given(self) -> bool:
+        """Somebody has the socket, and is about to take over."""
+        return anyio.current_time() < self._given_until
 
     def offer(self) -> Offer:
-        """Raises `EndpointError` when no folder can hold the sockets, and `OSError` when the system gives none."""
+        """Raises `AlreadyGiven`; `EndpointError` when no folder can hold the sockets, and `OSError` when the system
+        gives none."""
+        if self.given:
+            raise AlreadyGiven("another gateway is about to take this one's place")
         if self._offer is None:
             self._clear()  # what is left of an offer that failed
             self._offer = Offer(os.getpid(), self._listen(), self._listen())
@@ -97,8 +117,11 @@ class HandOver:
                 await anyio.sleep(RETRY_S)
                 continue
             with connection:
+                if self.given:
+                    continue
                 try:
                     # One byte, for a message of none cannot carry a descriptor; it always has room.
                     socket.send_fds(connection, [b"l"], [self._listener.fileno()])
+                    self._given_until = anyio.current_time() + self._given_s
                 except OSError as error:
                     _log.warning("offer_not_taken", problem=str(error))

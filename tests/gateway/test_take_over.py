@@ -1,5 +1,6 @@
 """A second gateway takes the port over: streams through the old one finish, and nobody is refused."""
 
+import json
 import os
 import socket
 import stat
@@ -283,13 +284,40 @@ async def test_what_is_offered_is_private_and_goes_with_its_gateway() -> None:
         app = create_app(Router(chosen), chosen, hand_over=hand_over)
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, chosen, over)
-            for _ in range(2):
-                async with await anyio.connect_unix(offer.listener) as stream:
-                    _, (descriptor,) = await stream.receive_fds(1, 1)
-                with adopt(descriptor, chosen) as same:
-                    assert same.getsockname() == listener.getsockname()
+            async with await anyio.connect_unix(offer.listener) as stream:
+                _, (descriptor,) = await stream.receive_fds(1, 1)
+            with adopt(descriptor, chosen) as same:
+                assert same.getsockname() == listener.getsockname()
             over.set()
         assert not any(folder.exists() for folder in folders)
+
+
+@pytest.mark.parametrize("given_s", [0.0, 60.0], ids=["too late", "in time"])
+async def test_one_successor_gets_the_socket(given_s: float) -> None:
+    """Until it had its time: it may have died."""
+    chosen = GatewaySettings(port=0, flush_s=0.1)
+    over = anyio.Event()
+    got: list[int] = []
+    with listen(chosen) as listener:
+        hand_over = HandOver(listener, lambda: None, given_s=given_s)
+        app = create_app(Router(chosen), chosen, hand_over=hand_over)
+        async with anyio.create_task_group() as group, clients(app) as opened:
+            group.start_soon(hand_over.run, app, chosen, over)
+            host = {"host": "localhost"}
+            answers = [await opened.ask("POST", "/admin/gateway/offer", {}, **host)]
+            offer = json.loads(answers[0].body)
+            for _ in range(2):
+                async with await anyio.connect_unix(offer["listener"]) as stream:
+                    try:
+                        _, (descriptor,) = await stream.receive_fds(1, 1)
+                    except anyio.EndOfStream:
+                        continue
+                    got.append(descriptor)
+                    os.close(descriptor)
+            answers.append(await opened.ask("POST", "/admin/gateway/offer", {}, **host))
+            over.set()
+    assert len(got) == (1 if given_s else 2)
+    assert [answer.status for answer in answers] == [202, 409 if given_s else 202]
 
 
 async def test_who_asks_for_the_socket_and_dies_takes_no_gateway_along() -> None:
