@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from workers.architectures.parts import Layer
 from workers.architectures.tensors import tensors
 from workers.checkpoint import ModelConfig
-from workers.iree.ops import Angles, Cache, Ops, Place, Shape
+from workers.iree.ops import Angles, Cache, Dense, Flow, Ops, Place, Shape
 
 ROUTER = "router"
 """Never of few bits: it is small, and what it chooses is all or nothing."""
@@ -91,20 +91,63 @@ def forward(
     config: ModelConfig, ops: Ops, cache: Cache, w: Parameters, inputs: Inputs, kv: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """All layers: the normed hidden rows, an operand of batch * tokens rows, and the cache with the new rows."""
-    heads, eps, live = config.heads + 2 * config.kv_heads, config.rms_eps, inputs.place.live
-    x, delta, after = embed(config, ops, w, inputs), None, None
+    x, h = ops.norm(embed(config, ops, w, inputs), None, None, w.get("0.norm_attention"), config.rms_eps)
+    flow: Flow = (x, h, kv, None)
     for number, layer in enumerate(config.plan):
-        name = f"{number}."
-        x, h = ops.norm(x, delta, after, w.get(name + "norm_attention"), eps)
-        qkv = ops.linear(h, w[name + "qkv"], heads * config.head_dim, w.get(name + "qkv_bias"), live)
-        norms = (w[name + "q_norm"], w[name + "k_norm"]) if config.head_norm is not None else None
-        q, kv = ops.place(qkv, inputs.angles(config, layer), norms, kv, cache, number, config, inputs.place)
-        mixed = ops.attend(q, kv, cache, number, config, inputs.place)
-        delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
-        x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps)
-        delta, after = mlp(config, ops, w, name, layer, h, live), w.get(name + "norm_mlp_out")
-    _, h = ops.norm(x, delta, after, w["norm"], eps)
-    return h, kv
+        following = w["norm"] if number == config.layers - 1 else w.get(f"{number + 1}.norm_attention")
+        angles, where, whole = inputs.angles(config, layer), inputs.place, None
+        if not layer.experts:
+            dense = dense_weights(config, w, number, following)
+            whole = ops.layer(flow, dense, angles, cache, number, config, where)
+        flow = whole or by_parts(config, ops, w, number, flow, following, angles, cache, where)
+    return flow[1], flow[2]
+
+
+def dense_weights(config: ModelConfig, w: Parameters, number: int, following: jax.Array | None) -> Dense:
+    """Those of a layer without experts; `following` is the norm of what comes after it."""
+    name = f"{number}."
+    return Dense(
+        qkv=w[name + "qkv"],
+        qkv_bias=w.get(name + "qkv_bias"),
+        heads=head_norms(config, w, name),
+        o=w[name + "o"],
+        o_bias=w.get(name + "o_bias"),
+        after_attention=w.get(name + "norm_attention_out"),
+        before_mlp=w.get(name + "norm_mlp"),
+        gate_up=w[name + "gate_up"],
+        down=w[name + "down"],
+        after_mlp=w.get(name + "norm_mlp_out"),
+        following=following,
+    )
+
+
+def head_norms(config: ModelConfig, w: Parameters, name: str) -> tuple[jax.Array, jax.Array] | None:
+    return (w[name + "q_norm"], w[name + "k_norm"]) if config.head_norm is not None else None
+
+
+def by_parts(
+    config: ModelConfig,
+    ops: Ops,
+    w: Parameters,
+    number: int,
+    flow: Flow,
+    following: jax.Array | None,
+    angles: Angles | None,
+    cache: Cache,
+    where: Place,
+) -> Flow:
+    """A layer, one operation after the other."""
+    x, h, kv, counts = flow
+    name, layer, live, eps = f"{number}.", config.plan[number], where.live, config.rms_eps
+    width = (config.heads + 2 * config.kv_heads) * config.head_dim
+    qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), live)
+    q, kv = ops.place(qkv, angles, head_norms(config, w, name), kv, cache, number, config, where)
+    mixed = ops.attend(q, kv, cache, number, config, where)
+    delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
+    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps)
+    delta = mlp(config, ops, w, name, layer, h, live)
+    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps)
+    return x, h, kv, counts
 
 
 def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: Inputs) -> jax.Array:

@@ -77,6 +77,32 @@ class Angles:
     """float32 [rows, rotated lanes / 2]."""
 
 
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Weights of a dense layer, and of the norm that what follows begins with; None where a model has none.
+
+    Norms and biases are float32.
+    """
+
+    qkv: jax.Array | Packed
+    qkv_bias: jax.Array | None
+    heads: tuple[jax.Array, jax.Array] | None
+    """Norms of queries and keys."""
+    o: jax.Array | Packed
+    o_bias: jax.Array | None
+    after_attention: jax.Array | None
+    before_mlp: jax.Array | None
+    gate_up: jax.Array | Packed
+    down: jax.Array | Packed
+    after_mlp: jax.Array | None
+    following: jax.Array | None
+
+
+Flow = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
+"""What goes from layer to layer: x float32 [rows, hidden], its norm as an operand, the cache, and what layers count in,
+None before the first."""
+
+
 class Ops(Protocol):
     """What the model needs from a device. Methods are traced by JAX except the two about stored weights.
 
@@ -169,3 +195,15 @@ class Ops(Protocol):
         self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
     ) -> jax.Array:
         """Queries -> an operand of width heads * head_dim; the layer's window and the cap of scores hold."""
+
+    def layer(
+        self,
+        flow: Flow,
+        weights: Dense,
+        angles: Angles | None,
+        cache: Cache,
+        number: int,
+        config: ModelConfig,
+        where: Place,
+    ) -> Flow | None:
+        """A whole dense layer; None where the operations above are to be used."""

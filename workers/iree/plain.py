@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from workers.architectures.parts import Activation
 from workers.checkpoint import ModelConfig
-from workers.iree.ops import Angles, Cache, Place, Shape
+from workers.iree.ops import Angles, Cache, Dense, Flow, Place, Shape
 from workers.iree.quantized import Packed
 
 NEGATIVE = np.float32(-1e30)
@@ -85,6 +85,18 @@ class PlainOps:
         live: jax.Array | None = None,
     ) -> jax.Array:
         raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
+
+    def layer(
+        self,
+        flow: Flow,
+        weights: Dense,
+        angles: Angles | None,
+        cache: Cache,
+        number: int,
+        config: ModelConfig,
+        where: Place,
+    ) -> Flow | None:
+        return None
 
     def place(
         self,

@@ -16,16 +16,21 @@ from workers.iree.kernels.code import LANES
 from workers.iree.kernels.dot import product
 from workers.iree.kernels.experts import combine, experts_down, experts_up
 from workers.iree.kernels.gate import gate
+from workers.iree.kernels.layer import Layer, layer
 from workers.iree.kernels.linear import gated, linear, stride
 from workers.iree.kernels.lookup import lookup
 from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.packed_experts import PackedExperts, packed_down, packed_up
-from workers.iree.kernels.place import Heads, place
+from workers.iree.kernels.place import Heads
+from workers.iree.kernels.place import Place as PlaceKernel
 from workers.iree.kernels.product import Dot, Product
 from workers.iree.kernels.rounding import Rounded, round_rows, rounded_rows
 from workers.iree.kernels.routing import Mixture, group, route
-from workers.iree.ops import Angles, Cache, Place, Shape
+from workers.iree.ops import Angles, Cache, Dense, Flow, Place, Shape
 from workers.iree.quantized import Packed
+
+CHAINED = 64
+"""Rows of a decode graph up to which a layer is one kernel: the more rows, the less dispatches count."""
 
 
 @dataclass(slots=True)
@@ -204,6 +209,52 @@ class TiledOps:
         packed = PackedExperts(m, rounded, weight.packing, self.dot, self.threads)
         return f"{name}_{weight.packing.name}", packed, [levels, sums, weight.data]
 
+    def layer(
+        self,
+        flow: Flow,
+        weights: Dense,
+        angles: Angles | None,
+        cache: Cache,
+        number: int,
+        config: ModelConfig,
+        where: Place,
+    ) -> Flow | None:
+        x, h, kv, counts = flow
+        matrices = [weights.qkv, weights.o, weights.gate_up, weights.down]
+        if len(x) > CHAINED or where.rows.shape[1] != 1 or any(isinstance(each, Packed) for each in matrices):
+            return None
+        heads = _heads(cache, number, config, where)
+        norms = [weights.after_attention, weights.before_mlp, weights.after_mlp, weights.following]
+        there = [each is not None for each in norms]
+        kind = Layer(
+            place=PlaceKernel(heads, self.arithmetic, config.rms_eps, config.head_norm),
+            attention=self._attention(heads, number, config),
+            hidden=config.hidden_size,
+            ffn=config.ffn,
+            eps=config.rms_eps,
+            activation=config.activation,
+            biases=(weights.qkv_bias is not None, weights.o_bias is not None),
+            norms=(Norm(True, *there[:2]), Norm(True, *there[2:])),
+            live=where.live is not None,
+        )
+        flags = "".join(str(int(each)) for each in (*kind.biases, *there, kind.live))
+        name = f"baton_layer_{heads.batch}_{kind.attention.window}_{heads.rotated}_{flags}"
+        self.bodies[name] = layer(name, kind)
+        qkv, o, up, down = (each.reshape(each.shape[0], -1) for each in matrices if not isinstance(each, Packed))
+        turns = (None, None) if angles is None else (angles.cos, angles.sin)
+        operands = [h, x, where.live, qkv, weights.qkv_bias, *turns, where.slots, where.rows, _layer(number, cache)]
+        operands += [*(weights.heads or ()), kv, o, weights.o_bias, *norms[:2], up, down, *norms[2:]]
+        operands.append(jnp.zeros((kind.counters,), jnp.int32) if counts is None else counts)
+        given = [each for each in operands if each is not None]
+        results = [
+            _floats(*x.shape),
+            _words(*h.shape),
+            jax.ShapeDtypeStruct(kv.shape, kv.dtype),
+            _numbers(kind.counters),
+        ]
+        done: Flow = tuple(_call(name, results, *given))
+        return done
+
     def place(
         self,
         qkv: jax.Array,
@@ -215,28 +266,24 @@ class TiledOps:
         config: ModelConfig,
         where: Place,
     ) -> tuple[jax.Array, jax.Array]:
-        heads, rows = _heads(cache, layer, config, where), qkv.shape[0]
-        name = f"baton_place_{layer}_{heads.batch}_{heads.tokens}"
-        self.bodies[name] = place(name, heads, self.arithmetic, config.rms_eps, config.head_norm)
-        depth = heads.head_dim
+        heads = _heads(cache, layer, config, where)
+        kind = PlaceKernel(heads, self.arithmetic, config.rms_eps, config.head_norm)
+        name = f"baton_place_{heads.batch}_{heads.tokens}_{heads.rotated}"
+        self.bodies[name] = kind.function(name)
         turns = () if angles is None else (angles.cos, angles.sin)
-        operands = (qkv.reshape(rows, -1, depth), *turns, where.slots, where.rows, *(norms or ()), kv)
-        results = (
-            jax.ShapeDtypeStruct((rows, heads.queries, depth // self.arithmetic.word), jnp.int32),
-            jax.ShapeDtypeStruct(kv.shape, kv.dtype),
-        )
-        q, kv = _call(name, results, *operands)
-        return q.reshape(rows, -1), kv
+        operands = (qkv, *turns, where.slots, where.rows, _layer(layer, cache), *(norms or ()), kv)
+        queries = _words(len(qkv), heads.queries * heads.head_dim // self.arithmetic.word)
+        q, kv = _call(name, (queries, jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
+        return q, kv
 
     def attend(
         self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
     ) -> jax.Array:
         heads = _heads(cache, layer, config, where)
-        window, cap = config.plan[layer].window or 0, config.attention_cap or 0.0
-        kind = Attention(heads, self.arithmetic, window, cap, self.threads)
-        name = f"baton_attention_{heads.batch}_{heads.tokens}_{window}"
+        kind = self._attention(heads, layer, config)
+        name = f"baton_attention_{heads.batch}_{heads.tokens}_{kind.window}"
         words = _words(q.shape[0], stride(heads.queries * heads.head_dim, self.arithmetic))
-        operands = (q, where.slots, where.rows, jnp.asarray([layer, cache.layers], jnp.int32), kv)
+        operands = (q, where.slots, where.rows, _layer(layer, cache), kv)
         if not kind.split:
             self.bodies[name] = kind.whole(name)
             out: jax.Array = _call(name, words, *operands)
@@ -248,6 +295,10 @@ class TiledOps:
         sums = _call(name + "_shared", jax.ShapeDtypeStruct(kind.sums_shape, jnp.float32), *operands)
         joined: jax.Array = _call(name + "_joined", words, sums, where.rows)
         return joined
+
+    def _attention(self, heads: Heads, layer: int, config: ModelConfig) -> Attention:
+        window, cap = config.plan[layer].window or 0, config.attention_cap or 0.0
+        return Attention(heads, self.arithmetic, window, cap, self.threads)
 
 
 def pack(matrix: NDArray[Any], k: int) -> NDArray[Any]:
@@ -262,7 +313,6 @@ def _heads(cache: Cache, layer: int, config: ModelConfig, where: Place) -> Heads
     batch, tokens = where.rows.shape
     rope = config.plan[layer].rope
     return Heads(
-        layer=layer,
         layers=cache.layers,
         slots=cache.slots,
         queries=config.heads,
@@ -275,6 +325,11 @@ def _heads(cache: Cache, layer: int, config: ModelConfig, where: Place) -> Heads
         scale=config.attention_scale,
         rotated=0 if rope is None else config.ropes[rope].dims,
     )
+
+
+def _layer(number: int, cache: Cache) -> jax.Array:
+    """Which layer it is, for kernels that all of them share."""
+    return jnp.asarray([number, cache.layers], jnp.int32)
 
 
 def mixture_of(config: ModelConfig, rows: int) -> Mixture:

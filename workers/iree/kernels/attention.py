@@ -4,13 +4,14 @@ A row's spans are summed each by itself and joined in rising order. One that a r
 So a row's result depends on its own positions alone, whatever rows are computed beside it, and whoever sums a span.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.code import FLOATS, LANES, Value
+from workers.iree.kernels.code import FLOATS, LANES, Code, Value
 from workers.iree.kernels.executable import Kernel
-from workers.iree.kernels.linear import SHARES, stride
+from workers.iree.kernels.linear import SHARES, Share, share_of, stride
 from workers.iree.kernels.place import Heads
 from workers.iree.kernels.softmax import SPAN, Block, Row, Softened, Tiling
 
@@ -69,34 +70,65 @@ class Attention:
 
         A row sees the cache's rows up to its own. Weights are summed as they were rounded for the weighted sum.
         """
-        h, parts = self.heads, -(-self.blocks // self.together)
-        items = h.heads * h.batch * parts
-        d = Kernel(name, min(items, SHARES * self.threads))
-        body = _Body(self, d)
-        out = d.give((h.batch * h.tokens, stride(h.queries * h.head_dim, self.arithmetic)), "i32")
-        state = d.code.room((self.together * self.tiling.rows, Softened.width(h.head_dim)), "f32")
-        low, high = d.share(d.code.index(items))
-        last = d.code.minus(high, 1)
+        d = Kernel(name, self.whole_shares)
+        cached = Cached.taken(self, d)
+        out = d.give(
+            (self.heads.batch * self.heads.tokens, stride(self.heads.queries * self.heads.head_dim, self.arithmetic)),
+            "i32",
+        )
+        self.add_whole(d.code, Share(d.workgroup(), d.workgroups), cached, out, self.room(d.code))
+        return d.function()
+
+    @property
+    def whole_shares(self) -> int:
+        """Into how many shares the work of `whole` is cut."""
+        return min(self._items, SHARES * self.threads)
+
+    @property
+    def _parts(self) -> int:
+        """Of a sequence and head."""
+        return -(-self.blocks // self.together)
+
+    @property
+    def _items(self) -> int:
+        return self.heads.heads * self.heads.batch * self._parts
+
+    def room(self, code: Code) -> Value:
+        """What `add_whole` needs for itself."""
+        return code.room((self.together * self.tiling.rows, Softened.width(self.heads.head_dim)), "f32")
+
+    def add_whole(self, code: Code, share: Share, cached: "Cached", out: Value, state: Value) -> None:
+        """Write a share of `whole`."""
+        h, parts, body = self.heads, self._parts, _Body(self, code, cached)
+        low, high = share_of(code, share, code.index(self._items))
+        last = code.minus(high, 1)
 
         def one(item: str) -> None:
             # Neighbours are of one head: in a prompt they share what is read.
             (each, part), (after, _) = (
-                (d.code.div(at, parts), d.code.rem(at, parts)) for at in (item, d.code.least(d.code.add(item, 1), last))
+                (code.div(at, parts), code.rem(at, parts)) for at in (item, code.least(code.add(item, 1), last))
             )
-            head, sequence = d.code.div(each, h.batch), d.code.rem(each, h.batch)
-            following = body.begin(0, d.code.rem(after, h.batch), d.code.div(after, h.batch))
-            body.item(head, sequence, d.code.mul(part, self.together), state, following)
+            head, sequence = code.div(each, h.batch), code.rem(each, h.batch)
+            following = body.begin(0, code.rem(after, h.batch), code.div(after, h.batch))
+            body.item(head, sequence, code.mul(part, self.together), state, following)
             body.each_block(lambda block: body.finish(head, sequence, part, block, state, out))
 
-        d.code.repeat(low, high, 1, one)
-        return d.function()
+        code.repeat(low, high, 1, one)
 
     def shared(self, name: str) -> str:
         """Like `whole`, each span by itself -> float32 `sums_shape`, of which spans that no row sees are left out."""
-        h = self.heads
-        d = Kernel(name, SHARES * self.threads)
-        code, body = d.code, _Body(self, d)
-        out = d.give(self.sums_shape, "f32")
+        d = Kernel(name, self.shared_shares)
+        cached, out = Cached.taken(self, d), d.give(self.sums_shape, "f32")
+        self.add_shared(d.code, Share(d.workgroup(), d.workgroups), cached, out)
+        return d.function()
+
+    @property
+    def shared_shares(self) -> int:
+        return SHARES * self.threads
+
+    def add_shared(self, code: Code, share: Share, cached: "Cached", out: Value) -> None:
+        """Write a share of `shared`."""
+        h, body = self.heads, _Body(self, code, cached)
 
         def spans(sequence: str) -> tuple[str, str]:
             first, last = body.reach(sequence)
@@ -108,7 +140,7 @@ class Attention:
 
         zero = code.index(0)
         (total,) = code.loop(zero, code.index(h.batch), 1, [(zero, "index")], count)
-        low, high = d.share(total)
+        low, high = share_of(code, share, total)
 
         def each(sequence: str, before: list[str]) -> list[str]:
             first, number = spans(sequence)
@@ -130,21 +162,27 @@ class Attention:
             return [end]
 
         code.loop(zero, code.index(h.batch), 1, [(zero, "index")], each)
-        return d.function()
 
     def joined(self, name: str) -> str:
         """What `shared` left, and rows int32 [batch, 1] -> what `whole` gives, to the bit."""
-        h = self.heads
-        rows = h.batch * h.queries
-        d = Kernel(name, min(rows, SHARES * self.threads))
-        code = d.code
+        h, d = self.heads, Kernel(name, self.joined_shares)
         sums, at = d.take(self.sums_shape, "f32"), d.take((h.batch, h.tokens), "i32")
         out = d.give((h.batch, stride(h.queries * h.head_dim, self.arithmetic)), "i32")
-        low, high = d.share(code.index(rows))
+        self.add_joined(d.code, Share(d.workgroup(), d.workgroups), sums, at, out)
+        return d.function()
+
+    @property
+    def joined_shares(self) -> int:
+        return min(self.sums_shape[0], SHARES * self.threads)
+
+    def add_joined(self, code: Code, share: Share, sums: Value, at: Value, out: Value) -> None:
+        """Write a share of `joined`."""
+        h = self.heads
+        low, high = share_of(code, share, code.index(self.sums_shape[0]))
 
         def one(row: str) -> None:
             sequence = code.div(row, h.queries)
-            first, last = _reach(self, d, at, sequence)
+            first, last = _reach(self, code, at, sequence)
 
             def turn(span: str, state: list[str]) -> list[str]:
                 added = Softened.read(code, sums, [row, span])
@@ -153,35 +191,52 @@ class Attention:
             start = [(part, FLOATS) for part in Softened.empty(code, h.head_dim).flat()]
             state = code.loop(code.div(first, SPAN), code.add(code.div(last, SPAN), 1), 1, start, turn)
             words = h.head_dim // self.arithmetic.word
-            _finish(self, d, Softened.of(state), out, sequence, code.mul(code.rem(row, h.queries), words))
+            _finish(self, code, Softened.of(state), out, sequence, code.mul(code.rem(row, h.queries), words))
 
         code.repeat(low, high, 1, one)
-        return d.function()
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """The memory that attention reads: see `Attention.whole`."""
+
+    queries: Value
+    slots: Value
+    rows: Value
+    layer: Value
+    cache: Value
+    """As one dimension."""
+
+    @classmethod
+    def taken(cls, kind: Attention, d: Kernel) -> "Cached":
+        """The operands of a kernel."""
+        h = kind.heads
+        return cls(
+            d.take((h.batch * h.tokens, h.queries * h.head_dim // kind.arithmetic.word), "i32"),
+            d.take((h.batch,), "i32"),
+            d.take((h.batch, h.tokens), "i32"),
+            d.take((2,), "i32"),
+            d.take(h.cache, kind.arithmetic.element, (math.prod(h.cache),)),
+        )
 
 
 class _Body:
-    """What `whole` and `shared` are made of: their inputs, and the code for a span."""
+    """What `whole` and `shared` are made of: the code for a span."""
 
-    def __init__(self, kind: Attention, d: Kernel) -> None:
-        h, arithmetic = kind.heads, kind.arithmetic
-        self._kind, self._d, self._code, self._h = kind, d, d.code, h
-        q = d.take((h.batch * h.tokens, h.queries * h.head_dim // arithmetic.word), "i32")
-        self._slots, self._at = d.take((h.batch,), "i32"), d.take((h.batch, h.tokens), "i32")
-        self._layer = d.take((2,), "i32")
-        size = h.layers * 2 * h.slots * h.heads * h.capacity * h.head_dim
-        cache = d.take(h.cache, arithmetic.element, (size,))
-        self._block = Block(d.code, arithmetic, h, kind.tiling, q, cache, kind.window, kind.cap)
+    def __init__(self, kind: Attention, code: Code, cached: Cached) -> None:
+        self._kind, self._code, self._h, self._cached = kind, code, kind.heads, cached
+        self._block = Block(
+            code, kind.arithmetic, kind.heads, kind.tiling, cached.queries, cached.cache, kind.window, kind.cap
+        )
 
     def begin(self, part: int, sequence: str, head: str) -> str:
         """The element of the cache where a sequence's keys (0) or values (1) of a head begin."""
-        code, h = self._code, self._h
-        layer = code.extract_index(self._layer, [code.index(0)])
-        slot = code.extract_index(self._slots, [sequence])
-        at = code.add(code.mul(code.add(code.mul(layer, 2), part), h.slots), slot)
-        return code.mul(code.add(code.mul(at, h.heads), head), h.capacity * h.head_dim)
+        code = self._code
+        layer = code.extract_index(self._cached.layer, [code.index(0)])
+        return self._h.begin(code, layer, part, code.extract_index(self._cached.slots, [sequence]), head)
 
     def reach(self, sequence: str) -> tuple[str, str]:
-        return _reach(self._kind, self._d, self._at, sequence)
+        return _reach(self._kind, self._code, self._cached.rows, sequence)
 
     def each_block(self, body: Callable[[str], None]) -> None:
         """Call `body` for the blocks of an item."""
@@ -224,7 +279,7 @@ class _Body:
         rows = self._rows(code.add(code.mul(part, kind.together), block), head, sequence)
         for i, row in enumerate(rows):
             done = Softened.read(code, state, [code.add(code.mul(block, len(rows)), i)])
-            _finish(kind, self._d, done, out, row.token, row.column)
+            _finish(kind, code, done, out, row.token, row.column)
 
     def span(self, head: str, sequence: str, number: str, soon: str, out: Value) -> None:
         """Put what one span adds to a sequence's rows to `Attention.sums_shape`."""
@@ -254,28 +309,26 @@ class _Body:
             number = code.least(number, code.index(h.tokens * h.group - 1))
             token = code.div(number, h.group)
             query = code.add(code.mul(head, h.group), code.rem(number, h.group))
-            last = _sees(kind, self._d, self._at, sequence, token)
+            last = _sees(kind, code, self._cached.rows, sequence, token)
             rows.append(Row(code.add(code.mul(sequence, h.tokens), token), code.mul(query, words), last))
         return rows
 
 
-def _sees(kind: Attention, d: Kernel, at: Value, sequence: str, token: str) -> str:
+def _sees(kind: Attention, code: Code, at: Value, sequence: str, token: str) -> str:
     """The last position that a token sees: one that is nobody's need not see more than one."""
-    code = d.code
     row = code.extract_index(at, [sequence, token])
     real = code.let(f"arith.cmpi ult, {row}, {code.index(kind.heads.attended)} : index")
     return code.let(f"arith.select {real}, {row}, {code.index(0)} : index")
 
 
-def _reach(kind: Attention, d: Kernel, at: Value, sequence: str) -> tuple[str, str]:
+def _reach(kind: Attention, code: Code, at: Value, sequence: str) -> tuple[str, str]:
     """The first and the last position that any of a sequence's tokens sees."""
-    code = d.code
 
     def turn(token: str, state: list[str]) -> list[str]:
-        last = _sees(kind, d, at, sequence, token)
+        last = _sees(kind, code, at, sequence, token)
         return [code.least(state[0], last), code.most(state[1], last)]
 
-    start = _sees(kind, d, at, sequence, code.index(0))
+    start = _sees(kind, code, at, sequence, code.index(0))
     carried = [(start, "index")] * 2
     first, last = code.loop(code.index(0), code.index(kind.heads.tokens), 1, carried, turn)
     if not kind.window:
@@ -284,9 +337,9 @@ def _reach(kind: Attention, d: Kernel, at: Value, sequence: str) -> tuple[str, s
     return code.minus(code.most(first, before), before), last
 
 
-def _finish(kind: Attention, d: Kernel, done: Softened, out: Value, token: str, column: str) -> None:
+def _finish(kind: Attention, code: Code, done: Softened, out: Value, token: str, column: str) -> None:
     """Put a row's weighted means to the results, from word `column` of a token on."""
-    code, arithmetic = d.code, kind.arithmetic
+    arithmetic = kind.arithmetic
     mass, words = code.spread(code.sum_lanes(done.mass)), LANES // arithmetic.word
     for i, part in enumerate(done.sums):
         mean = code.let(f"arith.divf {part}, {mass} : {FLOATS}")

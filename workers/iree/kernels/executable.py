@@ -22,6 +22,8 @@ class Operand:
     element: str
     seen_as: tuple[tuple[int, ...], str] | None = None
     """Another shape and element for the same bytes, in the body."""
+    in_place: bool = False
+    """An input that the body changes: it is a result as well."""
 
     @property
     def outside(self) -> str:
@@ -37,14 +39,25 @@ def _sizes(shape: Sequence[int]) -> list[int | str]:
     return ["?" if size == ROWS else size for size in shape]
 
 
-def dispatch(name: str, inputs: Sequence[Operand], results: Sequence[Operand], workgroups: int, body: str) -> str:
+def dispatch(
+    name: str,
+    inputs: Sequence[Operand],
+    results: Sequence[Operand],
+    workgroups: int,
+    body: str,
+    scratch: Sequence[Operand] = (),
+) -> str:
     """A function `name` over tensors that runs `body` once for each of `workgroups`, whose number is `%id` there.
 
     Where operands have `ROWS` first, it does so for each row, `%row`, and takes their number, an index, first of all.
+    Inputs that are in place come last among the results. `scratch` is memory that only the body uses.
     """
-    operands = [*inputs, *results]
+    made = [*results, *scratch]
+    operands = [*inputs, *made]
+    tied = [each for each in inputs if each.in_place]
     rows = any(ROWS in each.shape for each in operands)
-    kinds = ["storage_buffer, ReadOnly"] * len(inputs) + ["storage_buffer"] * len(results)
+    kinds = ["storage_buffer" if each.in_place else "storage_buffer, ReadOnly" for each in inputs]
+    kinds += ["storage_buffer"] * len(made)
     bindings = ", ".join(f"#hal.pipeline.binding<{kind}>" for kind in kinds)
     layout = f"#hal.pipeline.layout<constants = {int(rows)}, bindings = [{bindings}]>"
     size = "{%rows}" if rows else ""
@@ -61,8 +74,9 @@ def dispatch(name: str, inputs: Sequence[Operand], results: Sequence[Operand], w
     arguments = ", ".join(["%rows: index"] * rows + [f"%{each.name}: {each.outside}" for each in inputs])
     passed = ", ".join(["%count"] * rows + [f"%{each.name}" for each in inputs])
     kinds_in = ", ".join(["i32"] * rows + [f"{each.outside}{size}" for each in inputs])
-    kinds_out = ", ".join(each.outside for each in results)
-    made = ", ".join(f"{each.outside}{size}" for each in results)
+    kinds_out = ", ".join(each.outside for each in [*results, *tied])
+    kinds_made = ", ".join([*(f"{each.outside}{size}" for each in made), *(f"%{each.name}" for each in tied)])
+    places = [*range(len(results)), *range(len(made), len(made) + len(tied))]
     run = f"@{name}_code::@{name}_run{'[%rows]' if rows else ''}"
     return f"""
   hal.executable.source private @{name}_code {{
@@ -85,8 +99,8 @@ def dispatch(name: str, inputs: Sequence[Operand], results: Sequence[Operand], w
   }}
   func.func private @{name}({arguments}) -> ({kinds_out}) {{
     {"%count = arith.index_castui %rows : index to i32" if rows else ""}
-    %out:{len(results)} = flow.dispatch {run}({passed}) : ({kinds_in}) -> ({made})
-    return {", ".join(f"%out#{i}" for i in range(len(results)))} : {kinds_out}
+    %out:{len(made) + len(tied)} = flow.dispatch {run}({passed}) : ({kinds_in}) -> ({kinds_made})
+    return {", ".join(f"%out#{i}" for i in places)} : {kinds_out}
   }}"""
 
 
@@ -99,35 +113,42 @@ class Kernel:
     code: Code = field(default_factory=Code)
     _inputs: list[Operand] = field(default_factory=list)
     _results: list[Operand] = field(default_factory=list)
+    _scratch: list[Operand] = field(default_factory=list)
 
     def workgroup(self) -> str:
         return "%id"
-
-    def share(self, count: str) -> tuple[str, str]:
-        """The first of `count` things that this workgroup does, and the end: those with one more come first."""
-        code = self.code
-
-        def first(end: int) -> str:
-            before = code.let(f"arith.muli {code.add(self.workgroup(), end)}, {count} : index")
-            return code.div(code.add(before, self.workgroups - 1), self.workgroups)
-
-        return first(0), first(1)
 
     def take(self, shape: tuple[int, ...], element: str, seen_as: tuple[int, ...] | None = None) -> Value:
         """The next input; `seen_as` is another shape for it in the body."""
         return self._operand(self._inputs, "i", shape, element, seen_as or shape)
 
+    def change(self, shape: tuple[int, ...], element: str, seen_as: tuple[int, ...] | None = None) -> Value:
+        """The next input, which is changed in place: a result as well, after those that are given."""
+        return self._operand(self._inputs, "i", shape, element, seen_as or shape, in_place=True)
+
     def give(self, shape: tuple[int, ...], element: str) -> Value:
         """The next result, to be `put` to."""
         return self._operand(self._results, "o", shape, element, shape)
 
+    def between(self, shape: tuple[int, ...], element: str) -> Value:
+        """Memory that all workgroups share, and that nobody sees afterwards."""
+        return self._operand(self._scratch, "s", shape, element, shape)
+
     def _operand(
-        self, operands: list[Operand], kind: str, shape: tuple[int, ...], element: str, inside: tuple[int, ...]
+        self,
+        operands: list[Operand],
+        kind: str,
+        shape: tuple[int, ...],
+        element: str,
+        inside: tuple[int, ...],
+        *,
+        in_place: bool = False,
     ) -> Value:
-        operand = Operand(f"{kind}{len(operands)}", shape, element, (inside, element))
+        operand = Operand(f"{kind}{len(operands)}", shape, element, (inside, element), in_place)
         operands.append(operand)
         return Value(f"%{operand.name}", inside, element, memory=True)
 
     def function(self) -> str:
         """The function's text: inputs in the order in which they were taken, results as they were given."""
-        return dispatch(self.name, self._inputs, self._results, self.workgroups, self.code.text())
+        text = self.code.text()
+        return dispatch(self.name, self._inputs, self._results, self.workgroups, text, self._scratch)

@@ -29,117 +29,13 @@ def stride(inputs: int, arithmetic: Arithmetic) -> int:
     return inputs // arithmetic.word + PADDING
 
 
-def linear(
-    name: str,
-    rows: int,
-    tiles: int,
-    inputs: int,
-    arithmetic: Arithmetic,
-    *,
-    bias: bool,
-    threads: int = 1,
-    live: bool = False,
-) -> str:
-    """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) (, live i32 [1])
-    -> f32 [rows, tiles * 16], of which the first `live` rows are computed.
-    """
-    cut = _Cut(rows, tiles, inputs, arithmetic, 1, live)
-    d = Kernel(name, workgroups(tiles // cut.unit, threads))
-    code = d.code
-    x = d.take((rows, stride(inputs, arithmetic)), "i32")
-    w = d.take((tiles, inputs * LANES), arithmetic.element)
-    offsets = d.take((tiles * LANES,), "f32") if bias else None
-    number = d.take((1,), "i32") if live else None
-    out = d.give((rows, tiles * LANES), "f32")
-
-    def tile(at: str, span: int, first: str, count: int) -> None:
-        which = [code.add(first, i) for i in range(count)]
-        sums = sums_of(code, x, which, w, [code.add(at, i) for i in range(span)], inputs, arithmetic, span)
-        column = code.mul(at, LANES)
-        for row, totals in enumerate(sums):
-            for i, total in enumerate(totals):
-                if offsets is not None:
-                    start = code.read(offsets, [code.add(column, i * LANES)])
-                    total = code.let(f"arith.addf {total}, {start} : {FLOATS}")
-                code.put(total, LANES, out, [code.add(first, row), code.add(column, i * LANES)])
-
-    _each(d, cut, number, tile)
-    return d.function()
-
-
-def gated(
-    name: str,
-    rows: int,
-    tiles: int,
-    inputs: int,
-    arithmetic: Arithmetic,
-    activation: Activation,
-    *,
-    threads: int = 1,
-    live: bool = False,
-) -> str:
-    """act(gate) * up: words [rows, stride], a weight [2 * tiles, inputs / k, 16, k] (, live i32 [1])
-    -> words [rows, stride], of which the first `live` rows are computed.
-
-    The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
-    """
-    cut = _Cut(rows, tiles, inputs, arithmetic, 2, live)
-    d = Kernel(name, workgroups(tiles // cut.unit, threads))
-    code = d.code
-    x = d.take((rows, stride(inputs, arithmetic)), "i32")
-    w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
-    number = d.take((1,), "i32") if live else None
-    words = LANES // arithmetic.word
-    out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
-
-    def tile(at: str, span: int, first: str, count: int) -> None:
-        which = [code.add(first, i) for i in range(count)]
-        halves = [[code.add(code.add(at, half), i) for i in range(span)] for half in (0, tiles)]
-        # Where the registers do not hold the sums of both halves, one waits in memory for the other.
-        together = 2 * span * count <= _most(arithmetic)
-        turns = [[*halves[0], *halves[1]]] if together else halves
-        parts = [sums_of(code, x, which, w, each, inputs, arithmetic, span) for each in turns]
-        column = code.mul(at, words)
-        for row in range(count):
-            totals = [total for part in parts for total in part[row]]
-            for i, (gate, up) in enumerate(zip(totals[:span], totals[span:], strict=True)):
-                product = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gate)}, {up} : {FLOATS}")
-                where = [code.add(first, row), code.add(column, i * words)]
-                code.put(arithmetic.words(code, product), words, out, where)
-
-    _each(d, cut, number, tile)
-    return d.function()
-
-
-def silu(code: Code, x: str) -> str:
-    """x / (1 + exp(-x)) (https://arxiv.org/abs/1702.03118)."""
-    power = code.let(f"math.exp {code.let(f'arith.negf {x} : {FLOATS}')} : {FLOATS}")
-    below = code.let(f"arith.addf {power}, {code.floats(1.0)} : {FLOATS}")
-    return code.let(f"arith.divf {x}, {below} : {FLOATS}")
-
-
-def gelu_tanh(code: Code, x: str) -> str:
-    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (https://arxiv.org/abs/1606.08415)."""
-    square = code.let(f"arith.mulf {x}, {x} : {FLOATS}")
-    cube = code.let(f"arith.mulf {square}, {x} : {FLOATS}")
-    inner = code.let(f"vector.fma {cube}, {code.floats(0.044715)}, {x} : {FLOATS}")
-    bent = code.let(
-        f"math.tanh {code.let(f'arith.mulf {inner}, {code.floats((2 / math.pi) ** 0.5)} : {FLOATS}')} : {FLOATS}"
-    )
-    half = code.let(f"arith.mulf {x}, {code.floats(0.5)} : {FLOATS}")
-    return code.let(f"vector.fma {half}, {bent}, {half} : {FLOATS}")
-
-
-ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
-
-
 def _most(arithmetic: Arithmetic) -> int:
     """Sums side by side where nothing but them, a tile's weights and one row is in the registers."""
     return arithmetic.sums + arithmetic.sums // 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """How the rows and tiles of a product are cut into what is summed at once."""
 
     rows: int
@@ -181,10 +77,163 @@ class _Cut:
         """Bytes of a unit's weights."""
         return self.halves * self.unit * self.inputs * LANES * element_bytes(self.arithmetic)
 
+    def shares(self, threads: int) -> int:
+        """Into how many shares the work is cut."""
+        return workgroups(self.tiles // self.unit, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of how many shares of the work is done."""
+
+    number: str
+    count: int
+
+
+def linear(
+    name: str,
+    rows: int,
+    tiles: int,
+    inputs: int,
+    arithmetic: Arithmetic,
+    *,
+    bias: bool,
+    threads: int = 1,
+    live: bool = False,
+) -> str:
+    """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) (, live i32 [1])
+    -> f32 [rows, tiles * 16], of which the first `live` rows are computed.
+    """
+    cut = Cut(rows, tiles, inputs, arithmetic, 1, live)
+    d = Kernel(name, cut.shares(threads))
+    x = d.take((rows, stride(inputs, arithmetic)), "i32")
+    w = d.take((tiles, inputs * LANES), arithmetic.element)
+    offsets = d.take((tiles * LANES,), "f32") if bias else None
+    number = d.take((1,), "i32") if live else None
+    out = d.give((rows, tiles * LANES), "f32")
+    add_linear(d.code, Share(d.workgroup(), d.workgroups), cut, x, w, out, offsets, number)
+    return d.function()
+
+
+def add_linear(
+    code: Code,
+    share: Share,
+    cut: Cut,
+    x: Value,
+    w: Value,
+    out: Value,
+    offsets: Value | None = None,
+    live: Value | None = None,
+) -> None:
+    """Write a share of `linear`."""
+
+    def tile(at: str, span: int, first: str, count: int) -> None:
+        which = [code.add(first, i) for i in range(count)]
+        tiles = [code.add(at, i) for i in range(span)]
+        sums = sums_of(code, x, which, w, tiles, cut.inputs, cut.arithmetic, span)
+        column = code.mul(at, LANES)
+        for row, totals in enumerate(sums):
+            for i, total in enumerate(totals):
+                if offsets is not None:
+                    start = code.read(offsets, [code.add(column, i * LANES)])
+                    total = code.let(f"arith.addf {total}, {start} : {FLOATS}")
+                code.put(total, LANES, out, [code.add(first, row), code.add(column, i * LANES)])
+
+    _each(code, share, cut, live, tile)
+
+
+def gated(
+    name: str,
+    rows: int,
+    tiles: int,
+    inputs: int,
+    arithmetic: Arithmetic,
+    activation: Activation,
+    *,
+    threads: int = 1,
+    live: bool = False,
+) -> str:
+    """act(gate) * up: words [rows, stride], a weight [2 * tiles, inputs / k, 16, k] (, live i32 [1])
+    -> words [rows, stride], of which the first `live` rows are computed.
+
+    The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
+    """
+    cut = Cut(rows, tiles, inputs, arithmetic, 2, live)
+    d = Kernel(name, cut.shares(threads))
+    x = d.take((rows, stride(inputs, arithmetic)), "i32")
+    w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
+    number = d.take((1,), "i32") if live else None
+    out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
+    add_gated(d.code, Share(d.workgroup(), d.workgroups), cut, x, w, out, activation, number)
+    return d.function()
+
+
+def add_gated(
+    code: Code,
+    share: Share,
+    cut: Cut,
+    x: Value,
+    w: Value,
+    out: Value,
+    activation: Activation,
+    live: Value | None = None,
+) -> None:
+    """Write a share of `gated`."""
+    arithmetic, words = cut.arithmetic, LANES // cut.arithmetic.word
+
+    def tile(at: str, span: int, first: str, count: int) -> None:
+        which = [code.add(first, i) for i in range(count)]
+        halves = [[code.add(code.add(at, half), i) for i in range(span)] for half in (0, cut.tiles)]
+        # Where the registers do not hold the sums of both halves, one waits in memory for the other.
+        together = 2 * span * count <= _most(arithmetic)
+        turns = [[*halves[0], *halves[1]]] if together else halves
+        parts = [sums_of(code, x, which, w, each, cut.inputs, arithmetic, span) for each in turns]
+        column = code.mul(at, words)
+        for row in range(count):
+            totals = [total for part in parts for total in part[row]]
+            for i, (gate, up) in enumerate(zip(totals[:span], totals[span:], strict=True)):
+                product = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gate)}, {up} : {FLOATS}")
+                where = [code.add(first, row), code.add(column, i * words)]
+                code.put(arithmetic.words(code, product), words, out, where)
+
+    _each(code, share, cut, live, tile)
+
+
+def silu(code: Code, x: str) -> str:
+    """x / (1 + exp(-x)) (https://arxiv.org/abs/1702.03118)."""
+    power = code.let(f"math.exp {code.let(f'arith.negf {x} : {FLOATS}')} : {FLOATS}")
+    below = code.let(f"arith.addf {power}, {code.floats(1.0)} : {FLOATS}")
+    return code.let(f"arith.divf {x}, {below} : {FLOATS}")
+
+
+def gelu_tanh(code: Code, x: str) -> str:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (https://arxiv.org/abs/1606.08415)."""
+    square = code.let(f"arith.mulf {x}, {x} : {FLOATS}")
+    cube = code.let(f"arith.mulf {square}, {x} : {FLOATS}")
+    inner = code.let(f"vector.fma {cube}, {code.floats(0.044715)}, {x} : {FLOATS}")
+    bent = code.let(
+        f"math.tanh {code.let(f'arith.mulf {inner}, {code.floats((2 / math.pi) ** 0.5)} : {FLOATS}')} : {FLOATS}"
+    )
+    half = code.let(f"arith.mulf {x}, {code.floats(0.5)} : {FLOATS}")
+    return code.let(f"vector.fma {half}, {bent}, {half} : {FLOATS}")
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
+
 
 def workgroups(parts: int, threads: int) -> int:
     """How many workgroups share `parts` of the work."""
     return min(parts, SHARES * threads)
+
+
+def share_of(code: Code, share: Share, count: str) -> tuple[str, str]:
+    """The first of `count` things that a share is of, and the end: shares with one more come first."""
+
+    def first(end: int) -> str:
+        before = code.let(f"arith.muli {code.add(share.number, end)}, {count} : index")
+        return code.div(code.add(before, share.count - 1), share.count)
+
+    return first(0), first(1)
 
 
 def share_end(code: Code, number: str, count: int, parts: int) -> str:
@@ -199,11 +248,11 @@ def share_end(code: Code, number: str, count: int, parts: int) -> str:
     return code.let(f"arith.subi {code.index(parts)}, {rest} : index")
 
 
-def _each(d: Kernel, cut: _Cut, live: Value | None, tile: Callable[[str, int, str, int], None]) -> None:
-    """Call `tile` (the first tile, how many, the first row, how many) for the workgroup's share of the tiles and all
-    rows, or the `live` ones; the rows in blocks."""
-    code, parts = d.code, cut.tiles // cut.unit
-    ends = [share_end(code, code.add(d.workgroup(), end), d.workgroups, parts) for end in (0, 1)]
+def _each(code: Code, share: Share, cut: Cut, live: Value | None, tile: Callable[[str, int, str, int], None]) -> None:
+    """Call `tile` (the first tile, how many, the first row, how many) for a share of the tiles and all rows, or the
+    `live` ones; the rows in blocks."""
+    parts = cut.tiles // cut.unit
+    ends = [share_end(code, code.add(share.number, end), share.count, parts) for end in (0, 1)]
     low, high = (code.mul(end, cut.unit) for end in ends)
 
     def grouped(rows_of: Callable[[str, str], None]) -> None:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.code import FLOATS, LANES, Code, Dispatch, Value
+from workers.iree.kernels.code import FLOATS, LANES, Code, Value
+from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.linear import stride
 
 ROWS = 4
@@ -22,6 +23,53 @@ class Norm:
     """and the next block sees its norm; otherwise x itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """The memory that norms read and write: `x`, `delta` and `total` f32 [rows, width], weights f32 [width], `out`
+    words [rows, stride]."""
+
+    x: Value
+    delta: Value | None
+    after: Value | None
+    before: Value | None
+    total: Value | None
+    out: Value
+
+    def row(self, code: Code, row: str, eps: float, arithmetic: Arithmetic) -> None:
+        """Write one row of `total` and `out`."""
+        width, source = self.x.shape[-1], self.x
+        if self.delta is not None and self.total is not None:
+            self._add(code, self.delta, self.total, row, eps)
+            source = self.total
+        scale = None if self.before is None else code.spread(inverse_root_mean_square(code, source, [row], width, eps))
+
+        def turn(column: str) -> None:
+            value = code.read(source, [row, column])
+            if self.before is not None:
+                value = code.let(f"arith.mulf {value}, {scale} : {FLOATS}")
+                value = code.let(f"arith.mulf {value}, {code.read(self.before, [column])} : {FLOATS}")
+            words, word = arithmetic.words(code, value), arithmetic.word
+            code.put(words, LANES // word, self.out, [row, code.div(column, word)])
+
+        code.repeat(code.index(0), code.index(width), LANES, turn)
+
+    def _add(self, code: Code, delta: Value, total: Value, row: str, eps: float) -> None:
+        width, scale = self.x.shape[-1], None
+        if self.after is not None:
+            scale = code.spread(inverse_root_mean_square(code, delta, [row], width, eps))
+
+        def turn(column: str) -> None:
+            a, b = code.read(self.x, [row, column]), code.read(delta, [row, column])
+            if self.after is None:
+                value = code.let(f"arith.addf {a}, {b} : {FLOATS}")
+            else:
+                normed = code.let(f"arith.mulf {b}, {scale} : {FLOATS}")
+                value = code.let(f"vector.fma {normed}, {code.read(self.after, [column])}, {a} : {FLOATS}")
+            code.put(value, LANES, total, [row, column])
+
+        code.repeat(code.index(0), code.index(width), LANES, turn)
+
+
 def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, kind: Norm) -> str:
     """x f32 [rows, width] (, delta of the same shape) (, the weight f32 [width] of delta's norm) (, that of the sum's)
     -> (x + delta,) words [rows, stride].
@@ -29,63 +77,30 @@ def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, k
     A norm is that of x / sqrt(mean(x^2) + eps) * weight. Width is a multiple of 16.
     """
     per = min(rows, ROWS)
-    d = Dispatch(name, (-(-rows // per),))
+    d = Kernel(name, -(-rows // per))
     code = d.code
-    x = d.take((rows, width), "f32")
-    delta = d.take((rows, width), "f32") if kind.delta else None
-    after = d.take((width,), "f32") if kind.after else None
-    before = d.take((width,), "f32") if kind.before else None
-    total = d.give((rows, width), "f32") if kind.delta else None
-    out = d.give((rows, stride(width, arithmetic)), "i32")
-
-    def one(row: str) -> None:
-        source, at = x, row
-        if delta is not None and total is not None:
-            source, at = _add(code, x, delta, after, row, width, eps), code.index(0)
-            d.store(source, total, [row, "0"])
-        scale = None if before is None else code.spread(inverse_root_mean_square(code, source, [at], width, eps))
-        words = LANES // arithmetic.word
-
-        def turn(column: str, part: Value) -> Value:
-            value = code.read(source, [at, column])
-            if before is not None:
-                value = code.let(f"arith.mulf {value}, {scale} : {FLOATS}")
-                value = code.let(f"arith.mulf {value}, {code.read(before, [column])} : {FLOATS}")
-            where = [code.index(0), code.div(column, arithmetic.word)]
-            return code.write(arithmetic.words(code, value), words, part, where)
-
-        part = code.carry(
-            code.index(0), code.index(width), LANES, code.empty((1, width // arithmetic.word), "i32"), turn
-        )
-        d.store(part, out, [row, "0"])
-
+    normed = Normed(
+        d.take((rows, width), "f32"),
+        d.take((rows, width), "f32") if kind.delta else None,
+        d.take((width,), "f32") if kind.after else None,
+        d.take((width,), "f32") if kind.before else None,
+        d.give((rows, width), "f32") if kind.delta else None,
+        d.give((rows, stride(width, arithmetic)), "i32"),
+    )
     low = code.mul(d.workgroup(), per)
     high = code.least(code.add(low, per), code.index(rows))
-    code.repeat(low, high, 1, one)
+    code.repeat(low, high, 1, lambda row: normed.row(code, row, eps, arithmetic))
     return d.function()
 
 
-def _add(code: Code, x: Value, delta: Value, after: Value | None, row: str, width: int, eps: float) -> Value:
-    scale = None if after is None else code.spread(inverse_root_mean_square(code, delta, [row], width, eps))
-
-    def turn(column: str, part: Value) -> Value:
-        a, b = code.read(x, [row, column]), code.read(delta, [row, column])
-        if after is None:
-            total = code.let(f"arith.addf {a}, {b} : {FLOATS}")
-        else:
-            normed = code.let(f"arith.mulf {b}, {scale} : {FLOATS}")
-            total = code.let(f"vector.fma {normed}, {code.read(after, [column])}, {a} : {FLOATS}")
-        return code.write(total, LANES, part, [code.index(0), column])
-
-    return code.carry(code.index(0), code.index(width), LANES, code.empty((1, width), "f32"), turn)
-
-
-def inverse_root_mean_square(code: Code, x: Value, at: list[str], width: int, eps: float, lanes: int = LANES) -> str:
-    """1 / sqrt(mean(x^2) + eps) of `width` values from [*at, 0] on, `lanes` at a time."""
+def inverse_root_mean_square(
+    code: Code, x: Value, at: list[str], width: int, eps: float, lanes: int = LANES, first: str | None = None
+) -> str:
+    """1 / sqrt(mean(x^2) + eps) of `width` values from [*at, first] on, or from [*at, 0], `lanes` at a time."""
     kind = f"vector<{lanes}xf32>"
 
     def turn(column: str, sums: list[str]) -> list[str]:
-        value = code.read(x, [*at, column], lanes)
+        value = code.read(x, [*at, column if first is None else code.add(first, column)], lanes)
         return [code.let(f"vector.fma {value}, {value}, {sums[0]} : {kind}")]
 
     zero = code.constant(f"dense<0.0> : {kind}")

@@ -18,7 +18,7 @@ from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, Widened,
 from workers.iree.kernels.attention import POSITIONS, Attention
 from workers.iree.kernels.linear import SHARES, gated, linear, stride, workgroups
 from workers.iree.kernels.norm import Norm, norm
-from workers.iree.kernels.place import Heads, place
+from workers.iree.kernels.place import Heads, Place
 from workers.iree.tiled import pack
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -211,7 +211,7 @@ class Attended:
 
     def heads_of(self, batch: int, tokens: int) -> Heads:
         return Heads(
-            layer=1, layers=2, slots=3, queries=self.queries, heads=self.heads, head_dim=self.depth,
+            layers=2, slots=3, queries=self.queries, heads=self.heads, head_dim=self.depth,
             capacity=self.capacity, attended=self.capacity - POSITIONS, batch=batch, tokens=tokens, scale=0.5,
             rotated=self.depth,
         )  # fmt: skip
@@ -223,11 +223,10 @@ class Attended:
     def place(self, slots: list[int], rows: NDArray[np.int32]) -> NDArray[np.int32]:
         batch, tokens = rows.shape
         qkv = np.concatenate([self.qkv[slot][at % self.lengths[slot]] for slot, at in zip(slots, rows, strict=True)])
-        text = place(
-            "place", self.heads_of(batch, tokens), self.arithmetic, self.eps or 0.0, "each" if self.eps else None
-        )
-        norms = self.norms if self.eps is not None else []
-        q, cache = self.run(text, qkv, *self.angles(rows), np.array(slots, np.int32), rows, *norms, self.cache)
+        kind = Place(self.heads_of(batch, tokens), self.arithmetic, self.eps or 0.0, "each" if self.eps else None)
+        norms, layer = self.norms if self.eps is not None else [], np.array([1, 2], np.int32)
+        operands = (*self.angles(rows), np.array(slots, np.int32), rows, layer, *norms, self.cache)
+        q, cache = self.run(kind.function("place"), qkv.reshape(len(qkv), -1), *operands)
         self.cache = cache.view(self.cache.dtype)
         return q.reshape(batch * tokens, -1)
 
