@@ -39,6 +39,11 @@ class Cpu:
         """CPUs of one kind compute the same tokens."""
         return " ".join([self.machine, *sorted(self.features & ROUNDING)])
 
+    @property
+    def pause(self) -> str:
+        """LLVM's intrinsic by which a core says that it only waits; empty where none is known."""
+        return "llvm.x86.sse2.pause" if self.machine == "x86_64" else ""
+
 
 def _host_features() -> frozenset[str]:
     """What `--iree-llvmcpu-target-cpu=host` will see, from the kernel's list."""

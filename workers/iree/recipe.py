@@ -105,6 +105,7 @@ def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool, threads: int =
         widths.append(config.experts.ffn)
     pairs = all(rope.dims % 4 == 0 for rope in config.ropes)  # each half of what is turned, in pairs of bfloat16
     if local and pairs and all(width % LANES == 0 for width in widths):
-        features = Cpu.of_host().features
-        return TiledOps(kind, arithmetic_of(features, kind), choose_dot(features), threads)
+        cpu = Cpu.of_host()
+        arithmetic, dot = arithmetic_of(cpu.features, kind), choose_dot(cpu.features)
+        return TiledOps(kind, arithmetic, dot, threads, cpu.pause)
     return PlainOps(kind)

@@ -43,6 +43,8 @@ class TiledOps:
     """For weights of few bits."""
     threads: int = 1
     """That share a kernel's work. They change how it is split, and no result."""
+    pause: str = ""
+    """How a core says that it waits (`kernels.chain`)."""
     bodies: dict[str, str] = field(default_factory=dict, repr=False)
 
     def stored_shape(self, outputs: int, inputs: int) -> Shape:
@@ -236,6 +238,7 @@ class TiledOps:
             biases=(weights.qkv_bias is not None, weights.o_bias is not None),
             norms=(Norm(True, *there[:2]), Norm(True, *there[2:])),
             live=where.live is not None,
+            pause=self.pause,
         )
         flags = "".join(str(int(each)) for each in (*kind.biases, *there, kind.live))
         name = f"baton_layer_{heads.batch}_{kind.attention.window}_{heads.rotated}_{flags}"

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Code, Value
 from workers.iree.kernels.executable import Kernel
-from workers.iree.kernels.linear import SHARES, Share, share_of, stride
+from workers.iree.kernels.linear import stride
 from workers.iree.kernels.place import Heads
+from workers.iree.kernels.shares import SHARES, Share, share_of
 from workers.iree.kernels.softmax import SPAN, Block, Row, Softened, Tiling
 
 POSITIONS = 64

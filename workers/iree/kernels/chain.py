@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from workers.iree.kernels.code import LANES, Code, Value
 from workers.iree.kernels.executable import Kernel
-from workers.iree.kernels.linear import Share
+from workers.iree.kernels.shares import Share
 
 COUNTS = 2
 """Counters of a phase: shares that are taken, and those that are done."""
 APART = LANES
 """int32 from one counter to the next: each has a line of the cache to itself."""
-PATIENCE = 4096
-"""Looks at a counter before a thread leaves: a fraction of a millisecond, and many times what threads usually wait."""
+PATIENCE = 1 << 14
+"""Looks at a counter before a thread leaves: some milliseconds, and many times what threads usually wait."""
 
 
 def counters(chains: int, phases: int) -> int:
@@ -37,6 +37,8 @@ class Chain:
     """int32 [`counters`], changed in place."""
     number: str
     """An index: which of the chains that share the counters this is."""
+    pause: str
+    """The intrinsic by which a core says that it only waits; empty where there is none."""
     _added: int = 0
     _of_last: int = 0
     """Shares of the phase that was added last."""
@@ -99,7 +101,8 @@ class Chain:
         code.do(
             f"scf.condition({again}) {turn}, {count} : index, index\n}} do {{\n^bb0({passed}: index, {seen}: index):"
         )
-        code.do('llvm.call_intrinsic "llvm.x86.sse2.pause"() : () -> ()')
+        if self.pause:
+            code.do(f'llvm.call_intrinsic "{self.pause}"() : () -> ()')
         code.do(f"scf.yield {code.add(passed, 1)} : index\n}}")
         whole = code.let(f"arith.cmpi uge, {end}#1, {limit} : index")
         code.do(f"scf.if {whole} {{")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from workers.iree.kernels.code import FLOATS, LANES, Code, Value
 from workers.iree.kernels.executable import Operand, dispatch
 from workers.iree.kernels.heights import Heights
-from workers.iree.kernels.linear import share_end
 from workers.iree.kernels.product import Product
 from workers.iree.kernels.rounding import MAX_ROWS
+from workers.iree.kernels.shares import share_end
 from workers.iree.kernels.tile import ahead, constants, fetch, tile_sums
 from workers.iree.quantized import LINE
 

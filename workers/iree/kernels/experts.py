@@ -11,8 +11,9 @@ from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Code, Dispatch, Value
 from workers.iree.kernels.executable import Kernel
-from workers.iree.kernels.linear import ACTIVATIONS, GROUP_BYTES, SHARES, element_bytes, stride, sums_of
+from workers.iree.kernels.linear import ACTIVATIONS, GROUP_BYTES, element_bytes, stride, sums_of
 from workers.iree.kernels.routing import Mixture
+from workers.iree.kernels.shares import SHARES
 
 SPAN = 4
 """The most tiles of one kind that are summed at once."""

@@ -7,9 +7,10 @@ from workers.iree.kernels.attention import Attention, Cached
 from workers.iree.kernels.chain import Chain, counters
 from workers.iree.kernels.code import LANES, Value
 from workers.iree.kernels.executable import Kernel
-from workers.iree.kernels.linear import Cut, Share, add_gated, add_linear, share_of, stride
+from workers.iree.kernels.linear import Cut, add_gated, add_linear, stride
 from workers.iree.kernels.norm import Norm, Normed
 from workers.iree.kernels.place import Place, Placing
+from workers.iree.kernels.shares import Share, share_of
 
 PHASES = 9
 """At most."""
@@ -30,6 +31,8 @@ class Layer:
     norms: tuple[Norm, Norm]
     """After attention, and after the MLP."""
     live: bool
+    pause: str = ""
+    """See `Chain`."""
 
     @property
     def rows(self) -> int:
@@ -74,7 +77,7 @@ class _Layer:
         counts = d.change((kind.counters,), "i32")
         number = d.code.extract_index(self._placing.layer, [d.code.index(0)])
         self._room = None if kind.attention.split else kind.attention.room(d.code)
-        self._chain = Chain(d, PHASES, counts, number)
+        self._chain = Chain(d, PHASES, counts, number, kind.pause)
 
     def _words(self, width: int) -> tuple[int, int]:
         return (self._kind.rows, stride(width, self._arithmetic))

@@ -9,6 +9,7 @@ from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Code, Value
 from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.heights import Heights
+from workers.iree.kernels.shares import Share, share_end, workgroups
 
 PADDING = LANES
 """Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
@@ -19,9 +20,6 @@ AHEAD = 3072
 and what it fetches alone does not come in time where several rows keep its arithmetic busy."""
 GROUP_BYTES = 256 << 10
 """Weights that all rows pass by before the next are read: what the second cache holds."""
-SHARES = 7
-"""Workgroups for each thread. A thread takes one at a time where there are fewer than eight for each, otherwise eight
-(IREE's `IREE_TASK_DISPATCH_MAX_TILES_PER_SHARD_RESERVATION`): of 28 workgroups, one of two threads would do 16."""
 
 
 def stride(inputs: int, arithmetic: Arithmetic) -> int:
@@ -80,14 +78,6 @@ class Cut:
     def shares(self, threads: int) -> int:
         """Into how many shares the work is cut."""
         return workgroups(self.tiles // self.unit, threads)
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Which of how many shares of the work is done."""
-
-    number: str
-    count: int
 
 
 def linear(
@@ -219,33 +209,6 @@ def gelu_tanh(code: Code, x: str) -> str:
 
 
 ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
-
-
-def workgroups(parts: int, threads: int) -> int:
-    """How many workgroups share `parts` of the work."""
-    return min(parts, SHARES * threads)
-
-
-def share_of(code: Code, share: Share, count: str) -> tuple[str, str]:
-    """The first of `count` things that a share is of, and the end: shares with one more come first."""
-
-    def first(end: int) -> str:
-        before = code.let(f"arith.muli {code.add(share.number, end)}, {count} : index")
-        return code.div(code.add(before, share.count - 1), share.count)
-
-    return first(0), first(1)
-
-
-def share_end(code: Code, number: str, count: int, parts: int) -> str:
-    """Where share `number` of `count` begins, and the one before it ends: each is smaller than the one before.
-
-    The first has nearly two of `count` shares of the work, and the last next to none, so that threads that began at
-    different times, or run at different speeds, end together (trapezoid self-scheduling,
-    https://doi.org/10.1109/71.205655).
-    """
-    left = code.let(f"arith.subi {code.index(count)}, {number} : index")
-    rest = code.div(code.mul(code.let(f"arith.muli {left}, {left} : index"), parts), count * count)
-    return code.let(f"arith.subi {code.index(parts)}, {rest} : index")
 
 
 def _each(code: Code, share: Share, cut: Cut, live: Value | None, tile: Callable[[str, int, str, int], None]) -> None:

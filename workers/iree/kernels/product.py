@@ -6,8 +6,8 @@ from typing import Literal
 
 from workers.iree.kernels.code import LANES
 from workers.iree.kernels.executable import Operand
-from workers.iree.kernels.linear import workgroups
 from workers.iree.kernels.rounding import Rounded
+from workers.iree.kernels.shares import workgroups
 from workers.iree.quantized import RUN, Packing
 
 Dot = Literal["vpdpbusd", "plain"]

@@ -20,9 +20,10 @@ from workers.iree.device import Device, Module
 from workers.iree.kernels.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
 from workers.iree.kernels.code import LANES
 from workers.iree.kernels.experts import MANY, Shares
-from workers.iree.kernels.linear import GROUP_BYTES, SHARES, stride
+from workers.iree.kernels.linear import GROUP_BYTES, stride
 from workers.iree.kernels.product import Dot, choose_dot
 from workers.iree.kernels.routing import Mixture
+from workers.iree.kernels.shares import SHARES
 from workers.iree.lower import Graph, module, struct
 from workers.iree.quantized import Packed, Packing
 from workers.iree.tiled import TiledOps

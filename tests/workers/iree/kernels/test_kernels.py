@@ -16,9 +16,10 @@ from workers.iree.cpu import Cpu
 from workers.iree.device import Device
 from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of
 from workers.iree.kernels.attention import POSITIONS, Attention
-from workers.iree.kernels.linear import SHARES, gated, linear, stride, workgroups
+from workers.iree.kernels.linear import gated, linear, stride
 from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.place import Heads, Place
+from workers.iree.kernels.shares import SHARES, workgroups
 from workers.iree.tiled import pack
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
