@@ -240,7 +240,8 @@ class TiledOps:
             live=where.live is not None,
             pause=self.pause,
         )
-        flags = "".join(str(int(each)) for each in (*kind.biases, *there, kind.live))
+        flags = "".join(str(int(each)) for each in (*kind.biases, *there))
+        flags += "_live" if kind.live else ""
         name = f"baton_layer_{heads.batch}_{kind.attention.window}_{heads.rotated}_{flags}"
         self.bodies[name] = layer(name, kind)
         qkv, o, up, down = (each.reshape(each.shape[0], -1) for each in matrices if not isinstance(each, Packed))

@@ -18,7 +18,7 @@ from workers.iree.ops import Cache
 from workers.iree.plain import PlainOps
 from workers.iree.recipe import Recipe
 from workers.iree.storage import stored_parameters
-from workers.iree.tiled import TiledOps
+from workers.iree.tiled import CHAINED, TiledOps
 
 
 def test_jax_looks_for_no_accelerator() -> None:
@@ -90,9 +90,21 @@ def test_products_of_many_rows_leave_out_those_of_nobody(tiled: Plan, tmp_path: 
     plan = replace(tiled, buckets=(4, 5))
     assert "_live" not in plan.module(["decode_4"])
     text = plan.module(["decode_5"])
-    # Two layers of four products, and the head.
-    assert len(re.findall(r"= func.call @baton_(?:linear|gated)_5_\w*_live\(", text)) == 2 * 4 + 1
+    # Two layers, and the head.
+    assert len(re.findall(r"= func.call @baton_layer_5_\w*_live\(", text)) == 2
+    assert len(re.findall(r"= func.call @baton_linear_5_\w*_live\(", text)) == 1
     assert "_live" not in make_plan(make_checkpoint(tmp_path / "plain"), PlainOps("float16")).module(["decode_4"])
+
+
+def test_a_layer_of_a_decode_step_is_one_kernel(tiled: Plan) -> None:
+    """Of a few rows: of many, and in prompts, dispatches cost next to nothing."""
+
+    def calls(text: str) -> list[str]:
+        return re.findall(r"= func.call @baton_([a-z]+)", text)
+
+    assert calls(tiled.module(["decode_2"])) == ["norm", "layer", "layer", "linear"]
+    assert calls(tiled.module(["prefill_32"])).count("attention") == 2
+    assert "layer" not in calls(replace(tiled, buckets=(CHAINED + 1,)).module([f"decode_{CHAINED + 1}"]))
 
 
 def test_the_first_prefill_graph_is_neither_short_nor_long(tiled: Plan) -> None:
