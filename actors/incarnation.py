@@ -89,6 +89,9 @@ class Incarnation:
             case Step(gauges=gauges) | Beat(gauges=gauges):
                 self._expect(event, self.ready is not None or isinstance(event, Beat))
                 self._measure(gauges, now)
+            case Failed(code=ErrorCode.LOST):
+                # It is about to end, and owes that still: until then its work counts as in flight.
+                self._expect(event, self.ready is not None)
             case Finished(stream=stream) | Failed(stream=stream):
                 self._expect(event, self.ready is not None)
                 self._in_flight.discard(stream)

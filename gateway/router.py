@@ -35,7 +35,8 @@ class Router:
         self._settings = settings
         self._admitted = 0
         self._draining = False
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
         self.roster = Roster(self._clock)
         self.refusals = Refusals()
         """What the links to the workers refused."""
@@ -75,9 +76,7 @@ class Router:
         if refusal is not None:
             full = f"the workers of model {model!r} have all the requests they can hold"
             raise self._error(refusal, full if refusal is ErrorCode.OVERLOADED else self.roster.excuse(model))
-        call.deadline = asyncio.get_running_loop().call_later(
-            self._settings.request_timeout_s + DEADLINE_MARGIN_S, self._expire, call
-        )
+        call.deadline = self._loop.call_later(self._settings.request_timeout_s + DEADLINE_MARGIN_S, self._expire, call)
         return call
 
     def _submit(self, call: Call, choice: Choice) -> Submit:
@@ -238,6 +237,8 @@ class Router:
         self._placement.settle(stream, str(failure.code))
         self._observed(stream).ended(str(failure.code)).inc()
         stream.fail(failure)
+        # The request has failed with it. Its client may be away: what else it has is not to compute until it returns.
+        self._loop.call_soon(stream.call.cancel_nowait)
 
     def _observed(self, stream: Stream) -> Observed:
         """Where its end is counted: at the last worker that it had."""

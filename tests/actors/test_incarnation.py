@@ -191,6 +191,14 @@ def test_an_idle_worker_that_beats_never_hangs() -> None:
     assert seen.last_progress == 1000.0
 
 
+def test_one_that_says_that_it_is_about_to_end_must_do_so() -> None:
+    """Nobody waits for what it has lost until its request's own deadline."""
+    seen = live(HELLO, READY, IDLE)
+    seen.sent([submit(1)], 0.0)
+    seen.receive(Failed(stream=1, code=ErrorCode.LOST, text="a defect"), 0.0)
+    assert hang(seen, IDLE, 0.0, 100) == "20: no step finished with work in flight for 20 s"
+
+
 @pytest.mark.parametrize("gauges", [Gauges(slots_active=1), Gauges(queue_depth=1)], ids=["slot", "queue"])
 def test_work_without_steps_is_a_hang(gauges: Gauges) -> None:
     seen = live(HELLO, READY, IDLE)

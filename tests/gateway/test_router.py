@@ -81,6 +81,20 @@ async def test_frames_of_an_old_incarnation_are_not_taken_for_new() -> None:
     assert not call.ended
 
 
+async def test_what_is_left_of_a_request_that_failed_is_cancelled_though_its_client_is_away() -> None:
+    """As one that is kept for a client which comes back may be, for minutes."""
+    router = Router(GatewaySettings())
+    worker = FakeWorker().join(router)
+    call = router.open(plan(n=2), "r")
+    first, second = numbers(call)
+    worker.fail(first, ErrorCode.INTERNAL)
+    await router.idle()
+    assert worker.cancels == [second]
+    assert call.failure is not None
+    call.cancel_nowait()
+    assert worker.cancels == [second]
+
+
 async def test_a_cancel_is_posted_at_once_and_once() -> None:
     router = Router(GatewaySettings())
     worker = FakeWorker().join(router)
