@@ -12,7 +12,7 @@ from actors.origin import Origin
 from gateway.streams import Call
 from protocol.commands import Cancel, Command, Stop, Submit
 from protocol.errors import ErrorCode
-from protocol.events import Event, Failed, Finished, Gauges, Step
+from protocol.events import Event, Failed, Finished, Gauges, Logprobs, Step
 from tests.gateway.fakes import FakeWorker
 from workers.delivery import Delivery, Outcome
 from workers.engine import BatchEngine
@@ -139,6 +139,7 @@ class Answer:
     reason: str
     prompt_tokens: int
     completion_tokens: int
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 def undisturbed(submit: Submit) -> Answer:
@@ -153,7 +154,8 @@ def undisturbed(submit: Submit) -> Answer:
     (finished,) = [frame for frame in heard if isinstance(frame, Finished)]
     text = "".join(delta.text for delta in deltas) + finished.text
     tokens = tuple(token for delta in deltas for token in delta.tokens)
-    return Answer(text, tokens, finished.reason, finished.usage.prompt_tokens, finished.usage.completion_tokens)
+    usage, logprobs = finished.usage, tuple(each for delta in deltas for each in delta.logprobs)
+    return Answer(text, tokens, finished.reason, usage.prompt_tokens, usage.completion_tokens, logprobs)
 
 
 def answer_of(call: Call, index: int, text: str) -> Answer:

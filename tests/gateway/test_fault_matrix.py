@@ -8,18 +8,24 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
+from gateway.logprobs import CompletionLogprobs, chat_logprobs
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed
-from tests.gateway.engines import EngineWorker, undisturbed
+from tests.gateway.engines import Answer, EngineWorker, undisturbed
 from tests.gateway.serving import CHAT, COMPLETION, Served, events, serving
 
 pytestmark = pytest.mark.anyio
 
 TOKENS = 24
 ASKED = {"n": 2, "seed": 5, "max_tokens": TOKENS, "return_token_ids": True, "ignore_eos": True, "stop": ["ee"]}
-APIS = {"completions": ("/v1/completions", COMPLETION), "chat": ("/v1/chat/completions", CHAT)}
+EDITS = {"presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_penalty": 1.2, "logit_bias": {"101": 2}}
+APIS = {
+    "completions": ("/v1/completions", COMPLETION | EDITS | {"logprobs": 2}),
+    "chat": ("/v1/chat/completions", CHAT | EDITS | {"logprobs": True, "top_logprobs": 2}),
+}
 
 
 def _dies(worker: EngineWorker) -> None:
@@ -98,9 +104,17 @@ async def ask(served: Served, api: str, streaming: bool, into: list[Any]) -> Non
         into += await events(response)
 
 
+def merged(reports: list[Any]) -> dict[str, list[Any]]:
+    """Log-probabilities, whatever chunks they came in."""
+    found: dict[str, list[Any]] = {}
+    for name, values in [pair for report in reports for pair in (report or {}).items()]:
+        found.setdefault(name, []).extend(values or ())
+    return found
+
+
 def summary(answer: list[Any]) -> dict[str, Any]:
-    """Text, ids and reason of each choice, and the usage: the same for a stream and a whole answer. Everything that may
-    be there once only is checked on the way."""
+    """Text, ids, log-probabilities and reason of each choice, and the usage: the same for a stream and a whole answer.
+    Everything that may be there once only is checked on the way."""
     if answer[-1] == "[DONE]":
         assert answer.count("[DONE]") == 1
     chunks = [chunk for chunk in answer if chunk != "[DONE]"]
@@ -117,9 +131,16 @@ def summary(answer: list[Any]) -> dict[str, Any]:
         found[str(index)] = (
             "".join([body.get("content") or "" for body in bodies] + [choice.get("text") or "" for choice in choices]),
             tuple(token for choice in choices for token in choice.get("token_ids") or ()),
+            merged([choice["logprobs"] for choice in choices]),
             reasons[0],
         )
     return found
+
+
+def expected(each: Answer, api: str) -> tuple[Any, ...]:
+    """What `summary` must say of a choice."""
+    report = chat_logprobs(each.logprobs) if api == "chat" else CompletionLogprobs().write(each.logprobs)
+    return each.text, each.tokens, merged([msgspec.json.decode(msgspec.json.encode(report))]), each.reason
 
 
 async def finish(served: Served, ended: anyio.Event) -> None:
@@ -170,6 +191,4 @@ async def test_the_client_gets_the_undisturbed_answer(fault: str, phase: str, ap
             "completion_tokens": first.completion_tokens + second.completion_tokens,
             "total_tokens": first.prompt_tokens + first.completion_tokens + second.completion_tokens,
         }
-        assert found == {
-            str(index): (each.text, each.tokens, each.reason) for index, each in enumerate((first, second))
-        }
+        assert found == {str(index): expected(each, api) for index, each in enumerate((first, second))}
