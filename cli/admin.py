@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import CommandFailed, takes_settings
+from cli.options import CommandFailed, switch, takes_settings
 from cli.settings import Settings
 
 app = typer.Typer(help="Look at and change the workers of a running server.", no_args_is_help=True)
@@ -50,10 +50,7 @@ def drain(
 def restart(
     settings: Settings,
     worker: Annotated[str, typer.Argument(help="Its name; without one, all of them.", show_default=False)] = "",
-    rolling: Annotated[
-        bool,
-        typer.Option("--rolling", help="Have another worker ready before one leaves.", show_default=False),
-    ] = False,
+    rolling: Annotated[bool, switch("--rolling", help="Have another worker ready before one leaves.")] = False,
     model_name: ModelName = "",
     url: Url = LOCAL,
     grace_s: Grace = None,

@@ -49,7 +49,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+        bool, options.switch("--version", help="Print the version and leave.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of `baton` itself."""
@@ -61,11 +61,7 @@ def serve(
     settings: Settings,
     take_over: Annotated[
         bool,
-        typer.Option(
-            "--take-over",
-            help="Take the port over from a server that has it, once the workers are ready.",
-            show_default=False,
-        ),
+        options.switch("--take-over", help="Take the port over from a server that has it, once the workers are ready."),
     ] = False,
 ) -> None:
     """Serve a model over HTTP, in the manner of OpenAI's API."""
@@ -102,10 +98,10 @@ def generate(
     stop: options.Stops = None,
     ignore_eos: options.IgnoreEos = False,
     no_chat_template: Annotated[
-        bool, typer.Option("--no-chat-template", help="Continue the prompt as plain text.", show_default=False)
+        bool, options.switch("--no-chat-template", help="Continue the prompt as plain text.")
     ] = False,
     system: Annotated[str, typer.Option(help="What the model is told before the prompt.", show_default=False)] = "",
-    stats: Annotated[bool, typer.Option("--stats", help="Print counts and speed.", show_default=False)] = False,
+    stats: Annotated[bool, options.switch("--stats", help="Print counts and speed.")] = False,
     url: Url = None,
 ) -> None:
     """Answer one prompt and leave."""
@@ -164,7 +160,7 @@ def chat(
 def score(
     settings: Settings,
     prompt: PromptText,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.", show_default=False)] = False,
+    as_json: Annotated[bool, options.switch("--json", help="Print JSON, one object.")] = False,
 ) -> None:
     """Print the log-likelihood of each token of a text."""
     from cli.score import score_text
@@ -187,7 +183,7 @@ def doctor(settings: Settings) -> None:
 def bench(
     settings: Settings,
     seconds: Annotated[float, typer.Option(help="Time for each figure.", min=0.1, max=600)] = 3.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.", show_default=False)] = False,
+    as_json: Annotated[bool, options.switch("--json", help="Print JSON, one object.")] = False,
 ) -> None:
     """Measure a model here: tokens a second of decode at 1, 4 and 8 streams, and of prefill."""
     from cli.bench import run_bench
@@ -201,9 +197,7 @@ def chaos(
     settings: Settings,
     invocation: typer.Context,
     url: Annotated[str, typer.Option("--url", help="The server, on this machine.", metavar="URL")] = admin.LOCAL,
-    own: Annotated[
-        bool, typer.Option("--own", help="Start a server to break instead, and end it.", show_default=False)
-    ] = False,
+    own: Annotated[bool, options.switch("--own", help="Start a server to break instead, and end it.")] = False,
     faults: Annotated[
         str,
         typer.Option(
@@ -217,7 +211,7 @@ def chaos(
     seconds: Annotated[float, typer.Option(help="Time in which rounds are begun.", min=0.1, max=86400)] = 60.0,
     seed: Annotated[int | None, typer.Option(help="Of the faults, to strike again.", show_default=False)] = None,
     model_name: Annotated[str, typer.Option("--model-name", help="Workers of this model.", show_default=False)] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before.", show_default=False)] = False,
+    yes: Annotated[bool, options.switch("--yes", "-y", help="Do not ask before.")] = False,
     log: Annotated[
         Path | None, typer.Option("--log", help="With --own: keep its log here.", show_default=False)
     ] = None,
@@ -263,7 +257,7 @@ def chaos(
 @takes_settings(*IN_PROCESS, "max_batch_size", "workers")
 def compile_(
     settings: Settings,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.", show_default=False)] = False,
+    as_json: Annotated[bool, options.switch("--json", help="Print JSON, one object.")] = False,
 ) -> None:
     """Compile all graphs of a model now, as `baton serve` would in its first minutes; give it the same settings."""
     from cli.compile import compile_model

@@ -90,13 +90,22 @@ def _setting_parameter(name: str) -> inspect.Parameter:
     if name == "model":
         info: Any = typer.Argument(help=field.description, metavar="MODEL", show_default=False)
     else:
-        shown = str(field.default) if field.default != "" else False
-        # A switch has a flag for each way.
-        names = f"{flag(name)}/--no-{flag(name)[2:]}" if field.annotation is bool else flag(name)
-        info = typer.Option(names, help=field.description, show_default=shown, rich_help_panel=str(panel))
+        off = field.default == "" or field.default is False
+        shown = "on" if field.default is True else not off and str(field.default)
+        # A switch that is on has a flag to turn it off, too.
+        names = f"{flag(name)}/--no-{flag(name)[2:]}" if field.default is True else flag(name)
+        metavar = "" if field.annotation is bool else None
+        info = typer.Option(
+            names, help=field.description, show_default=shown, rich_help_panel=str(panel), metavar=metavar
+        )
     kind: Any = field.annotation
     annotation = Annotated[kind | None, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def switch(*names: str, help: str, **more: Any) -> Any:
+    """An option without a value. (Typer would show it with one, `<bool>`.)"""
+    return typer.Option(*names, help=help, metavar="", show_default=False, **more)
 
 
 _CONFIG = inspect.Parameter(
@@ -145,9 +154,7 @@ LogitBias = Annotated[
     ),
 ]
 MinTokens = Annotated[int, typer.Option(help="Tokens to generate at least.", rich_help_panel=SAMPLING)]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Run to --max-tokens.", show_default=False, rich_help_panel=SAMPLING)
-]
+IgnoreEos = Annotated[bool, switch("--ignore-eos", help="Run to --max-tokens.", rich_help_panel=SAMPLING)]
 
 
 def sampling(**values: Any) -> Sampling:

@@ -1,7 +1,11 @@
-"""What every command does with its end."""
+"""What every command does with its options and with its end."""
 
 import subprocess
 import sys
+
+from typer.testing import CliRunner
+
+from cli.main import app
 
 INTERRUPTED = """
 import atexit, os, typer
@@ -27,3 +31,14 @@ app()
 def test_an_interrupted_command_cleans_up_and_leaves_without_the_interpreters_end() -> None:
     run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout, run.stderr) == (130, "half an answer\n", "")
+
+
+def test_help_shows_a_switch_without_a_value_and_defaults_as_they_are() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    lines = {line.split()[1]: line for line in shown.splitlines() if line.startswith("│ --")}
+    assert "<bool>" not in lines["--take-over"] + lines["--prefix-cache"] + lines["--allow-public-workers"]
+    assert "--no-prefix-cache" in lines["--prefix-cache"]
+    assert "--no-allow" not in shown
+    assert "[default: (on)]" in lines["--prefix-cache"]
+    assert "[default: (1)]" in lines["--workers"]
+    assert "[default: (0)]" in lines["--standby"]
