@@ -17,8 +17,9 @@ COUNTS = 2
 """Counters of a phase: shares that are taken, and those that are done."""
 APART = LANES
 """int32 from one counter to the next: each has a line of the cache to itself."""
-PATIENCE = 1 << 14
-"""Looks at a counter before a thread leaves: some milliseconds, and many times what threads usually wait."""
+PATIENCE = 1 << 12
+"""Looks at a counter before a thread leaves: some tenths of a millisecond, more than threads wait for each other
+at the end of a phase, and less than a core is away that the system has given to something else."""
 
 
 def counters(chains: int, phases: int) -> int:
