@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.options import CommandFailed
-from cli.server_url import refused, server_url
+from cli.server_url import refused, server_client
 from cli.settings import Settings
 
 POLL_S = 0.5
@@ -31,12 +31,7 @@ class Administration:
     @classmethod
     def of(cls, url: str, settings: Settings) -> Self:
         """The server at that address, with the admin's key, or else the API's."""
-        key = settings.admin_key or settings.api_key
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        try:
-            return cls(httpx.Client(base_url=server_url(url), headers=headers, timeout=30.0))
-        except httpx.InvalidURL as error:
-            raise CommandFailed(f"--url: {url}: {error}") from error
+        return cls(server_client(url, settings.admin_key or settings.api_key, 30.0))
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ import httpx
 
 from cli.event_stream import EventStream, raise_for
 from cli.options import CommandFailed
-from cli.server_url import server_url
+from cli.server_url import server_client
 from protocol.request import Limits, Message, Sampling
 
 
@@ -72,12 +72,11 @@ class RemoteAnswers:
     @classmethod
     def connect(cls, url: str, api_key: str = "", model: str = "") -> Self:
         """Find the server and the model it serves. Raises `CommandFailed`."""
-        url = server_url(url)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        client = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10.0, read=None))
+        client = server_client(url, api_key, httpx.Timeout(10.0, read=None))
+        url = str(client.base_url).rstrip("/")
         try:
             answer = client.get("/v1/models")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.HTTPError as error:
             raise CommandFailed(f"no server answers at {url}: {error}") from error
         raise_for(answer)
         served = _served(answer)

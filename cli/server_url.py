@@ -4,6 +4,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from actors.endpoint import is_loopback
 from cli.options import CommandFailed
 
 
@@ -21,6 +22,21 @@ def server_url(given: str) -> str:
     if parts.scheme not in ("http", "https") or not host or port == 0 or " " in given:
         raise CommandFailed(f"--url: {given} is not http://HOST:PORT")
     return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}"
+
+
+def server_client(given: str, key: str, timeout: httpx.Timeout | float) -> httpx.Client:
+    """A client of the server there, which shows it the key, if there is one. What is on this machine is asked without
+    the proxy that the environment may name for the rest of the world: it would get the key, and find nobody.
+
+    Raises `CommandFailed` for what is no address of a server.
+    """
+    url = server_url(given)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    elsewhere = not is_loopback(urlsplit(url).hostname or "")
+    try:
+        return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=elsewhere)
+    except httpx.InvalidURL as error:
+        raise CommandFailed(f"--url: {given}: {error}") from error
 
 
 def refused(status: int, message: str) -> CommandFailed:

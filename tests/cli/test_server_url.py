@@ -3,7 +3,7 @@
 import pytest
 
 from cli.options import CommandFailed
-from cli.server_url import refused, server_url
+from cli.server_url import refused, server_client, server_url
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,11 @@ def test_what_names_none_is_refused_by_the_option(given: str) -> None:
 def test_who_lacks_the_key_is_told_where_it_goes() -> None:
     assert str(refused(401, "a key is needed")).startswith("the server refused (401): a key is needed; set BATON_API")
     assert str(refused(404, "no such worker")) == "the server refused (404): no such worker"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "example.org"])
+def test_no_proxy_stands_between_us_and_this_machine(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with server_client(f"http://{host}:8000", "key", 1.0) as client:
+        assert client.trust_env == (host == "example.org")
+        assert client.headers["authorization"] == "Bearer key"
