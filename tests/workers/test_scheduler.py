@@ -98,6 +98,10 @@ def test_where_a_prompt_is_cut(length: int, parts: tuple[int, ...]) -> None:
     assert cut(length, (16, 128, 512)) == parts
 
 
+def test_of_two_cuts_that_cost_the_same_the_one_with_fewer_calls_is_taken() -> None:
+    assert cut(96, (32, 64, 128)) == (96,)
+
+
 @pytest.mark.parametrize(("length", "ladder"), [(-1, (4,)), (1, ()), (1, (0, 4)), (1, (8, 4)), (1, (4, 4))])
 def test_a_wrong_cut_is_refused(length: int, ladder: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"length|ladder"):
