@@ -102,10 +102,12 @@ def _sweep(root: int, name: str) -> bool:
 def _make_folder(folders: tuple[str, ...]) -> tuple[Path, int]:
     """The folder, and the descriptor that locks it."""
     reasons = []
+    last: OSError | None = None
     for parent in filter(None, folders):
         try:
             folder, lock = _claim(parent)
         except OSError as error:
+            last = error
             reasons.append(f"{parent}: {error.strerror}")
             continue
         length = len(os.fsencode(folder / _SOCKET))
@@ -114,7 +116,7 @@ def _make_folder(folders: tuple[str, ...]) -> tuple[Path, int]:
         folder.rmdir()
         os.close(lock)
         reasons.append(f"{parent}: a socket path of {length} bytes is over the system's {MAX_SOCKET_PATH}")
-    raise EndpointError("no folder can hold the worker's socket: " + "; ".join(reasons))
+    raise EndpointError("no folder can hold the worker's socket: " + "; ".join(reasons)) from last
 
 
 def _claim(parent: str) -> tuple[Path, int]:

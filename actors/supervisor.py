@@ -13,7 +13,8 @@ from actors.actor import Ref
 from actors.incarnation_actor import IncarnationActor, WorkerFailed, origin_of
 from actors.origin import Origin
 from actors.refusals import Refusals
-from actors.supervision import Decision, Escalate, FailureRecord, GiveUp, Policy
+from actors.shortage import is_shortage
+from actors.supervision import Decision, Escalate, FailureRecord, GiveUp, Policy, Restart
 from actors.worker import Deadlines, LastFailure, WorkerListener, WorkerState, WorkerStatus, WorkerUnavailable
 from protocol.commands import Command, Drain, Stop
 from protocol.events import Gauges
@@ -49,6 +50,8 @@ class Supervisor:
         self._restart_requested = False
         self._restarts = 0
         self._was_ready = False
+        self.ever_ready = False
+        """One of its incarnations was."""
         self._last_failure: LastFailure | None = None
 
     @property
@@ -131,7 +134,10 @@ class Supervisor:
 
     def judge(self, failure: Exception) -> Decision:
         """Record how the current incarnation failed, and decide. What somebody did from outside to one that was ready
-        does not count: it may be killed at any moment, and as often."""
+        does not count: it may be killed at any moment, and as often. Nor does a start for which the system has no room,
+        of one that was ready before: it is tried until there is some."""
+        if self.ever_ready and is_shortage(failure):
+            return Restart(self.deadlines.shortage)
         if self._was_ready and isinstance(failure, WorkerFailed) and failure.origin is Origin.OUTSIDE:
             self.record.pardon(self._incarnations)
         return self.record.failed(anyio.current_time(), self._incarnations)
@@ -151,6 +157,7 @@ class Supervisor:
     def changed(self) -> None:
         """Tell the listener."""
         self._was_ready = self._was_ready or (self._current is not None and self._current.seen.ready is not None)
+        self.ever_ready = self.ever_ready or self._was_ready
         self.notify(self.listener.worker_changed, self.status)
 
     def notify(self, call: Callable[..., None], *args: object) -> None:

@@ -125,6 +125,8 @@ class Deadlines:
     """From `Stop` or `Bye` (or the end of a drain's grace) to its exit."""
     term: float = 2.0
     """From SIGTERM to SIGKILL."""
+    shortage: float = 1.0
+    """From a start for which the system had no room (`actors.shortage`) to the next, of one that was ready before."""
 
     def __post_init__(self) -> None:
         """Raises `ValueError` that names the field which is not above 0, or contradicts another one."""

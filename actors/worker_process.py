@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from actors.incarnation_actor import WorkerFailed
 from actors.process_incarnation import ProcessIncarnation
 from actors.refusals import Refusals
+from actors.shortage import is_shortage
 from actors.supervision import Decision, FailureRecord, GiveUp, Policy, Restart, RestartPolicy
 from actors.supervisor import Supervisor
 from actors.system import ActorSystem
@@ -84,7 +85,10 @@ class WorkerProcess(Supervisor):
 
     def _decided(self, failure: Exception, decision: Decision) -> None:
         self.failed(failure)
-        self._failed_starts = 0 if self._was_ready else self._failed_starts + 1
+        if self._was_ready:
+            self._failed_starts = 0
+        elif not (self.ever_ready and is_shortage(failure)):
+            self._failed_starts += 1
         self._was_ready = False
         if isinstance(decision, Restart):
             if self._stop_requested and self._ref is not None:

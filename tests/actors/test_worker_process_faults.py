@@ -1,5 +1,6 @@
 """Real child processes that fail: each way to misbehave, what the listener hears of it, and what follows."""
 
+import errno
 import os
 import re
 import signal
@@ -223,6 +224,35 @@ async def test_starts_that_keep_failing_are_given_up_however_long_each_takes() -
         await heard.until_state(WorkerState.GIVEN_UP)
     assert worker.status.incarnation == 2 + MAX_FAILED_STARTS
     assert worker.status.reason == "failed 5 starts in a row: its process exited with status 4"
+
+
+async def test_one_that_served_is_tried_until_the_system_has_room_for_it() -> None:
+    """Ten starts: twice what ends one that cannot be started for another reason."""
+    heard = Recorder()
+    starts = fake_worker("ok")
+
+    def command(endpoint: str, incarnation: int) -> Sequence[str]:
+        if 1 < incarnation < 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return starts(endpoint, incarnation)
+
+    worker = WorkerProcess("w", command, heard, deadlines=replace(PATIENT, shortage=0.001))
+    async with running(worker, heard):
+        await heard.until_state(WorkerState.READY)
+        os.kill(worker.status.pid or 0, signal.SIGKILL)
+        await heard.until(lambda: worker.status.incarnation == 12)
+        await heard.until_state(WorkerState.READY)
+    assert WorkerState.GIVEN_UP not in heard.states
+    assert any(os.strerror(errno.ENOSPC) in status.reason for status in heard.statuses)
+
+
+async def test_one_that_never_served_is_not() -> None:
+    def command(endpoint: str, incarnation: int) -> Sequence[str]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    worker = WorkerProcess("w", command, Recorder(), policy=AT_ONCE, deadlines=PATIENT)
+    await worker.run()
+    assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, MAX_FAILED_STARTS)
 
 
 async def test_a_worker_that_dies_while_it_drains_has_failed() -> None:
