@@ -9,6 +9,8 @@ measured while other programs take CPU is measured again; a figure that they dis
   engine       `BatchEngine` in this process; llama-batched-bench (llama-bench for one sequence) is its peer
   HTTP         `baton serve`, one server for all N; llama-server with -np N is its peer; the same random prompts for
                both, timed from when all N requests have text to when the first of them ends
+  in turn    what part of the engine's step memory alone would take, each step beside a read of memory just before it:
+             the limit is of the best read, which a shared machine does not always allow
   prefill N  prompt tokens a second of one prompt; llama-bench is the peer
   limit      what memory and arithmetic allow, both measured in the same rounds: the bytes of weights and KV that a step
              reads over the read bandwidth, or its multiply-adds over the CPU's peak of float32 ones where that takes
@@ -35,7 +37,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.limits import Work, multiply_adds, read_bandwidth, step_bytes
+from bench.limits import MemoryReader, Work, multiply_adds, read_bandwidth, step_bytes
 from bench.ours import Client, Engine, Setup, server
 from bench.peak import Peak
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
@@ -49,7 +51,7 @@ from workers.checkpoint import ModelConfig
 CONTEXT = 1024
 PROMPT = 64
 PREFILLS = (128, 512)
-NAMES = ("engine", "llama.cpp", "HTTP", "llama-server", "bandwidth", "peak")
+NAMES = ("engine", "llama.cpp", "HTTP", "llama-server", "in turn", "bandwidth", "peak")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +114,11 @@ class Line:
             *(engine.cell(), peer.cell(), _percent(ratio(engine, peer), "x")),
             *(http.cell(), peer_http.cell(), _percent(ratio(http, peer_http), "x")),
             *(limit.cell() if limit.values else "", _percent(ratio(engine, limit), "%"), self.bound),
+            _percent(self.series.get("in turn", Series()).median, "%"),
         ]
 
 
-HEADER = ("", "engine", "llama.cpp", "ratio", "HTTP", "llama-server", "ratio", "limit", "of limit", "bound")
+HEADER = ("", "engine", "llama.cpp", "ratio", "HTTP", "llama-server", "ratio", "limit", "of limit", "bound", "in turn")
 
 
 def _percent(value: float | None, unit: str) -> str:
@@ -150,12 +153,14 @@ class Bench:
             stack.callback(engine.close)
             peak = Peak(usable_cores(), self._args.cache_dir / "graphs")
             stack.callback(peak.close)
+            reader = MemoryReader(usable_cores())
+            stack.callback(reader.close)
             self._limits = {"bandwidth": lambda: read_bandwidth(usable_cores()), "peak": peak.measure}
             url = stack.enter_context(server(self._setup(slots)))
             if self._peer is not None:
                 self._compare(engine)
             for streams in self._args.streams:
-                yield self._decode(engine, Client(url, {}), streams, why if streams > slots else "")
+                yield self._decode(engine, reader, Client(url, {}), streams, why if streams > slots else "")
             for length in PREFILLS:
                 yield self._prefill(engine, length)
 
@@ -187,14 +192,17 @@ class Bench:
         if sum(equal) < PRECISIONS[self._precision].equal * 16 * len(prompts):
             raise PeerError(f"{self._gguf}: llama.cpp's tokens are others than ours: it is not the same model")
 
-    def _decode(self, engine: Engine, client: Client, streams: int, refused: str) -> Line:
+    def _decode(self, engine: Engine, reader: MemoryReader, client: Client, streams: int, refused: str) -> Line:
         work = (streams, PROMPT, self._args.tokens)
+        positions = PROMPT + self._args.tokens / 2
+        read = step_bytes(self._config, engine.runner).total(streams, positions)
         peer, server_of_peer = self._peer, ExitStack()
         subjects: dict[str, Callable[[], float]] = {}
         if refused:
             subjects |= dict.fromkeys(("engine", "HTTP"), _refuser(refused))
         else:
             subjects |= {"engine": lambda: engine.decode(*work), "HTTP": lambda: client.decode(*work)}
+            subjects["in turn"] = lambda: engine.memory_share(*work, read, reader.bandwidth)
         with server_of_peer:
             if peer is not None:
                 url = server_of_peer.enter_context(peer.server(self._gguf, streams, CONTEXT))
@@ -204,8 +212,6 @@ class Bench:
             subjects |= self._limits
             ordered = {name: subjects[name] for name in NAMES if name in subjects}
             series = interleave(ordered, self._args.rounds, self._others.share)
-        positions = PROMPT + self._args.tokens / 2
-        read = step_bytes(self._config, engine.runner).total(streams, positions)
         return self._line("decode", streams, series, Work(read, self._multiply_adds(streams, positions, streams)))
 
     def _prefill(self, engine: Engine, length: int) -> Line:

@@ -5,6 +5,7 @@ The larger of the two times is the roofline's bound (https://doi.org/10.1145/149
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,15 +75,26 @@ def multiply_adds(config: ModelConfig, rows: int, positions: float, drawn: int) 
     return rows * (layers + attention) + drawn * sizes["head"]
 
 
+class MemoryReader:
+    """Threads that read a block of memory together."""
+
+    def __init__(self, threads: int, size: int = BLOCK) -> None:
+        """`size` is the block's, in bytes: more than a cache holds, or what is measured is the cache."""
+        self._block = np.ones(size // 8, np.int64)
+        self._parts = np.array_split(self._block, threads)
+        self._pool = ThreadPoolExecutor(threads)
+
+    def bandwidth(self) -> float:
+        """Bytes a second, of one pass."""
+        start = time.perf_counter()
+        list(self._pool.map(np.max, self._parts))
+        return self._block.nbytes / (time.perf_counter() - start)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
 def read_bandwidth(threads: int, passes: int = 8) -> float:
     """Bytes a second that `threads` threads read from memory together: the fastest of several passes over 512 MiB."""
-    block = np.ones(BLOCK // 8, np.int64)
-    parts = np.array_split(block, threads)
-    with ThreadPoolExecutor(threads) as pool:
-
-        def once() -> float:
-            start = time.perf_counter()
-            list(pool.map(np.max, parts))
-            return block.nbytes / (time.perf_counter() - start)
-
-        return max(once() for _ in range(passes))
+    with closing(MemoryReader(threads)) as reader:
+        return max(reader.bandwidth() for _ in range(passes))

@@ -6,13 +6,14 @@ Whatever the engine does not know or cannot hold is a `RefusedError` in the engi
 import asyncio
 import random
 import socket
+import statistics
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,8 +88,23 @@ class Engine:
         steps = self.steps([self.prompt(prompt) for _ in range(streams)], tokens)
         return streams * len(steps) / sum(steps)
 
-    def steps(self, prompts: Sequence[tuple[int, ...]], count: int) -> list[float]:
-        """Seconds of `count` steps that decode one token for each prompt. Raises `RefusedError` for too many."""
+    def memory_share(
+        self, streams: int, prompt: int, tokens: int, read: float, bandwidth: Callable[[], float]
+    ) -> float:
+        """What part of such steps' time memory alone would take for the `read` bytes of each.
+
+        The median over the steps, each beside the `bandwidth` (bytes a second) that is measured just before it. Both
+        meet the same machine so, which a mean of steps and the best of several reads do not where it is shared.
+        """
+        found: list[float] = []
+        steps = self.steps([self.prompt(prompt) for _ in range(streams)], tokens, lambda: found.append(bandwidth()))
+        return statistics.median(read / speed / took for speed, took in zip(found, steps, strict=True))
+
+    def steps(
+        self, prompts: Sequence[tuple[int, ...]], count: int, before: Callable[[], None] | None = None
+    ) -> list[float]:
+        """Seconds of `count` steps that decode one token for each prompt; `before` is called before each, and not
+        timed. Raises `RefusedError` for too many."""
         streams: list[int] = []
         began = time.perf_counter()
         try:
@@ -99,12 +115,14 @@ class Engine:
                 begun |= {token.stream for token in self._step().tokens}
             self.fill_s = time.perf_counter() - began
             self._step()
-            return [self._timed_step(len(streams)) for _ in range(count)]
+            return [self._timed_step(len(streams), before) for _ in range(count)]
         finally:
             for stream in streams:
                 self._engine.cancel(stream)
 
-    def _timed_step(self, rows: int) -> float:
+    def _timed_step(self, rows: int, before: Callable[[], None] | None) -> float:
+        if before is not None:
+            before()
         start = time.perf_counter()
         result = self._step()
         took = time.perf_counter() - start

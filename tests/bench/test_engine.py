@@ -9,7 +9,8 @@ from bench.rounds import Series
 
 
 def line(**series: Series) -> Line:
-    named = {name.replace("_", "."): one for name, one in series.items()}
+    names = {"llama_cpp": "llama.cpp", "in_turn": "in turn"}
+    named = {names.get(name, name): one for name, one in series.items()}
     return Line("110m", "bf16", "decode", 4, named, work=Work(100e6, 2e6))
 
 
@@ -19,12 +20,13 @@ def test_a_line_says_the_figures_and_their_ratios() -> None:
         llama_cpp=Series([50.0, 50.0]),
         bandwidth=Series([10e9, 5e9]),
         peak=Series([1e9, 1e9]),
+        in_turn=Series([0.5, 0.6]),
     )
     assert found.limit.values == [400.0, 200.0]
     assert found.cells() == [
         *("110m bf16 decode 4", "75.0", "50.0", "1.50x"),
         *("not measured", "not measured", ""),
-        *("300.0", "25%", "memory"),
+        *("300.0", "25%", "memory", "55%"),
     ]
     assert len(found.cells()) == len(HEADER)
 
@@ -33,12 +35,12 @@ def test_the_limit_is_the_slower_of_memory_and_arithmetic() -> None:
     # 100 MB take 10 ms, 2 million multiply-adds 20, 5 and 20.
     found = line(engine=Series([50.0] * 3), bandwidth=Series([10e9] * 3), peak=Series([1e8, 4e8, 1e8]))
     assert found.limit.values == pytest.approx([200.0, 400.0, 200.0])
-    assert found.cells()[-3:] == ["200.0", "25%", "arithmetic"]
+    assert found.cells()[-4:-1] == ["200.0", "25%", "arithmetic"]
 
 
 def test_there_is_no_limit_where_no_work_is_counted() -> None:
     found = Line("110m", "bf16", "decode", 4, {"engine": Series([1.0])})
-    assert found.cells()[-3:] == ["", "", ""]
+    assert found.cells()[-4:] == ["", "", "", ""]
 
 
 def test_what_the_engine_refuses_is_in_the_table() -> None:

@@ -36,6 +36,15 @@ def test_steps_decode_every_sequence_and_leave_the_slots_free() -> None:
     assert len(engine.complete((1, 2, 3), 7)) == 7
 
 
+def test_the_share_of_memory_is_that_of_the_time_which_its_read_would_take() -> None:
+    engine = Engine(ScriptedRunner(slots=3, context=256, vocab_size=300))
+    speeds = iter([1e9, 1e9, 1e9, 1e9, 1e18])
+    once = engine.memory_share(2, 10, 5, 1e3, lambda: next(speeds))
+    assert next(speeds, None) is None, "once for each step"
+    assert 0 < once < 1, "a microsecond of steps that take longer"
+    assert engine.memory_share(2, 10, 5, 1e12, lambda: 1e9) > 1, "1,000 s of steps that take less"
+
+
 def test_more_sequences_than_the_engine_holds_are_refused() -> None:
     engine = Engine(ScriptedRunner(slots=2, context=256, vocab_size=300))
     with pytest.raises(RefusedError):
