@@ -40,6 +40,8 @@ CONTEXT = 256
 MAX_LIVE = 64
 """Sequences at once: more than slots, so that some wait."""
 CANCELLED = 0.33
+GRAPH = ".vmfb"
+"""How the file of a compiled graph is named."""
 SHARED = 0.25
 """Of the prompts begin alike."""
 
@@ -55,6 +57,7 @@ class Sample:
     slots: int
     kv_tokens: int
     descriptors: int
+    """But for those of compiled graphs, each of which is opened when it is first needed, and stays."""
     threads: int
     objects: int
 
@@ -139,7 +142,7 @@ class Soak:
             device=self._allocated(),
             slots=gauges.slots_active,
             kv_tokens=gauges.kv_tokens,
-            descriptors=process.num_fds(),
+            descriptors=process.num_fds() - sum(each.path.endswith(GRAPH) for each in process.open_files()),
             threads=process.num_threads(),
             objects=len(gc.get_objects()),
         )

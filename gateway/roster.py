@@ -62,14 +62,14 @@ class Roster:
         return sorted(seats, key=lambda seat: (seat.doubtful(now), *_preference(seat), len(seat.live)))
 
     def promote(self, model: str) -> None:
-        """Let each active worker that cannot serve, or may not be able to, change places with a standby that can, if
-        there is one."""
+        """Let active workers change places with standbys that are of more use, those first that are of none. One that
+        may be lost soon is still of more use than one that cannot serve at all."""
         now = self._clock()
-        seats = self.of(model)
-        fit = [seat for seat in seats if seat.role is Role.STANDBY and seat.fit(now) and not seat.doubtful(now)]
-        for seat in seats:
-            if fit and seat.role is Role.ACTIVE and (not seat.fit(now) or seat.doubtful(now)):
-                self.swap(seat, fit.pop(0))
+        use = {seat: seat.usefulness(now) for seat in self.of(model)}
+        standbys = sorted((seat for seat in use if seat.role is Role.STANDBY), key=use.__getitem__, reverse=True)
+        for seat in sorted((seat for seat in use if seat.role is Role.ACTIVE), key=use.__getitem__):
+            if standbys and use[standbys[0]] > use[seat]:
+                self.swap(seat, standbys.pop(0))
 
     def swap(self, active: Seat, standby: Seat) -> None:
         """The standby takes the requests from now on. What lives on the other one is not touched."""

@@ -138,6 +138,10 @@ class Seat:
         """The worker may be lost soon, or may just be slow: others are given requests before it."""
         return self.silent(now) or self.stalled(now)
 
+    def usefulness(self, now: float) -> int:
+        """0 for a worker that cannot serve, 1 for one that may be lost soon, 2 for others."""
+        return int(self.fit(now)) + int(self.fit(now) and not self.doubtful(now))
+
     def admits(self, now: float) -> bool:
         """The worker may be given a request now."""
         return self.role is Role.ACTIVE and self.ready and self.breaker.allows(now, len(self.live))

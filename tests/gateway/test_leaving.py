@@ -137,6 +137,19 @@ async def test_a_standby_takes_the_place_of_one_that_does_not_get_on() -> None:
     assert call.ended
 
 
+async def test_a_standby_that_may_hang_is_better_than_nobody() -> None:
+    """It was active, and has work of that time with which it does not get on."""
+    world, now = World(), asyncio.get_running_loop().time()
+    standby = FakeWorker("s").join(world.router, Role.STANDBY)
+    world["a"].change(hang_s=8.0, last_progress=now)
+    standby.change(last_progress=now + 100)
+    world.open()
+    await anyio.sleep(2.1)
+    assert world.open().worker == "s"
+    standby.change(state=WorkerState.BACKOFF)
+    assert world.open().worker == "a", "which stands by, and finishes no step"
+
+
 async def test_a_standby_that_beats_takes_the_place_of_one_that_does_not() -> None:
     world, now = World(), asyncio.get_running_loop().time()
     standby = FakeWorker("s").join(world.router, Role.STANDBY)

@@ -19,7 +19,7 @@ from gateway.suspicion import CLEARED_AFTER, MAX_PARDONS
 from gateway.workers import Role
 from protocol.commands import Stop
 from protocol.errors import ErrorCode
-from protocol.events import Gauges, Step
+from protocol.events import SILENT_S, Gauges, Step
 from tests.gateway.fakes import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -231,10 +231,14 @@ async def test_a_model_whose_workers_are_out_of_service_is_refused_at_once_and_b
 STATES = st.sampled_from([WorkerState.READY, WorkerState.BACKOFF, WorkerState.LOADING, WorkerState.GIVEN_UP])
 
 
-@settings(max_examples=50)
-@given(active=st.integers(1, 3), standby=st.integers(0, 3), story=st.lists(st.tuples(st.integers(0, 5), STATES)))
+@settings(max_examples=300)
+@given(
+    active=st.integers(1, 2),
+    standby=st.integers(0, 2),
+    story=st.lists(st.tuples(st.integers(0, 3), STATES, st.booleans()), max_size=12),
+)
 async def test_any_story_keeps_the_number_of_active_workers_and_uses_every_fit_one(
-    active: int, standby: int, story: list[tuple[int, WorkerState]]
+    active: int, standby: int, story: list[tuple[int, WorkerState, bool]]
 ) -> None:
     router = Router(GatewaySettings())
     names = [f"w{number}" for number in range(active + standby)]
@@ -242,8 +246,12 @@ async def test_any_story_keeps_the_number_of_active_workers_and_uses_every_fit_o
         FakeWorker(name).join(router, Role.ACTIVE if number < active else Role.STANDBY)
         for number, name in enumerate(names)
     ]
-    for index, state in story:
-        workers[index % len(workers)].change(state=state)
-        ready = sum(worker.status.state is WorkerState.READY for worker in workers)
+    now = asyncio.get_running_loop().time()
+    for index, state, silent in story:
+        workers[index % len(workers)].change(state=state, last_frame=now - (SILENT_S if silent else 0.0))
+        ready = [worker.status for worker in workers if worker.status.state is WorkerState.READY]
+        beats = sum(status.last_frame > now - SILENT_S for status in ready)
+        found = router.roster.candidates("tiny")
         assert list(roles(router).values()).count("active") == active
-        assert len(router.roster.candidates("tiny")) == min(active, ready)
+        assert len(found) == min(active, len(ready)), "one that is silent is better than none"
+        assert sum(seat.status.last_frame > now - SILENT_S for seat in found) == min(active, beats)
