@@ -70,9 +70,10 @@ class Trials(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def open(self, data: st.DataObject) -> None:
+        kind = data.draw(st.sampled_from(self.choices()))  # first: a draw may end the example
         body = {"model": "tiny", "prompt": f"{len(self.kind)}", "max_tokens": LENGTH, "stream": True}
         call = self._do(lambda: self.router.open(self.decoder.completion(json.dumps(body).encode()), "r"))
-        self.kind[call.streams[0]] = data.draw(st.sampled_from(self.choices()))
+        self.kind[call.streams[0]] = kind
 
     def choices(self) -> Sequence[Kind]:
         """What may come next."""
@@ -124,6 +125,12 @@ class Trials(RuleBasedStateMachine):
                 assert len(self.tries[stream]) < MAX_TRIES or stream.ended
 
     def teardown(self) -> None:
+        try:
+            self._end_all()
+        finally:
+            self.loop.close()
+
+    def _end_all(self) -> None:
         for _ in range(100 * len(self.kind)):
             if all(stream.ended for stream in self.kind):
                 break
@@ -135,7 +142,6 @@ class Trials(RuleBasedStateMachine):
                 assert stream.failure.code is ErrorCode.QUARANTINED
             self.check(stream, kind)
         self.loop.run_until_complete(self.router.idle())
-        self.loop.close()
 
     def check(self, stream: Stream, kind: Kind) -> None:
         """What became of a request in this world."""
