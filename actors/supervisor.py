@@ -50,8 +50,7 @@ class Supervisor:
         self._restart_requested = False
         self._restarts = 0
         self._was_ready = False
-        self.ever_ready = False
-        """One of its incarnations was."""
+        self._ever_ready = False
         self._last_failure: LastFailure | None = None
 
     @property
@@ -136,11 +135,15 @@ class Supervisor:
         """Record how the current incarnation failed, and decide. What somebody did from outside to one that was ready
         does not count: it may be killed at any moment, and as often. Nor does a start for which the system has no room,
         of one that was ready before: it is tried until there is some."""
-        if self.ever_ready and is_shortage(failure):
+        if self.waits_for_room(failure):
             return Restart(self.deadlines.shortage)
         if self._was_ready and isinstance(failure, WorkerFailed) and failure.origin is Origin.OUTSIDE:
             self.record.pardon(self._incarnations)
         return self.record.failed(anyio.current_time(), self._incarnations)
+
+    def waits_for_room(self, failure: Exception) -> bool:
+        """It served before, and now could not be started for something that the system may soon have."""
+        return self._ever_ready and is_shortage(failure)
 
     def give_up(self, decision: GiveUp | Escalate, failure: Exception) -> None:
         """It failed, and nobody tries again."""
@@ -157,7 +160,7 @@ class Supervisor:
     def changed(self) -> None:
         """Tell the listener."""
         self._was_ready = self._was_ready or (self._current is not None and self._current.seen.ready is not None)
-        self.ever_ready = self.ever_ready or self._was_ready
+        self._ever_ready = self._ever_ready or self._was_ready
         self.notify(self.listener.worker_changed, self.status)
 
     def notify(self, call: Callable[..., None], *args: object) -> None:

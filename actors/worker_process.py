@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from actors.incarnation_actor import WorkerFailed
 from actors.process_incarnation import ProcessIncarnation
 from actors.refusals import Refusals
-from actors.shortage import is_shortage
 from actors.supervision import Decision, FailureRecord, GiveUp, Policy, Restart, RestartPolicy
 from actors.supervisor import Supervisor
 from actors.system import ActorSystem
@@ -87,7 +86,7 @@ class WorkerProcess(Supervisor):
         self.failed(failure)
         if self._was_ready:
             self._failed_starts = 0
-        elif not (self.ever_ready and is_shortage(failure)):
+        elif not self.waits_for_room(failure):
             self._failed_starts += 1
         self._was_ready = False
         if isinstance(decision, Restart):

@@ -37,7 +37,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.limits import MemoryReader, Work, multiply_adds, read_bandwidth, step_bytes
+from bench.limits import PASSES, MemoryReader, Work, multiply_adds, step_bytes
 from bench.ours import Client, Engine, Setup, server
 from bench.peak import Peak
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
@@ -155,7 +155,7 @@ class Bench:
             stack.callback(peak.close)
             reader = MemoryReader(usable_cores())
             stack.callback(reader.close)
-            self._limits = {"bandwidth": lambda: read_bandwidth(usable_cores()), "peak": peak.measure}
+            self._limits = {"bandwidth": lambda: reader.best(PASSES), "peak": peak.measure}
             url = stack.enter_context(server(self._setup(slots)))
             if self._peer is not None:
                 self._compare(engine)

@@ -140,7 +140,9 @@ class Seat:
 
     def usefulness(self, now: float) -> int:
         """0 for a worker that cannot serve, 1 for one that may be lost soon, 2 for others."""
-        return int(self.fit(now)) + int(self.fit(now) and not self.doubtful(now))
+        if not self.fit(now):
+            return 0
+        return 1 if self.doubtful(now) else 2
 
     def admits(self, now: float) -> bool:
         """The worker may be given a request now."""

@@ -241,22 +241,21 @@ class TiledOps:
             pause=self.pause,
         )
         flags = "".join(str(int(each)) for each in (*kind.biases, *there))
-        flags += "_live" if kind.live else ""
         name = f"baton_layer_{heads.batch}_{kind.attention.window}_{heads.rotated}_{flags}"
+        name = _named(name, live=where.live)
         self.bodies[name] = layer(name, kind)
         qkv, o, up, down = (each.reshape(each.shape[0], -1) for each in matrices if not isinstance(each, Packed))
         turns = (None, None) if angles is None else (angles.cos, angles.sin)
         operands = [h, x, where.live, qkv, weights.qkv_bias, *turns, where.slots, where.rows, _layer(number, cache)]
         operands += [*(weights.heads or ()), kv, o, weights.o_bias, *norms[:2], up, down, *norms[2:]]
         operands.append(jnp.zeros((kind.counters,), jnp.int32) if counts is None else counts)
-        given = [each for each in operands if each is not None]
         results = [
             _floats(*x.shape),
             _words(*h.shape),
             jax.ShapeDtypeStruct(kv.shape, kv.dtype),
             _numbers(kind.counters),
         ]
-        done: Flow = tuple(_call(name, results, *given))
+        done: Flow = tuple(_call(name, results, *operands))
         return done
 
     def place(
