@@ -1,4 +1,4 @@
-"""A listening socket that leaves the process the descriptors that it needs for itself."""
+"""A listening socket that turns away what there is no room for, and leaves the process its own descriptors."""
 
 import socket
 import sys
@@ -9,7 +9,8 @@ import structlog
 
 
 class Acceptor(socket.socket):
-    """Turns a connection away that would take a descriptor which is kept: see `actors.descriptors`."""
+    """Turns a connection away that would take a descriptor which is kept (see `actors.descriptors`), or is one too
+    many."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -30,16 +31,22 @@ class Acceptor(socket.socket):
         """See `socket.accept`. Raises `ConnectionAbortedError`, as for one that left by itself, for one that is turned
         away; an event loop then goes on."""
         connection, address = super().accept()
-        if connection.fileno() < self._first_kept:
+        reason = "no descriptor" if connection.fileno() >= self._first_kept else "too many" if self.full else ""
+        if not reason:
             return connection, address
         with connection:
             self.turn_away(connection)
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:  # 1, 2, 4, 8, ...: a flood of them is no flood of lines
-            structlog.get_logger("acceptor").warning("connections_refused", count=self.refused, reason="no descriptor")
+            structlog.get_logger("acceptor").warning("connections_refused", count=self.refused, reason=reason)
         if self._on_refused is not None:
             self._on_refused()
-        raise ConnectionAbortedError("no descriptor is left for it")
+        raise ConnectionAbortedError(reason)
+
+    @property
+    def full(self) -> bool:
+        """There are as many connections as there may be, whatever the descriptors."""
+        return False
 
     def turn_away(self, connection: socket.socket) -> None:
         """Say so, where there is a way to; it must not wait, nor raise."""

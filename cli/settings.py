@@ -99,6 +99,13 @@ class Settings(BaseSettings):
     )
 
     max_body_bytes: int = _field(_GATEWAY.max_body_bytes, LIMITS, "Bytes of one request body.", ge=1, le=12 << 20)
+    max_total_body_bytes: int = _field(
+        _GATEWAY.max_total_body_bytes,
+        LIMITS,
+        "Bytes of the bodies of all requests under way (n times), before clients are sent away.",
+        ge=1,
+        le=1 << 50,
+    )
     max_header_bytes: int = _field(
         _GATEWAY.max_header_bytes, LIMITS, "Bytes of one request's headers.", ge=1024, le=1 << 20
     )
@@ -111,6 +118,16 @@ class Settings(BaseSettings):
         "Sequences of one worker, running and waiting, before clients are sent away.",
         ge=1,
         le=1 << 20,
+    )
+    max_connections: int = _field(
+        _GATEWAY.max_connections,
+        LIMITS,
+        "HTTP connections that may be open, before further ones are turned away.",
+        ge=1,
+        le=1 << 20,
+    )
+    body_timeout_s: float = _field(
+        _GATEWAY.body_timeout_s, LIMITS, "Seconds in which a client must have sent its body.", ge=0.01, le=3600
     )
     request_timeout_s: float = _field(
         _GATEWAY.request_timeout_s, LIMITS, "Seconds that a request may take in all.", ge=0.01, le=604800

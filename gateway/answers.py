@@ -6,25 +6,25 @@ from typing import Any
 import msgspec
 
 from gateway.logprobs import CompletionLogprobs, chat_logprobs
-from gateway.requests import Plan
+from gateway.requests import Form
 from gateway.sse import extension, usage_json
 from gateway.streams import Call, Piece
 
 _encode = msgspec.json.Encoder().encode
 
 
-def whole_answer(plan: Plan, call: Call, answer_id: str, created: int) -> bytes:
+def whole_answer(form: Form, call: Call, answer_id: str, created: int) -> bytes:
     """The body of a call whose sequences all ended well."""
-    choices = [_choice(plan, piece) for piece in _in_order(call.take(with_tokens=True))]
+    choices = [_choice(form, piece) for piece in _in_order(call.take(with_tokens=True))]
     return _encode(
         {
             "id": answer_id,
-            "object": "chat.completion" if plan.chat else "text_completion",
+            "object": "chat.completion" if form.chat else "text_completion",
             "created": created,
             "model": call.model,
             "system_fingerprint": call.fingerprint,
             "choices": choices,
-            "usage": usage_json(*call.usage(plan.per_prompt)),
+            "usage": usage_json(*call.usage(form.per_prompt)),
         }
         | extension(call.continued)
     )
@@ -34,16 +34,16 @@ def _in_order(pieces: Sequence[Piece]) -> list[Piece]:
     return sorted(pieces, key=lambda piece: piece.index)
 
 
-def _choice(plan: Plan, piece: Piece) -> dict[str, Any]:
+def _choice(form: Form, piece: Piece) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": piece.index}
-    if plan.chat:
+    if form.chat:
         choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
     else:
         choice["text"] = piece.text
     logprobs = None
-    if plan.logprobs:
-        logprobs = chat_logprobs(piece.logprobs) if plan.chat else CompletionLogprobs().write(piece.logprobs)
+    if form.logprobs:
+        logprobs = chat_logprobs(piece.logprobs) if form.chat else CompletionLogprobs().write(piece.logprobs)
     choice |= {"logprobs": logprobs, "finish_reason": piece.reason}
-    if plan.return_token_ids:
+    if form.return_token_ids:
         choice["token_ids"] = piece.tokens
     return choice

@@ -3,11 +3,12 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 from starlette.types import Receive, Scope, Send
 
+from gateway.body_room import HeldBody
 from gateway.credentials import presented_key
 from gateway.errors import ApiError
 from gateway.settings import GatewaySettings
@@ -76,35 +77,56 @@ class Exchange:
         """Events wait for the connection to take them."""
         return self._sending
 
-    async def body(self) -> bytes:
-        """The whole JSON body. Raises `ApiError` for another type, a size over the bound or a slow client, and
-        `ClientGone`."""
+    async def body(self, held: HeldBody) -> bytes:
+        """The whole JSON body, which grows `held`. Raises `ApiError` for another type, a size over a bound or a slow
+        client, and `ClientGone`."""
         kind = self._headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         bound = self._settings.max_body_bytes
         parts: list[bytes] = []
         size = 0
+        problem: ApiError | None = None
         try:
             with anyio.fail_after(self._settings.body_timeout_s):
-                more = True
-                while more:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    size += len(message.get("body", b""))
-                    more = message.get("more_body", False)
-                    if size <= bound:
-                        parts.append(message.get("body", b""))
-                    elif size > 2 * bound:
-                        # A client that is over by little is read to its end, for its own reading to work.
+                # A client that is over a bound by little is read to its end, for its own reading to work.
+                async for part in self._parts():
+                    size += len(part)
+                    if problem is None:
+                        problem = self._grow(held, size, part)
+                        parts.append(part)
+                    if problem is not None:
+                        parts.clear()
+                        held.shrink()
+                    if size > 2 * bound:
                         break
         except TimeoutError as error:
             raise ApiError(408, "the body did not arrive in time", "timeout", headers=[CLOSE]) from error
-        if size > bound:
-            raise ApiError(413, f"the body is over the bound of {bound} bytes", "body_too_large", headers=[CLOSE])
+        if problem is not None:
+            raise problem
         # A cross-site form can post text/plain without asking; this type it cannot send unasked.
         if kind != JSON:
             raise ApiError(415, "the content-type must be application/json", "unsupported_media_type")
         return b"".join(parts)
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises `ClientGone`."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = message.get("more_body", False)
+            yield message.get("body", b"")
+
+    def _grow(self, held: HeldBody, size: int, part: bytes) -> ApiError | None:
+        """Make room for a part of a body that has `size` bytes with it; why there is none."""
+        bound = self._settings.max_body_bytes
+        if size > bound:
+            return ApiError(413, f"the body is over the bound of {bound} bytes", "body_too_large", headers=[CLOSE])
+        try:
+            held.grow(len(part))
+        except ApiError as full:
+            return full
+        return None
 
     async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """Send a whole JSON response. A client that does not take it in time is dropped."""

@@ -7,11 +7,12 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from gateway.answers import whole_answer
+from gateway.body_room import HeldBody
 from gateway.errors import ApiError, from_code
 from gateway.exchange import ClientGone, Exchange
 from gateway.pickup import PickUp
 from gateway.reply import DEFECT, Reply, failure_error, let_go
-from gateway.requests import Plan
+from gateway.requests import Form, Plan
 from gateway.resumable import Reader
 from gateway.router import Router
 from gateway.settings import GatewaySettings
@@ -39,10 +40,9 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._settings)
+        body = HeldBody(self._router.bodies)
         try:
-            body = await exchange.body()
-            # A client that sends its request again, as EventSource would, wants the rest of the answer, not another.
-            admitted = None if exchange.last_event_id else self._admit(body, exchange.request_id)
+            admitted = self._admit(await exchange.body(body), body, exchange)
         except ApiError as error:
             _log.info("request_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
@@ -52,6 +52,8 @@ class Generate:
         except Exception:
             await exchange.refuse(from_code(ErrorCode.INTERNAL, DEFECT))
             raise
+        finally:
+            body.release()
         if admitted is None:
             await self._pick_up.resume(exchange)
         elif admitted[0].stream:
@@ -59,20 +61,23 @@ class Generate:
         else:
             await self._whole(exchange, *admitted)
 
-    def _admit(self, body: bytes, request_id: str) -> tuple[Plan, Call]:
-        """Raises `ApiError`."""
-        plan = self._decode(body)
-        if plan.resume_s:
+    def _admit(self, raw: bytes, body: HeldBody, exchange: Exchange) -> tuple[Form, Call] | None:
+        """None for a client that sends its request again, as EventSource would: it wants the rest of the answer, not
+        another. Raises `ApiError`."""
+        if exchange.last_event_id:
+            return None
+        plan = self._decode(raw)
+        if plan.form.resume_s:
             self._resumables.check_room()
-        return plan, self._router.open(plan, request_id)
+        return plan.form, self._router.open(plan, exchange.request_id, body)
 
-    async def _whole(self, exchange: Exchange, plan: Plan, call: Call) -> None:
+    async def _whole(self, exchange: Exchange, form: Form, call: Call) -> None:
         async def answer(_: anyio.CancelScope) -> None:
             await call.wait()
             if call.failure is not None:
                 await self._fail(exchange, call)
             else:
-                await exchange.respond(200, whole_answer(plan, call, _answer_id(exchange, plan), exchange.created))
+                await exchange.respond(200, whole_answer(form, call, _answer_id(exchange, form), exchange.created))
 
         try:
             await exchange.attended(answer)
@@ -81,10 +86,10 @@ class Generate:
             let_go(call)
             exchange.close()
 
-    async def _stream(self, exchange: Exchange, plan: Plan, call: Call) -> None:
-        log = self._resumables.new_log() if plan.resume_s else None
-        stream_id = _answer_id(exchange, plan)
-        reply = Reply(plan, call, self._settings, stream_id=stream_id, created=exchange.created, log=log)
+    async def _stream(self, exchange: Exchange, form: Form, call: Call) -> None:
+        log = self._resumables.new_log() if form.resume_s else None
+        stream_id = _answer_id(exchange, form)
+        reply = Reply(form, call, self._settings, stream_id=stream_id, created=exchange.created, log=log)
 
         async def answer(scope: anyio.CancelScope) -> None:
             # The status waits for the first event, so that what the worker refuses is a 4xx and not a 200; but a
@@ -98,7 +103,7 @@ class Generate:
 
         if log is not None:
             reader = Reader(exchange)
-            stream = self._resumables.keep(reply, log, exchange.key, plan.resume_s, reader)
+            stream = self._resumables.keep(reply, log, exchange.key, form.resume_s, reader)
             await self._resumables.read(stream, reader, answer)
             return
         try:
@@ -113,5 +118,5 @@ class Generate:
             await exchange.respond(error.status, error.body(), error.headers)
 
 
-def _answer_id(exchange: Exchange, plan: Plan) -> str:
-    return f"{'chatcmpl' if plan.chat else 'cmpl'}-{exchange.token}"
+def _answer_id(exchange: Exchange, form: Form) -> str:
+    return f"{'chatcmpl' if form.chat else 'cmpl'}-{exchange.token}"

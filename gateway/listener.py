@@ -1,6 +1,7 @@
 """A listening socket that knows its connections."""
 
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -34,12 +35,19 @@ class Listener(Acceptor):
         """Whoever serves the connections hears of it here, with the argument of `retire`."""
         self.on_stop: Callable[[], None] = self.close
         """Whoever accepts from it, and closes it, hears of that here."""
+        self.max_connections = sys.maxsize
         self._accepted: WeakSet[socket.socket] = WeakSet()
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, address = super().accept()
         self._accepted.add(connection)
         return connection, address
+
+    @property
+    def full(self) -> bool:
+        """No further connection may be open. They are counted only when there seem to be too many: some of those that
+        are known may have ended."""
+        return len(self._accepted) >= self.max_connections <= self.connections
 
     def turn_away(self, connection: socket.socket) -> None:
         """Answer a request that may not have come yet."""

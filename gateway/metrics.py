@@ -100,10 +100,11 @@ class Metrics:
             ["model", "outcome"],
             registry=self._registry,
         )
+        self._bodies = Gauge("baton_body_bytes", "Bytes of request bodies that are held", registry=self._registry)
         self._connections = Gauge("baton_connections", "HTTP connections that are open", registry=self._registry)
         self.connections_refused = Counter(
             "baton_connections_refused",
-            "HTTP connections that were turned away, for want of a descriptor",
+            "HTTP connections that were turned away, for want of a descriptor or over max_connections",
             registry=self._registry,
         )
         """Of those that no request was read from."""
@@ -132,6 +133,10 @@ class Metrics:
     def watch_streams(self, state: str, count: Callable[[], float]) -> None:
         """Ask at every scrape how many resumable streams are in this state."""
         self._resumable.labels(state).set_function(count)
+
+    def watch_bodies(self, count: Callable[[], float]) -> None:
+        """Ask at every scrape how many bytes of bodies are held."""
+        self._bodies.set_function(count)
 
     def watch_connections(self, count: Callable[[], float]) -> None:
         """Ask at every scrape how many connections are open."""

@@ -216,7 +216,7 @@ class Placement:
             return False
         for stream, submit in zip(streams, submits, strict=True):
             stream.place(submit, seat.name, seat.kind, hello.context)
-            seat.live[submit.stream] = stream
+            seat.place(stream, submit)
         streams[0].call.placed(seat.name, hello.config_digest)
         self.idle.clear()
         return True

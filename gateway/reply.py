@@ -6,7 +6,7 @@ import structlog
 from gateway.errors import ApiError, from_code
 from gateway.event_log import EventLog
 from gateway.exchange import Exchange
-from gateway.requests import Plan
+from gateway.requests import Form
 from gateway.settings import GatewaySettings
 from gateway.sse import WAITING, EventWriter
 from gateway.streams import Call, Failure
@@ -37,7 +37,7 @@ class Reply:
 
     def __init__(
         self,
-        plan: Plan,
+        form: Form,
         call: Call,
         settings: GatewaySettings,
         *,
@@ -51,7 +51,7 @@ class Reply:
         self.log = log
         self.over = False
         """The last event was rendered."""
-        self._plan = plan
+        self._form = form
         self._settings = settings
         self._created = created
         self._writer: EventWriter | None = None
@@ -100,15 +100,15 @@ class Reply:
 
     def _render(self) -> bytes:
         """The events of what came since the last time, the final ones included."""
-        call, plan, writer = self.call, self._plan, self._opened()
+        call, form, writer = self.call, self._form, self._opened()
         # Read before taking: what comes after this look is in the next round.
         ended = call.ended
-        chunk = writer.pieces(call.take(plan.by_token))
+        chunk = writer.pieces(call.take(form.by_token))
         if ended:
             if call.failure is not None:
                 return self._end(failure_error(call.failure, self._settings), chunk)
-            if plan.include_usage:
-                chunk += writer.usage(*call.usage(plan.per_prompt), continued=call.continued)
+            if form.include_usage:
+                chunk += writer.usage(*call.usage(form.per_prompt), continued=call.continued)
             return self._end(None, chunk)
         if self.log is not None:
             self.log.append(chunk)
@@ -127,15 +127,15 @@ class Reply:
     def _opened(self) -> EventWriter:
         """The writer, which needs to know what computes the answer."""
         if self._writer is None:
-            plan = self._plan
+            form = self._form
             self._writer = EventWriter(
-                chat=plan.chat,
+                chat=form.chat,
                 answer_id=self.id,
                 created=self._created,
                 model=self.call.model,
                 fingerprint=self.call.fingerprint,
-                include_usage=plan.include_usage,
-                return_token_ids=plan.return_token_ids,
-                logprobs=plan.logprobs,
+                include_usage=form.include_usage,
+                return_token_ids=form.return_token_ids,
+                logprobs=form.logprobs,
             )
         return self._writer

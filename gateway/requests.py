@@ -156,29 +156,33 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A request, understood: the sequences in the order of their `index`, and how the answer is to be written."""
+class Form:
+    """How an answer is to be written: all that is kept of a request until its answer was taken."""
 
     chat: bool
-    model: str
-    choices: tuple[Choice, ...]
     per_prompt: int
     """`n`: the choices `i * n .. i * n + n - 1` belong to prompt `i`."""
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    logprobs: bool
+    """Every token is reported with its log-probability."""
     resume_s: float = 0.0
     """Seconds that the stream is kept for its client to come back; 0: its end is the client's."""
-
-    @property
-    def logprobs(self) -> bool:
-        """Every token is reported with its log-probability."""
-        return self.choices[0].sampling.logprobs is not None
 
     @property
     def by_token(self) -> bool:
         """The answer tells of each token, not of text alone."""
         return self.return_token_ids or self.logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request, understood: the sequences in the order of their `index`, and the form of the answer."""
+
+    model: str
+    choices: tuple[Choice, ...]
+    form: Form
 
 
 Body = TypeVar("Body", CompletionBody, ChatBody)
@@ -240,16 +244,16 @@ class RequestDecoder:
             for index, seed in enumerate(seeds)
         )
         options = body.stream_options or StreamOptions()
-        return Plan(
-            isinstance(body, ChatBody),
-            body.model,
-            choices,
-            n,
-            bool(body.stream),
-            bool(options.include_usage),
-            bool(body.return_token_ids),
-            self._resume_s(options),
+        form = Form(
+            chat=isinstance(body, ChatBody),
+            per_prompt=n,
+            stream=bool(body.stream),
+            include_usage=bool(options.include_usage),
+            return_token_ids=bool(body.return_token_ids),
+            logprobs=top is not None,
+            resume_s=self._resume_s(options),
         )
+        return Plan(body.model, choices, form)
 
     def _resume_s(self, options: StreamOptions) -> float:
         wanted, most = options.resume_s or 0.0, self._settings.resume_most_s
@@ -264,7 +268,7 @@ class RequestDecoder:
         if count > settings.max_choices:
             asked = f"prompts times n, {prompts} x {n}, are {count} sequences"
             raise invalid(field, f"{asked}; one request may have {settings.max_choices}")
-        if count > 1 and count * size > settings.max_fanout_bytes:
+        if count > 1 and count * size > min(settings.max_fanout_bytes, settings.max_total_body_bytes):
             raise invalid(field, f"{count} sequences of a body of {size} bytes are too much for one request")
 
 

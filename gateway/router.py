@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from actors.origin import Origin
 from actors.refusals import Refusals
 from actors.worker import Worker, WorkerState, WorkerStatus
+from gateway.body_room import BodyRoom, HeldBody
 from gateway.breaker import Breaker
 from gateway.errors import ApiError, from_code
 from gateway.metrics import Metrics, Observed, WorkerSample
@@ -40,7 +41,9 @@ class Router:
         self.roster = Roster(self._clock)
         self.refusals = Refusals()
         """What the links to the workers refused."""
+        self.bodies = BodyRoom(settings.max_total_body_bytes, settings.retry_after_s)
         self.metrics = Metrics(self.samples, self.waiting, lambda: self.refusals.total)
+        self.metrics.watch_bodies(lambda: self.bodies.held)
         self._placement = Placement(settings, self.roster, self.metrics, self._fail)
 
     def add(self, worker: Worker, name: str, model: str, role: Role = Role.ACTIVE) -> None:
@@ -56,9 +59,11 @@ class Router:
 
     # What clients ask for.
 
-    def open(self, plan: Plan, request: str) -> Call:
-        """Admit a request whole. While its model has no worker, but may have one again, it waits. Raises `ApiError`."""
+    def open(self, plan: Plan, request: str, body: HeldBody | None = None) -> Call:
+        """Admit a request whole. While its model has no worker, but may have one again, it waits. Each choice of a
+        prompt takes the room of the `body` again, as a worker gets it. Raises `ApiError`."""
         model = plan.model
+        body = body or HeldBody(self.bodies)
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
         if not self.roster.of(model):
@@ -66,7 +71,8 @@ class Router:
         if any(self._placement.quarantine.refuses(model, choice.input, choice.sampling) for choice in plan.choices):
             text = "requests like this one have killed workers, not long ago: it is not tried again"
             raise self._error(ErrorCode.QUARANTINED, text)
-        call = Call(request, model, eager=plan.stream, release=self._release)
+        body.grow((plan.form.per_prompt - 1) * body.size)
+        call = Call(request, model, body, eager=plan.form.stream, release=self._release)
         streams = [
             Stream(self._submit(call, choice), index, call, now=self._clock())
             for index, choice in enumerate(plan.choices)
@@ -74,6 +80,7 @@ class Router:
         call.attach(streams)
         refusal = self._placement.admit(model, streams)
         if refusal is not None:
+            body.release()
             full = f"the workers of model {model!r} have all the requests they can hold"
             raise self._error(refusal, full if refusal is ErrorCode.OVERLOADED else self.roster.excuse(model))
         call.deadline = self._loop.call_later(self._settings.request_timeout_s + DEADLINE_MARGIN_S, self._expire, call)
@@ -116,6 +123,8 @@ class Router:
         seat = self.roster[worker]
         if incarnation != seat.incarnation:
             return
+        if isinstance(event, Finished | Failed):
+            seat.answered(event.stream)
         if isinstance(event, Step | Beat):
             seat.counters.saw(incarnation, event.gauges)
             seat.reached = event.gauges.reached
@@ -133,6 +142,7 @@ class Router:
         """A worker started, got on with loading, became ready, or is no longer."""
         seat = self.roster[status.name]
         if status.incarnation != seat.incarnation:
+            seat.forget()
             self._placement.lose(seat, Cause.DIED, f"worker {seat.name} was replaced")
             seat.incarnation = status.incarnation
             seat.breaker = Breaker()
@@ -147,7 +157,7 @@ class Router:
             cause = Cause.KILLED if origin is Origin.OUTSIDE else Cause.DIED
             if seat.status.state in (WorkerState.STOPPED, WorkerState.DRAINING):
                 cause = Cause.LEFT
-            seat.forget_cancels()
+            seat.forget()
             self._placement.lose(seat, cause, f"worker {worker} was lost: {reason}")
 
     def migrate(self, worker: str) -> None:

@@ -40,7 +40,7 @@ def listen(settings: GatewaySettings) -> Listener:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        set_stall(listener, settings)
+        _limit(listener, settings)
         listener.bind((settings.host, settings.port))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -56,13 +56,15 @@ def listen(settings: GatewaySettings) -> Listener:
 def adopt(descriptor: int, settings: GatewaySettings) -> Listener:
     """The listening socket that another gateway gave away, set as this one's settings say."""
     listener = Listener(fileno=descriptor)
-    set_stall(listener, settings)
+    _limit(listener, settings)
     listener.setblocking(False)
     return listener
 
 
-def set_stall(listener: Listener, settings: GatewaySettings) -> None:
-    """Let the kernel end connections whose client takes nothing, bytes in its buffers or not. They inherit it."""
+def _limit(listener: Listener, settings: GatewaySettings) -> None:
+    """Bound its connections, and let the kernel end those whose client takes nothing, bytes in its buffers or not (they
+    inherit that)."""
+    listener.max_connections = settings.max_connections
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.client_stall_s * 1000))
 

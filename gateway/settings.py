@@ -32,6 +32,9 @@ class GatewaySettings:
     """`listen_workers` may be an address that strangers can reach."""
 
     max_body_bytes: int = 8 * 1024 * 1024
+    max_total_body_bytes: int = 256 * 1024 * 1024
+    """Bytes of all bodies, those that arrive and those of live requests (`n` times), before clients are told to come
+    back."""
     max_header_bytes: int = 32 * 1024
     max_choices: int = 64
     """Sequences that one request may start: its prompts times `n`."""
@@ -41,6 +44,9 @@ class GatewaySettings:
     """Sequences that one worker may hold, running and waiting, before its clients are told to come back."""
     max_waiting_streams: int = 256
     """Sequences that may wait for a first worker while there is none, before their clients are told to come back."""
+
+    max_connections: int = 8192
+    """HTTP connections that may be open, before further ones are answered 503 and closed."""
 
     body_timeout_s: float = 30.0
     """Time in which a client must have sent its body."""
@@ -79,11 +85,13 @@ class GatewaySettings:
         bounds: dict[str, tuple[float, float]] = {
             "port": (0, 65535),
             "max_body_bytes": (1, 12 * 1024 * 1024),
+            "max_total_body_bytes": (1, 1 << 50),
             "max_header_bytes": (1024, 1 << 20),
             "max_choices": (1, MAX_FRAMES_PER_MESSAGE),
             "max_fanout_bytes": (1, 60 * 1024 * 1024),
             "max_streams_per_worker": (1, 1 << 20),
             "max_waiting_streams": (0, 1 << 20),
+            "max_connections": (1, 1 << 20),
             "body_timeout_s": (0.01, 3600),
             "request_timeout_s": (0.01, MAX_MILLISECONDS / 1000),
             "worker_wait_s": (0, 86400),
@@ -105,6 +113,8 @@ class GatewaySettings:
                 raise SettingsError(f"{name} is {value}; it must be between {low:g} and {high:g}")
         if self.max_choices > self.max_streams_per_worker:
             raise SettingsError("max_choices is over max_streams_per_worker: no worker could take such a request")
+        if self.max_body_bytes > self.max_total_body_bytes:
+            raise SettingsError("max_body_bytes is over max_total_body_bytes: no such body could be taken")
         if self.listen_workers and not self.keys_dir:
             raise SettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
         if not self.host:

@@ -10,10 +10,12 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.body_room import HeldBody
 from gateway.charge import Charge
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished, Logprobs, Usage
+from protocol.request import TokensInput
 
 _log = structlog.get_logger("gateway.streams")
 
@@ -189,6 +191,8 @@ class Stream:
         if self.ended:
             raise RuntimeError(f"stream {self.submit.stream} ended twice")
         self.ended = True
+        # Whoever has yet to take the answer may take minutes.
+        self.submit = replace(self.submit, input=TokensInput(()))
         self.call.changed(self)
 
     def take(self, with_tokens: bool) -> Piece | None:
@@ -209,9 +213,13 @@ class Stream:
 class Call:
     """The sequences of one request, and the client's side of them: wait for a change, take, cancel."""
 
-    def __init__(self, request: str, model: str, *, eager: bool, release: Callable[["Call"], None]) -> None:
+    def __init__(
+        self, request: str, model: str, body: HeldBody, *, eager: bool, release: Callable[["Call"], None]
+    ) -> None:
         self.request = request
         self.model = model
+        self.body = body
+        """What its sequences were made of."""
         self.worker = ""
         """The worker that last took one of its sequences."""
         self.fingerprint: str | None = None
@@ -229,9 +237,11 @@ class Call:
         self._release = release
 
     def attach(self, streams: Sequence[Stream]) -> None:
-        """Give the call its sequences; done by the router, before they can change."""
+        """Give the call its sequences; done by the router, before they can change. The last one to end lets go of the
+        body."""
         self.streams = streams
         self._live = len(streams)
+        self.body.need()
 
     def placed(self, worker: str, digest: str) -> None:
         """Some of its sequences went to a worker. The fingerprint is that of the first."""
@@ -260,6 +270,8 @@ class Call:
         self._ready[stream.index] = stream
         if stream.ended:
             self._live -= 1
+            if not self._live:
+                self.body.release()
             if stream.failure is not None and self.failure is None:
                 self.failure = stream.failure
         if self._eager or self.ended:

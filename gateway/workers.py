@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from actors.worker import Worker, WorkerState, WorkerStatus, WorkerUnavailable
+from gateway.body_room import HeldBody
 from gateway.breaker import Breaker, Circuit
 from gateway.charge import FailureId
 from gateway.counters import Counters
@@ -13,7 +14,7 @@ from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.streams import Stream
 from gateway.suspicion import Standing, suspect
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
-from protocol.commands import Cancel
+from protocol.commands import Cancel, Submit
 from protocol.events import SILENT_S
 
 CANCEL_RETRY_S = 0.02
@@ -53,6 +54,7 @@ class Seat:
         self._closed = -1
         self._full_until = 0.0
         self._uncancelled: list[Cancel] = []
+        self._unanswered: dict[int, HeldBody] = {}
         self._retry: TimerHandle | None = None
         self._metrics = metrics
         self._backend = "unknown"
@@ -97,6 +99,17 @@ class Seat:
     def tries_suspect(self) -> bool:
         """The worker may be about to die of one of its sequences, and whoever shares it would see a gap."""
         return any(map(suspect, self.live.values()))
+
+    def place(self, stream: Stream, submit: Submit) -> None:
+        """The worker was sent a sequence under this number. It may have its body in a queue until it has answered, also
+        when the sequence is cancelled meanwhile."""
+        self.live[submit.stream] = stream
+        self._unanswered[submit.stream] = stream.call.body.need()
+
+    def answered(self, number: int) -> None:
+        """The worker is done with a sequence of this number, if it was sent one."""
+        if (body := self._unanswered.pop(number, None)) is not None:
+            body.release()
 
     def remove(self, stream: Stream) -> None:
         """A sequence is not the worker's any more; that may make room."""
@@ -168,9 +181,11 @@ class Seat:
         if self._retry is None:
             self._post_cancels()
 
-    def forget_cancels(self) -> None:
-        """The incarnation that they were for is gone."""
+    def forget(self) -> None:
+        """The incarnation is gone, and with it what was on its way there."""
         self._uncancelled.clear()
+        while self._unanswered:
+            self._unanswered.popitem()[1].release()
 
     def _post_cancels(self) -> None:
         self._retry = None

@@ -30,7 +30,7 @@ def test_the_gateway_takes_each_of_them() -> None:
         decode = decoder.chat if "messages" in request.body else decoder.completion
         plan = decode(json.dumps(request.body).encode())
         assert len(plan.choices) == request.choices
-        assert plan.stream == request.streaming
+        assert plan.form.stream == request.streaming
 
 
 @pytest.mark.parametrize("field", ["stop", "seed", "n", "stream", "ignore_eos", "frequency_penalty", "messages"])

@@ -126,7 +126,8 @@ def test_settings_shared_with_the_gateway_have_its_defaults_and_bounds() -> None
         for bound in Settings.model_fields[name].metadata:
             for edge in (getattr(bound, "ge", None), getattr(bound, "le", None)):
                 if edge is not None:
-                    GatewaySettings(**{"max_choices": 1, "max_streams_per_worker": 1 << 20, name: edge})
+                    others = {"max_choices": 1, "max_streams_per_worker": 1 << 20, "max_body_bytes": 1}
+                    GatewaySettings(**others | {name: edge})
 
 
 def test_every_setting_is_described_and_has_its_panel() -> None:

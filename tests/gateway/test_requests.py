@@ -40,7 +40,7 @@ def test_log_probabilities_are_asked_for_in_the_manner_of_the_endpoint(
 ) -> None:
     plan = call(**fields)
     assert plan.choices[0].sampling.logprobs == asked
-    assert plan.by_token == (asked is not None)
+    assert plan.form.by_token == (asked is not None)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,8 @@ def test_the_defaults_are_those_of_the_api() -> None:
     limits = Limits(COMPLETION_MAX_TOKENS, deadline_ms=3_600_000)
     assert plan.choices[0].limits == limits
     assert plan.choices[0].sampling.temperature == 1.0
-    assert (plan.stream, plan.include_usage, plan.return_token_ids, plan.per_prompt) == (False, False, False, 1)
+    form = plan.form
+    assert (form.stream, form.include_usage, form.return_token_ids, form.per_prompt) == (False, False, False, 1)
     assert chat().choices[0].limits.max_tokens is None
 
 
