@@ -1,7 +1,7 @@
 """`baton chaos`: looks at a server, asks whether it may be broken, and breaks it; or starts one to break."""
 
+import multiprocessing
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from cli.administration import Administration
 from cli.chaos.asking import AddressRefused, Server
 from cli.chaos.faults import OUTSIDE, WITHIN
 from cli.chaos.own import HOST, own_server
-from cli.chaos.told import Told
+from cli.chaos.told import Teller, Told
 from cli.chaos.trial import READY_S, Trial, requests, show
 from cli.chaos.watched import Watched
 from cli.model import ChosenModel, check_model, worker_spec
@@ -96,20 +96,21 @@ def run_own(
         raise CommandFailed("--workers 0 leaves nobody to break")
     model = ChosenModel.choose(settings)
     check_model(worker_spec(settings, model))
-    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
-        told = Told(Path(folder))
-        workers = f"{settings.workers} worker(s) and {settings.standby} standby"
-        console.print(f"starting a server of {model.name} with {workers}", highlight=False)
-        with (
-            own_server(settings.model_dump(), told.launches, log=log or Path(os.devnull)) as own,
-            Administration.of(f"http://{HOST}:{own.port}", settings) as client,
-        ):
-            watched = Watched(client, model.name)
-            watched.wait_until_ready(READY_S)
-            server = Server(HOST, own.port, key=settings.api_key)
-            asked = requests(model.name, streams, tokens)
-            trial = Trial(server, watched, asked, seed=seed, tell=told.tell)
-            return _run(trial, kinds, seconds, seed, console)
+    hears, tells = multiprocessing.Pipe(duplex=False)
+    workers = f"{settings.workers} worker(s) and {settings.standby} standby"
+    console.print(f"starting a server of {model.name} with {workers}", highlight=False)
+    with (
+        hears,
+        tells,
+        own_server(settings.model_dump(), Told(hears).launches, log=log or Path(os.devnull)) as own,
+        Administration.of(f"http://{HOST}:{own.port}", settings) as client,
+    ):
+        watched = Watched(client, model.name)
+        watched.wait_until_ready(READY_S)
+        server = Server(HOST, own.port, key=settings.api_key)
+        asked = requests(model.name, streams, tokens)
+        trial = Trial(server, watched, asked, seed=seed, tell=Teller(tells).tell)
+        return _run(trial, kinds, seconds, seed, console)
 
 
 def _run(trial: Trial, kinds: list[str], seconds: float, seed: int, console: Console) -> bool:

@@ -3,11 +3,13 @@
 import functools
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -49,7 +51,8 @@ def own_server(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Own]:
     """`baton serve` with these settings on a free port of this machine. Its log goes to `log`, if given. It and its
-    workers have `environment` besides what they inherit. Raises `CommandFailed` when it ends before it listens."""
+    workers have `environment` besides what they inherit. It ends with this process, however that ends. Raises
+    `CommandFailed` when it ends before it listens."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     told = dict(options) | {"host": HOST, "port": 0, "listen_workers": ""}
@@ -76,6 +79,7 @@ def _serve(
     listening: Connection,
 ) -> None:
     """The server's process."""
+    Thread(target=_end_with_parent, daemon=True).start()
     os.environ |= environment
     if log is not None:
         with log.open("w") as file:
@@ -89,6 +93,14 @@ def _serve(
             run_daemon, gateway_settings(settings), launches, on_listening=tell, policy=POLICY, deadlines=deadlines
         )
     )
+
+
+def _end_with_parent() -> None:
+    """Whoever is killed cannot end its server."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only `own_server` starts it"
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _tell(listening: Connection, host: str, port: int) -> None:

@@ -1,13 +1,14 @@
 """What the workers of a server of one's own are told to do to themselves: one fault for the next life of one worker.
 
-The server reads it from a folder when it starts a worker, and whoever breaks the server writes it there before: the two
-are processes that share nothing else. A fault is read once, so that the life after that is whole again.
+The server looks for it when it starts a worker, and whoever breaks the server says it before, through a pipe: the two
+are processes that share nothing else, and a pipe leaves nothing behind. A fault is told once, so that the life after
+that is whole again.
 """
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 import msgspec
 
@@ -20,27 +21,33 @@ from workers.spec import WorkerSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
-    """A folder with a file for each worker whose next life is to have a fault. Both ends use it."""
+class Teller:
+    """The end of whoever breaks the server."""
 
-    folder: Path
+    pipe: Connection
 
     def tell(self, worker: str, fault: Fault) -> None:
         """Its next life is to have this one."""
-        file = self._file(worker)
-        part = file.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(fault))
-        part.replace(file)
+        self.pipe.send_bytes(msgspec.json.encode((worker, fault)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """The server's end, which travels to it."""
+
+    pipe: Connection
+    faults: dict[str, Fault] = dataclasses.field(default_factory=dict)
+    """By worker: those that no life has had yet."""
 
     def take(self, worker: str) -> tuple[Fault, ...]:
-        """What the life that starts now is to have; the next one has nothing."""
-        file = self._file(worker)
+        """What the life that starts now is to have: what was told last. The next one has nothing."""
         try:
-            fault = msgspec.json.decode(file.read_bytes(), type=Fault)
-        except FileNotFoundError:
-            return ()
-        file.unlink()
-        return (fault,)
+            while self.pipe.poll():
+                name, fault = msgspec.json.decode(self.pipe.recv_bytes(), type=tuple[str, Fault])
+                self.faults[name] = fault
+        except EOFError:
+            pass  # whoever tells is gone, and the server ends as well
+        return (self.faults.pop(worker),) if worker in self.faults else ()
 
     def launches(self, settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
         """The workers of `baton serve`, each life of which is told."""
@@ -52,6 +59,3 @@ class Told:
 
     def _command(self, spec: WorkerSpec, endpoint: str, incarnation: int) -> Sequence[str]:
         return worker_command(msgspec.structs.replace(spec, faults=self.take(spec.name)))(endpoint, incarnation)
-
-    def _file(self, worker: str) -> Path:
-        return self.folder / f"{worker}.json"
