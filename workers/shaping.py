@@ -57,7 +57,8 @@ class Penalties:
         self._counts = np.zeros(_SPARE, np.int64)
         self._values = np.zeros((4, _SPARE), np.float32)
         for each in sampling.logit_bias:
-            self._values[_BIAS, self._column(each.token)] = each.bias
+            column = self._column(each.token)  # may move the values
+            self._values[_BIAS, column] = each.bias
         for token in self._banned:
             column = self._column(token)
             self._banned[token] = float(self._values[_BIAS, column])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from protocol.bounds import MAX_BIASES
 from protocol.request import Bias, Sampling
 from workers.edits import edit_calls, edited
 from workers.request import Request
@@ -109,6 +110,16 @@ def test_more_tokens_than_the_table_begins_with() -> None:
     assert shaping is not None
     row = np.zeros(1001, np.float32)
     assert shaped(shaping.draw(sampling, 1), row).tolist() == [-1.0] * 1000 + [0.0]
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, MAX_BIASES])
+def test_as_many_biases_as_a_request_may_have(count: int) -> None:
+    sampling = Sampling(logit_bias=tuple(Bias(token, token + 0.5) for token in range(count)))
+    shaping = Shaping.of(Request(1, (5,), sampling, eos=frozenset({0}), min_tokens=1))
+    assert shaping is not None
+    logits = shaped(shaping.draw(sampling, 1), np.zeros(MAX_BIASES + 1, np.float32))
+    others = [0.0] * (MAX_BIASES + 1 - count)
+    assert logits.tolist() == [-math.inf, *(token + 0.5 for token in range(1, count)), *others]
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 100])
