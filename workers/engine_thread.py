@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 
 from protocol.bounds import MAX_REASON
-from protocol.errors import ByeReason
+from protocol.errors import ByeReason, ErrorCode
 from workers.backends import Progress
 from workers.delivery import Outcome
 from workers.engine import BatchEngine
@@ -126,10 +126,31 @@ class EngineThread:
                 if self._stopping:
                     return
                 orders, self._inbox = self._inbox, []
-            self._publish(_turn(engine, orders))
+            self._publish(self._turn(engine, orders))
             if engine.failures_in_a_row >= MAX_FAILED_STEPS:
                 self._down(ByeReason.STEPS_FAILED, f"{engine.failures_in_a_row} engine steps in a row failed")
                 return
+
+    def _turn(self, engine: BatchEngine, orders: Sequence[Order]) -> Outcome:
+        """Take all orders, then run one step."""
+        ends: list[End] = []
+        failures: list[Failure] = []
+        for order in orders:
+            if isinstance(order, Request):
+                try:
+                    engine.submit(order)
+                except RequestRefused as refusal:
+                    failures.append(Failure(order.stream, refusal.code, refusal.text, refusal.field))
+                except Exception as error:  # noqa: BLE001 - a defect that one request finds must end that one only
+                    self._log.error("submit_failed", stream=order.stream, exc_info=error)
+                    text = f"the request could not be queued: {type(error).__name__}"
+                    failures.append(Failure(order.stream, ErrorCode.INTERNAL, text))
+            else:
+                end = engine.finish(order.stream) if order.finish else engine.cancel(order.stream)
+                if end is not None:
+                    ends.append(end)
+        step = None if engine.idle else engine.step()
+        return Outcome(step, tuple(ends), tuple(failures), engine.gauges())
 
     def _publish(self, outcome: Outcome) -> None:
         with self._changed:
@@ -149,24 +170,6 @@ class EngineThread:
             self._call_soon(callback)
         except RuntimeError:  # the loop is closed: the process is on its way out
             self.stop()
-
-
-def _turn(engine: BatchEngine, orders: Sequence[Order]) -> Outcome:
-    """Take all orders, then run one step."""
-    ends: list[End] = []
-    failures: list[Failure] = []
-    for order in orders:
-        if isinstance(order, Request):
-            try:
-                engine.submit(order)
-            except RequestRefused as refusal:
-                failures.append(Failure(order.stream, refusal.code, refusal.text, refusal.field))
-        else:
-            end = engine.finish(order.stream) if order.finish else engine.cancel(order.stream)
-            if end is not None:
-                ends.append(end)
-    step = None if engine.idle else engine.step()
-    return Outcome(step, tuple(ends), tuple(failures), engine.gauges())
 
 
 def _sentence(error: BaseException) -> str:

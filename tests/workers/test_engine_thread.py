@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from workers.faults import raising
 from workers.faulty_runner import with_faults
 from workers.loading import Loaded
 from workers.refused import LoadRefused
-from workers.request import Request
+from workers.request import Constraint, Request
 from workers.runner import Chunk, Draw, Row, Runner
 from workers.scripted import ScriptedRunner
 
@@ -173,6 +174,19 @@ def test_a_refused_request_is_a_failure() -> None:
         (1, ErrorCode.INVALID, "prompt"),
         (2, ErrorCode.INVALID, "prompt"),
     ]
+    loop.end()
+
+
+def test_a_request_that_cannot_be_queued_costs_nobody_else() -> None:
+    def defective() -> Constraint:
+        raise KeyError("a defect")
+
+    loop = Loop()
+    loop.start()
+    loop.thread.post([request(1), replace(request(2), constraint=defective), request(3)])
+    loop.until(lambda: len(ended(loop)) == 2)
+    assert ended(loop) == [1, 3]
+    assert [(f.stream, f.code) for f in loop.outcomes[0].failures] == [(2, ErrorCode.INTERNAL)]
     loop.end()
 
 
