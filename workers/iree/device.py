@@ -1,6 +1,8 @@
 """IREE's devices: which there are, how modules are compiled for them, and how data gets there and back."""
 
+import contextlib
 import mmap
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ CPU_FLAGS = (
     # The default of 32 KiB fails some prefill graphs.
     "--iree-llvmcpu-stack-allocation-limit=262144",
 )
+NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
+"""MAP_NORESERVE (mmap(2)), which Python names from 3.13 on: without it Linux refuses what is more than all memory."""
 _ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
     "float32": rt.HalElementType.FLOAT_32,
     "float16": rt.HalElementType.FLOAT_16,
@@ -191,11 +195,17 @@ class Device:
 
 
 def zero_pages(size: int) -> mmap.mmap:
-    """Memory of this process alone that reads as zero, and costs nothing until it is written to.
+    """Memory of this process alone that reads as zero, and costs nothing until it is written to, page by page.
 
-    Raises `OSError` when there is no address space for it.
+    It may be more than the machine has: who writes to it bounds what is there. Raises `OSError` when there is no
+    address space for it.
     """
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    if sys.platform == "linux":
+        # Where huge pages are always given, one row would take two megabytes of each run of rows.
+        with contextlib.suppress(OSError):  # this kernel has none
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
 
 
 @dataclass(slots=True)

@@ -1,11 +1,15 @@
 """Devices: which there are, what they are compiled for, and sentences for those that are missing."""
 
+import os
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from workers.iree import device as device_module
 from workers.iree.cpu import Cpu
-from workers.iree.device import Device, DeviceError, available_drivers
+from workers.iree.device import Device, DeviceError, available_drivers, zero_pages
 
 
 def test_unknown_driver_is_a_sentence() -> None:
@@ -89,3 +93,36 @@ def test_resident_memory_is_zero_and_writable() -> None:
     assert resident.window is not None
     assert resident.window.dtype == np.uint16
     assert not resident.window.any()
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="what the kernel of Linux says in /proc")
+
+
+@on_linux
+def test_a_cache_that_is_never_filled_may_be_larger_than_all_memory() -> None:
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
+        pytest.skip("this system gives no memory that it does not have")
+    values = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    resident = Device("local-sync", 1).zeros((values,), "bfloat16")
+    assert resident.window is not None
+    resident.window[-1] = 7
+    assert (resident.nbytes, resident.window[0]) == (2 * values, 0)
+
+
+@on_linux
+def test_pages_are_small_where_the_system_gives_huge_ones() -> None:
+    """A row is a few bytes in each of many runs of rows: huge pages would take thousands of times as much."""
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no huge pages")
+    pages = zero_pages(1 << 24)
+    address = np.frombuffer(pages, np.uint8).__array_interface__["data"][0]
+    flags: list[str] = []
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(end, 16) for end in first.split("-"))
+            inside = low <= address < high
+        elif inside and first == "VmFlags:":
+            flags = line.split()[1:]
+    assert "nh" in flags
