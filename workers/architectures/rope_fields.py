@@ -35,7 +35,7 @@ def read_ropes(fields: Fields, head_dim: int, *, by_layer_type: bool, partial: b
         plans: tuple[Fields | None, Fields | None] = (older, None)
     elif not by_layer_type:
         plans = (plan, None)
-        if older is not None and older.values != plan.values:
+        if older is not None and _said(older) != _said(plan):
             raise fields.error("rope_scaling", "says something else than rope_parameters")
     else:
         plans = (plan.section("full_attention"), plan.section("sliding_attention"))
@@ -43,6 +43,13 @@ def read_ropes(fields: Fields, head_dim: int, *, by_layer_type: bool, partial: b
             raise plan.error("full_attention", "is missing")
     thetas = ("rope_theta", "rope_local_base_freq")[: 1 + by_layer_type]
     return tuple(_read(fields, each, theta, head_dim, partial) for theta, each in zip(thetas, plans, strict=False))
+
+
+def _said(plan: Fields) -> dict[str, object]:
+    """What a plan says of the scaling; the base stands beside the older one, and the kind has two names."""
+    kind = plan.get("rope_type") or plan.get("type")
+    values = {name: value for name, value in plan.values.items() if name not in ("rope_theta", "type")}
+    return values | {"rope_type": kind}
 
 
 def _read(fields: Fields, plan: Fields | None, theta_name: str, head_dim: int, partial: bool) -> Rope:

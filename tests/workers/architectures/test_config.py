@@ -26,6 +26,8 @@ def test_rope_parameters_say_the_same_as_the_older_fields(tmp_path: Path) -> Non
     old = read(tmp_path, rope_scaling=LLAMA3)
     new = read(tmp_path, rope_theta=..., rope_parameters=LLAMA3 | {"rope_theta": 500000.0})
     assert new == old
+    both = LLAMA3 | {"rope_theta": 500000.0, "type": "llama3"}
+    assert read(tmp_path, rope_scaling=LLAMA3, rope_parameters=both) == old
 
 
 @pytest.mark.parametrize(
