@@ -118,18 +118,28 @@ class Family:
 
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})
-GEMMA = frozenset({"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"})
-GEMMA_DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+GEMMA = frozenset({"final_logit_softcapping", "query_pre_attn_scalar"})
+GEMMA_DEFAULTS = {
+    "tie_word_embeddings": True,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+QWEN_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("LlamaForCausalLM", biases=None),
-    "mistral": Family("MistralForCausalLM", windowed=all_layers, defaults={"sliding_window": 4096}),
+    "mistral": Family(
+        "MistralForCausalLM", windowed=all_layers, defaults={"sliding_window": 4096, "num_key_value_heads": 8}
+    ),
     "qwen2": Family(
         "Qwen2ForCausalLM",
         biases=True,
         windowed=from_max_window_layers,
         window_switch=True,
-        defaults={"sliding_window": 4096},
+        defaults=QWEN_DEFAULTS,
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
@@ -137,7 +147,7 @@ FAMILIES: Mapping[str, Family] = {
         head_norm="each",
         windowed=from_max_window_layers,
         window_switch=True,
-        defaults={"head_dim": 128, "sliding_window": 4096},
+        defaults=QWEN_DEFAULTS | {"head_dim": 128},
     ),
     "smollm3": Family(
         "SmolLM3ForCausalLM",
@@ -154,7 +164,7 @@ FAMILIES: Mapping[str, Family] = {
         names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
         windowed=all_layers,
         partial_rope=True,
-        defaults={"rms_norm_eps": 1e-5},
+        defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
@@ -164,7 +174,7 @@ FAMILIES: Mapping[str, Family] = {
         activation="gelu_pytorch_tanh",
         scaled_embedding=True,
         windowed=but_every(2),
-        reads=GEMMA,
+        reads=GEMMA | {"attn_logit_softcapping"},
         defaults=GEMMA_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),
     "gemma3_text": Family(
@@ -190,7 +200,12 @@ FAMILIES: Mapping[str, Family] = {
         expert_ffn="moe_intermediate_size",
         normalizes_experts=None,
         reads=EXPERTS,
-        defaults={"sliding_window": 4096, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        defaults={
+            "sliding_window": 4096,
+            "num_key_value_heads": 4,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
     ),
     "mixtral": Family(
         "MixtralForCausalLM",
@@ -205,7 +220,12 @@ FAMILIES: Mapping[str, Family] = {
         windowed=all_layers,
         experts=True,
         reads=EXPERTS,
-        defaults={"rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "num_experts_per_tok": 2},
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "num_key_value_heads": 8,
+            "num_experts_per_tok": 2,
+        },
     ),
 }
 """By config.json's `model_type`."""

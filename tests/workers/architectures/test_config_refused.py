@@ -51,6 +51,10 @@ from workers.checkpoint import CheckpointError, ModelConfig
         ({"logit_scale": 0.0625}, "logit_scale: 0.0625 is not supported, only 1"),
         ({"scale_emb": 12}, "scale_emb: 12 is not supported, only 1"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "hidden_act": None, "attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping: 50.0 is not supported",
+        ),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported"),
         ({"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported"),
         ({"rope_interleaved": True}, "rope_interleaved: True is not supported"),

@@ -1,0 +1,52 @@
+"""What config.json leaves out is read as transformers reads it."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.families import ARCHITECTURES
+from workers.checkpoint import ModelConfig
+
+pytestmark = pytest.mark.reference
+
+STATED = (
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_experts",
+    "num_hidden_layers",
+    "num_local_experts",
+    "vocab_size",
+)
+"""The sizes: every config.json has them."""
+SWITCHES: dict[str, dict[str, Any]] = {
+    "qwen2": {"use_sliding_window": True},
+    "qwen3": {"use_sliding_window": True},
+    "qwen3_moe": {"use_sliding_window": True},
+    "smollm3": {"use_sliding_window": True, "sliding_window": 9},
+    "phi3": {
+        "max_position_embeddings": 8192,
+        "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+    },
+}
+"""What makes the fields beside it matter."""
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_what_is_left_out_is_as_if_written_out(tmp_path: Path, family: str) -> None:
+    from transformers import AutoConfig
+
+    switches = SWITCHES.get(family, {})
+    names = {"architectures": [ARCHITECTURES[family]], "model_type": family}
+    whole = AutoConfig.for_model(family, **copy.deepcopy(switches)).to_dict() | names  # which it writes into
+    stated = {name: whole[name] for name in STATED if name in whole} | switches | names
+    assert _read(tmp_path, stated) == _read(tmp_path, whole)
+
+
+def _read(directory: Path, values: dict[str, Any]) -> ModelConfig:
+    (directory / "config.json").write_text(json.dumps(values))
+    return ModelConfig.from_dir(directory)
