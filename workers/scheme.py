@@ -89,7 +89,7 @@ def parse_quantization(file: Path, config: Mapping[str, Any]) -> Quantization | 
     if not isinstance(plan, dict):
         raise CheckpointError(file, where, "is not an object")
     if "quant_method" not in plan or where == "quantization":
-        return _mlx(file, plan)
+        return _mlx(file, where, plan)
     method = plan["quant_method"]
     if method == "gptq":
         return _gptq(file, where, plan)
@@ -98,16 +98,18 @@ def parse_quantization(file: Path, config: Mapping[str, Any]) -> Quantization | 
     raise CheckpointError(file, f"{where}.quant_method", f"{method!r} is not supported, only 'gptq' and 'awq'")
 
 
-def _mlx(file: Path, plan: Mapping[str, Any]) -> Quantization:
+def _mlx(file: Path, where: str, plan: Mapping[str, Any]) -> Quantization:
+    modules = {name: value for name, value in plan.items() if isinstance(value, dict)}
+    group, bits = _affine(file, where, plan)
+    return Quantization(group, bits, {name: _affine(file, f"{where}.{name}", own) for name, own in modules.items()})
+
+
+def _affine(file: Path, where: str, plan: Mapping[str, Any]) -> tuple[int, int]:
+    """(group_size, bits) of MLX's affine mode, of the model or of one module."""
     mode = plan.get("mode", "affine")
     if mode != "affine":
-        raise CheckpointError(file, "quantization.mode", f"{mode!r} is not supported, only 'affine'")
-    overrides = {
-        name: _group_and_bits(file, f"quantization.{name}", value, "mlx")
-        for name, value in plan.items()
-        if isinstance(value, dict)
-    }
-    return Quantization(*_group_and_bits(file, "quantization", plan, "mlx"), overrides)
+        raise CheckpointError(file, f"{where}.mode", f"{mode!r} is not supported, only 'affine'")
+    return _group_and_bits(file, where, plan, "mlx")
 
 
 def _gptq(file: Path, where: str, plan: Mapping[str, Any]) -> Quantization:

@@ -43,6 +43,21 @@ def test_refused_by_name(plan: Any, words: str) -> None:
         parse(quantization_config=plan)
 
 
+@pytest.mark.parametrize("where", ["quantization", "quantization_config"])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bits": 7}, "bits: 7 is not supported"),
+        ({"mode": "mxfp4"}, "mode: 'mxfp4' is not supported, only 'affine'"),
+        ({"a.b": {"bits": 4, "group_size": 32, "mode": "mxfp8"}}, "a.b.mode: 'mxfp8' is not supported"),
+        ({"a.b": {"bits": 4}}, "a.b.group_size: None"),
+    ],
+)
+def test_modes_and_modules_are_refused_by_name(where: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"json: {where}\.{words}"):
+        parse(**{where: {"group_size": 64, "bits": 4} | changes})
+
+
 def test_one_group_of_all_inputs() -> None:
     plan = parse(quantization_config=GPTQ | {"group_size": -1})
     assert plan.format("m", (512, 64), "float16") == GroupFormat(4, 4096, "middle", "float16")
