@@ -81,14 +81,20 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
     backend = choose_backend(spec)
     if backend == "scripted":
         return _load_scripted(spec, progress)
+    path, config = _checkpoint(spec)
+    memory = {"kv_bytes": spec.kv_bytes, "workers": spec.workers}
+    return _loader(backend)(path, config, **_options(spec, config), **memory, progress=progress)
+
+
+def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
+    """A checkpoint whose every tensor is read, and its description. Raises `CheckpointError`."""
     from workers.architectures.tensors import check_tensors
     from workers.checkpoint import ModelConfig, open_weights
 
     path = Path(spec.model_path)
-    config = ModelConfig.from_dir(path)
-    check_tensors(open_weights(path), config, path)
-    memory = {"kv_bytes": spec.kv_bytes, "workers": spec.workers}
-    return _loader(backend)(path, config, **_options(spec, config), **memory, progress=progress)
+    config, weights = ModelConfig.from_dir(path), open_weights(path)
+    check_tensors(weights, config, path, weights.adds_nothing)
+    return path, config
 
 
 def _options(spec: WorkerSpec, config: "ModelConfig") -> dict[str, Any]:
@@ -111,13 +117,9 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
     backend = choose_backend(spec)
     if backend != "iree":
         raise NothingToCompile(f"the {backend} backend compiles nothing ahead of its use")
-    from workers.architectures.tensors import check_tensors
-    from workers.checkpoint import ModelConfig, open_weights
     from workers.iree.ahead import compile_ahead
 
-    path = Path(spec.model_path)
-    config = ModelConfig.from_dir(path)
-    check_tensors(open_weights(path), config, path)
+    path, config = _checkpoint(spec)
     return compile_ahead(path, config, **_options(spec, config), progress=progress)
 
 

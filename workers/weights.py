@@ -11,18 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from workers.description import CheckpointError, read_json
+from workers.description import A_MODEL, CheckpointError, read_json
 from workers.quantization import GroupFormat, Quantized, ScaleType
 from workers.scheme import Quantization
 
-DTYPES = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "U32": np.dtype(np.uint32),
-    "I32": np.dtype(np.int32),
-}
-"""safetensors' names of the types that are read."""
+FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+"""safetensors' names of the types that weights have."""
+WORDS = {"U32": np.dtype(np.uint32), "I32": np.dtype(np.int32)}
+"""Of what the integers of quantized matrices are packed in."""
+OTHER_FORMATS = ("*.safetensors", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5", "*.msgpack", "*.onnx")
+"""Weights that are not read, to be named where there are no others."""
 SCALES: Mapping[str, ScaleType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -91,10 +89,25 @@ class Weights(Mapping[str, NDArray[Any]]):
                 yield f"{module}.weight", _Place(module, None)
 
     def _locate(self) -> dict[str, Path]:
-        index = self.directory / "model.safetensors.index.json"
-        if not index.exists():
-            file = self.directory / "model.safetensors"
+        """The file of each tensor: the one file, which goes before an index as in transformers, or the shards."""
+        file, index = (self.directory / f"model.safetensors{ending}" for ending in ("", ".index.json"))
+        if file.exists() or not index.exists():
+            if not file.is_file():
+                raise CheckpointError(file, "", f"there is no such file{self._instead()}")
             return dict.fromkeys(self._open(file).keys(), file)
+        where = self._listed(index)
+        for shard in dict.fromkeys(where.values()):
+            unlisted = next((name for name in self._open(shard).keys() if name not in where), None)  # noqa: SIM118
+            if unlisted is not None:
+                raise CheckpointError(shard, unlisted, f"the tensor is not in the weight_map of {index.name}")
+        return where
+
+    def _instead(self) -> str:
+        """What there is in other formats."""
+        found = sorted({file.name for pattern in OTHER_FORMATS for file in self.directory.glob(pattern)})
+        return f", and {found[0]} is in a format or under a name that is not read; {A_MODEL}" if found else ""
+
+    def _listed(self, index: Path) -> dict[str, Path]:
         table = read_json(index).get("weight_map")
         if not isinstance(table, dict):
             raise CheckpointError(index, "weight_map", "is missing or not an object")
@@ -126,17 +139,18 @@ class Weights(Mapping[str, NDArray[Any]]):
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
 
-    def _read(self, name: str, expert: int | None = None) -> NDArray[Any]:
-        """A tensor that is kept under this name, or one expert's part of it."""
+    def _read(self, name: str, expert: int | None = None, *, packed: bool = False) -> NDArray[Any]:
+        """A tensor that is kept under this name, or one expert's part of it; integers only of what is `packed`."""
         dtype, _ = self._header(name)
-        if dtype not in DTYPES:
+        types = FLOATS | WORDS if packed else FLOATS
+        if dtype not in types:
             raise CheckpointError(self._where[name], name, f"type {dtype} is not supported")
         file = self._open(self._where[name])
         try:
             tensor: NDArray[Any] = file.get_tensor(name) if expert is None else file.get_slice(name)[expert]
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
-        return tensor.view(DTYPES[dtype])
+        return tensor.view(types[dtype])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         place = self._places.get(name)
@@ -161,6 +175,11 @@ class Weights(Mapping[str, NDArray[Any]]):
             raise CheckpointError(self._where[f"{module}.scales"], f"{module}.scales", f"type {kind} is not supported")
         words = self._header(module + self._quantization.packed)[1]
         return self._quantization.format(module, words if place.expert is None else words[1:], SCALES[kind])
+
+    def adds_nothing(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros of a quantized matrix: AutoGPTQ writes one for each of them."""
+        module = name.removesuffix(".bias")
+        return name != module and module in self._quantized and not self[name].any()
 
     def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """The tensor, or `CheckpointError` when it is missing or its shape is another."""
@@ -188,7 +207,8 @@ class Weights(Mapping[str, NDArray[Any]]):
         module = place.module
         assert plan is not None  # checked when the names were read
         assert format is not None  # the module is one of the quantized ones
-        parts = {part: self._read(module + part, place.expert) for part in plan.parts if module + part in self._where}
+        names = {part: module + part for part in plan.parts if module + part in self._where}
+        parts = {part: self._read(name, place.expert, packed=True) for part, name in names.items()}
         try:
             return plan.unpack(parts, format)
         except (ValueError, KeyError) as error:

@@ -124,7 +124,10 @@ def test_unsupported_tensor_type_is_named(tmp_path: Path) -> None:
 def test_no_weights(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path)
     (path / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"model.safetensors: there is no such file"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors: there is no such file$"):
+        open_weights(path)
+    (path / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"no such file, and pytorch_model.bin is in a format .* not read"):
         open_weights(path)
 
 
@@ -145,8 +148,32 @@ def test_index_leads_nowhere_else(tmp_path: Path, shard: Any) -> None:
 
 
 def test_index_names_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path)
-    write_safetensors(path / "one.safetensors", {"b": np.zeros(1, np.float32)})
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
+    write_safetensors(tmp_path / "one.safetensors", {"b": np.zeros(1, np.float32)})
+    (tmp_path / "config.json").write_text("{}")
+    index = {"weight_map": dict.fromkeys("ab", "one.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"one.safetensors: a: "):
-        open_weights(path)["a"]
+        open_weights(tmp_path)["a"]
+
+
+def test_a_shards_tensor_that_the_index_leaves_out_is_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, sharded=True)
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    del index["weight_map"]["model.norm.weight"]
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"model.norm.weight: the tensor is not in the weight_map"):
+        open_weights(path)
+
+
+def test_one_file_goes_before_an_index(tmp_path: Path) -> None:
+    """As in transformers: mlx-lm writes an index beside a single file, and others leave one behind."""
+    path = make_checkpoint(tmp_path)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    assert "model.norm.weight" in open_weights(path)
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    write_safetensors(path / "model.safetensors", {"t": np.ones((2, 2), np.uint32)})
+    with pytest.raises(CheckpointError, match="t: type U32 is not supported"):
+        open_weights(path).take("t", (2, 2))

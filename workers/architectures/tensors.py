@@ -4,7 +4,7 @@ A model's own names for them are one word each ("qkv", "down"); a layer's are be
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,8 +101,14 @@ def _stacked(names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, 
     return [(names[0], sum(sizes))] if len(names) == 1 else list(zip(names, sizes, strict=True))
 
 
-def check_tensors(names: Iterable[str], config: ModelConfig, path: Path) -> None:
-    """Refuse a tensor that a model of this config does not read: one left out would be another model.
+def check_tensors(
+    names: Iterable[str],
+    config: ModelConfig,
+    path: Path,
+    adds_nothing: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Refuse a tensor that a model of this config does not read, but for one that `adds_nothing`: one left out would be
+    another model.
 
     Raises `CheckpointError` with its name.
     """
@@ -111,5 +117,7 @@ def check_tensors(names: Iterable[str], config: ModelConfig, path: Path) -> None
     for name in names:
         match = _LAYER.fullmatch(name)
         if name in known or (match and int(match[1]) < config.layers and match[2] == _DERIVED):
+            continue
+        if adds_nothing(name):
             continue
         raise CheckpointError(path, name, f"the tensor is not part of a {config.family} model as config.json has it")

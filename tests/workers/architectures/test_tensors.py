@@ -1,12 +1,16 @@
 """Every tensor of a checkpoint is read, or the checkpoint is refused."""
 
+import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.families import ARCHITECTURES, Family
+from tests.quantized import requantize
 from workers.architectures.tensors import check_tensors
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 
@@ -51,3 +55,20 @@ def test_what_would_be_left_out_is_refused(tmp_path: Path, family: Family, name:
     with pytest.raises(CheckpointError, match="not part of") as refused:
         check_tensors([*open_weights(path), name], ModelConfig.from_dir(path), path)
     assert refused.value.field == name
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_biases_of_zeros_beside_matrices_of_few_bits(tmp_path: Path, method: Literal["gptq", "awq"]) -> None:
+    """AutoGPTQ writes one for each matrix, of models that have none."""
+    path = requantize(make_checkpoint(tmp_path), method)
+    config, name = ModelConfig.from_dir(path), "model.layers.1.mlp.up_proj.bias"
+    tensors = load_file(path / "model.safetensors")
+    for last, accepted in ((0, True), (1, False)):
+        bias = np.zeros(128, np.float16)
+        bias[-1] = last
+        write_safetensors(path / "model.safetensors", tensors | {name: bias})
+        weights = open_weights(path)
+        assert weights.adds_nothing(name) == accepted
+        with contextlib.nullcontext() if accepted else pytest.raises(CheckpointError, match=f"{name}: .*not part of"):
+            check_tensors(weights, config, path, weights.adds_nothing)
+    assert not weights.adds_nothing("model.norm.bias")
