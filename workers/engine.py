@@ -220,10 +220,28 @@ class BatchEngine:
         if work.draw is None:
             return
         live.first = now
-        if token is None:
-            self._fail(live, "prefill", NotFiniteError())
-        else:
+        if token is not None:
             self._accept(live, token, likely, now)
+        elif live.reused:
+            self._start_over(live)
+        else:
+            self._fail(live, "prefill", NotFiniteError())
+
+    def _start_over(self, live: Live) -> None:
+        """Compute a prompt without the rows that it took from another sequence.
+
+        What is no number in that one may have spoilt rows before it, which were computed in the same call: a masked
+        value is multiplied by 0 all the same. Alone this sequence may well have numbers.
+        """
+        self._log.warning("prefix_distrusted", stream=live.request.stream, slot=live.slot, tokens=live.reused)
+        self._scheduler.forget_retained()
+        try:
+            self._runner.reset(live.slot)
+        except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
+            self._fail(live, "reset", error)
+        else:
+            self._scheduler.start_over(live)
+        self._reset_soiled()
 
     def _decode(self, decoding: list[Live]) -> None:
         self._decode_steps += 1

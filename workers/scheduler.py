@@ -206,6 +206,14 @@ class Scheduler:
             return "stop"
         return "length" if len(live.tokens) >= live.limit else None
 
+    def start_over(self, live: Live) -> None:
+        """A sequence whose prompt came to nothing with rows of another one computes it anew, before all others and
+        without them. Its slot has been reset; it is asked for no copy any more."""
+        self.slots.rewind(live.slot)
+        live.written.rows, live.written.ends, live.reused = 0, (), 0
+        del self._decoding[live.request.stream]
+        self._prefilling = {live.request.stream: live} | self._prefilling
+
     def remove(self, stream: int, *, failed: bool = False) -> Live | None:
         """Take a sequence out at any moment. Its slot is retained, or soiled: free once the runner has reset it.
 

@@ -125,6 +125,11 @@ class SlotTable:
             self._rows[slot] += 1
         self._kv_tokens += len(slots)
 
+    def rewind(self, slot: int) -> None:
+        """The rows of a held slot are forgotten; what its stream reserved it keeps."""
+        self._kv_tokens -= self._rows[slot]
+        self._rows[slot] = 0
+
     def release(self, slot: int) -> None:
         """The sequence of `slot` is over; it is free once it is `clean`. Raises `ValueError` if nobody held it."""
         self._let_go(slot)

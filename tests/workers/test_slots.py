@@ -144,3 +144,14 @@ def test_slots_and_rows_always_add_up(actions: list[tuple[str, int, int]]) -> No
         assert table.kv_tokens == sum(written for written, _ in held.values())
         assert table.retained_tokens == sum(retained.values())
         assert table.room == 20 - sum(reserved for _, reserved in held.values()) - sum(retained.values()) >= 0
+
+
+def test_a_rewound_slot_keeps_its_stream_and_what_is_reserved() -> None:
+    slots = SlotTable(2, 20)
+    slots.take(7, 9)
+    slots.wrote(0, 5)
+    slots.rewind(0)
+    assert (slots.holder(0), slots.rows(0), slots.kv_tokens, slots.room) == (7, 0, 0, 11)
+    slots.wrote(0, 3)
+    slots.release(0)
+    assert (slots.kv_tokens, slots.room) == (0, 20)
