@@ -5,7 +5,8 @@ output in 32 bits (with 4 bits a level, two such runs share their bytes: the low
 scales of all groups, then their zeros, and zeros up to a whole cache line. A product reads a tile from front to end.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.iree.kernels.code import LANES
-from workers.quantization import SCALE_TYPES, GroupFormat, Quantized, ScaleType, Zero
+from workers.quantization import SCALE_TYPES, GroupFormat, Quantized, ScaleType
 from workers.spec import Quantize
 
 GROUPS = (128, 64, 32)
@@ -96,15 +97,20 @@ class Packed:
     inputs: int
 
 
-def stored_format(format: GroupFormat, inputs: int) -> GroupFormat | None:
-    """The format in which a quantized matrix is packed without a change of its weights; None when there is none."""
-    group = next((group for group in GROUPS if format.group % group == 0 and inputs % group == 0), None)
-    if group is None:
+def stored_format(formats: Collection[GroupFormat], inputs: int) -> GroupFormat | None:
+    """The format in which quantized matrices are packed together without a change of their weights; None when there is
+    none. MLX's mixed recipes give the values of a layer more bits than its queries and keys.
+    """
+    group = next((group for group in GROUPS if inputs % group == 0 and not any(f.group % group for f in formats)), None)
+    scales, zeros = {each.scales for each in formats}, {each.zero for each in formats}
+    if group is None or len(scales) > 1 or ("bias" in zeros and len(zeros) > 1):
         return None
-    bits = 4 if format.bits <= 4 else 8
+    bits = 4 if all(each.bits <= 4 for each in formats) else 8
+    zero = zeros.pop()
     # The middle of fewer bits is another level.
-    zero: Zero = "level" if format.zero == "middle" and bits != format.bits else format.zero
-    return replace(format, bits=bits, group=group, zero=zero)
+    if zero != "bias" and (zeros or any(each.bits != bits for each in formats)):
+        zero = "level"
+    return GroupFormat(bits, group, zero, scales.pop())
 
 
 def restore(matrix: Quantized, format: GroupFormat) -> Quantized:

@@ -91,13 +91,13 @@ def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) ->
 
 
 def _format(parameter: Parameter, weights: Weights, kind: Quantize) -> GroupFormat | None:
-    """The one that the checkpoint has, where all parts of the parameter share it; the one asked for, where none has."""
+    """One that holds those that the checkpoint has, where every part has one; the one asked for, where none has."""
     formats = {weights.format(name) for name, _ in parameter.sources}
     inputs = parameter.sources[0][1][1]
-    if formats == {None}:
+    found = {each for each in formats if each is not None}
+    if not found:
         return made_format(kind, inputs)
-    first = formats.pop()
-    return stored_format(first, inputs) if first is not None and not formats else None
+    return stored_format(found, inputs) if found == formats else None
 
 
 def _quantized(matrix: NDArray[Any], packing: Packing) -> NDArray[np.int8]:

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.families import Family
 from tests.quantized import requantize
 from tests.workers.iree.conftest import Load
@@ -103,28 +104,56 @@ def test_experts_are_matrices_like_others(
             np.testing.assert_array_equal(whole[-len(last) :], last)
 
 
-def test_parts_that_differ_are_widened(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path, quantized_bits=4)
+def test_parts_of_other_bits_are_stored_together(tmp_path: Path) -> None:
+    """As in MLX's mixed recipes. No weight changes."""
+    path, other = make_checkpoint(tmp_path / "4", quantized_bits=4), make_checkpoint(tmp_path / "8", quantized_bits=8)
+    module = "model.layers.0.self_attn.v_proj"
     config = json.loads((path / "config.json").read_text())
-    config["quantization"]["model.layers.0.self_attn.v_proj"] = {"group_size": 64, "bits": 4}
+    config["quantization"][module] = {"group_size": 32, "bits": 8}
     (path / "config.json").write_text(json.dumps(config))
+    own = {name: value for name, value in load_file(other / "model.safetensors").items() if name.startswith(module)}
+    write_safetensors(path / "model.safetensors", load_file(path / "model.safetensors") | own)
+    made, weights = stored(path), open_weights(path)
+    packings = [made[name].packing for name in ("0.qkv", "1.qkv")]
+    assert [packing and packing.format.bits for packing in packings] == [8, 4]
+    assert quantization_of(list(made.values())) == "int4+int8"
+    whole, packing = build(made["0.qkv"], weights, OPS), packings[0]
+    assert packing is not None
+    values = weights.take_quantized(f"{module}.weight", (32, 64))
+    np.testing.assert_array_equal(whole[-2:], packing.pack(values))
+    queries = weights.take_quantized("model.layers.0.self_attn.q_proj.weight", (64, 64))
+    np.testing.assert_array_equal(whole[:4], packing.pack(restore(queries, packing.format)))
+
+
+def test_parts_of_which_one_is_plain_are_widened(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, quantized_bits=4)
+    name = "model.layers.0.self_attn.v_proj"
+    plain = {f"{name}.weight": open_weights(path)[f"{name}.weight"]}
+    tensors = load_file(path / "model.safetensors")
+    kept = {each: value for each, value in tensors.items() if not each.startswith(name)}
+    write_safetensors(path / "model.safetensors", kept | plain)
     made = stored(path)
     assert made["0.qkv"].packing is None
     assert made["1.qkv"].packing is not None
 
 
 @pytest.mark.parametrize(
-    ("format", "inputs", "expected"),
+    ("formats", "inputs", "expected"),
     [
-        (GroupFormat(4, 64, "bias", "bfloat16"), 128, GroupFormat(4, 64, "bias", "bfloat16")),
-        (GroupFormat(6, 64, "bias", "float16"), 128, GroupFormat(8, 64, "bias", "float16")),
-        (GroupFormat(2, 32, "middle", "float16"), 128, GroupFormat(4, 32, "level", "float16")),
-        (GroupFormat(4, 4096, "middle", "float16"), 4096, GroupFormat(4, 128, "middle", "float16")),
-        (GroupFormat(4, 16, "bias", "float16"), 128, None),
+        ([(4, 64, "bias", "bfloat16")], 128, (4, 64, "bias", "bfloat16")),
+        ([(6, 64, "bias", "float16")], 128, (8, 64, "bias", "float16")),
+        ([(2, 32, "middle", "float16")], 128, (4, 32, "level", "float16")),
+        ([(4, 4096, "middle", "float16")], 4096, (4, 128, "middle", "float16")),
+        ([(4, 16, "bias", "float16")], 128, None),
+        ([(4, 64, "bias", "float16"), (6, 32, "bias", "float16")], 128, (8, 32, "bias", "float16")),
+        ([(4, 64, "middle", "float16"), (4, 64, "level", "float16")], 128, (4, 64, "level", "float16")),
+        ([(4, 64, "middle", "float16"), (8, 64, "middle", "float16")], 128, (8, 64, "level", "float16")),
+        ([(4, 64, "bias", "float16"), (4, 64, "middle", "float16")], 128, None),
+        ([(4, 64, "bias", "float16"), (4, 64, "bias", "bfloat16")], 128, None),
     ],
 )
-def test_stored_formats(format: GroupFormat, inputs: int, expected: GroupFormat | None) -> None:
-    assert stored_format(format, inputs) == expected
+def test_stored_formats(formats: list[Any], inputs: int, expected: Any) -> None:
+    assert stored_format([GroupFormat(*each) for each in formats], inputs) == (expected and GroupFormat(*expected))
 
 
 def test_a_stored_format_changes_no_weight() -> None:
@@ -132,7 +161,7 @@ def test_a_stored_format_changes_no_weight() -> None:
     format = GroupFormat(2, 256, "middle", "float16")
     levels, scales = random.integers(0, 4, (16, 512)).astype(np.uint8), random.random((16, 2)).astype(np.float16)
     matrix = Quantized(format, levels, scales, None)
-    target = stored_format(format, 512)
+    target = stored_format([format], 512)
     assert target is not None
     np.testing.assert_array_equal(restore(matrix, target).dequantize(), matrix.dequantize())
 
