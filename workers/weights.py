@@ -181,6 +181,19 @@ class Weights(Mapping[str, NDArray[Any]]):
         module = name.removesuffix(".bias")
         return name != module and module in self._quantized and not self[name].any()
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, from its header; of a quantized one the shape that its integers have where they are kept."""
+        place, plan = self._places.get(name), self._quantization
+        module = None if place is None else place.module
+        if module is None or place is None:
+            return self._header(name)[1]
+        if plan is None or module not in self._quantized:
+            shape = self._header(f"{module}.weight")[1]
+        else:
+            *outer, words = self._header(module + plan.parts[0])[1]
+            shape = (*outer, words * 32 // plan.of(module)[1])
+        return shape if place.expert is None else shape[1:]
+
     def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """The tensor, or `CheckpointError` when it is missing or its shape is another."""
         if name not in self._names:

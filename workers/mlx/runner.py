@@ -1,5 +1,6 @@
 """The MLX runner: mlx-lm's models and loaders, with a KV for each slot and one ragged forward for all rows."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
 from workers.architectures.config import WeightDtype
-from workers.checkpoint import ModelConfig
+from workers.checkpoint import ModelConfig, open_weights
 from workers.edits import shaped
 from workers.logprobs import finish, report
 from workers.memory import Needed, free_bytes
@@ -86,7 +87,7 @@ class MlxRunner:
         kind = config.dtype if dtype == "auto" else dtype
         row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
         free = free_bytes()
-        weights = weight_bytes(path, config, kind, quantize)
+        weights = weight_bytes(path, kind, quantize)
         needed = Needed.of(weights, row_bytes, slots, context, kv_bytes, free, workers)
         needed.check(free, quantize, quantizable=config.quantization is None)
         with mx.stream(chosen):
@@ -227,16 +228,20 @@ class MlxRunner:
         return [token if token >= 0 else None for token in tokens]
 
 
-def weight_bytes(path: Path, config: ModelConfig, kind: WeightDtype, quantize: Quantize) -> int:
-    """What a load takes, from the sizes of the files."""
-    itemsize = getattr(mx, kind).size
-    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    if quantize != "none":  # integers, and a scale and a bias for each group
-        bits = (8 if quantize == "int8" else 4) + 2 * 8 * itemsize / QUANTIZED_GROUP
-        weights = int(weights * bits / (8 * getattr(mx, config.dtype).size))
-    elif config.quantization is None:
-        weights = weights * itemsize // getattr(mx, config.dtype).size
-    return weights
+def weight_bytes(path: Path, kind: WeightDtype, quantize: Quantize) -> int:
+    """What a load takes, from the headers of the files: of few bits are integers, and a scale and a bias of each group.
+
+    Raises `CheckpointError`.
+    """
+    weights, itemsize = open_weights(path), getattr(mx, kind).size
+    made = {"none": None, "int8": 8, "int4": 4}[quantize]
+    total = 0.0
+    for name in weights:
+        own, shape = weights.format(name), weights.shape(name)
+        fits = len(shape) == 2 and shape[1] % QUANTIZED_GROUP == 0 and not name.endswith(".gate.weight")
+        group, bits = (own.group, own.bits) if own else (QUANTIZED_GROUP, made if fits else None)
+        total += math.prod(shape) * (itemsize if bits is None else bits / 8 + 2 * itemsize / group)
+    return int(total)
 
 
 def _quantization(config: ModelConfig, made: Quantize) -> str:

@@ -10,6 +10,7 @@ from tests.checkpoints import make_checkpoint
 from tests.quantized import requantize
 from tests.workers.mlx.conftest import Load
 from workers.checkpoint import CheckpointError
+from workers.mlx.runner import weight_bytes
 from workers.runner import Chunk
 
 TOKENS = tuple(range(5, 25))
@@ -70,3 +71,24 @@ def test_experts_of_16_bits(load: Load, tmp_path: Path, family: Any, dtype: Any)
     np.testing.assert_array_equal(np.concatenate(single), logits)
     mixed = load(path, dtype=dtype, quantize="int8").logits(Chunk(0, TOKENS, 0, 0))
     assert np.abs(mixed - exact).mean() < 0.2 * exact.std()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "quantize"),
+    [
+        ({"tied": False, "dtype": "bfloat16"}, "bfloat16", "none"),
+        ({"dtype": "bfloat16", "fields": {"torch_dtype": "float32"}}, "float32", "none"),
+        ({"dtype": "float32", "fields": {"torch_dtype": "bfloat16"}}, "bfloat16", "none"),
+        ({"quantized_bits": 4}, "float16", "none"),
+        ({"dtype": "bfloat16"}, "bfloat16", "int8"),
+        ({"family": "qwen3_moe", "tied": False}, "float32", "int4"),
+        ({"family": "mixtral", "tied": False, "quantized_bits": 8}, "bfloat16", "none"),
+    ],
+)
+def test_memory_is_said_as_it_is_taken(
+    load: Load, tmp_path: Path, options: dict[str, Any], kind: Any, quantize: Any
+) -> None:
+    path = make_checkpoint(tmp_path, **options)
+    (path / "consolidated.safetensors").write_bytes(bytes(1 << 20))  # the same weights for another program
+    taken = load(path, dtype=kind, quantize=quantize).memory()["weights"]
+    assert weight_bytes(path, kind, quantize) == taken
