@@ -115,11 +115,11 @@ class TiledOps:
     ) -> jax.Array:
         rows = x.shape[0]
         rounded, levels, sums = self._round(x, weight)
-        tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, bias is not None, self.threads)
-        name, results = _named(tiled.name, live=live), _floats(rounded.padded, tiled.outputs)
-        self.bodies[name] = product(tiled, live=live is not None)
-        out: jax.Array = _call(name, results, levels, sums, weight.data, bias, live)
-        return out[:rows, :outputs]
+        tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, self.threads)
+        name = _named(tiled.name, bias=bias, live=live)
+        self.bodies[name] = product(name, tiled, bias=bias is not None, live=live is not None)
+        out: jax.Array = _call(name, _floats(rows, tiled.outputs), levels, sums, weight.data, bias, live)
+        return out[:, :outputs]
 
     def _round(self, x: jax.Array, weight: Packed) -> tuple[Rounded, jax.Array, jax.Array]:
         """An operand as a matrix of few bits wants it."""
@@ -127,7 +127,7 @@ class TiledOps:
         planes = 3 if self.dtype == "float32" else 1
         rounded = rounded_rows(x.shape[0], weight.inputs, weight.packing, self.arithmetic, planes)
         self.bodies[rounded.name] = round_rows(rounded)
-        shapes = [(rounded.levels_shape, jnp.int8), (rounded.sums_shape, jnp.float32)]
+        shapes = [(rounded.levels_shape, jnp.int32), (rounded.sums_shape, jnp.float32)]
         levels, sums = _call(rounded.name, [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes], x)
         return rounded, levels, sums
 

@@ -44,6 +44,9 @@ class Arithmetic(Protocol):
     def words(self, code: Code, floats: str, lanes: int = LANES) -> str:
         """float32 [lanes] -> int32 [lanes / word]."""
 
+    def floats(self, code: Code, words: str) -> str:
+        """int32 [16 / word] -> float32 [16]."""
+
     def elements(self, code: Code, floats: str, lanes: int = LANES) -> str:
         """float32 [lanes] -> elements [lanes], rounded as the words are."""
 
@@ -80,6 +83,9 @@ class Pairs:
             f"vector.bitcast {self.elements(code, floats, lanes)} : vector<{lanes}xbf16> to vector<{lanes // 2}xi32>"
         )
 
+    def floats(self, code: Code, words: str) -> str:
+        return self.widen(code, code.let(f"vector.bitcast {words} : vector<{LANES // 2}xi32> to vector<{LANES}xbf16>"))
+
     def elements(self, code: Code, floats: str, lanes: int = LANES) -> str:
         if lanes != LANES:
             return code.let(f"arith.truncf {floats} : vector<{lanes}xf32> to vector<{lanes}xbf16>")
@@ -105,6 +111,9 @@ class _Floats:
 
     def words(self, code: Code, floats: str, lanes: int = LANES) -> str:
         return code.let(f"vector.bitcast {floats} : vector<{lanes}xf32> to vector<{lanes}xi32>")
+
+    def floats(self, code: Code, words: str) -> str:
+        return code.let(f"vector.bitcast {words} : vector<{LANES}xi32> to {FLOATS}")
 
     def elements(self, code: Code, floats: str, lanes: int = LANES) -> str:
         if self.element == "f32":

@@ -133,6 +133,10 @@ class Code:
         kind = f"vector<{lanes}x{target.element}>"
         self.do(f"vector.store {vector}, {target.name}[{', '.join(at)}] : {target.type}, {kind}")
 
+    def set(self, scalar: str, target: Value, at: Sequence[str]) -> None:
+        """Replace one element in memory."""
+        self.do(f"memref.store {scalar}, {target.name}[{', '.join(at)}] : {target.type}")
+
     def prefetch(self, source: Value, at: Sequence[str], locality: int = 3) -> None:
         """Have a line of memory brought to the first cache, with a locality of 2 to the second; one that is out of
         bounds is not."""

@@ -4,8 +4,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
-from workers.iree.kernels.code import LANES
-from workers.iree.kernels.executable import Operand
+from workers.iree.kernels.code import LANES, Value
+from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.rounding import Rounded
 from workers.iree.kernels.shares import workgroups
 from workers.iree.quantized import RUN, Packing
@@ -13,10 +13,8 @@ from workers.iree.quantized import RUN, Packing
 Dot = Literal["vpdpbusd", "plain"]
 """How four levels of each lane are multiplied by four activations and added up."""
 
-CHAINS = 4
-"""Products that do not wait for each other, at least."""
-ROWS_IN_CACHE = 64
-"""Rows that are multiplied by a tile of weights before the next tile: their activations stay in the second cache."""
+MAX_ROWS = 8
+"""Rows of one block: their sums, of integers and of floats, stay in registers."""
 
 
 def choose_dot(features: AbstractSet[str]) -> Dot:
@@ -26,15 +24,13 @@ def choose_dot(features: AbstractSet[str]) -> Dot:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Rounded rows times a packed matrix, transposed: float32 [padded, outputs]."""
+    """Rounded rows times a packed matrix, transposed: float32 [rows, outputs]."""
 
     rounded: Rounded
     outputs: int
     """Those of whole tiles."""
     packing: Packing
     dot: Dot
-    bias: bool
-    """Numbers are added to the outputs."""
     threads: int
 
     @property
@@ -43,12 +39,15 @@ class Product:
 
     @property
     def name(self) -> str:
-        size = f"{self.rounded.rows}_{self.outputs}_{self.rounded.inputs}"
-        return f"baton_dot_{size}_{self.packing.name}{'_bias' if self.bias else ''}"
+        return f"baton_dot_{self.rounded.rows}_{self.outputs}_{self.rounded.inputs}_{self.packing.name}"
 
     @property
     def tiles(self) -> int:
         return self.outputs // LANES
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.packing.tile_bytes(self.rounded.inputs)
 
     @property
     def vectors(self) -> int:
@@ -57,35 +56,21 @@ class Product:
 
     @property
     def dots(self) -> int:
+        """Products of a group, each of four inputs."""
         return self.rounded.group // RUN
 
-    @property
-    def block(self) -> int:
-        """Rows that are multiplied at once."""
-        return self.rounded.block
 
-    @property
-    def blocks(self) -> int:
-        return self.rounded.padded // self.block
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The memory that a product reads: what rounding leaves, and the matrix."""
 
-    @property
-    def together(self) -> int:
-        """Blocks that are multiplied by a tile before the next tile."""
-        return max(1, min(self.blocks, ROWS_IN_CACHE // self.block))
+    levels: Value
+    sums: Value
+    weights: Value
 
-    @property
-    def sharing(self) -> int:
-        """Blocks that fetch the next tile between them."""
-        return self.together
-
-    @property
-    def chains(self) -> int:
-        """Sums of integers of one row and plane: a few rows alone would wait for themselves."""
-        return max(1, CHAINS // self.block)
-
-    def operands(self) -> tuple[Operand, Operand, Operand]:
-        """The rows' levels and sums and the matrix, as bodies with `tile_sums` name them."""
-        r = self.rounded
-        levels = Operand("levels", r.levels_shape, "i8", ((r.planes, r.padded, r.inputs // RUN), "i32"))
-        sums = Operand("sums", r.sums_shape, "f32")
-        return levels, sums, Operand("weights", self.packing.stored_shape(self.outputs, r.inputs), "i8")
+    @classmethod
+    def taken(cls, p: Product, d: Kernel) -> "Factors":
+        """The first operands of a kernel."""
+        r = p.rounded
+        levels, sums = d.take(r.levels_shape, "i32"), d.take(r.sums_shape, "f32")
+        return cls(levels, sums, d.take(p.packing.stored_shape(p.outputs, r.inputs), "i8"))

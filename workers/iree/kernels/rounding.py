@@ -6,20 +6,21 @@ Q4_0 products, or to 22 bits in three planes. A row is rounded by itself, whatev
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.code import FLOATS, LANES
-from workers.iree.kernels.executable import Operand, dispatch
+from workers.iree.kernels.code import FLOATS, LANES, Code, Value
+from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.linear import stride
-from workers.iree.quantized import Packing
+from workers.iree.quantized import RUN, Packing
 
 ROUND_GROUP = 64
 """The most activations that share a scale."""
 LOW_BITS = 7
 """Of an integer of several planes, in each but the first."""
-MAX_ROWS = 8
-"""Rows of one block: their sums, of integers and of floats, stay in registers."""
-SMALLEST = "1.0e-30"
-"""The least size of a group's largest activation; keeps a group of zeros from dividing by zero."""
+SMALLEST = int(np.float32(1e-30).view(np.int32))
+"""The least size of a group's largest activation, as bits; keeps a group of zeros from dividing by zero."""
+INTS = f"vector<{LANES}xi32>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,6 @@ class Rounded:
         return 127 << LOW_BITS * (self.planes - 1)
 
     @property
-    def block(self) -> int:
-        """Rows that are multiplied at once; there are whole blocks, the last one filled up with what may be there."""
-        return -(-self.rows // -(-self.rows // MAX_ROWS))
-
-    @property
-    def padded(self) -> int:
-        return -(-self.rows // self.block) * self.block
-
-    @property
     def groups(self) -> int:
         return self.inputs // self.group
 
@@ -62,12 +54,13 @@ class Rounded:
 
     @property
     def levels_shape(self) -> tuple[int, int, int]:
-        return (self.planes, self.padded, self.inputs)
+        """int32, each four neighbours' integers."""
+        return (self.planes, self.rows, self.inputs // RUN)
 
     @property
     def sums_shape(self) -> tuple[int, int, int]:
         """Scales, then sums."""
-        return (2, self.padded, self.groups)
+        return (2, self.rows, self.groups)
 
 
 def rounded_rows(rows: int, inputs: int, packing: Packing, words: Arithmetic, planes: int) -> Rounded:
@@ -76,97 +69,79 @@ def rounded_rows(rows: int, inputs: int, packing: Packing, words: Arithmetic, pl
 
 
 def round_rows(r: Rounded) -> str:
-    """x, words int32 [rows, stride] -> int8 [planes, padded, inputs] and float32 [2, padded, groups].
+    """words [rows, stride] -> int32 [planes, rows, inputs / 4] and float32 [2, rows, groups].
 
     A group's largest activation becomes `last` or its negative, ties go to the even integer. What is not a number
     makes its group's scale not a number, and so every output.
     """
-    lanes, width, element = LANES, stride(r.inputs, r.words), "f32" if r.words.word == 1 else r.words.element
-    x = Operand("x", (r.rows, width), "i32", ((r.rows, width * r.words.word), element))
-    levels, sums = Operand("levels", r.levels_shape, "i8"), Operand("sums", r.sums_shape, "f32")
-    floats, ints = f"vector<{lanes}xf32>", f"vector<{lanes}xi32>"
-    parts = range(r.group // lanes)
-    load = "".join(
-        f"""
-          %offset{j} = arith.constant {lanes * j} : index
-          %at{j} = arith.addi %start, %offset{j} : index
-{_widened(r, j, x.inside)}
-          %size{j} = math.absf %v{j} : {floats}"""
-        for j in parts
-    )
-    store = "".join(
-        f"""
-          %scaled{j} = arith.mulf %v{j}, %times : {floats}
-          %even{j} = math.roundeven %scaled{j} : {floats}
-          %int{j} = arith.fptosi %even{j} : {floats} to {ints}
-{_planes(r, j, levels.inside)}"""
-        for j in parts
-    )
-    total = "%sum_scaled = arith.mulf %sum_f32, %scale : f32" if r.weighted else ""
-    body = f"""
-        %least = arith.constant {SMALLEST} : f32
-        %last = arith.constant {r.last}.0 : f32
-        %group = arith.constant {r.group} : index
-        %groups = arith.constant {r.groups} : index
-        scf.for %i = %c0 to %groups step %c1 {{
-          %start = arith.muli %i, %group : index{load}
-{_fold("size", "arith.maximumf", floats, len(parts))}
-          %largest = vector.reduction <maximumf>, %size : {floats} into f32
-          %top = arith.maximumf %largest, %least : f32
-          %inverse = arith.divf %last, %top : f32
-          %scale = arith.divf %top, %last : f32
-          %times = vector.broadcast %inverse : f32 to {floats}{store}
-{_fold("int", "arith.addi", ints, len(parts))}
-          %sum = vector.reduction <add>, %int : {ints} into i32
-          %sum_f32 = arith.sitofp %sum : i32 to f32
-          {total}
-          memref.store %scale, %sums[%c0, %id, %i] : {sums.inside}
-          memref.store {"%sum_scaled" if r.weighted else "%sum_f32"}, %sums[%c1, %id, %i] : {sums.inside}
-        }}"""
-    return dispatch(r.name, [x], [levels, sums], r.rows, body)
+    d = Kernel(r.name, r.rows)
+    x = d.take((r.rows, stride(r.inputs, r.words)), "i32")
+    rounding = Rounding(r, x, d.give(r.levels_shape, "i32"), d.give(r.sums_shape, "f32"))
+    rounding.row(d.code, d.workgroup())
+    return d.function()
 
 
-def _widened(r: Rounded, j: int, x: str) -> str:
-    """Load %v`j`, the float32 values of neighbours from %at`j` on."""
-    if r.words.word == 1:
-        return f"          %v{j} = vector.load %x[%id, %at{j}] : {x}, {FLOATS}"
-    narrow = f"vector<{LANES}x{r.words.element}>"
-    return (
-        f"          %narrow{j} = vector.load %x[%id, %at{j}] : {x}, {narrow}\n"
-        f"          %v{j} = arith.extf %narrow{j} : {narrow} to {FLOATS}"
-    )
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """The memory that rounding reads and writes: see `round_rows`."""
 
+    kind: Rounded
+    x: Value
+    levels: Value
+    sums: Value
 
-def _planes(r: Rounded, j: int, levels: str) -> str:
-    """Store %int`j` in its planes: each takes the nearest multiple of its lowest bit and leaves the rest."""
-    ints, bytes_ = f"vector<{LANES}xi32>", f"vector<{LANES}xi8>"
-    lines, rest = [], f"%int{j}"
-    for plane in range(r.planes):
-        part, bits = rest, LOW_BITS * (r.planes - 1 - plane)
-        if bits:
-            name = f"{j}_{plane}"
-            part = f"%part{name}"
-            lines += [
-                f"%half{name} = arith.constant dense<{1 << bits - 1}> : {ints}",
-                f"%bits{name} = arith.constant dense<{bits}> : {ints}",
-                f"%nearest{name} = arith.addi {rest}, %half{name} : {ints}",
-                f"{part} = arith.shrsi %nearest{name}, %bits{name} : {ints}",
-                f"%covered{name} = arith.shli {part}, %bits{name} : {ints}",
-                f"%rest{name} = arith.subi {rest}, %covered{name} : {ints}",
-            ]
-            rest = f"%rest{name}"
-        lines += [
-            f"%byte{j}_{plane} = arith.trunci {part} : {ints} to {bytes_}",
-            f"vector.store %byte{j}_{plane}, %levels[%c{plane}, %id, %at{j}] : {levels}, {bytes_}",
-        ]
-    return "\n".join(f"          {line}" for line in lines)
+    def row(self, code: Code, row: str) -> None:
+        """Round a row."""
+        code.repeat(code.index(0), code.index(self.kind.groups), 1, lambda group: self.group(code, row, group))
 
+    def group(self, code: Code, row: str, number: str) -> None:
+        """Round one group of a row."""
+        kind, start = self.kind, code.mul(number, self.kind.group)
+        lanes = [code.add(start, lane) for lane in range(0, kind.group, LANES)]
+        values = [self._read(code, row, lane) for lane in lanes]
+        top = self._largest(code, values)
+        last = code.constant(f"{kind.last}.0 : f32")
+        times = code.spread(code.let(f"arith.divf {last}, {top} : f32"))
+        scale = code.let(f"arith.divf {top}, {last} : f32")
+        total = ""
+        for value, lane in zip(values, lanes, strict=True):
+            scaled = code.let(f"arith.mulf {value}, {times} : {FLOATS}")
+            even = code.let(f"math.roundeven {scaled} : {FLOATS}")
+            ints = code.let(f"arith.fptosi {even} : {FLOATS} to {INTS}")
+            self._put(code, row, lane, ints)
+            total = code.let(f"arith.addi {total}, {ints} : {INTS}") if total else ints
+        summed = code.let(f"vector.reduction <add>, {total} : {INTS} into i32")
+        floats = code.let(f"arith.sitofp {summed} : i32 to f32")
+        second = code.let(f"arith.mulf {floats}, {scale} : f32") if kind.weighted else floats
+        for which, number_of_group in enumerate((scale, second)):
+            code.set(number_of_group, self.sums, [code.index(which), row, number])
 
-def _fold(name: str, operation: str, kind: str, count: int) -> str:
-    """%name0, %name1, ... -> %name."""
-    lines, last = [], f"%{name}0"
-    for j in range(1, count):
-        result = f"%{name}" if j == count - 1 else f"%{name}_to{j}"
-        lines.append(f"          {result} = {operation} {last}, %{name}{j} : {kind}")
-        last = result
-    return "\n".join(lines)
+    def _read(self, code: Code, row: str, lane: str) -> str:
+        words = self.kind.words
+        return words.floats(code, code.read(self.x, [row, code.div(lane, words.word)], LANES // words.word))
+
+    def _largest(self, code: Code, values: list[str]) -> str:
+        """The size of the largest, at least `SMALLEST`: sizes are in the order of their bits, and above all of them
+        is what is not a number."""
+        largest = ""
+        for value in values:
+            size = code.let(f"vector.bitcast {code.let(f'math.absf {value} : {FLOATS}')} : {FLOATS} to {INTS}")
+            largest = code.let(f"arith.maxsi {largest}, {size} : {INTS}") if largest else size
+        bits = code.let(f"vector.reduction <maxsi>, {largest} : {INTS} into i32")
+        least = code.let(f"arith.maxsi {bits}, {code.constant(f'{SMALLEST} : i32')} : i32")
+        return code.let(f"arith.bitcast {least} : i32 to f32")
+
+    def _put(self, code: Code, row: str, lane: str, rest: str) -> None:
+        """Store integers in their planes: each takes the nearest multiple of its lowest bit and leaves the rest."""
+        planes = self.kind.planes
+        for plane in range(planes):
+            part, bits = rest, LOW_BITS * (planes - 1 - plane)
+            if bits:
+                half, by = (code.constant(f"dense<{number}> : {INTS}") for number in (1 << bits - 1, bits))
+                nearest = code.let(f"arith.addi {rest}, {half} : {INTS}")
+                part = code.let(f"arith.shrsi {nearest}, {by} : {INTS}")
+                covered = code.let(f"arith.shli {part}, {by} : {INTS}")
+                rest = code.let(f"arith.subi {rest}, {covered} : {INTS}")
+            narrow = code.let(f"arith.trunci {part} : {INTS} to vector<{LANES}xi8>")
+            runs = code.let(f"vector.bitcast {narrow} : vector<{LANES}xi8> to vector<{LANES // RUN}xi32>")
+            code.put(runs, LANES // RUN, self.levels, [code.index(plane), row, code.div(lane, RUN)])

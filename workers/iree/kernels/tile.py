@@ -1,4 +1,4 @@
-"""One tile of weights of few bits times a block of rows: integer dot products of levels with rounded activations.
+"""Tiles of weights of few bits times a block of rows: integer dot products of levels with rounded activations.
 
 The dot products of a group are exact integers, and the groups' sums are added up in float32 one group after the other:
 a row's result is the same to the bit whatever rows are computed beside it.
@@ -6,235 +6,177 @@ a row's result is the same to the bit whatever rows are computed beside it.
 A level never leaves the vector register that it was unpacked in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
 
-from workers.iree.kernels.code import FLOATS, LANES
-from workers.iree.kernels.product import Product
-from workers.iree.kernels.rounding import LOW_BITS
+from workers.iree.kernels.code import FLOATS, LANES, Code
+from workers.iree.kernels.product import Factors, Product
+from workers.iree.kernels.rounding import INTS, LOW_BITS
 from workers.iree.quantized import LINE, RUN
 
 PREFETCH = 4096
 """Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
+CHAINS = 4
+"""Products that do not wait for each other, at least."""
 ELEMENTS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+LEVELS = f"vector<{RUN * LANES}xi8>"
 
 
-def constants(p: Product) -> list[str]:
-    """What `tile_sums` expects before all loops."""
-    return [
-        f"%zero = arith.constant dense<0.0> : {FLOATS}",
-        f"%no_sum = arith.constant dense<0> : vector<{LANES}xi32>",
-        f"%groups = arith.constant {p.rounded.groups} : index",
-    ]
+def tile_sums(
+    code: Code, p: Product, factors: Factors, tiles: list[str], rows: list[str], soon: Callable[[str, str], None]
+) -> list[list[str]]:
+    """float32 [16] of each of some rows and tiles.
 
-
-def tile_sums(p: Product, soon: Sequence[str]) -> list[str]:
-    """%total, a block's rows %row0, %row1 and so on times the tile %tile: float32 [16] of each row.
-
-    `soon` fetches what is read later, once for each group of activations, whose levels begin at byte %levels_at.
+    `soon` fetches what is read later: it is called for each group of activations, with its number and the byte of a
+    tile at which its levels begin.
     """
-    kinds = ", ".join([FLOATS] * p.block)
-    starts = ", ".join(f"%sum{j} = %zero" for j in range(p.block))
-    return [
-        f"%total:{p.block} = scf.for %i = %c0 to %groups step %c1 iter_args({starts}) -> ({kinds}) {{",
-        *(f"  {line}" for line in _group(p, soon)),
-        f"  scf.yield {', '.join(f'%next{j}' for j in range(p.block))} : {kinds}",
-        "}",
-    ]
+    zero = code.floats(0.0)
+
+    def turn(group: str, sums: list[str]) -> list[str]:
+        at = code.mul(group, p.vectors * p.packing.run_bytes)
+        soon(group, at)
+        return _Group(code, p, factors, tiles, rows, group, at).added(sums)
+
+    groups = code.index(p.rounded.groups)
+    flat = code.loop(code.index(0), groups, 1, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
+    return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(len(rows))]
 
 
-def _group(p: Product, soon: Sequence[str]) -> list[str]:
-    """Add one group of activations to the sums: %i is its number, %tile the weights', %row0 and on the rows."""
-    r, packing = p.rounded, p.packing
-    lanes, size = LANES, p.vectors * packing.run_bytes
-    floats, weights = f"vector<{lanes}xf32>", f"memref<{p.tiles}x{packing.tile_bytes(r.inputs)}xi8>"
-    sums = f"memref<2x{r.padded}x{r.groups}xf32>"
-    lines = [
-        f"%size = arith.constant {size} : index",
-        "%levels_at = arith.muli %i, %size : index",
-        f"%dots = arith.constant {p.dots} : index",
-        "%run = arith.muli %i, %dots : index",
-        *soon,
-        *(line for j in range(p.dots) for line in (f"%step{j} = arith.constant {j} : index",)),
-        *(f"%run{j} = arith.addi %run, %step{j} : index" for j in range(p.dots)),
-        f"%per_scale = arith.constant {packing.format.group // r.group} : index",
-        "%scale_group = arith.divui %i, %per_scale : index",
-        *_scales(p, "scale", packing.level_bytes(r.inputs), weights),
-    ]
-    if packing.format.zero == "middle":
-        lines.append(f"%zero_f32 = arith.constant dense<{-float(packing.format.middle)}> : {floats}")
-    else:
-        lines += _scales(p, "zero", packing.level_bytes(r.inputs) + packing.scale_bytes(r.inputs), weights)
-    lines += _dots(p, weights)
-    for row in range(p.block):
-        lines += [
-            *_total(p, row),
-            f"%row_scale{row} = memref.load %sums[%c0, %row{row}, %i] : {sums}",
-            f"%row_sum{row} = memref.load %sums[%c1, %row{row}, %i] : {sums}",
-            f"%row_scales{row} = vector.broadcast %row_scale{row} : f32 to {floats}",
-            f"%row_sums{row} = vector.broadcast %row_sum{row} : f32 to {floats}",
-            f"%scales{row} = arith.mulf %scale_f32, %row_scales{row} : {floats}",
-        ]
-        if packing.format.zero == "bias":
-            lines += [
-                f"%biased{row} = math.fma %zero_f32, %row_sums{row}, %sum{row} : {floats}",
-                f"%next{row} = math.fma %scales{row}, %dot{row}, %biased{row} : {floats}",
-            ]
+def fetch_tiles(code: Code, p: Product, factors: Factors, tiles: list[str], at: str) -> None:
+    """Fetch what the tiles' streams read `PREFETCH` bytes after a group's levels, which begin at byte `at`; behind a
+    tile's end that is what as many tiles further on begin with."""
+    soon, span = code.add(at, PREFETCH), len(tiles)
+    if span > 1:
+        beyond = code.let(f"arith.cmpi uge, {soon}, {code.index(p.tile_bytes)} : index")
+        behind = code.index((span - 1) * p.tile_bytes)
+        soon = code.add(soon, code.let(f"arith.select {beyond}, {behind}, {code.index(0)} : index"))
+    for tile in tiles:
+        fetch(code, factors, tile, soon, p.vectors)
+
+
+def fetch(code: Code, factors: Factors, tile: str, at: str, lines: int) -> None:
+    """Fetch lines of memory from byte `at` of a tile on, which may lie behind its end."""
+    for line in range(lines):
+        code.prefetch(factors.weights, [tile, code.add(at, line * LINE)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One group of activations of some rows, and its levels in some tiles."""
+
+    code: Code
+    p: Product
+    factors: Factors
+    tiles: list[str]
+    rows: list[str]
+    number: str
+    levels_at: str
+    """The byte of a tile where its levels begin."""
+
+    def added(self, sums: list[str]) -> list[str]:
+        """The sums of each row and tile with the group's."""
+        code, format, inputs = self.code, self.p.packing.format, self.p.rounded.inputs
+        group = code.div(self.number, format.group // self.p.rounded.group)
+        start = self.p.packing.level_bytes(inputs)
+        scales = [self._entries(tile, start, group) for tile in self.tiles]
+        if format.zero == "middle":
+            zeros = [code.floats(-float(format.middle))] * len(self.tiles)
         else:
-            lines += [
-                f"%centred{row} = math.fma %zero_f32, %row_sums{row}, %dot{row} : {floats}",
-                f"%next{row} = math.fma %scales{row}, %centred{row}, %sum{row} : {floats}",
-            ]
-    return lines
+            zeros = [self._entries(tile, start + self.p.packing.scale_bytes(inputs), group) for tile in self.tiles]
+        dots, out = self._dots(), []
+        for number, row in enumerate(self.rows):
+            row_scale, row_sum = (
+                code.spread(code.extract(self.factors.sums, [code.index(which), row, self.number])) for which in (0, 1)
+            )
+            for tile, (scale, zero) in enumerate(zip(scales, zeros, strict=True)):
+                dot = self._total(dots, number, tile)
+                before = sums[number * len(self.tiles) + tile]
+                both = code.let(f"arith.mulf {scale}, {row_scale} : {FLOATS}")
+                if format.zero == "bias":
+                    before = code.let(f"math.fma {zero}, {row_sum}, {before} : {FLOATS}")
+                else:
+                    dot = code.let(f"math.fma {zero}, {row_sum}, {dot} : {FLOATS}")
+                out.append(code.let(f"math.fma {both}, {dot}, {before} : {FLOATS}"))
+        return out
+
+    def _entries(self, tile: str, start: int, group: str) -> str:
+        """float32: one number of each lane for the group from the tile's table at byte `start`."""
+        code, packing = self.code, self.p.packing
+        kind, size = ELEMENTS[packing.format.scales], packing.scale_bytes(packing.format.group)
+        at = code.add(code.mul(group, size), start)
+        loaded, typed = code.read(self.factors.weights, [tile, at], size), f"vector<{LANES}x{kind}>"
+        narrow = code.let(f"vector.bitcast {loaded} : vector<{size}xi8> to {typed}")
+        return narrow if kind == "f32" else code.let(f"arith.extf {narrow} : {typed} to {FLOATS}")
+
+    def _dots(self) -> "_Totals":
+        """The group's levels times all rows' integers.
+
+        The next product waits for no other of the last few: what waits fills the CPU's scheduler. Sums of integers are
+        exact in any order.
+        """
+        code, p, levels = self.code, self.p, list[list[str]]()
+        none = code.constant(f"dense<0> : {INTS}")
+        chains = max(1, CHAINS // (len(self.rows) * len(self.tiles)))
+        totals: _Totals = {}
+        run = code.mul(self.number, p.dots)
+        runs = [code.add(run, j) for j in range(p.dots)]
+        for plane in range(p.rounded.planes):
+            for j in range(p.dots):
+                if len(levels) == j:
+                    loaded = [self._levels(tile, j * p.vectors // p.dots) for tile in self.tiles]
+                    levels += [list(each) for each in zip(*loaded, strict=True)]
+                for number, row in enumerate(self.rows):
+                    x = code.extract(self.factors.levels, [code.index(plane), row, runs[j]])
+                    for tile, level in enumerate(levels[j]):
+                        sums = totals.setdefault((number, tile, plane), [none] * chains)
+                        sums[j % chains] = _dot(code, p, sums[j % chains], level, x)
+        return totals
+
+    def _levels(self, tile: str, vector: int) -> list[str]:
+        """Load a vector of the group's levels, and unpack it."""
+        code, size = self.code, self.p.packing.run_bytes
+        loaded = code.read(self.factors.weights, [tile, code.add(self.levels_at, vector * size)], size)
+        if self.p.packing.format.bits == 8:
+            return [loaded]
+        words, mask, four = (
+            code.let(f"vector.bitcast {loaded} : {LEVELS} to {INTS}"),
+            code.constant(f"dense<{0x0F0F0F0F}> : {INTS}"),
+            code.constant(f"dense<4> : {INTS}"),
+        )
+        halves = (words, code.let(f"arith.shrui {words}, {four} : {INTS}"))
+        masked = [code.let(f"arith.andi {half}, {mask} : {INTS}") for half in halves]
+        return [code.let(f"vector.bitcast {half} : {INTS} to {LEVELS}") for half in masked]
+
+    def _total(self, dots: "_Totals", row: int, tile: int) -> str:
+        """float32: of several planes each sum is fused onto the rounded one of those before it."""
+        code, total = self.code, ""
+        unit = code.floats(1 << LOW_BITS)
+        for plane in range(self.p.rounded.planes):
+            ints = reduce(lambda a, b: code.let(f"arith.addi {a}, {b} : {INTS}"), dots[row, tile, plane])
+            floats = code.let(f"arith.sitofp {ints} : {INTS} to {FLOATS}")
+            total = code.let(f"math.fma {total}, {unit}, {floats} : {FLOATS}") if total else floats
+        return total
 
 
-def ahead(name: str = "%soon") -> list[str]:
-    """The byte of a tile that is so far ahead of what is read that it comes in time."""
-    return [f"%ahead = arith.constant {PREFETCH} : index", f"{name} = arith.addi %levels_at, %ahead : index"]
+_Totals = dict[tuple[int, int, int], list[str]]
+"""int32 sums of several chains, by row, tile and plane."""
 
 
-def fetch(p: Product, tile: str, count: int) -> list[str]:
-    """Fetch lines of memory from byte %soon of a tile on, which may lie behind its end."""
-    weights = p.operands()[2].inside
-    lines = []
-    for j in range(count):
-        lines += [
-            f"%line{j} = arith.constant {j * LINE} : index",
-            f"%soon{j} = arith.addi %soon, %line{j} : index",
-            f"memref.prefetch %weights[{tile}, %soon{j}], read, locality<3>, data : {weights}",
-        ]
-    return lines
-
-
-def _levels(p: Product, j: int, weights: str) -> list[str]:
-    """Load vector `j` of the group's levels, and unpack it to %level0, %level1 and so on."""
-    size = p.packing.run_bytes
-    loaded, words = f"vector<{size}xi8>", f"vector<{LANES}xi32>"
-    lines = [
-        f"%level_offset{j} = arith.constant {j * size} : index",
-        f"%level_at{j} = arith.addi %levels_at, %level_offset{j} : index",
-    ]
-    if p.packing.format.bits == 8:
-        return [*lines, f"%level{j} = vector.load %weights[%tile, %level_at{j}] : {weights}, {loaded}"]
-    return [
-        *lines,
-        f"%pair{j} = vector.load %weights[%tile, %level_at{j}] : {weights}, {loaded}",
-        f"%words{j} = vector.bitcast %pair{j} : {loaded} to {words}",
-        f"%four{j} = arith.constant dense<4> : {words}",
-        f"%mask{j} = arith.constant dense<{0x0F0F0F0F}> : {words}",
-        f"%shifted{j} = arith.shrui %words{j}, %four{j} : {words}",
-        f"%low{j} = arith.andi %words{j}, %mask{j} : {words}",
-        f"%high{j} = arith.andi %shifted{j}, %mask{j} : {words}",
-        f"%level{2 * j} = vector.bitcast %low{j} : {words} to {loaded}",
-        f"%level{2 * j + 1} = vector.bitcast %high{j} : {words} to {loaded}",
-    ]
-
-
-def _scales(p: Product, name: str, start: int, weights: str) -> list[str]:
-    """Load one number of each lane for the group from the tile's table at `start`: %name_f32."""
-    lanes, kind = LANES, ELEMENTS[p.packing.format.scales]
-    size = p.packing.scale_bytes(p.packing.format.group)
-    typed = f"vector<{lanes}x{kind}>"
-    out = f"%{name}_f32" if kind == "f32" else f"%{name}_narrow"
-    lines = [
-        f"%{name}_start = arith.constant {start} : index",
-        f"%{name}_size = arith.constant {size} : index",
-        f"%{name}_offset = arith.muli %scale_group, %{name}_size : index",
-        f"%{name}_at = arith.addi %{name}_start, %{name}_offset : index",
-        f"%{name}_bytes = vector.load %weights[%tile, %{name}_at] : {weights}, vector<{size}xi8>",
-        f"{out} = vector.bitcast %{name}_bytes : vector<{size}xi8> to {typed}",
-    ]
-    return lines if kind == "f32" else [*lines, f"%{name}_f32 = arith.extf {out} : {typed} to vector<{lanes}xf32>"]
-
-
-def _dots(p: Product, weights: str) -> list[str]:
-    """The group's levels times all rows' integers: int32 %int`row`_`plane`_`chain`.
-
-    The next product waits for no other of the last few: what waits fills the CPU's scheduler. Sums of integers are
-    exact in any order.
-    """
-    lines, per = [], p.dots // p.vectors
-    totals = dict.fromkeys(_chains(p), "%no_sum")
-    for plane in range(p.rounded.planes):
-        for j in range(p.dots):
-            if plane == 0 and j % per == 0:
-                lines += _levels(p, j // per, weights)
-            chain = j % p.chains
-            for row in range(p.block):
-                at = (row, plane, chain)
-                result = f"%int{row}_{plane}_{chain}_{j}"
-                lines += _dot(p, (plane, row, j), totals[at], result)
-                totals[at] = result
-    return lines
-
-
-def _total(p: Product, row: int) -> list[str]:
-    """float32 %dot`row`: of several planes each sum is fused onto the rounded one of those before it."""
-    words = f"vector<{LANES}xi32>"
-    lines = []
-    for plane in range(p.rounded.planes):
-        at = f"{row}_{plane}"
-        total = f"%int{at}_0_{_last(p, 0)}"
-        for chain in range(1, p.chains):
-            result = f"%chains{at}_{chain}"
-            lines.append(f"{result} = arith.addi {total}, %int{at}_{chain}_{_last(p, chain)} : {words}")
-            total = result
-        last = plane == p.rounded.planes - 1
-        out = f"%dot{row}" if last else f"%dot{at}"
-        if plane == 0:
-            lines.append(f"{out} = arith.sitofp {total} : {words} to {FLOATS}")
-            continue
-        lines += [
-            f"%float{at} = arith.sitofp {total} : {words} to {FLOATS}",
-            f"%unit{at} = arith.constant dense<{1 << LOW_BITS}.0> : {FLOATS}",
-            f"{out} = math.fma %dot{row}_{plane - 1}, %unit{at}, %float{at} : {FLOATS}",
-        ]
-    return lines
-
-
-def _chains(p: Product) -> list[tuple[int, int, int]]:
-    planes = range(p.rounded.planes)
-    return [(row, plane, chain) for row in range(p.block) for plane in planes for chain in range(p.chains)]
-
-
-def _last(p: Product, chain: int) -> int:
-    """The last product of a chain."""
-    return (p.dots - 1 - chain) // p.chains * p.chains + chain
-
-
-def _dot(p: Product, at: tuple[int, int, int], before: str, result: str) -> list[str]:
-    """`result` = `before` + %level`j` times four integers of a row, where `at` is (plane, row, j)."""
-    plane, row, j = at
-    r, name = p.rounded, f"{plane}_{row}_{j}"
-    words, levels = f"vector<{LANES}xi32>", f"vector<{p.packing.run_bytes}xi8>"
-    load = (
-        f"%x{name} = memref.load %levels[%c{plane}, %row{row}, %run{j}]"
-        f" : memref<{r.planes}x{r.padded}x{r.inputs // RUN}xi32>"
-    )
+def _dot(code: Code, p: Product, before: str, level: str, x: str) -> str:
+    """`before` and the products of four levels of each lane with four integers of a row."""
     if p.dot == "vpdpbusd":
-        intrinsic = f'"llvm.x86.avx512.vpdpbusd.{32 * LANES}"'
-        return [
-            load,
-            f"%xs{name} = vector.broadcast %x{name} : i32 to {words}",
-            f"%xb{name} = vector.bitcast %xs{name} : {words} to {levels}",
-            f"{result} = llvm.call_intrinsic {intrinsic}({before}, %level{j}, %xb{name})"
-            f" : ({words}, {levels}, {levels}) -> {words}",
-        ]
-    lines = [load, f"%l{name} = vector.bitcast %level{j} : {levels} to {words}"]
-    for byte in range(RUN):
-        this = f"{name}_{byte}"
-        out = result if byte == RUN - 1 else f"%sum{this}"
-        lines += [
-            f"%right{this} = arith.constant dense<{8 * byte}> : {words}",
-            f"%byte{this} = arith.constant dense<255> : {words}",
-            f"%moved{this} = arith.shrui %l{name}, %right{this} : {words}",
-            f"%one{this} = arith.andi %moved{this}, %byte{this} : {words}",
-            f"%up{this} = arith.constant {24 - 8 * byte} : i32",
-            f"%down{this} = arith.constant 24 : i32",
-            f"%top{this} = arith.shli %x{name}, %up{this} : i32",
-            f"%x{this} = arith.shrsi %top{this}, %down{this} : i32",
-            f"%xs{this} = vector.broadcast %x{this} : i32 to {words}",
-            f"%times{this} = arith.muli %one{this}, %xs{this} : {words}",
-            f"{out} = arith.addi {before}, %times{this} : {words}",
-        ]
-        before = out
-    return lines
+        runs = code.let(f"vector.bitcast {code.spread(x, 'i32')} : {INTS} to {LEVELS}")
+        return code.let(
+            f'llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.{32 * LANES}"({before}, {level}, {runs})'
+            f" : ({INTS}, {LEVELS}, {LEVELS}) -> {INTS}"
+        )
+    words, byte = code.let(f"vector.bitcast {level} : {LEVELS} to {INTS}"), code.constant(f"dense<255> : {INTS}")
+    for number in range(RUN):
+        moved = code.let(f"arith.shrui {words}, {code.constant(f'dense<{8 * number}> : {INTS}')} : {INTS}")
+        one = code.let(f"arith.andi {moved}, {byte} : {INTS}")
+        top = code.let(f"arith.shli {x}, {code.constant(f'{24 - 8 * number} : i32')} : i32")
+        signed = code.let(f"arith.shrsi {top}, {code.constant('24 : i32')} : i32")
+        times = code.let(f"arith.muli {one}, {code.spread(signed, 'i32')} : {INTS}")
+        before = code.let(f"arith.addi {before}, {times} : {INTS}")
+    return before
