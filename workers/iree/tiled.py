@@ -16,7 +16,7 @@ from workers.iree.kernels.code import LANES
 from workers.iree.kernels.dot import product
 from workers.iree.kernels.experts import combine, experts_down, experts_up
 from workers.iree.kernels.gate import gate
-from workers.iree.kernels.layer import Layer, layer
+from workers.iree.kernels.layer import Layer, Packings, layer
 from workers.iree.kernels.linear import gated, linear, stride
 from workers.iree.kernels.lookup import lookup
 from workers.iree.kernels.norm import Norm, norm
@@ -27,7 +27,7 @@ from workers.iree.kernels.product import Dot, Product
 from workers.iree.kernels.rounding import Rounded, round_rows, rounded_rows
 from workers.iree.kernels.routing import Mixture, group, route
 from workers.iree.ops import Angles, Cache, Dense, Flow, Place, Shape
-from workers.iree.quantized import Packed
+from workers.iree.quantized import Packed, Packing
 
 CHAINED = 64
 """Rows of a decode graph up to which a layer is one kernel: the more rows, the less dispatches count."""
@@ -46,6 +46,11 @@ class TiledOps:
     pause: str = ""
     """How a core says that it waits (`kernels.chain`)."""
     bodies: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def planes(self) -> int:
+        """Of activations that weights of few bits are multiplied by: float32 asks for what float32 would give."""
+        return 3 if self.dtype == "float32" else 1
 
     def stored_shape(self, outputs: int, inputs: int) -> Shape:
         k = self.arithmetic.k
@@ -123,9 +128,7 @@ class TiledOps:
 
     def _round(self, x: jax.Array, weight: Packed) -> tuple[Rounded, jax.Array, jax.Array]:
         """An operand as a matrix of few bits wants it."""
-        # float32 asks for what float32 would give.
-        planes = 3 if self.dtype == "float32" else 1
-        rounded = rounded_rows(x.shape[0], weight.inputs, weight.packing, self.arithmetic, planes)
+        rounded = rounded_rows(x.shape[0], weight.inputs, weight.packing, self.arithmetic, self.planes)
         self.bodies[rounded.name] = round_rows(rounded)
         shapes = [(rounded.levels_shape, jnp.int32), (rounded.sums_shape, jnp.float32)]
         levels, sums = _call(rounded.name, [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes], x)
@@ -222,9 +225,9 @@ class TiledOps:
         where: Place,
     ) -> Flow | None:
         x, h, kv, counts = flow
-        matrices = [weights.qkv, weights.o, weights.gate_up, weights.down]
-        if len(x) > CHAINED or where.rows.shape[1] != 1 or any(isinstance(each, Packed) for each in matrices):
+        if len(x) > CHAINED or where.rows.shape[1] != 1:
             return None
+        matrices = (weights.qkv, weights.o, weights.gate_up, weights.down)
         heads = _heads(cache, number, config, where)
         norms = [weights.after_attention, weights.before_mlp, weights.after_mlp, weights.following]
         there = [each is not None for each in norms]
@@ -238,13 +241,14 @@ class TiledOps:
             biases=(weights.qkv_bias is not None, weights.o_bias is not None),
             norms=(Norm(True, *there[:2]), Norm(True, *there[2:])),
             live=where.live is not None,
+            packings=Packings([_packing(each) for each in matrices], self.dot, self.planes),
             pause=self.pause,
         )
         flags = "".join(str(int(each)) for each in (*kind.biases, *there))
-        name = f"baton_layer_{heads.batch}_{kind.attention.window}_{heads.rotated}_{flags}"
+        name = f"baton_layer_{heads.batch}_{kind.attention.window}_{heads.rotated}_{flags}{kind.packings.name}"
         name = _named(name, live=where.live)
         self.bodies[name] = layer(name, kind)
-        qkv, o, up, down = (each.reshape(each.shape[0], -1) for each in matrices if not isinstance(each, Packed))
+        qkv, o, up, down = (each.data if isinstance(each, Packed) else each.reshape(len(each), -1) for each in matrices)
         turns = (None, None) if angles is None else (angles.cos, angles.sin)
         operands = [h, x, where.live, qkv, weights.qkv_bias, *turns, where.slots, where.rows, _layer(number, cache)]
         operands += [*(weights.heads or ()), kv, o, weights.o_bias, *norms[:2], up, down, *norms[2:]]
@@ -328,6 +332,10 @@ def _heads(cache: Cache, layer: int, config: ModelConfig, where: Place) -> Heads
         scale=config.attention_scale,
         rotated=0 if rope is None else config.ropes[rope].dims,
     )
+
+
+def _packing(matrix: jax.Array | Packed) -> Packing | None:
+    return matrix.packing if isinstance(matrix, Packed) else None
 
 
 def _layer(number: int, cache: Cache) -> jax.Array:

@@ -4,6 +4,7 @@
 target like the compiler's own dispatches, and nothing is fused into it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,10 @@ from workers.iree.kernels.code import Code, Value, tensor
 
 ROWS = -1
 """In an operand's shape: as many as there are rows."""
+LINE = 64
+"""Bytes at whose multiples memory that a body uses begins."""
+SIZES = {"f32": 4, "i32": 4}
+"""Bytes of the elements of such memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ def dispatch(
     Where operands have `ROWS` first, it does so for each row, `%row`, and takes their number, an index, first of all.
     Inputs that are in place come last among the results. `scratch` is memory that only the body uses.
     """
-    made = [*results, *scratch]
+    arena, views = _views(scratch)
+    made = [*results, *arena]
     operands = [*inputs, *made]
     tied = [each for each in inputs if each.in_place]
     rows = any(ROWS in each.shape for each in operands)
@@ -67,6 +73,7 @@ def dispatch(
           : {each.inside}{size}"""
         for i, each in enumerate(operands)
     )
+    spans += views
     number = f"""
         %count = hal.interface.constant.load layout({layout}) ordinal(0) : i32
         %rows = arith.index_castui %count : i32 to index
@@ -102,6 +109,18 @@ def dispatch(
     %out:{len(made) + len(tied)} = flow.dispatch {run}({passed}) : ({kinds_in}) -> ({kinds_made})
     return {", ".join(f"%out#{i}" for i in places)} : {kinds_out}
   }}"""
+
+
+def _views(scratch: Sequence[Operand]) -> tuple[list[Operand], str]:
+    """One buffer for all scratch memory, as a dispatch has room for few (32), and the text that parts it."""
+    lines, end = [], 0
+    for each in scratch:
+        lines.append(f"""
+        %{each.name}_at = arith.constant {end} : index
+        %{each.name} = memref.view %scratch[%{each.name}_at][] : memref<ARENAxi8> to {each.inside}""")
+        end += -(-math.prod(each.shape) * SIZES[each.element] // LINE) * LINE
+    arena = [Operand("scratch", (end,), "i8")] if scratch else []
+    return arena, "".join(lines).replace("ARENA", str(end))
 
 
 @dataclass(slots=True)
