@@ -174,10 +174,16 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
     check_logits(runner, monkeypatch)
 
 
-def test_logits_of_few_bits_are_equal_to_the_bit(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = load(make_mixture(tmp_path / "model"), quantize="int4", dtype="bfloat16")
+@pytest.mark.parametrize(("kind", "dtype"), [("int4", "bfloat16"), ("int8", "float32")])
+def test_logits_of_few_bits_are_equal_to_the_bit(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str
+) -> None:
+    """Of a layer of experts and one without; and where no group divides the inputs of down, which has all its bits."""
+    path = tmp_path / "model"
+    path = make_mixture(path) if kind == "int4" else make_checkpoint(path, "qwen2", layers=1, ffn=48)
+    runner = load(path, quantize=kind, dtype=dtype)
     fetch_all(runner, "decode_1", "decode_4", "prefill_32")  # those between are the gate's; scores come from decoding
-    assert runner.capabilities.quantization == "int4"
+    assert runner.capabilities.quantization == kind
     check_logits(runner, monkeypatch)
     runner.close()
 

@@ -19,6 +19,7 @@ from workers.iree.plain import PlainOps
 from workers.iree.recipe import Recipe
 from workers.iree.storage import stored_parameters
 from workers.iree.tiled import CHAINED, TiledOps
+from workers.spec import Quantize
 
 
 def test_jax_looks_for_no_accelerator() -> None:
@@ -31,10 +32,10 @@ def test_jax_looks_for_no_accelerator() -> None:
     assert (done.stdout.strip(), "tpu" in done.stderr) == ("{'cpu'}", False)
 
 
-def make_plan(path: Path, ops: TiledOps | PlainOps) -> Plan:
+def make_plan(path: Path, ops: TiledOps | PlainOps, quantize: Quantize = "none") -> Plan:
     config = ModelConfig.from_dir(path)
     cache = Cache.of(config, 4, 64, 16)
-    return Plan(config, ops, cache, stored_parameters(config, ops, open_weights(path), "none"), (1, 2, 4), (32, 64))
+    return Plan(config, ops, cache, stored_parameters(config, ops, open_weights(path), quantize), (1, 2, 4), (32, 64))
 
 
 @pytest.fixture
@@ -96,15 +97,28 @@ def test_products_of_many_rows_leave_out_those_of_nobody(tiled: Plan, tmp_path: 
     assert "_live" not in make_plan(make_checkpoint(tmp_path / "plain"), PlainOps("float16")).module(["decode_4"])
 
 
+def calls(text: str) -> list[str]:
+    """The kernels that a module calls."""
+    return re.findall(r"= func.call @baton_([a-z]+)", text)
+
+
 def test_a_layer_of_a_decode_step_is_one_kernel(tiled: Plan) -> None:
     """Of a few rows: of many, and in prompts, dispatches cost next to nothing."""
-
-    def calls(text: str) -> list[str]:
-        return re.findall(r"= func.call @baton_([a-z]+)", text)
-
     assert calls(tiled.module(["decode_2"])) == ["norm", "layer", "layer", "linear"]
     assert calls(tiled.module(["prefill_32"])).count("attention") == 2
     assert "layer" not in calls(replace(tiled, buckets=(CHAINED + 1,)).module([f"decode_{CHAINED + 1}"]))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("ffn", [128, 48])
+def test_so_is_one_with_weights_of_few_bits(tmp_path: Path, kind: Quantize, ffn: int) -> None:
+    """Of all matrices or of some: no group divides 48 inputs of down, which has all its bits then."""
+    path = make_checkpoint(tmp_path, "qwen2", ffn=ffn)
+    plan = make_plan(path, TiledOps("bfloat16", Pairs(), "vpdpbusd"), kind)
+    text = plan.module(["decode_2"])
+    assert calls(text) == ["lookup", "norm", "layer", "layer", "round", "dot"]
+    assert len(re.findall(r"@baton_layer\w*_plain\(", text)) == (3 if ffn == 48 else 0)
+    assert calls(plan.module(["prefill_32"])).count("attention") == 2
 
 
 def test_the_first_prefill_graph_is_neither_short_nor_long(tiled: Plan) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from workers.iree.kernels.code import FLOATS, LANES, Code, Value
 from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.heights import Heights
-from workers.iree.kernels.product import MAX_ROWS, Factors, Product
+from workers.iree.kernels.product import Factors, Product
 from workers.iree.kernels.shares import Share, share_end
 from workers.iree.kernels.tile import fetch, fetch_tiles, tile_sums
 from workers.iree.quantized import LINE
@@ -94,7 +94,7 @@ def add_product(
         groups_before = code.add(code.mul(turn, p.rounded.groups), group)
         fetch(code, factors, code.add(at, 1), code.mul(groups_before, lines * LINE), lines)
 
-    heights = Heights(rows, MAX_ROWS)
+    heights = Heights(rows, p.tallest)
 
     def of_height(height: int, end: str, last: str) -> None:
         limits = [-(-limit // height) for limit, its in heights.limits if its == height]
@@ -103,6 +103,6 @@ def add_product(
     if live is not None:
         heights.choose(code, live, of_height)
         return
-    count = -(-rows // MAX_ROWS)
+    count = -(-rows // p.tallest)
     height = -(-rows // count)
     blocks(_Blocks(height, count, count), code.index(count), code.index(rows - height))

@@ -11,7 +11,7 @@ from workers.iree.kernels.code import FLOATS, LANES, Code
 from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.experts import Shares
 from workers.iree.kernels.linear import ACTIVATIONS, stride
-from workers.iree.kernels.product import MAX_ROWS, Dot, Factors, Product
+from workers.iree.kernels.product import Dot, Factors, Product
 from workers.iree.kernels.rounding import Rounded
 from workers.iree.kernels.routing import Mixture
 from workers.iree.kernels.tile import PREFETCH, fetch, fetch_tiles, tile_sums
@@ -38,11 +38,6 @@ class PackedExperts:
         size = kinds * self.packing.tile_bytes(self.rounded.inputs)
         return Shares.of(self.mixture, tiles, size, self.threads)
 
-    @property
-    def most(self) -> int:
-        """Pairs to multiply at once."""
-        return MAX_ROWS // self.rounded.planes
-
 
 def packed_up(name: str, e: PackedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
     """levels and sums of the step's rows, weights int8 [count * 2 * ffn / 16, bytes], what `routing.group` gives
@@ -63,7 +58,7 @@ def packed_up(name: str, e: PackedExperts, arithmetic: Arithmetic, activation: A
             value = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gates)}, {ups} : {FLOATS}")
             code.put(arithmetic.words(code, value), words, out, [pair, code.mul(first, words)])
 
-    shares.walk(code, places, shares.blocks(e.most), lambda _: 1, tile)
+    shares.walk(code, places, shares.blocks(p.tallest), lambda _: 1, tile)
     return d.function()
 
 
@@ -84,7 +79,7 @@ def packed_down(name: str, e: PackedExperts) -> str:
         for pair, (total,) in zip(pairs, sums, strict=True):
             code.put(total, LANES, out, [pair, code.mul(first, LANES)])
 
-    shares.walk(code, places, shares.blocks(e.most), lambda _: 1, tile)
+    shares.walk(code, places, shares.blocks(p.tallest), lambda _: 1, tile)
     return d.function()
 
 

@@ -13,9 +13,6 @@ from workers.iree.quantized import RUN, Packing
 Dot = Literal["vpdpbusd", "plain"]
 """How four levels of each lane are multiplied by four activations and added up."""
 
-MAX_ROWS = 8
-"""Rows of one block: their sums, of integers and of floats, stay in registers."""
-
 
 def choose_dot(features: AbstractSet[str]) -> Dot:
     """The instruction for a CPU with `features` (LLVM's names)."""
@@ -53,6 +50,11 @@ class Product:
     def vectors(self) -> int:
         """Vectors of levels in one group of activations."""
         return self.rounded.group * self.packing.format.bits // (8 * RUN)
+
+    @property
+    def tallest(self) -> int:
+        """Rows of one block: their sums, of integers and of floats, stay in registers."""
+        return 8 if self.rounded.planes == 1 else 4
 
     @property
     def dots(self) -> int:
