@@ -43,5 +43,5 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path: Path, kept: int) -> None
 def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, sharded=True)
     next(path.glob("*-of-*.safetensors")).unlink()
-    with pytest.raises(CheckpointError, match="cannot be loaded by mlx-lm"):
+    with pytest.raises(CheckpointError, match=r"of-00003.safetensors: there is no such file"):
         backends.load_runner(spec(path), lambda *_: None)
