@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 
 from workers.architectures.config import DEFAULT_CONTEXT, ModelConfig
+from workers.architectures.fields import Fields
+from workers.architectures.wrapper import unwrap
 from workers.description import A_MODEL, CheckpointError, read_json
 from workers.scheme import Quantization, parse_quantization
 from workers.weights import Weights
@@ -29,10 +31,13 @@ _DIGEST_EDGE = 1 << 20
 def open_weights(path: Path) -> Weights:
     """The tensors of `path` by their Hugging Face names, read when asked for; quantized ones are dequantized.
 
+    Of a model of more than text they are its language model's, named as if it were by itself.
+
     Raises `CheckpointError` for a missing or damaged file and for a tensor type that is not supported.
     """
-    file = path / "config.json"
-    return Weights(path, parse_quantization(file, read_json(file)))
+    fields, wrapper = unwrap(Fields.read(path / "config.json"))
+    inside, around = ("", ()) if wrapper is None else (wrapper.inside, wrapper.around)
+    return Weights(path, parse_quantization(fields.file, fields.values), inside, around)
 
 
 def config_digest(path: Path) -> str:

@@ -58,8 +58,13 @@ class Weights(Mapping[str, NDArray[Any]]):
     one under their own; the tensors that they are kept in are hidden.
     """
 
-    def __init__(self, directory: Path, quantization: Quantization | None) -> None:
+    def __init__(
+        self, directory: Path, quantization: Quantization | None, inside: str = "", around: tuple[str, ...] = ()
+    ) -> None:
+        """`inside` is what the names begin with in the files, without which they are given here; tensors that begin
+        like one of `around` are left out."""
         self.directory = directory
+        self._inside, self._around = inside, around
         self._quantization = quantization
         self._files: dict[str, Any] = {}
         self._where = self._locate()
@@ -89,7 +94,20 @@ class Weights(Mapping[str, NDArray[Any]]):
                 yield f"{module}.weight", _Place(module, None)
 
     def _locate(self) -> dict[str, Path]:
-        """The file of each tensor: the one file, which goes before an index as in transformers, or the shards."""
+        """The file of each tensor. Raises `CheckpointError` for one that is neither inside nor around."""
+        where, length = {}, len(self._inside)
+        for name, file in self._find_files().items():
+            if name.startswith(self._inside):
+                where[name[length:]] = file
+            elif not name.startswith(self._around):
+                problem = (
+                    f"the tensor is neither of the language model, {self._inside!r}, nor of a part that is left out"
+                )
+                raise CheckpointError(file, name, problem)
+        return where
+
+    def _find_files(self) -> dict[str, Path]:
+        """The file of each tensor under its name there: the one file, as in transformers before an index, or shards."""
         file, index = (self.directory / f"model.safetensors{ending}" for ending in ("", ".index.json"))
         if file.exists() or not index.exists():
             if not file.is_file():
@@ -134,7 +152,7 @@ class Weights(Mapping[str, NDArray[Any]]):
         if name not in self._where:
             raise CheckpointError(self.directory, name, "the tensor is missing")
         try:
-            part = self._open(self._where[name]).get_slice(name)
+            part = self._open(self._where[name]).get_slice(self._inside + name)
             return part.get_dtype(), tuple(part.get_shape())
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
@@ -145,9 +163,9 @@ class Weights(Mapping[str, NDArray[Any]]):
         types = FLOATS | WORDS if packed else FLOATS
         if dtype not in types:
             raise CheckpointError(self._where[name], name, f"type {dtype} is not supported")
-        file = self._open(self._where[name])
+        file, stored = self._open(self._where[name]), self._inside + name
         try:
-            tensor: NDArray[Any] = file.get_tensor(name) if expert is None else file.get_slice(name)[expert]
+            tensor: NDArray[Any] = file.get_tensor(stored) if expert is None else file.get_slice(stored)[expert]
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
         return tensor.view(types[dtype])

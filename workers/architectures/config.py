@@ -10,6 +10,7 @@ from workers.architectures.fields import Fields
 from workers.architectures.parts import Activation, Experts, HeadNorm, Layer, Names, Norms
 from workers.architectures.rope import Rope, Yarn
 from workers.architectures.rope_fields import read_ropes
+from workers.architectures.wrapper import WRAPPERS, unwrap
 from workers.description import CheckpointError
 from workers.scheme import Quantization, parse_quantization
 from workers.spec import Quantize
@@ -61,7 +62,8 @@ class ModelConfig:
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
         """Read `config.json`. Raises `CheckpointError` for what is missing, malformed or not supported."""
-        return _read(Fields.read(path / "config.json"), families)
+        fields, _ = unwrap(Fields.read(path / "config.json"))
+        return _read(fields, families)
 
     @property
     def layers(self) -> int:
@@ -139,7 +141,7 @@ def _family(fields: Fields, families: Mapping[str, Family]) -> str:
         return family
     known = {family.architecture: name for name, family in families.items()}
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in known:
-        raise fields.error("architectures", f"{names!r} is not supported, only one of {', '.join(known)}")
+        raise fields.error("architectures", f"{names!r} is not supported, only one of {', '.join([*known, *WRAPPERS])}")
     return known[names[0]]
 
 

@@ -188,7 +188,13 @@ FAMILIES: Mapping[str, Family] = {
         windowed=but_every(6),
         rope_by_layer_type=True,
         reads=GEMMA,
-        defaults=GEMMA_DEFAULTS | {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
+        defaults=GEMMA_DEFAULTS
+        | {
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+        },
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",

@@ -10,6 +10,8 @@ from typing import Any
 import mlx.nn as nn
 from mlx_lm.utils import load_model
 
+from workers.architectures.fields import Fields
+from workers.architectures.wrapper import unwrap
 from workers.checkpoint import CheckpointError, ModelConfig
 from workers.mlx.parts import (
     CappedAttention,
@@ -93,12 +95,14 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     """
     adapter = _adapter(path, config)
     module = bind_module(adapter, compiled=compiled)
+    fields, wrapper = unwrap(Fields.read(path / "config.json"))
+    model_class = module.Model if wrapper is None else _within(module.Model, wrapper.inside)
     try:
         model, _ = load_model(
             path,
             lazy=True,
-            model_config=_model_config(config),
-            get_model_classes=lambda config: (module.Model, module.ModelArgs),
+            model_config={**fields.values, **_model_config(config)},
+            get_model_classes=lambda config: (model_class, module.ModelArgs),
         )
     except (ValueError, KeyError, FileNotFoundError, RuntimeError) as error:
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
@@ -108,6 +112,16 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     if adapter.rounds_scale:
         model.model.embed_tokens = ExactlyScaled(model.model.embed_tokens, config.embedding_scale)
     return model
+
+
+def _within(model: Any, inside: str) -> Any:
+    """A class of mlx-lm for the language model of one that holds more: of the weights it takes those `inside`."""
+
+    def sanitize(self: Any, weights: dict[str, Any]) -> Any:
+        own = {name.removeprefix(inside): weight for name, weight in weights.items() if name.startswith(inside)}
+        return model.sanitize(self, own)
+
+    return type(model.__name__, (model,), {"sanitize": sanitize})
 
 
 def quantize_matrices(path: Path, model: Any, bits: int) -> None:
@@ -172,6 +186,11 @@ def _model_config(config: ModelConfig) -> dict[str, Any]:
         }
     )
     return mixture | {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.ffn,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "vocab_size": config.vocab_size,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
         "rms_norm_eps": config.rms_eps,

@@ -1,0 +1,44 @@
+"""A model that transformers saves with its eyes: its language model alone, against all of it given text."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.reference.conftest import load_runner
+from tests.reference.test_families import CONTEXT, TOKENS, TOLERANCE
+from workers.runner import Chunk
+
+pytestmark = pytest.mark.reference
+
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 7,
+    "vocab_size": 512,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "sliding_window": 9,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+}
+VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def test_gemma3(torch: Any, tmp_path: Path) -> None:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    torch.manual_seed(0)
+    images = {"vision_config": VISION | {"image_size": 28, "patch_size": 14}, "mm_tokens_per_image": 4}
+    tokens = {"boi_token_index": 509, "eoi_token_index": 510, "image_token_index": 511}
+    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=TEXT, **images, **tokens)).eval()
+    with torch.no_grad():
+        for parameter in model.model.language_model.parameters():
+            parameter.normal_(0.0, 0.1 if parameter.ndim == 1 else 2 / parameter.shape[1] ** 0.5)
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    model.save_pretrained(tmp_path / "model")
+    runner = load_runner("mlx", tmp_path / "model", tmp_path, context=CONTEXT)
+    assert expected.std() > 0.3
+    np.testing.assert_allclose(runner.logits(Chunk(0, TOKENS, 0, 0)), expected, atol=TOLERANCE)
+    runner.close()
