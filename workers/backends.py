@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workers.affinity import usable_cores
 from workers.faults import fail_load
 from workers.refused import LoadRefused
 from workers.runner import Runner
@@ -105,7 +104,7 @@ def _options(spec: WorkerSpec, config: "ModelConfig") -> dict[str, Any]:
         "slots": spec.max_batch_size,
         "context": config.choose_context(spec.context),
         "cache_dir": cache_dir(spec),
-        "threads": spec.threads or usable_cores(),
+        "threads": spec.threads,
     }
 
 

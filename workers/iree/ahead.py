@@ -8,7 +8,7 @@ from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.archive import open_archive
 from workers.iree.builder import Builder, Built, build_all
 from workers.iree.device import Device
-from workers.iree.recipe import Recipe
+from workers.iree.recipe import Recipe, choose_device
 from workers.spec import Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
@@ -31,8 +31,7 @@ def compile_ahead(
 
     Nothing is loaded. Raises what a load raises.
     """
-    threads = threads or usable_cores()
-    opened = Device(device, threads)
+    opened = Device(*choose_device(device, threads, config))
     try:
         recipe = Recipe.of(
             path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
@@ -43,6 +42,6 @@ def compile_ahead(
     open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, cache_dir, progress).close()
     groups = builder.plan.everything()
     progress("compile graphs", 0, len(groups))
-    for done, built in enumerate(build_all(builder, groups, threads), 1):
+    for done, built in enumerate(build_all(builder, groups, threads or usable_cores()), 1):
         progress("compile graphs", done, len(groups))
         yield built

@@ -20,7 +20,9 @@ from workers.probe import short
 from workers.refused import LoadRefused
 
 DEFAULT_DEVICE = "local-task"
-LOCAL_DRIVERS = ("local-task", "local-sync")
+ALONE = "local-sync"
+"""The driver on which the thread that calls computes."""
+LOCAL_DRIVERS = (DEFAULT_DEVICE, ALONE)
 """Drivers that compute on this CPU, in this process's memory."""
 
 CPU_FLAGS = (

@@ -22,7 +22,7 @@ from workers.iree.kv import HostKv
 from workers.iree.library import Library
 from workers.iree.lower import SCOPE
 from workers.iree.model import rope_frequencies
-from workers.iree.recipe import Recipe
+from workers.iree.recipe import Recipe, choose_device
 from workers.iree.rows import Angles, DecodeInputs, Run, runs_of
 from workers.iree.storage import quantization_of
 from workers.iree.tiled import TiledOps
@@ -103,14 +103,13 @@ class IreeRunner:
         Returns with the fewest graphs that can serve everything; the rest come in the background, or without
         `background` when `graphs.fetch` asks for them.
         `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `quantize` makes matrices of
-        few bits of those that are not; `context` 0 is the model's; `threads` 0 is one a core; `kv_bytes` is what the
-        slots may come to hold together, 0 what memory allows, which `workers` share. `progress` gets (phase, done,
-        total). Raises `CheckpointError`, `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and
+        few bits of those that are not; `context` 0 is the model's; `threads` 0 is what `choose_device` says; `kv_bytes`
+        is what the slots may come to hold together, 0 what memory allows, which `workers` share. `progress` gets
+        (phase, done, total). Raises `CheckpointError`, `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and
         `CompileError`.
         """
-        threads = threads or usable_cores()
         with contextlib.ExitStack() as undo:
-            opened = Device(device, threads)
+            opened = Device(*choose_device(device, threads, config))
             undo.callback(opened.close)
             recipe = Recipe.of(
                 path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
@@ -127,7 +126,7 @@ class IreeRunner:
             runner = cls(builder, opened, archive, kv_rows)
             undo.pop_all()  # they are the runner's from now on
             undo.callback(runner.close)
-            runner.graphs.open(plan.required(), threads, progress)
+            runner.graphs.open(plan.required(), threads or usable_cores(), progress)
             undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())

@@ -23,7 +23,7 @@ def test_what_a_runner_has_is_found_and_the_rest_compiled(
         compile_ahead(
             checkpoint,
             ModelConfig.from_dir(checkpoint),
-            device="",
+            device="local-task",
             dtype="float32",
             slots=8,
             context=CONTEXT,

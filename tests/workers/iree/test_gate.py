@@ -188,9 +188,13 @@ def test_logits_of_few_bits_are_equal_to_the_bit(
     runner.close()
 
 
-def test_the_number_of_threads_changes_no_bit(load: Load, runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "threads"), [("local-task", 3), ("", 0)], ids=["three", "the one that asks"])
+def test_the_number_of_threads_changes_no_bit(
+    load: Load, runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, device: str, threads: int
+) -> None:
     """Three threads share the context of a row, as two do not that have a head each."""
-    other = load(threads=3)
+    other = load(device=device, threads=threads)
+    assert other.capabilities.device == (device or "local-sync")
     expected = runner.logits(Chunk(7, TOKENS, 0, 0))
     np.testing.assert_array_equal(other.logits(Chunk(7, TOKENS[:40], 0, 0)), expected[:40])  # by single steps
     spy = LogitsSpy(other, monkeypatch)
