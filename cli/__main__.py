@@ -1,5 +1,19 @@
-"""`python -m cli` is `baton`."""
+"""`baton`, and `python -m cli`. It loads for a while; until then Ctrl-C just ends it, without a traceback."""
 
-from cli.main import main
+import signal
 
-main()
+
+def main() -> None:
+    """Entry point of the console script."""
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not so in the background of a shell
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from cli.main import run
+
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
+
+if __name__ == "__main__":
+    main()

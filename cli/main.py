@@ -265,8 +265,8 @@ def compile_(
     compile_model(settings, as_json=as_json)
 
 
-def main() -> None:
-    """Entry point of the console script."""
+def run() -> None:
+    """Read the command line and do what it says."""
     _open_closed()
     app()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -57,7 +58,7 @@ def own_server(
     context = multiprocessing.get_context("spawn")
     told = dict(options) | {"host": HOST, "port": 0, "listen_workers": ""}
     process = context.Process(target=_serve, args=(told, launcher, deadlines, log, dict(environment or {}), theirs))
-    process.start()
+    _start(process)
     theirs.close()  # or a server that ends at once would never be noticed
     try:
         try:
@@ -68,6 +69,15 @@ def own_server(
     finally:
         process.terminate()
         process.join()
+
+
+def _start(process: BaseProcess) -> None:
+    """Start it so that a Ctrl-C, which its group gets too, does not end it before it can clean up: it is terminated."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _serve(

@@ -115,7 +115,11 @@ class Trial:
         """A worker that serves and may have this done to it, which counts as done from now on. None when there is none,
         and will be none."""
         counts = fault in self._counted
-        there = [each for each in self._watched.active() if not counts or self._struck[each["name"]] < MOST_FAULTS]
+        active = self._watched.active()
+        if not active:  # one that was struck just as its round ended may be noticed only now
+            self._watched.wait_until_ready(READY_S)
+            active = self._watched.active()
+        there = [each for each in active if not counts or self._struck[each["name"]] < MOST_FAULTS]
         if not there:
             return None
         victim = self._draw.choice(there)

@@ -1,6 +1,7 @@
 """The commands as a person types them: good help, errors that name the flag, and no tracebacks."""
 
 import json
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -26,6 +27,25 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CliRunner:
 
 def test_the_version_is_the_packages(run: CliRunner) -> None:
     assert run.invoke(app, ["--version"]).output == f"baton {metadata.version('baton')}\n"
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from cli.__main__ import main
+main()
+"""
+
+
+def test_a_command_that_is_interrupted_while_it_loads_has_nothing_to_say() -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_help_lists_every_command(run: CliRunner) -> None:

@@ -3,7 +3,7 @@
 import io
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +130,17 @@ def test_faults_are_named() -> None:
     assert chosen(" kill, stop ") == ["kill", "stop"]
 
 
-def watched(*workers: dict[str, Any]) -> Watched:
-    base = {"state": "ready", "role": "active", "slots_active": 0, "queue_depth": 0, "model": "m", "address": None}
-    body = {"workers": [base | worker for worker in workers]}
-    client = httpx.Client(
-        transport=httpx.MockTransport(lambda _: httpx.Response(200, json=body)), base_url="http://server"
-    )
-    return Watched(Administration(client))
+def watched(*workers: dict[str, Any], states: Iterable[str] = ()) -> Watched:
+    """Workers as they are told; `states` are all of theirs at the first looks, and then they are ready."""
+    base = {"role": "active", "slots_active": 0, "queue_depth": 0, "model": "m", "address": None, "reason": ""}
+    state = itertools.chain(states, itertools.repeat("ready"))
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        now = {"state": next(state)}
+        return httpx.Response(200, json={"workers": [base | now | worker for worker in workers]})
+
+    client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://server")
+    return Watched(Administration(client), sleep=lambda _: None)
 
 
 def whole(tokens: int) -> Heard:
@@ -179,6 +183,14 @@ def test_no_worker_is_struck_more_often_than_its_server_bears(playing: Callable[
     assert "every worker was struck" in one.run(["abort"], 60.0)
     assert sorted(pid for pid, _ in hits) == [11] * MOST_FAULTS + [12] * MOST_FAULTS
     assert one.rounds == {"abort": 2 * MOST_FAULTS}
+
+
+def test_a_worker_whose_end_is_noticed_late_is_waited_for(playing: Callable[[list[Heard]], None]) -> None:
+    playing([whole(5)])
+    found = watched({"name": "a", "pid": 11}, states=["backoff", "loading"])
+    one = Trial(Server("127.0.0.1", 1), found, requests("m", 1, 5), seed=1, hit=lambda pid, number: None)
+    one.run(["abort"], 60.0)
+    assert one.rounds == {"abort": MOST_FAULTS}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who sent a signal, and each one counts")
