@@ -6,7 +6,6 @@ So many prompts of random lengths within --lengths are submitted together, to an
 decode; nothing of them is in a prefix cache. Shown are medians over the rounds, and prompt tokens a second.
 """
 
-import argparse
 import random
 import statistics
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.command_line import command_line
 from bench.ours import Engine, Setup
 from bench.shapes import SHAPES, default_cache, make_model
 from workers.engine import BatchEngine, Request
@@ -57,14 +57,16 @@ class Burst:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="110m")
+    parser = command_line(__doc__)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="110m", help="the shape, of random weights")
     parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
-    parser.add_argument("--prompts", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--lengths", nargs=2, type=int, default=[16, 64])
-    parser.add_argument("--running", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cache-dir", type=Path, default=default_cache())
+    parser.add_argument("--prompts", nargs="+", type=int, default=[1, 8, 32], help="how many come at once")
+    parser.add_argument(
+        "--lengths", nargs=2, type=int, default=[16, 64], help="tokens of the shortest and the longest prompt"
+    )
+    parser.add_argument("--running", type=int, default=0, help="streams that decode meanwhile")
+    parser.add_argument("--rounds", type=int, default=5, help="bursts of each size; medians are printed")
+    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
     args = parser.parse_args()
     low, high = args.lengths
     slots = max(args.prompts) + args.running

@@ -21,7 +21,6 @@ what was on its way then; p50 and p99 over the streams of the killed worker that
 time between two chunks of the undisturbed run.
 """
 
-import argparse
 import asyncio
 import dataclasses
 import itertools
@@ -36,6 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.command_line import command_line
 from bench.plots import figure
 from bench.served import READY_TIMEOUT_S, served
 from bench.shapes import default_cache
@@ -102,17 +102,17 @@ def plot(series: dict[str, Heard], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", default="8,64")
-    parser.add_argument("--workers", default="1,1+1,2")
-    parser.add_argument("--phases", default=",".join(PHASES))
-    parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--prompt-words", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--delivered", type=int, default=100)
+    parser = command_line(__doc__)
+    parser.add_argument("--streams", default="8,64", help="streams at once, separated by commas")
+    parser.add_argument("--workers", default="1,1+1,2", help="set-ups, separated by commas; 1+1 is one and a standby")
+    parser.add_argument("--phases", default=",".join(PHASES), help="when to kill, separated by commas")
+    parser.add_argument("--slots", type=int, default=8, help="sequences that run at once in one worker")
+    parser.add_argument("--prompt-words", type=int, default=32, help="words of a prompt")
+    parser.add_argument("--tokens", type=int, default=160, help="tokens of an answer")
+    parser.add_argument("--delivered", type=int, default=100, help="tokens after which `last` kills")
     parser.add_argument("--settle", type=float, default=3.0, help="seconds between a restart and the next run")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs")
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", type=Path, help="draw the gaps into this file")
     parser.add_argument("--json", type=Path, help="where the lines go as well")
     args = parser.parse_args()
     lines: list[Line] = []

@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.command_line import command_line
 from bench.limits import multiply_adds, read_bandwidth, step_bytes
 from bench.ours import Engine, Setup
 from bench.peak import Peak
@@ -169,17 +170,23 @@ def cells(point: Point, flaw: str) -> list[str]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"])
+    parser = command_line(__doc__)
+    parser.add_argument(
+        "--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"], help="the shapes, of random weights"
+    )
     parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4], help="of the curves against context")
-    parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS))
+    parser.add_argument(
+        "--contexts", nargs="+", type=int, default=list(CONTEXTS), help="tokens that a row has behind it"
+    )
     parser.add_argument("--all-rows", nargs="+", type=int, default=list(ROWS), help="of the curve against rows")
-    parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--device", default="")
+    parser.add_argument("--steps", type=int, default=15, help="steps of each point; medians are printed")
+    parser.add_argument("--device", default="", help="of the IREE backend; empty is its default")
     parser.add_argument("--quick", action="store_true", help="110m, one row to context 2048, rows 1 to 8")
-    parser.add_argument("--cache-dir", type=Path, default=default_cache())
-    parser.add_argument("--out", type=Path, default=Path("bench/results/curves"))
+    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
+    parser.add_argument(
+        "--out", type=Path, default=Path("bench/results/curves"), help="the folder of the table and the plots"
+    )
     args = parser.parse_args()
     if args.quick:
         args.models, args.rows, args.contexts, args.all_rows = ["110m"], [1], [256, 1024, 2048], [1, 2, 4, 8]

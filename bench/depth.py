@@ -7,7 +7,6 @@ A prompt is taken to 256, 512, ... positions and up to the context, each time on
 reads (weights, and KV of every position), and resident memory. Then what a prompt token costs in chunks of each size.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -18,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
+from bench.command_line import command_line
 from bench.limits import step_bytes
 from bench.ours import Engine, Setup
 from bench.rounds import RefusedError
@@ -71,13 +71,15 @@ def chunk_costs(runner: Runner, text: Sequence[int], depth: int, sizes: Sequence
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="110m-yarn")
-    parser.add_argument("--context", type=int, default=32768)
+    parser = command_line(__doc__)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="110m-yarn", help="the shape, of random weights")
+    parser.add_argument("--context", type=int, default=32768, help="tokens of the one sequence")
     parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
-    parser.add_argument("--chunks", nargs="*", type=int, default=[32, 128, 512])
-    parser.add_argument("--chunks-at", nargs="+", type=int, default=[0, 4096])
-    parser.add_argument("--cache-dir", type=Path, default=default_cache())
+    parser.add_argument("--chunks", nargs="*", type=int, default=[32, 128, 512], help="tokens of a chunk of prompt")
+    parser.add_argument(
+        "--chunks-at", nargs="+", type=int, default=[0, 4096], help="positions at which chunks are timed"
+    )
+    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
     args = parser.parse_args()
     path = make_model(args.cache_dir, args.model)
     try:

@@ -39,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.descriptors import raise_limit
 from actors.logs import configure_logging
+from bench.command_line import command_line
 from gateway.daemon import run_daemon
 from gateway.launch import WorkerLaunch
 from gateway.server import listen, serve
@@ -303,13 +304,30 @@ def open_many(streams: int) -> dict[str, Any]:
     return {"open": streams, "errors": len(seen.errors), "first": seen.errors[:1], "seconds": round(wall, 2)}
 
 
+def table(results: list[dict[str, Any]]) -> str:
+    """The medians, one line a level."""
+    heads = ("streams", "rate/s", "tokens/s", "bare", "CPU us/token", "bare", "p99 gap ms", "bare", "tokens/s", "CPU")
+    lines = ["".join(f"{head:>13}" for head in heads)]
+    for found in results:
+        ours, bare = found["gateway"], found["bare"]
+        cells = [str(found["streams"]), str(found["rate"])]
+        cells += [f"{each[key]:,.1f}" for key in ("tok_s", "cpu_us_token", "p99_ms") for each in (ours, bare)]
+        cells += [f"{found['ratio']:.2f}x", f"{found['cpu_ratio']:.2f}x"]
+        lines.append("".join(f"{cell:>13}" for cell in cells))
+    return "\n".join(lines)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", default="1,64,256")
-    parser.add_argument("--rate", type=float, default=50.0)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--open", type=int, default=1000)
+    parser = command_line(__doc__)
+    parser.add_argument("--streams", default="1,64,256", help="streams at once, separated by commas")
+    parser.add_argument("--rate", type=float, default=50.0, help="tokens a second of each stream")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a run at that rate")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="runs of each figure, the two servers in turn; medians are printed"
+    )
+    parser.add_argument(
+        "--open", type=int, default=1000, help="streams to hold open at once in the end; 0 leaves it out"
+    )
     parser.add_argument("--tokens", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--child", choices=["gateway", "bare"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -321,11 +339,14 @@ def main() -> None:
         anyio.run(children[arguments.child])
         return
     raise_limit()
+    results = []
     for streams in map(int, arguments.streams.split(",")):
         for rate in (arguments.rate, 0.0):
-            print(json.dumps(compare(streams, rate, arguments.seconds, arguments.rounds)), flush=True)
+            results.append(compare(streams, rate, arguments.seconds, arguments.rounds))
+            print(json.dumps(results[-1]), flush=True)
     if arguments.open:
         print(json.dumps(open_many(arguments.open)), flush=True)
+    print(table(results))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ the same requests alone). With `--compile-only` every graph of a small model is 
 needs none. Every stage says PASS or FAIL and why; the exit status is 1 when one failed.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.command_line import command_line
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from workers.affinity import usable_cores
@@ -96,8 +96,8 @@ def check_compiles(drivers: Sequence[str]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
+    parser = command_line(__doc__)
+    parser.add_argument("--device", default="cuda", help="of the IREE backend")
     parser.add_argument("--shapes", nargs="*", default=["110m"], help="shapes of bench/engine.py; none skips it")
     parser.add_argument("--compile-only", nargs="*", choices=TARGETS, help="and run nothing; none is all")
     args = parser.parse_args()

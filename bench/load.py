@@ -157,19 +157,21 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--path", default="/v1/completions")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--label", default="")
+    parser.add_argument("--url", required=True, help="the server, http://HOST:PORT")
+    parser.add_argument(
+        "--path", default="/v1/completions", help="/v1/completions (the default) or /v1/chat/completions"
+    )
+    parser.add_argument("--model", required=True, help="a name that the server serves")
+    parser.add_argument("--label", default="", help="goes into each line")
     parser.add_argument("--key", default="", help="an API key, sent as a bearer token")
     parser.add_argument("--streams", default="1,4,8", help="levels, separated by commas")
-    parser.add_argument("--requests", type=int, default=0)
-    parser.add_argument("--prompt-words", type=int, default=64)
-    parser.add_argument("--same-prefix", type=int, default=0)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--requests", type=int, default=0, help="of each level; 0 is three for each stream, 4 at least")
+    parser.add_argument("--prompt-words", type=int, default=64, help="words of a prompt (default: 64)")
+    parser.add_argument("--same-prefix", type=int, default=0, help="words that all prompts begin with (default: 0)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default: 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     parser.add_argument("--extra", type=json.loads, default={}, help="more fields of the body, a JSON object")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of the words (default: 1)")
     arguments = parser.parse_args()
     randomness = random.Random(arguments.seed)
     for streams in map(int, arguments.streams.split(",")):

@@ -1,24 +1,27 @@
 """Decode on the MLX runner beside mlx-lm itself, on the same random-weight model in the same run.
 
-    python -m bench.mlx_runner [--model DIR] [--rows 1,8] [--tokens 64] [--prompt 32] [--device cpu] [--json]
+    python bench/mlx_runner.py [--model DIR] [--rows 1,8] [--tokens 64] [--prompt 32] [--device cpu] [--json]
 
 `mlx-lm` is `mlx_lm.generate.generate_step`, one sequence, as a script would use it; `rows N` is one ragged step of
 N sequences at a time. The model is of the 15M Llama shape unless a directory is given. Tokens per second of wall time
 over the median step; nothing else should run on the machine.
 """
 
-import argparse
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
+from bench.command_line import command_line
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from workers.checkpoint import ModelConfig
@@ -59,13 +62,13 @@ def _median_step(stamps: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--rows", default="1,8")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", action="store_true")
+    parser = command_line(__doc__)
+    parser.add_argument("--model", type=Path, help="a checkpoint; without, a made one")
+    parser.add_argument("--rows", default="1,8", help="sequences at once, separated by commas")
+    parser.add_argument("--tokens", type=int, default=64, help="steps that are timed")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
+    parser.add_argument("--device", default="cpu", help="cpu or gpu")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     levels = [int(rows) for rows in arguments.rows.split(",")]
     with tempfile.TemporaryDirectory() as scratch:

@@ -8,7 +8,6 @@ the prompt's own time to its first token: without the prompt, with the default b
 tokens, and with none. Then the same prompt again, as its next turn: its rows are taken from its slot.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.command_line import command_line
 from bench.ours import Engine, Setup
 from bench.shapes import SHAPES, default_cache, make_model
 from workers.engine import BatchEngine, Request
@@ -100,12 +100,12 @@ class Streams:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="110m")
-    parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--prompt", type=int, default=4096)
-    parser.add_argument("--tokens", type=int, default=120)
-    parser.add_argument("--cache-dir", type=Path, default=default_cache())
+    parser = command_line(__doc__)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="110m", help="the shape, of random weights")
+    parser.add_argument("--streams", type=int, default=4, help="that decode")
+    parser.add_argument("--prompt", type=int, default=4096, help="tokens of the prompt that is admitted meanwhile")
+    parser.add_argument("--tokens", type=int, default=120, help="of each stream")
+    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
     args = parser.parse_args()
     setup = Setup(
         make_model(args.cache_dir, args.model), args.cache_dir / "graphs", args.streams + 1, args.prompt + 512

@@ -7,7 +7,6 @@ CPU. `slots` reads the rows where they are, as the engine does. `pages` looks th
 puts them together before the same kernel runs. Milliseconds, medians.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.command_line import command_line
 from workers.affinity import usable_cores
 from workers.iree.compiler import Compiler
 from workers.iree.cpu import Cpu
@@ -60,7 +60,7 @@ def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
         dense = Cache(1, batch, KV_HEADS, DEPTH, positions + POSITIONS, POSITIONS)
         return (ops.attend(q, own, dense, 0, MODEL, Place(who, rows)),)
 
-    words = struct((batch, HEADS * DEPTH // ops.arithmetic.k), "int32")
+    words = struct((batch, HEADS * DEPTH // ops.arithmetic.word), "int32")
     kv, who, rows = struct(cache.shape, ops.dtype), struct((batch,), "int32"), struct((batch, 1), "int32")
     table = struct((batch, KV_HEADS, pages_of_head), "int32")
     return [
@@ -78,7 +78,7 @@ def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler:
         kv.window[...] = 1  # pages of memory that were never written would all be one
     order = random.permutation(slots * KV_HEADS * (cache.capacity // LANES))[: slots * KV_HEADS * (positions // LANES)]
     inputs = [
-        device.upload(np.zeros((slots, HEADS * DEPTH // ops.arithmetic.k), np.int32)),
+        device.upload(np.zeros((slots, HEADS * DEPTH // ops.arithmetic.word), np.int32)),
         kv.view,
         device.upload(np.arange(slots, dtype=np.int32)),
         device.upload(np.full((slots, 1), positions - 1, np.int32)),
@@ -98,11 +98,13 @@ def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--positions", type=int, nargs="+", default=[256, 1024, 4096])
+    parser = command_line(__doc__)
+    parser.add_argument("--slots", type=int, default=8, help="rows of a step, one of each slot")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of the KV")
+    parser.add_argument("--rounds", type=int, default=50, help="steps of each figure; medians are printed")
+    parser.add_argument(
+        "--positions", type=int, nargs="+", default=[256, 1024, 4096], help="tokens that each row has behind it"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         device = Device("", usable_cores())

@@ -55,7 +55,8 @@ def _label(panel: Any, title: str, x: str, y: str) -> None:
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.grid(alpha=0.3)
-    panel.legend(fontsize="x-small")
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize="x-small")
 
 
 def plot_curves(series: Mapping[str, Sequence["Point"]], file: Path) -> None:

@@ -7,7 +7,6 @@ the tokens and their terminals. `decode` is a steady step of 1, 8 and 64 rows; `
 come and go, with their admission, prefill and reset. Medians over the rounds. `--profile` prints where it goes.
 """
 
-import argparse
 import cProfile
 import pstats
 import statistics
@@ -22,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.command_line import command_line
 from workers.engine import BatchEngine, Request
 from workers.runner import Chunk, Draw, Row, RunnerCapabilities
 
@@ -88,9 +88,9 @@ def measure(function: Callable[[int, int], float], rows: int, steps: int, rounds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=20_000, help="steps of one row; more rows take fewer")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each figure; medians are printed")
     parser.add_argument("--profile", type=int, metavar="ROWS", help="profile the decode steps of ROWS rows")
     options = parser.parse_args()
     if options.profile:

@@ -8,7 +8,6 @@ llama.cpp's own `llama-quantize` would keep the head of a Q4_0 model at 6 bits: 
 is the fastest of its kind. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.command_line import command_line
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.description import read_json
 
@@ -171,10 +171,10 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--kind", choices=get_args(Kind), default="bf16")
+    parser = command_line(__doc__)
+    parser.add_argument("checkpoint", type=Path, help="a folder in Hugging Face layout")
+    parser.add_argument("file", type=Path, help="to write")
+    parser.add_argument("--kind", choices=get_args(Kind), default="bf16", help="of the matrices")
     args = parser.parse_args()
     convert(args.checkpoint, args.file, args.kind)
 

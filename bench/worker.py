@@ -1,13 +1,12 @@
 """Loop overhead of a worker: token events per second through a whole worker process, with a model that costs nothing.
 
-    python -m bench.worker [--streams 64] [--tokens 4000] [--stop] [--profile]
+    python bench/worker.py [--streams 64] [--tokens 4000] [--stop] [--profile]
 
 One scripted worker process, as the gateway starts it, generates for all streams at once as fast as it can; this process
 reads its link and decodes every frame, as the gateway does. Reported are the rate and the worker's CPU time per token,
 of which the scripted model's own share is measured here, in process, without loop, text and link.
 """
 
-import argparse
 import asyncio
 import pstats
 import resource
@@ -15,11 +14,15 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import msgspec
 
 from actors.endpoint import LocalEndpoint
 from actors.link import Link
+from bench.command_line import command_line
 from protocol.codec import decode_event, encode
 from protocol.commands import Stop, Submit, Welcome
 from protocol.events import Bye, Event, Failed, Finished, Hello, Ready, Step
@@ -138,8 +141,8 @@ def _engine(load: Load) -> BatchEngine:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.worker", description=__doc__)
-    parser.add_argument("--streams", type=int, default=64)
+    parser = command_line(__doc__)
+    parser.add_argument("--streams", type=int, default=64, help="at once")
     parser.add_argument("--tokens", type=int, default=4000, help="per stream")
     parser.add_argument("--stop", action="store_true", help="give every stream four stop strings that never come")
     parser.add_argument("--profile", default="", metavar="FILE", help="profile the worker's loop into FILE")

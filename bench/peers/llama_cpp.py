@@ -7,7 +7,6 @@ The build is for this CPU (GGML_NATIVE) and takes about ten minutes on two cores
 where `bench/engine.py` finds it; `--llama-cpp DIR` there names any other folder with the programs.
 """
 
-import argparse
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from bench.command_line import command_line
 from bench.rounds import RefusedError
 from bench.shapes import default_cache
 
@@ -178,9 +178,9 @@ def _call(*command: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--folder", type=Path, default=build_folder())
+    parser = command_line(__doc__)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
+    parser.add_argument("--folder", type=Path, default=build_folder(), help="to build in")
     args = parser.parse_args()
     try:
         build(args.folder, args.jobs)
