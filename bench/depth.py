@@ -95,6 +95,9 @@ def main() -> None:
         print(f"\n{'depth':>8}{'chunk':>8}{'ms a token':>14}")
         text = engine.prompt(args.context)
         for depth in args.chunks_at:
+            if depth + max(args.chunks) > args.context:
+                print(f"{depth:8}  beyond the context")
+                continue
             for line in chunk_costs(engine.runner, text, depth, args.chunks):
                 print(line, flush=True)
     engine.close()

@@ -153,6 +153,9 @@ ALLOWED = {"device": 0.0, "objects": 0.05, "slots": 0.0, "kv_tokens": 0.0, "desc
 """Growth a request of what is counted exactly. Python keeps a few objects now and then, not one a request."""
 
 
+MIN_SAMPLES = 8
+
+
 def judge(samples: Sequence[Sample], tolerance: float) -> list[Verdict]:
     """What grew after the first quarter of the samples. Raises ValueError for fewer than eight.
 
@@ -160,8 +163,8 @@ def judge(samples: Sequence[Sample], tolerance: float) -> list[Verdict]:
     a single sample may fall into a moment when an allocator has just not given back what is free. `tolerance` is in
     bytes of resident memory a request.
     """
-    if len(samples) < 8:
-        raise ValueError(f"{len(samples)} samples are too few to tell growth, at least 8 are needed")
+    if len(samples) < MIN_SAMPLES:
+        raise ValueError(f"{len(samples)} samples are too few to tell growth, at least {MIN_SAMPLES} are needed")
     quarter = len(samples) // 4
     early, late = samples[quarter : 2 * quarter], samples[-quarter:]
     span = statistics.median(s.requests for s in late) - statistics.median(s.requests for s in early)
@@ -204,7 +207,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("bench/results/memory"), help="the folder of the figures and the plot"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.requests < MIN_SAMPLES * args.every:
+        parser.error(f"--requests {args.requests}: to tell growth it takes {MIN_SAMPLES} times --every {args.every}")
+    return args
 
 
 def main() -> None:

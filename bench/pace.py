@@ -38,6 +38,8 @@ class Run:
 
     def line(self, name: str) -> str:
         """Milliseconds at the median, the 99th percentile and the most, and the prompt's seconds."""
+        if len(self.delays) < 2:
+            return f"{name:<22}  fewer than two tokens came meanwhile: it takes a longer --prompt"
         cuts = statistics.quantiles(self.delays, n=100)
         shown = [1e3 * value for value in (cuts[49], cuts[98], max(self.delays))]
         prompt = f"{self.first_token_s:8.2f}" if self.first_token_s else "       -"

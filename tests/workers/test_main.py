@@ -32,6 +32,15 @@ async def test_a_whole_life(peer: Peer) -> None:
     assert await peer.exit_code() == 0
 
 
+def test_it_does_not_load_what_draws_on_terminals() -> None:
+    listed = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "workers", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert listed.returncode == 0
+    assert "structlog.dev" in listed.stderr
+    assert "rich.console" not in listed.stderr
+
+
 @story(process=True, **SLOW)
 async def test_sigterm_is_a_stop_and_ctrl_c_is_nothing(peer: Peer) -> None:
     """The terminal's Ctrl-C reaches everybody; when workers stop is the gateway's business."""
