@@ -15,29 +15,34 @@ from numpy.typing import NDArray
 
 from workers.affinity import usable_cores
 from workers.iree.cpu import Cpu
-from workers.iree.gpu import AMD_NODES, COMMON_FLAGS, GPU_TARGETS, gpu_architecture, gpu_flags
+from workers.iree.gpu import COMMON_FLAGS, GPU_TARGETS, NEEDS, Gpu
 from workers.probe import short
 from workers.refused import LoadRefused
 
 DEFAULT_DEVICE = "local-task"
 ALONE = "local-sync"
 """The driver on which the thread that calls computes."""
+GENERIC_DEVICE = "generic-task"
+"""`local-task` as if it were a GPU: with its graphs, and memory that the host does not see. So they can be tried."""
 LOCAL_DRIVERS = (DEFAULT_DEVICE, ALONE)
 """Drivers that compute on this CPU, in this process's memory."""
 
-CPU_FLAGS = (
+GENERIC_FLAGS = (
     "--iree-opt-level=O3",
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-llvmcpu-target-cpu=host",
+    # The default of 32 KiB fails some prefill graphs.
+    "--iree-llvmcpu-stack-allocation-limit=262144",
+)
+CPU_FLAGS = (
+    *GENERIC_FLAGS,
     # The graphs hold packed operands and their products already: packing again would only cost.
     "--iree-opt-data-tiling=false",
     # Constants are computed when a module is loaded; the compiler would compile and run that first, a second a graph.
     "--iree-opt-const-eval=false",
     "--iree-llvmcpu-enable-ukernels=all",
     "--iree-opt-generalize-matmul=false",
-    # The default of 32 KiB fails some prefill graphs.
-    "--iree-llvmcpu-stack-allocation-limit=262144",
 )
 NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
 """MAP_NORESERVE (mmap(2)), which Python names from 3.13 on: without it Linux refuses what is more than all memory."""
@@ -49,6 +54,10 @@ _ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
     "int32": rt.HalElementType.SINT_32,
     "uint32": rt.HalElementType.UINT_32,
 }
+
+
+STAGING_BYTES = 1 << 16
+"""Of results for which one piece of the host's memory is kept: the tokens of a step, not its logits."""
 
 
 class DeviceError(LoadRefused):
@@ -66,59 +75,83 @@ class Device:
     def __init__(self, uri: str, threads: int) -> None:
         """`threads` is the number of compute threads of a local driver, 0 one a core. Raises `DeviceError`."""
         self.uri = uri or DEFAULT_DEVICE
-        self.driver = self.uri.partition("://")[0]
+        generic = self.uri == GENERIC_DEVICE
+        self.driver = DEFAULT_DEVICE if generic else self.uri.partition("://")[0]
         if self.driver not in available_drivers():
             raise DeviceError(
                 f"device: {self.uri!r} needs IREE's driver {self.driver!r}, which the installed iree-base-runtime "
                 f"does not have; it has {', '.join(available_drivers())}"
             )
-        self.threads = threads or usable_cores() if self.local else 1
+        on_cpu = self.driver in LOCAL_DRIVERS
+        self.local = on_cpu and not generic
+        """The host reads and writes its memory."""
+        self.threads = threads or usable_cores() if on_cpu else 1
         """That compute."""
-        if self.local:
+        if on_cpu:
             rt.flags.parse_flags(f"--task_topology_group_count={self.threads}")
         try:
             driver = rt.get_driver(self.driver)
-            bare = self.driver == self.uri
+            bare = self.driver == self.uri or generic
             self._device = driver.create_default_device() if bare else driver.create_device_by_uri(self.uri)
+            self.name, self._gpu = _described(driver, self.driver, self.uri)
         except (RuntimeError, ValueError) as error:
-            raise DeviceError(f"device: {self.uri!r} cannot be opened on this machine: {short(error)}") from error
+            needs = f"; it {NEEDS[self.driver]}" if self.driver in NEEDS else ""
+            raise DeviceError(
+                f"device: {self.uri!r} cannot be opened on this machine: {short(error)}{needs}. "
+                "`baton doctor` shows which devices work here"
+            ) from error
         self.instance = rt.VmInstance()
         self._hal = rt.create_hal_module(self.instance, self._device)
         self._compiled: list[rt.VmModule] = []
         self._types: dict[int, np.dtype[Any]] = {}
         """numpy's, by the runtime's number, which takes long to look up."""
-
-    @property
-    def local(self) -> bool:
-        return self.driver in LOCAL_DRIVERS
+        self._staging: rt.HalBuffer | None = None
+        """Where a device that is not local leaves small results for the host."""
 
     def compile_flags(self) -> tuple[str, ...]:
         """iree-compile's flags for this device. Raises `DeviceError` where no backend is known for the driver."""
-        if self.local:
-            return (*COMMON_FLAGS, *CPU_FLAGS)
-        if self.driver not in GPU_TARGETS:
+        if self.driver in LOCAL_DRIVERS:
+            return (*COMMON_FLAGS, *(CPU_FLAGS if self.local else GENERIC_FLAGS))
+        if self._gpu is None:
             raise DeviceError(
                 f"device: graphs are not compiled for driver {self.driver!r}, only for "
                 f"{', '.join((*LOCAL_DRIVERS, *GPU_TARGETS))}; on Apple silicon take --backend mlx"
             )
-        architecture = gpu_architecture(self.driver)
-        if self.driver == "hip" and not architecture:
-            raise DeviceError(f"device: the kernel does not say what GPU {self.uri!r} is (/{AMD_NODES})")
-        return gpu_flags(self.driver, architecture)
+        if self.driver == "hip" and not self._gpu.architecture:
+            raise DeviceError(
+                f"device: the driver does not say what GPU {self.uri!r} is, which graphs are compiled for"
+            )
+        return self._gpu.flags
 
     def compile_target(self) -> str:
         """What of the target the flags do not say."""
-        return Cpu.of_host().digest if self.local else sys.platform
+        return Cpu.of_host().digest if self.driver in LOCAL_DRIVERS else sys.platform
+
+    def check(self, dtype: str) -> None:
+        """Raises `DeviceError` for a number type that graphs cannot compute with here."""
+        if self._gpu is not None and (lack := self._gpu.lacks(dtype)):
+            others = [other for other in ("float16", "float32") if not self._gpu.lacks(other)]
+            raise DeviceError(
+                f"device: {self.uri!r} cannot compute in {dtype}: {lack}; set --dtype {' or '.join(others)}"
+            )
 
     def load(self, module: Path, parameters: rt.ParameterIndex | None, scope: str) -> "Module":
-        """Load a compiled module, with its parameters from an index."""
+        """Load a compiled module, with its parameters from an index.
+
+        Raises `DeviceError` where they do not fit, or the driver does not take the module.
+        """
         compiled = rt.VmModule.mmap(self.instance, str(module))
         self._compiled.append(compiled)
         modules = [self._hal]
         if parameters is not None:
             provider = parameters.create_provider(scope=scope)
             modules.append(rt.create_io_parameters_module(self.instance, provider))
-        context = rt.VmContext(self.instance, modules=[*modules, compiled])
+        try:
+            context = rt.VmContext(self.instance, modules=[*modules, compiled])
+        except (RuntimeError, ValueError, MemoryError) as error:
+            if self._gpu is None:  # a module that is not whole, or of another program: no fault of the CPU's
+                raise
+            raise DeviceError(f"device: {self.uri!r} does not take the model's graphs: {short(error)}") from error
         return Module(context, compiled)
 
     def close(self) -> None:
@@ -128,6 +161,7 @@ class Device:
         did so, late in clearing up after a call, would wait for the lock that this thread holds while it waits for
         the device's threads to end.
         """
+        self._staging = None
         del self._hal, self._device
         self._compiled.clear()
 
@@ -177,9 +211,9 @@ class Device:
 
     def download(self, view: rt.HalBufferView) -> NDArray[Any]:
         """Copy a result to the host."""
-        if self.local:  # without what `rt.DeviceArray` looks up first, which takes longer than a few numbers
+        if self.local:
             return np.array(self._mapped(view))
-        return np.array(rt.DeviceArray(self._device, view).to_host())
+        return self._read_back(view)
 
     def numbers(self, view: rt.HalBufferView) -> list[int]:
         """A result of a few integers."""
@@ -189,11 +223,46 @@ class Device:
 
     def _mapped(self, view: rt.HalBufferView) -> NDArray[Any]:
         """A result where it lies, for as long as the view does."""
+        mapped: NDArray[Any] = view.map().asarray(view.shape, self._type(view))
+        return mapped
+
+    def _read_back(self, view: rt.HalBufferView) -> NDArray[Any]:
+        """A result by way of memory that host and device both see.
+
+        `rt.DeviceArray` has the device write into an array of numpy's instead, which Vulkan takes at whole pages only.
+        """
+        source = view.get_buffer()
+        staging = self._staging
+        if staging is None or staging.byte_length() < source.byte_length():
+            staging = self._device.allocator.allocate_buffer(
+                memory_type=int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE),
+                allowed_usage=int(rt.BufferUsage.TRANSFER | rt.BufferUsage.MAPPING_SCOPED),
+                allocation_size=source.byte_length(),
+            )
+            if source.byte_length() <= STAGING_BYTES:
+                self._staging = staging
+        done = self._device.create_semaphore(0)
+        self._device.queue_copy(source, staging, wait_semaphores=[], signal_semaphores=[(done, 1)])
+        rt.HalFence.create_at(done, 1).wait()
+        values: NDArray[Any] = np.array(staging.map().asarray(view.shape, self._type(view)))
+        return values
+
+    def _type(self, view: rt.HalBufferView) -> np.dtype[Any]:
         kind = view.element_type
         if kind not in self._types:
             self._types[kind] = np.dtype(rt.HalElementType.map_to_dtype(rt.HalElementType(kind)))
-        mapped: NDArray[Any] = view.map().asarray(view.shape, self._types[kind])
-        return mapped
+        return self._types[kind]
+
+
+def _described(driver: rt.HalDriver, name: str, uri: str) -> tuple[str, Gpu | None]:
+    """What the device is called that a URI names by number or path, or the first one, and what a GPU's driver says."""
+    if name not in GPU_TARGETS:
+        return "", None
+    devices = driver.query_available_devices()
+    path = uri.partition("://")[2].partition("?")[0]
+    number = int(path) if path.isdecimal() else 0
+    device = next((device for device in devices if device["path"] == path), devices[number])
+    return str(device["name"]), Gpu.of(name, str(driver.dump_device_info(device["device_id"])))
 
 
 def zero_pages(size: int) -> mmap.mmap:

@@ -1,11 +1,11 @@
-"""GPUs as iree-compile's targets: its flags for each driver, and the architecture of the GPU that is here.
+"""GPUs as iree-compile's targets: its flags for each driver, from what the runtime's driver says of a device.
 
 Imports nothing of IREE. What compiles without a device is seen by `python bench/gpu_check.py --compile-only`.
 """
 
-import ctypes
+import re
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 
 COMMON_FLAGS = ("--iree-input-type=stablehlo",)
 """Of every target."""
@@ -16,12 +16,71 @@ GPU_TARGETS: Mapping[str, str] = {
     "hip": "--iree-rocm-target=",
     "vulkan": "--iree-vulkan-target=",
 }
-"""Drivers that graphs are compiled for, and the flag that names an architecture. Not metal: IREE 3.13 cannot lower the
-search for the first of the highest logits to it."""
+"""Drivers that graphs are compiled for, and the flag that names an architecture. Not metal: there MLX serves."""
+NEEDS: Mapping[str, str] = {
+    "cuda": "needs an NVIDIA GPU and its driver (libcuda)",
+    "hip": "needs an AMD GPU and ROCm (libamdhip64)",
+    "vulkan": "needs the Vulkan loader (libvulkan.so.1) and a driver, such as mesa-vulkan-drivers",
+}
+"""What a person must have for a driver of IREE's to find a device."""
 CUDA_TARGETS = (60, 70, 75, 80, 86, 89)
 """Compute capabilities that iree-compile 3.13 knows; it has no description of Hopper and refuses sm_90."""
-AMD_NODES = "sys/class/kfd/kfd/topology/nodes"
-"""Where the kernel lists AMD's GPUs (https://docs.kernel.org/gpu/amdgpu)."""
+VULKAN_TARGETS: Mapping[int, str] = {0x10DE: "pascal", 0x1002: "rdna1"}
+"""By a vendor's PCI number (NVIDIA, AMD): the oldest GPUs with 16-bit numbers that the compiler knows. For newer
+ones it takes cooperative matrices, and fails on prompts in float16."""
+VULKAN_HALVES = ("storageBuffer16BitAccess", "shaderFloat16")
+"""Features of Vulkan that float16 needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as its driver describes it."""
+
+    driver: str
+    """Of `GPU_TARGETS`."""
+    facts: Mapping[str, str]
+    """The driver's own words, by the driver's own names; there may be none."""
+
+    @classmethod
+    def of(cls, driver: str, text: str) -> "Gpu":
+        """From `HalDriver.dump_device_info`: lines of `name: value`, a value may be a list of `name=value`."""
+        facts: dict[str, str] = {}
+        for line in text.splitlines():
+            name, _, value = line.lstrip("- ").partition(": ")
+            facts[name] = value.strip()
+            facts |= dict(re.findall(r"(\w+)=(\S+)", value))
+        return cls(driver, facts)
+
+    @property
+    def architecture(self) -> str:
+        """As iree-compile names it: `sm_80`, `gfx942` and the like; empty where its default is to be taken."""
+        if self.driver == "cuda":
+            major, _, minor = self.facts.get("gpu-compute-capability", "0.0").partition(".")
+            return cuda_target(10 * int(major) + int(minor))
+        if self.driver == "hip":
+            return self.facts.get("gpu-arch-name", "").partition(":")[0]
+        return self._vulkan_target()
+
+    def _vulkan_target(self) -> str:
+        """The default has no 16-bit numbers, and no operations of subgroups: every device with Vulkan runs it."""
+        if not all(self.facts.get(feature) == "yes" for feature in VULKAN_HALVES):
+            return ""
+        return VULKAN_TARGETS.get(int(self.facts.get("vendor_id", "0"), 16), "")
+
+    def lacks(self, dtype: str) -> str:
+        """Why a model of this type cannot be computed here; empty where it can."""
+        if self.driver != "vulkan" or dtype == "float32":
+            return ""
+        if dtype == "bfloat16":
+            return "IREE compiles no bfloat16 for Vulkan"
+        if missing := [feature for feature in VULKAN_HALVES if self.facts.get(feature) != "yes"]:
+            return f"the device has no {' and no '.join(missing)}"
+        return "" if self.architecture else "IREE has no description of this GPU with 16-bit numbers"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """iree-compile's."""
+        return gpu_flags(self.driver, self.architecture)
 
 
 def gpu_flags(driver: str, architecture: str) -> tuple[str, ...]:
@@ -29,57 +88,11 @@ def gpu_flags(driver: str, architecture: str) -> tuple[str, ...]:
 
     Without an `architecture` the compiler takes its default; for hip it has none.
     """
-    return (*COMMON_FLAGS, *GPU_FLAGS, f"--iree-hal-target-device={driver}", *architecture_flags(driver, architecture))
-
-
-def architecture_flags(driver: str, architecture: str) -> tuple[str, ...]:
-    """The flag that names the architecture, where one is given."""
-    return (GPU_TARGETS[driver] + architecture,) if architecture else ()
-
-
-def gpu_architecture(driver: str, root: Path = Path("/")) -> str:
-    """`sm_80`, `gfx942` and the like of the first GPU here; empty where nothing tells it."""
-    if driver == "cuda":
-        return _cuda_architecture()
-    return _amd_architecture(root) if driver == "hip" else ""
-
-
-def _cuda_architecture() -> str:
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return ""
-    major, minor, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
-        return ""
-    # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-    if cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device):
-        return ""
-    if cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device):
-        return ""
-    return cuda_target(10 * major.value + minor.value)
+    named = (GPU_TARGETS[driver] + architecture,) if architecture else ()
+    return (*COMMON_FLAGS, *GPU_FLAGS, f"--iree-hal-target-device={driver}", *named)
 
 
 def cuda_target(capability: int) -> str:
     """The newest target that the compiler knows and the GPU runs: its code is PTX, which newer GPUs take as well."""
     known = [target for target in CUDA_TARGETS if target <= capability]
     return f"sm_{known[-1]}" if known else ""
-
-
-def _amd_architecture(root: Path) -> str:
-    """From the first node that is a GPU; a CPU's version is 0."""
-    for node in sorted((root / AMD_NODES).glob("*/properties"), key=lambda file: int(file.parent.name)):
-        try:
-            lines = node.read_text().splitlines()
-        except OSError:
-            continue
-        fields = dict(line.split(maxsplit=1) for line in lines if " " in line)
-        if version := int(fields.get("gfx_target_version", 0)):
-            return amd_target(version)
-    return ""
-
-
-def amd_target(version: int) -> str:
-    """90402 is gfx942, 90010 gfx90a: the last two numbers are one digit of 16 each."""
-    major, rest = divmod(version, 10_000)
-    return f"gfx{major}{rest // 100:x}{rest % 100:x}"

@@ -20,7 +20,7 @@ from workers.iree.kernels.draw import draw
 from workers.iree.lower import Graph, module, struct
 from workers.iree.model import Inputs, Parameters, forward, head
 from workers.iree.ops import Cache, Place
-from workers.iree.plain import PlainOps
+from workers.iree.plain import Apart, PlainOps
 from workers.iree.storage import Stored
 from workers.iree.tiled import TiledOps
 from workers.narrow import narrow
@@ -175,6 +175,11 @@ class Plan:
         stored = {each.name: each for each in self.weights}
         return {name: stored[name].typed(array) for name, array in arrays.items()}
 
+    @property
+    def _numpy(self) -> Any:
+        """The array namespace in which tokens are drawn."""
+        return Apart() if isinstance(self.ops, PlainOps) else jnp
+
     def _head(self, hidden: jax.Array, weights: Parameters, live: jax.Array | None = None) -> jax.Array:
         return head(self.config, self.ops, self._typed(weights), hidden, live)
 
@@ -192,7 +197,7 @@ class Plan:
             live = self._live(dynamic[ROWS])
             hidden, kv = self._run(dynamic, weights, live)
             logits = self._head(hidden, weights, live)
-            return sampling.greedy(jnp, logits), logits, kv
+            return sampling.greedy(self._numpy, logits), logits, kv
 
         return Graph(name, decode, self._step_inputs(batch, 1), in_place=(KV, 2))
 
@@ -215,7 +220,7 @@ class Plan:
         def last_head(*values: Any) -> tuple[jax.Array, ...]:
             lasts, weights = values
             logits = self._head(lasts[:rows], weights)
-            return sampling.greedy(jnp, logits), logits
+            return sampling.greedy(self._numpy, logits), logits
 
         return Graph(name, last_head, (self.last_rows,))
 
@@ -271,16 +276,17 @@ class Plan:
 
         def on_logits(*values: Any) -> tuple[jax.Array, ...]:
             *arrays, _ = values
+            xp = self._numpy
             match kind:
                 case "edit":
-                    return (edits.edited(jnp, *arrays),)
+                    return (edits.edited(xp, *arrays),)
                 case "mask":
-                    return (edits.masked(jnp, *arrays),)
+                    return (edits.masked(xp, *arrays),)
                 case "report":
-                    return logprobs.report(jnp, *arrays)
+                    return logprobs.report(xp, *arrays)
                 case "narrow":
-                    return (narrow(jnp, *arrays),)
-            return (sampling.sample(jnp, *arrays, filters=kind == "filter"),)
+                    return (narrow(xp, *arrays),)
+            return (sampling.sample(xp, *arrays, filters=kind == "filter"),)
 
         # IREE scatters into the argument, told so or not.
         in_place = (0, 0) if kind == "edit" else None

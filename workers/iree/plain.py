@@ -1,6 +1,7 @@
 """The operations for every other device: plain StableHLO, which attends to the whole capacity under a mask."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,27 @@ from workers.iree.ops import Angles, Cache, Dense, Flow, Place, Shape
 from workers.iree.quantized import Packed
 
 NEGATIVE = np.float32(-1e30)
+
+
+class Apart:
+    """`jax.numpy`, except that gathered rows and indices are memory by the time they are reduced.
+
+    What a reduction computes of them by itself are vectors of `index` that its threads share, of which IREE makes no
+    SPIR-V.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jnp, name)
+
+    @staticmethod
+    def arange(*bounds: int, **how: Any) -> jax.Array:
+        indices: jax.Array = lax.optimization_barrier(jnp.arange(*bounds, **how))
+        return indices
+
+    @staticmethod
+    def take_along_axis(values: jax.Array, indices: jax.Array, axis: int) -> jax.Array:
+        gathered: jax.Array = lax.optimization_barrier(jnp.take_along_axis(values, indices, axis=axis))
+        return gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +156,8 @@ class PlainOps:
         group = config.heads // cache.heads
         mine = kv[layer]
         if batch == 1:
-            mine = lax.dynamic_slice_in_dim(mine, where.slots[0], 1, axis=1)
+            # Behind a barrier: SPIR-V cannot be made of a product that reads through the slot's number.
+            mine = lax.optimization_barrier(lax.dynamic_slice_in_dim(mine, where.slots[0], 1, axis=1))
         elif batch < cache.slots:
             mine = mine[:, where.slots]
         shape = (2, batch, cache.heads, cache.capacity, cache.head_dim)

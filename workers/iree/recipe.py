@@ -36,7 +36,7 @@ class Recipe(Struct, frozen=True):
     """The checkpoint's directory; its config.json and what its files say of their tensors are read."""
     dtype: Dtype
     local: bool
-    """The device computes on this CPU."""
+    """As the device's."""
     slots: int
     context: int
     flags: tuple[str, ...]
@@ -62,6 +62,7 @@ class Recipe(Struct, frozen=True):
     ) -> "Recipe":
         """The recipe of a load on an opened device. Raises `CheckpointError` and `DeviceError`."""
         ops = choose_ops(config, dtype, local=device.local, threads=device.threads)
+        device.check(ops.dtype)
         if quantize != "none" and not isinstance(ops, TiledOps):
             raise DeviceError(f"device: {device.uri!r} has no products with {quantize} weights for this model")
         return cls(

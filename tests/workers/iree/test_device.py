@@ -1,15 +1,19 @@
 """Devices: which there are, what they are compiled for, and sentences for those that are missing."""
 
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from iree.compiler import compile_str
 
 from workers.iree import device as device_module
 from workers.iree.cpu import Cpu
-from workers.iree.device import Device, DeviceError, available_drivers, zero_pages
+from workers.iree.device import GENERIC_DEVICE, STAGING_BYTES, Device, DeviceError, available_drivers, zero_pages
+from workers.iree.gpu import GPU_TARGETS, NEEDS, Gpu
 
 
 def test_unknown_driver_is_a_sentence() -> None:
@@ -36,14 +40,12 @@ def test_empty_is_the_cpu() -> None:
     assert device.compile_target() == Cpu.of_host().digest
 
 
-def test_gpu_flags_have_no_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device("local-task", 1)
-    monkeypatch.setattr(device, "driver", "cuda")
-    monkeypatch.setattr(device_module, "gpu_architecture", lambda driver: "sm_90")
-    flags = device.compile_flags()
-    assert "--iree-hal-target-device=cuda" in flags
-    assert "--iree-cuda-target=sm_90" in flags
-    assert not any("llvmcpu" in flag for flag in flags)
+def test_the_generic_device_is_a_gpu_to_the_host() -> None:
+    device = Device(GENERIC_DEVICE, 1)
+    assert (device.uri, device.driver, device.local) == ("generic-task", "local-task", False)
+    assert not any("ukernels" in flag for flag in device.compile_flags())
+    assert device.compile_target() == Cpu.of_host().digest
+    assert device.zeros((2, 3), "bfloat16").window is None
 
 
 @pytest.mark.parametrize("driver", ["level-zero", "metal"])
@@ -54,18 +56,74 @@ def test_a_driver_that_graphs_are_not_compiled_for(monkeypatch: pytest.MonkeyPat
         device.compile_flags()
 
 
-def test_a_gpu_that_the_kernel_does_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("driver", [driver for driver in GPU_TARGETS if driver in available_drivers()])
+def test_what_a_machine_must_have_is_said(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+    def missing(_: str) -> None:
+        raise ValueError("Error creating driver: c/runtime/driver.c:1: NOT_FOUND; no library here")
+
+    monkeypatch.setattr(device_module.rt, "get_driver", missing)
+    words = rf"device: '{driver}' cannot be opened on this machine: no library here; it {re.escape(NEEDS[driver])}\."
+    with pytest.raises(DeviceError, match=f"{words} `baton doctor` shows"):
+        Device(driver, 0)
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, driver: str, text: str) -> Device:
     device = Device("local-task", 1)
-    monkeypatch.setattr(device, "driver", "hip")
-    monkeypatch.setattr(device_module, "gpu_architecture", lambda driver: "")
-    with pytest.raises(DeviceError, match=r"the kernel does not say what GPU 'local-task' is \(/sys/class/kfd"):
-        device.compile_flags()
+    monkeypatch.setattr(device, "driver", driver)
+    monkeypatch.setattr(device, "_gpu", Gpu.of(driver, text))
+    return device
 
 
-@pytest.mark.parametrize("driver", ["local-sync", "cuda"])
-def test_an_input_holds_what_was_put_last(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
-    device = Device("local-sync", 1)
-    monkeypatch.setattr(device, "driver", driver)  # other drivers are given a new buffer each time
+def test_a_gpu_is_compiled_for_as_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--iree-cuda-target=sm_89" in gpu(monkeypatch, "cuda", "- gpu-compute-capability: 9.0").compile_flags()
+    with pytest.raises(DeviceError, match="the driver does not say what GPU 'local-task' is"):
+        gpu(monkeypatch, "hip", "").compile_flags()
+
+
+def test_a_number_type_that_a_device_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = gpu(monkeypatch, "vulkan", "vendor_id: 0x1ae0\nfeatures: shaderFloat16=no storageBuffer16BitAccess=no")
+    device.check("float32")
+    missing = "the device has no storageBuffer16BitAccess and no shaderFloat16; set --dtype float32"
+    with pytest.raises(DeviceError, match=f"device: 'local-task' cannot compute in float16: {missing}"):
+        device.check("float16")
+
+
+def test_a_module_that_a_gpu_does_not_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "module.vmfb"
+    compile_str(
+        "func.func @f(%x: tensor<2xf32>) -> tensor<2xf32> {%y = math.exp %x : tensor<2xf32> return %y : tensor<2xf32>}",
+        output_file=str(file),
+        extra_args=["--iree-hal-target-device=vulkan"],
+    )
+    with pytest.raises(DeviceError, match="device: 'local-task' does not take the model's graphs"):
+        gpu(monkeypatch, "vulkan", "").load(file, None, "")
+
+
+class Driver:
+    """Lists two devices."""
+
+    def query_available_devices(self) -> list[dict[str, Any]]:
+        return [{"device_id": 7, "path": "GPU-a", "name": "first"}, {"device_id": 9, "path": "GPU-b", "name": "second"}]
+
+    def dump_device_info(self, device: int) -> str:
+        return f"- gpu-compute-capability: {device}.0"
+
+
+@pytest.mark.parametrize(
+    ("uri", "name", "capability"),
+    [("cuda", "first", "7.0"), ("cuda://1", "second", "9.0"), ("cuda://GPU-b?x=1", "second", "9.0")],
+)
+def test_the_device_that_is_named_is_asked(uri: str, name: str, capability: str) -> None:
+    driver: Any = Driver()
+    called, gpu = device_module._described(driver, "cuda", uri)
+    assert gpu is not None
+    assert (called, gpu.facts["gpu-compute-capability"]) == (name, capability)
+
+
+@pytest.mark.parametrize("uri", ["local-sync", GENERIC_DEVICE])
+def test_an_input_holds_what_was_put_last(uri: str) -> None:
+    """On a device whose memory the host does not see, in a new buffer each time."""
+    device = Device(uri, 1)
     given = device.input((2, 1), "float32")
     for values in ([[1.5], [2.5]], [[-1.0], [0.0]]):
         np.testing.assert_array_equal(device.download(given.put(np.array(values, np.float32))), values)
@@ -73,11 +131,13 @@ def test_an_input_holds_what_was_put_last(monkeypatch: pytest.MonkeyPatch, drive
     np.testing.assert_array_equal(device.download(given.ready()), [[-1.0], [7.0]])
 
 
-@pytest.mark.parametrize("driver", ["local-sync", "cuda"])
-def test_numbers(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
-    device = Device("local-sync", 1)
-    monkeypatch.setattr(device, "driver", driver)
+@pytest.mark.parametrize("uri", ["local-sync", GENERIC_DEVICE])
+def test_numbers(uri: str) -> None:
+    device = Device(uri, 1)
     assert device.numbers(device.upload(np.array([3, -1, 7], np.int32))) == [3, -1, 7]
+    large = np.arange(STAGING_BYTES // 4 + 1, dtype=np.int32)  # does not go through the memory that is kept
+    assert device.numbers(device.upload(large)) == large.tolist()
+    assert device.numbers(device.upload(np.array([5], np.int32))) == [5]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])

@@ -1,0 +1,72 @@
+"""What GPUs run, on the CPU: the device `generic-task` has their graphs, and memory that the host does not see."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.families import Family
+from tests.gate import run_gate
+from tests.workers.iree.conftest import Load, fetch_all
+from workers.checkpoint import CheckpointError
+from workers.iree.device import GENERIC_DEVICE, DeviceError
+from workers.iree.runner import IreeRunner
+from workers.runner import Chunk
+
+PROMPT = tuple(int(token) for token in np.random.default_rng(5).integers(3, 500, 40))
+DRAWS = ("draw_4", "edit_4", "report_4")
+
+
+def load_generic(load: Load, path: Path, **changes: Any) -> IreeRunner:
+    return load(path, device=GENERIC_DEVICE, slots=4, **changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "drawing"),
+    [
+        pytest.param("llama", "bfloat16", (), id="bfloat16"),
+        pytest.param("qwen2", "float32", DRAWS, marks=pytest.mark.slow, id="float32"),
+    ],
+)
+def test_gate(load: Load, tmp_path: Path, family: Family, dtype: str, drawing: tuple[str, ...]) -> None:
+    """A request's tokens are the same whatever else is in the batch, and whichever slot it gets.
+
+    What no graph does with logits numpy does.
+    """
+    runner = load_generic(load, make_checkpoint(tmp_path / "model", family), dtype=dtype)
+    capabilities = runner.capabilities
+    assert (capabilities.device, capabilities.exact_rows, capabilities.kv_rows) == (GENERIC_DEVICE, False, 0)
+    assert runner._host_kv is None
+    if drawing:
+        fetch_all(runner, *drawing)
+        assert {*drawing, "narrow_4", "mask_4"} <= runner.graphs.ready
+    report = run_gate(lambda: runner, requests=32, max_tokens=12, resume=False)
+    assert report.requests >= 32
+    assert report.most_active == 4
+    assert min(report.cancelled, report.stopped, report.full, report.masked, report.reported) > 0
+
+
+def test_quantized_checkpoints_are_widened(load: Load, tmp_path: Path) -> None:
+    """Their tokens are those of kernels that multiply by few bits, but for what rounding turns."""
+    path = make_checkpoint(tmp_path / "model", layers=1, quantized_bits=8)
+    wide, packed = load_generic(load, path), load(path, slots=4)
+    try:
+        assert (wide.capabilities.quantization, packed.capabilities.quantization) == ("", "int8")
+        expected, actual = (runner.logits(Chunk(0, PROMPT, 0, 0)) for runner in (wide, packed))
+        np.testing.assert_allclose(actual, expected, atol=0.05 * float(np.abs(expected).max()))
+    finally:
+        wide.close()
+        packed.close()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_weights_of_few_bits_are_not_made(load: Load, checkpoint: Path, kind: str) -> None:
+    with pytest.raises(DeviceError, match=f"device: 'generic-task' has no products with {kind} weights"):
+        load_generic(load, checkpoint, quantize=kind)
+
+
+def test_experts_are_refused(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="the experts of qwen3_moe run on CPUs only"):
+        load_generic(load, make_checkpoint(tmp_path / "model", "qwen3_moe", tied=False))
