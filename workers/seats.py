@@ -29,7 +29,8 @@ class Seats:
         if written is not None:
             # Rows that are not shared would be lost to later turns of what they are from, unless they go anyway.
             loses = written.rows - length > self._prefixes.least
-            spared = loses and (slots.free or best != slots.oldest)
+            elsewhere = slots.free and need <= slots.room
+            spared = loses and (elsewhere or best != slots.oldest)
             if not spared and slots.take_over(best, stream, need):
                 live.slot, live.inherited = best, written
                 return True

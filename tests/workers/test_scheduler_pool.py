@@ -111,6 +111,19 @@ def test_the_last_slot_is_taken_over_though_it_loses_rows() -> None:
     assert one.slots.retained_tokens == 0
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_slot_is_taken_over_though_it_loses_rows_where_the_pool_has_no_room_for_another(others: int) -> None:
+    one = scheduler(4, kv_tokens=40)
+    run(one, ask(1))
+    end(one, 1)
+    for stream in range(2, 2 + others):
+        run(one, ask(stream, tuple(range(40, 48)), max_tokens=1))
+        end(one, stream)
+    one.submit(ask(9, (*SHARED[:9], 77), max_tokens=None), 0.0)
+    assert admit(one) == []
+    assert prefill(one)[0].copy == Copy(0, 0, 9), "it would have to be given up for a cold run"
+
+
 def test_a_retained_slot_is_given_up_when_a_slot_is_needed_the_oldest_first() -> None:
     one = scheduler()
     run(one, ask(1), ask(2, tuple(range(40, 60))))
