@@ -12,6 +12,7 @@ from workers.architectures.rope import Rope, Yarn
 from workers.architectures.rope_fields import read_ropes
 from workers.architectures.wrapper import WRAPPERS, unwrap
 from workers.description import CheckpointError
+from workers.refused import LoadRefused
 from workers.scheme import Quantization, parse_quantization
 from workers.spec import Quantize
 
@@ -72,8 +73,11 @@ class ModelConfig:
     def choose_context(self, requested: int) -> int:
         """Rows of one slot's cache: `requested`, or with 0 what the model states, at most `DEFAULT_CONTEXT`.
 
-        Raises `CheckpointError` when that is more than the model has positions for.
+        Raises `CheckpointError` when that is more than the model has positions for, `LoadRefused` when it leaves no
+        room for an answer.
         """
+        if requested == 1:
+            raise LoadRefused("context: 1 token leaves no room for an answer, take 2 or more")
         if not requested:
             return min(self.max_positions, DEFAULT_CONTEXT)
         if requested > self.max_positions:

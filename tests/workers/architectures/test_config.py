@@ -12,6 +12,7 @@ from workers.architectures.families import FAMILIES
 from workers.architectures.parts import Experts
 from workers.architectures.rope import Linear, Llama3, Rope, Scaling
 from workers.checkpoint import DEFAULT_CONTEXT, CheckpointError, ModelConfig
+from workers.refused import LoadRefused
 
 
 def test_llama_3_2_as_published(tmp_path: Path) -> None:
@@ -124,6 +125,9 @@ def test_context_up_to_the_model_and_not_beyond(tmp_path: Path) -> None:
     assert config.choose_context(8192) == 8192
     with pytest.raises(CheckpointError, match=r"max_position_embeddings: is 8192, less than the context of 8193"):
         config.choose_context(8193)
+    assert config.choose_context(2) == 2
+    with pytest.raises(LoadRefused, match="context: 1 token leaves no room for an answer"):
+        config.choose_context(1)
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
