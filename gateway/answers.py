@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.logprobs import CompletionLogprobs, chat_logprobs
-from gateway.requests import Form
+from gateway.plan import Form
 from gateway.sse import extension, usage_json
 from gateway.streams import Call, Piece
 

@@ -11,8 +11,8 @@ from gateway.body_room import HeldBody
 from gateway.errors import ApiError, from_code
 from gateway.exchange import ClientGone, Exchange
 from gateway.pickup import PickUp
+from gateway.plan import Form, Plan
 from gateway.reply import DEFECT, Reply, failure_error, let_go
-from gateway.requests import Form, Plan
 from gateway.resumable import Reader
 from gateway.router import Router
 from gateway.settings import GatewaySettings

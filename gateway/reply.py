@@ -6,7 +6,7 @@ import structlog
 from gateway.errors import ApiError, from_code
 from gateway.event_log import EventLog
 from gateway.exchange import Exchange
-from gateway.requests import Form
+from gateway.plan import Form
 from gateway.settings import GatewaySettings
 from gateway.sse import WAITING, EventWriter
 from gateway.streams import Call, Failure

@@ -11,7 +11,7 @@ from gateway.breaker import Breaker
 from gateway.errors import ApiError, from_code
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.placement import Placement
-from gateway.requests import Choice, Plan
+from gateway.plan import Choice, Plan
 from gateway.roster import Roster
 from gateway.settings import GatewaySettings
 from gateway.streams import Call, Cause, Failure, Stream

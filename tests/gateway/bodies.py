@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
-from gateway.requests import Plan, RequestDecoder
+from gateway.plan import Plan
+from gateway.requests import RequestDecoder
 from gateway.settings import GatewaySettings
 
 COMPLETION = {"model": "tiny", "prompt": "hi"}

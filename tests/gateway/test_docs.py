@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.bodies import ChatBody, CompletionBody
 from gateway.options import OPTIONS
-from gateway.requests import ChatBody, CompletionBody
 from protocol.errors import ErrorCode
 
 TEXT = (Path(__file__).parents[2] / "docs" / "http.md").read_text()

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from gateway.bodies import ChatBody, ChatMessage, CompletionBody
 from gateway.options import OPTIONS
-from gateway.requests import ChatBody, ChatMessage, CompletionBody
 from tests.gateway.bodies import chat, completion, refusal
 
 

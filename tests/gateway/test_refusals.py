@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.bodies import MAX_LABEL, MAX_METADATA, MAX_PARTS, ChatBody, CompletionBody
 from gateway.errors import ApiError
-from gateway.requests import MAX_LABEL, MAX_METADATA, MAX_PARTS, ChatBody, CompletionBody
 from protocol.bounds import (
     MAX_MESSAGES,
     MAX_NAME,

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from gateway.bodies import MAX_LABEL, MAX_METADATA
 from gateway.errors import ApiError
-from gateway.requests import COMPLETION_MAX_TOKENS, MAX_LABEL, MAX_METADATA, RequestDecoder
+from gateway.requests import COMPLETION_MAX_TOKENS, RequestDecoder
 from gateway.settings import GatewaySettings
 from protocol.bounds import (
     MAX_BIASES,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from actors.worker import WorkerState
 from gateway.breaker import FIRST_COOLDOWN_S, TRIP_AFTER, Circuit
 from gateway.errors import ApiError
-from gateway.requests import Plan, RequestDecoder
+from gateway.plan import Plan
+from gateway.requests import RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streams import Call

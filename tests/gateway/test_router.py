@@ -8,7 +8,8 @@ import pytest
 
 from actors.worker import WorkerState
 from gateway.errors import ApiError
-from gateway.requests import Plan, RequestDecoder
+from gateway.plan import Plan
+from gateway.requests import RequestDecoder
 from gateway.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from gateway.streams import Call

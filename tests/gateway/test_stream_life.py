@@ -33,8 +33,9 @@ from hypothesis.stateful import (
 from actors.origin import Origin
 from actors.worker import WorkerState
 from gateway.errors import ApiError
+from gateway.plan import Choice
 from gateway.quarantine import REFUSED_AFTER
-from gateway.requests import Choice, RequestDecoder
+from gateway.requests import RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streams import Call, Stream
