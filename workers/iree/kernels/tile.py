@@ -15,7 +15,7 @@ from workers.iree.kernels.product import Factors, Product
 from workers.iree.kernels.rounding import INTS, LOW_BITS
 from workers.iree.quantized import LINE, RUN
 
-PREFETCH = 4096
+PREFETCH = 8192
 """Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
 CHAINS = 4
 """Products that do not wait for each other, at least."""
