@@ -1,7 +1,8 @@
-"""What a request's `Authorization` says, in the two ways that Baton takes."""
+"""What a request's `Authorization` says, in the two ways that Baton takes, and who is one client by it."""
 
 import base64
 import binascii
+import hashlib
 
 from starlette.types import Scope
 
@@ -21,3 +22,14 @@ def presented_key(scope: Scope) -> bytes | None:
     elif scheme.lower() != b"bearer":
         return None
     return bytes(credentials.strip())
+
+
+def tenant_of(key: bytes, salt: str) -> str:
+    """Who shares KV: those that show the same key, needed or not, and ask with the same `cache_salt`.
+
+    A digest, from which nobody can tell the key, and which no salt can imitate; empty where there is neither.
+    """
+    if not key and not salt:
+        return ""
+    digest = hashlib.blake2b(salt.encode(), key=hashlib.blake2b(key).digest(), digest_size=16)
+    return digest.hexdigest()

@@ -69,7 +69,7 @@ class Generate:
         plan = self._decode(raw)
         if plan.form.resume_s:
             self._resumables.check_room()
-        return plan.form, self._router.open(plan, exchange.request_id, body)
+        return plan.form, self._router.open(plan, exchange.request_id, body, exchange.key)
 
     async def _whole(self, exchange: Exchange, form: Form, call: Call) -> None:
         async def answer(_: anyio.CancelScope) -> None:

@@ -12,8 +12,8 @@ class Choice:
     input: Input
     sampling: Sampling
     limits: Limits
-    tenant: str = ""
-    """Whose KV it may reuse, and who may reuse its: those with the same."""
+    salt: str = ""
+    """It shares KV with requests of the same key that have the same."""
 
 
 @dataclass(frozen=True, slots=True)

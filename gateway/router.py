@@ -8,6 +8,7 @@ from actors.refusals import Refusals
 from actors.worker import Worker, WorkerState, WorkerStatus
 from gateway.body_room import BodyRoom, HeldBody
 from gateway.breaker import Breaker
+from gateway.credentials import tenant_of
 from gateway.errors import ApiError, from_code
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.placement import Placement
@@ -59,9 +60,10 @@ class Router:
 
     # What clients ask for.
 
-    def open(self, plan: Plan, request: str, body: HeldBody | None = None) -> Call:
-        """Admit a request whole. While its model has no worker, but may have one again, it waits. Each choice of a
-        prompt takes the room of the `body` again, as a worker gets it. Raises `ApiError`."""
+    def open(self, plan: Plan, request: str, body: HeldBody | None = None, key: bytes = b"") -> Call:
+        """Admit a request whole, of a client that showed this key. While its model has no worker, but may have one
+        again, it waits. Each choice of a prompt takes the room of the `body` again, as a worker gets it. Raises
+        `ApiError`."""
         model = plan.model
         body = body or HeldBody(self.bodies)
         if self._draining:
@@ -74,7 +76,7 @@ class Router:
         body.grow((plan.form.per_prompt - 1) * body.size)
         call = Call(request, model, body, eager=plan.form.stream, release=self._release)
         streams = [
-            Stream(self._submit(call, choice), index, call, now=self._clock())
+            Stream(self._submit(call, choice, key), index, call, now=self._clock())
             for index, choice in enumerate(plan.choices)
         ]
         call.attach(streams)
@@ -86,9 +88,10 @@ class Router:
         call.deadline = self._loop.call_later(self._settings.request_timeout_s + DEADLINE_MARGIN_S, self._expire, call)
         return call
 
-    def _submit(self, call: Call, choice: Choice) -> Submit:
+    def _submit(self, call: Call, choice: Choice, key: bytes) -> Submit:
         self._admitted += 1
-        return Submit(self._admitted, call.request, choice.input, choice.sampling, choice.limits, tenant=choice.tenant)
+        tenant = tenant_of(key, choice.salt)
+        return Submit(self._admitted, call.request, choice.input, choice.sampling, choice.limits, tenant=tenant)
 
     def _release(self, call: Call) -> None:
         """The client lets go: what still lives of its call is cancelled at its worker."""

@@ -123,9 +123,9 @@ def test_the_defaults_are_those_of_the_api() -> None:
     assert chat().choices[0].limits.max_tokens is None
 
 
-def test_the_salt_is_whose_request_it_is() -> None:
-    assert completion().choices[0].tenant == ""
-    assert {choice.tenant for choice in completion(n=2, cache_salt="s" * MAX_NAME).choices} == {"s" * MAX_NAME}
+def test_every_choice_has_the_salt() -> None:
+    assert completion().choices[0].salt == ""
+    assert {choice.salt for choice in completion(n=2, cache_salt="s" * MAX_NAME).choices} == {"s" * MAX_NAME}
 
 
 @pytest.mark.parametrize(
