@@ -16,6 +16,8 @@ Family = Literal[
     "mistral",
     "smollm3",
     "olmo2",
+    "olmo3",
+    "seed_oss",
     "phi3",
     "gemma2",
     "gemma3_text",
@@ -31,13 +33,15 @@ ARCHITECTURES: Mapping[str, str] = {
     "mistral": "MistralForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
 }
-BIASED = ("llama", "qwen3", "smollm3", "olmo2", "gemma2", "gemma3_text", "qwen3_moe")
+BIASED = ("llama", "qwen3", "smollm3", "olmo2", "olmo3", "gemma2", "gemma3_text", "qwen3_moe")
 """Families whose config.json has `attention_bias`."""
 WINDOW = 24
 """Of the families that cannot do without: not a multiple of a tile, and shorter than the tests' prompts."""
@@ -56,6 +60,12 @@ def family_fields(family: Family, layers: int, *, attention_bias: bool) -> dict[
         fields["original_max_position_embeddings"] = 64
     if family == "smollm3":
         fields |= {"no_rope_layers": [int((layer + 1) % 2 != 0) for layer in range(layers)]}
+    if family == "olmo3":
+        kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
+        # transformers gives windowed layers this base, whatever the older field says, which says nothing else in any.
+        fields |= {"sliding_window": WINDOW, "rope_theta": 500000.0, "layer_types": kinds}
+    if family == "seed_oss":
+        fields |= {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False}
     if family.startswith("gemma"):
         fields |= {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
         fields |= {"query_pre_attn_scalar": 24, "sliding_window": WINDOW}
@@ -114,14 +124,14 @@ def _attention(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, 
     else:
         yield from ((f"self_attn.{x}_proj.weight", matrix) for x, matrix in matrices.items())
     yield "self_attn.o_proj.weight", draw.matrix(hidden, queries, 1.0)
-    biases = {"q": queries, "k": keys, "v": keys} if family == "qwen2" else {}
-    if config.get("attention_bias"):
+    biases = {"q": queries, "k": keys, "v": keys} if family in ("qwen2", "seed_oss") else {}
+    if config.get("attention_bias") and not biases:
         biases = {"q": queries, "k": keys, "v": keys, "o": hidden}
     for x, size in biases.items():
         yield f"self_attn.{x}_proj.bias", (0.2 * draw.rng.standard_normal(size)).astype(np.float32)
-    if family in ("qwen3", "qwen3_moe", "gemma3_text", "olmo2"):
+    if family in ("qwen3", "qwen3_moe", "gemma3_text", "olmo2", "olmo3"):
         for x, size in (("q", queries), ("k", keys)):
-            yield f"self_attn.{x}_norm.weight", draw.norm(size if family == "olmo2" else head_dim, 2.0)
+            yield f"self_attn.{x}_norm.weight", draw.norm(size if family.startswith("olmo") else head_dim, 2.0)
 
 
 def _mlp(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -155,7 +165,7 @@ MLPS = {"qwen3_moe": _experts, "mixtral": _experts}
 
 def _norms(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, NDArray[Any]]]:
     names = {
-        "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm"),
+        "olmo": ("post_attention_layernorm", "post_feedforward_layernorm"),
         "gemma": (
             "input_layernorm",
             "post_attention_layernorm",
@@ -163,6 +173,6 @@ def _norms(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, NDAr
             "post_feedforward_layernorm",
         ),
     }
-    family = "gemma" if config["model_type"].startswith("gemma") else config["model_type"]
+    family = next((name for name in names if config["model_type"].startswith(name)), "")
     for name in names.get(family, ("input_layernorm", "post_attention_layernorm")):
         yield f"{name}.weight", draw.norm(config["hidden_size"])

@@ -103,7 +103,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     _refuse_unsupported(fields, name, family)
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
     heads, kv_heads, head_dim = _heads(fields, hidden)
-    ropes = read_ropes(fields, head_dim, by_layer_type=family.rope_by_layer_type, partial=family.partial_rope)
+    ropes = read_ropes(fields, head_dim, local=family.local_rope, partial=family.partial_rope)
     attention_bias = family.biases is None and fields.flag("attention_bias", False)
     experts = _experts(fields, family)
     return ModelConfig(
@@ -187,7 +187,7 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[Layer, ...]:
     return tuple(
         Layer(
             window if windowed[layer] else None,
-            None if not rotated[layer] else int(family.rope_by_layer_type and windowed[layer]),
+            None if not rotated[layer] else int(family.local_rope is not None and windowed[layer]),
             mixed[layer],
         )
         for layer in range(layers)
@@ -204,7 +204,7 @@ def _windowed(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
     ):
         raise fields.error("layer_types", f"is not 'full_attention' or 'sliding_attention' for each of {layers} layers")
     switched_off = family.window_switch and not fields.flag("use_sliding_window", False)
-    without = fields.get("sliding_window") is None and not family.rope_by_layer_type
+    without = fields.get("sliding_window") is None and family.local_rope is None
     if family.windowed is None or switched_off or without:
         return (False,) * layers
     if kinds is not None:

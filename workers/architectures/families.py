@@ -12,6 +12,7 @@ from workers.architectures.parts import Activation, ExpertNames, HeadNorm, Names
 
 NEUTRAL: Mapping[str, float | list[int]] = {
     "attention_multiplier": 1,
+    "attention_out_bias": 0,
     "attn_logit_softcapping": 0,
     "clip_qkv": 0,
     "embedding_multiplier": 1,
@@ -104,8 +105,8 @@ class Family:
     """The window holds only where `use_sliding_window` is true."""
     marks_rotated_layers: bool = False
     """Has layers without rotary positions."""
-    rope_by_layer_type: bool = False
-    """Windowed layers have a rotation of their own."""
+    local_rope: str | None = None
+    """The field with the base of the rotation that windowed layers have of their own."""
     partial_rope: bool = False
     experts: bool = False
     expert_ffn: str = "intermediate_size"
@@ -159,6 +160,16 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"rope_theta": 2000000.0, "tie_word_embeddings": True, "num_key_value_heads": 4},
     ),
     "olmo2": Family("Olmo2ForCausalLM", biases=None, norms=AFTER, head_norm="all", defaults={"rms_norm_eps": 1e-5}),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        biases=None,
+        norms=AFTER,
+        head_norm="all",
+        windowed=but_every(4),
+        local_rope="rope_theta",
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+    ),
+    "seed_oss": Family("SeedOssForCausalLM", biases=True, defaults={"head_dim": 128, "num_key_value_heads": 8}),
     "phi3": Family(
         "Phi3ForCausalLM",
         names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
@@ -186,7 +197,7 @@ FAMILIES: Mapping[str, Family] = {
         activation="gelu_pytorch_tanh",
         scaled_embedding=True,
         windowed=but_every(6),
-        rope_by_layer_type=True,
+        local_rope="rope_local_base_freq",
         reads=GEMMA,
         defaults=GEMMA_DEFAULTS
         | {

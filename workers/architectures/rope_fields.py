@@ -25,15 +25,16 @@ KEYS = {
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
-def read_ropes(fields: Fields, head_dim: int, *, by_layer_type: bool, partial: bool) -> tuple[Rope, ...]:
-    """The model's rotations; with `by_layer_type` the one of full attention and the one of windowed layers.
+def read_ropes(fields: Fields, head_dim: int, *, local: str | None, partial: bool) -> tuple[Rope, ...]:
+    """The model's rotations: with `local`, the field with its base, another one of windowed layers, which no older
+    `rope_scaling` speaks of.
 
     `partial` says whether a head may be rotated in part. Raises `CheckpointError`.
     """
     plan, older = fields.section("rope_parameters"), fields.section("rope_scaling")
     if plan is None:
         plans: tuple[Fields | None, Fields | None] = (older, None)
-    elif not by_layer_type:
+    elif local is None:
         plans = (plan, None)
         if older is not None and _said(older) != _said(plan):
             raise fields.error("rope_scaling", "says something else than rope_parameters")
@@ -41,7 +42,7 @@ def read_ropes(fields: Fields, head_dim: int, *, by_layer_type: bool, partial: b
         plans = (plan.section("full_attention"), plan.section("sliding_attention"))
         if plans[0] is None:
             raise plan.error("full_attention", "is missing")
-    thetas = ("rope_theta", "rope_local_base_freq")[: 1 + by_layer_type]
+    thetas = ("rope_theta",) if local is None else ("rope_theta", local)
     return tuple(_read(fields, each, theta, head_dim, partial) for theta, each in zip(thetas, plans, strict=False))
 
 

@@ -42,6 +42,8 @@ class Adapter:
     """Takes the biases that `attention_bias` speaks of."""
     free_head_dim: bool = True
     """Reads `head_dim`; otherwise it is hidden_size / num_attention_heads."""
+    layer_types: bool = False
+    """Wants to know which layers have a window, and that there are both kinds."""
     rounds_scale: bool = False
     """Rounds the factor of embeddings to bfloat16 whatever the weights are."""
 
@@ -54,6 +56,8 @@ ADAPTERS: Mapping[str, Adapter] = {
     "qwen3": Adapter("qwen3"),
     "smollm3": Adapter("smollm3", always={}, uncompiled={}, submodules={"llama": LLAMA}, biases=True),
     "olmo2": Adapter("olmo2", biases=True),
+    "olmo3": Adapter("olmo3", biases=True, layer_types=True),
+    "seed_oss": Adapter("seed_oss"),
     "phi3": Adapter("phi3", free_head_dim=False),
     "gemma2": Adapter("gemma2", always={"Attention": CappedAttention}, uncompiled={"MLP": PlainGelu}),
     "gemma3_text": Adapter(
@@ -101,7 +105,7 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
         model, _ = load_model(
             path,
             lazy=True,
-            model_config={**fields.values, **_model_config(config)},
+            model_config={**fields.values, **_model_config(config, adapter)},
             get_model_classes=lambda config: (model_class, module.ModelArgs),
         )
     except (ValueError, KeyError, FileNotFoundError, RuntimeError) as error:
@@ -166,12 +170,13 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
     return adapter
 
 
-def _model_config(config: ModelConfig) -> dict[str, Any]:
+def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
     """Fields that mlx-lm would read differently or not at all, from the reading that both backends share.
 
     mlx-lm has other defaults than transformers. Positions and attention windows are ours, so it is told of none.
     """
     experts = config.experts
+    kinds = ["sliding_attention" if layer.window else "full_attention" for layer in config.plan]
     mixture = (
         {}
         if experts is None
@@ -203,7 +208,7 @@ def _model_config(config: ModelConfig) -> dict[str, Any]:
         "rope_traditional": False,
         "partial_rotary_factor": 1.0,
         "no_rope_layers": None,
-        "layer_types": None,
+        "layer_types": kinds if adapter.layer_types else None,
         "sliding_window": None,
         "sliding_window_pattern": 1,
         "query_pre_attn_scalar": config.attention_scale**-2,

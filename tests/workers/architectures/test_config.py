@@ -92,6 +92,7 @@ KINDS = ["full_attention", "sliding_attention", "full_attention"]
         ("smollm3", QWEN | {"no_rope_layers": [1, 0, 1]}, [None, 4096, None]),
         ("smollm3", QWEN | {"use_sliding_window": None, "no_rope_layers": [1, 0, 1]}, [None, None, None]),
         ("gemma2", {"num_hidden_layers": 3}, [4096, None, 4096]),
+        ("olmo3", {"num_hidden_layers": 5}, [4096, 4096, 4096, None, 4096]),
         ("gemma2", {"num_hidden_layers": 3, "layer_types": KINDS}, [None, 4096, None]),
         ("gemma3_text", {"num_hidden_layers": 7, "sliding_window": 512}, [512] * 5 + [None, 512]),
         ("gemma3_text", {"num_hidden_layers": 3, "sliding_window_pattern": 2}, [4096, None, 4096]),

@@ -43,6 +43,7 @@ from workers.checkpoint import CheckpointError, ModelConfig
         ({"hidden_act": None, "hidden_activation": "gelu_pytorch_tanh"}, "hidden_activation: 'gelu_pytorch_tanh'"),
         ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias: .* for mistral"),
         ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": False}, "attention_bias: .* for qwen2"),
+        ({"architectures": ["SeedOssForCausalLM"], "attention_out_bias": True}, "attention_out_bias: True is not supp"),
         ({"attention_multiplier": 0.015625}, "attention_multiplier: 0.015625 is not supported, only 1"),
         ({"embedding_multiplier": 12.0}, "embedding_multiplier: 12.0 is not supported, only 1"),
         ({"residual_multiplier": 0}, "residual_multiplier: 0 is not supported, only 1"),

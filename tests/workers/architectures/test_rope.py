@@ -16,7 +16,7 @@ CONTEXT = 96
 
 def read(values: dict[str, Any], **options: Any) -> tuple[Rope, ...]:
     fields = Fields(Path("config.json"), {"max_position_embeddings": 256} | values)
-    return read_ropes(fields, 16, **({"by_layer_type": False, "partial": False} | options))
+    return read_ropes(fields, 16, **({"local": None, "partial": False} | options))
 
 
 def test_llama3_keeps_short_wavelengths_and_divides_long_ones() -> None:
@@ -48,8 +48,8 @@ def test_one_rotation_for_each_kind_of_layers() -> None:
     new = {
         "rope_parameters": {"full_attention": scaled | {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
     }
-    assert read(old, by_layer_type=True) == read(new, by_layer_type=True)
-    assert read(old, by_layer_type=True) == (Rope(1e6, 16, Linear(8.0)), Rope(1e4, 16))
+    assert read(old, local="rope_local_base_freq") == read(new, local="rope_local_base_freq")
+    assert read(old, local="rope_local_base_freq") == (Rope(1e6, 16, Linear(8.0)), Rope(1e4, 16))
 
 
 def test_a_part_of_the_lanes() -> None:
