@@ -4,7 +4,6 @@ Used by one thread. A request that was taken by `submit` ends exactly once: by a
 the `End` that `cancel` or `finish` returns.
 """
 
-import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,17 +12,18 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from protocol.bounds import MAX_MILLISECONDS, MAX_REASON
+from protocol.bounds import MAX_REASON
 from protocol.errors import ErrorCode
 from protocol.events import Gauges
 from protocol.request import FinishReason
-from workers.live import Live, Prefill, row
+from workers.live import Live, Prefill, ended, row
 from workers.pace import DEFAULT_STEP_TOKENS, Pace
 from workers.prefix import PrefixPolicy
 from workers.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
 from workers.runner import NotFiniteError, Runner, RunnerCapabilities, TokenLogprobs
 from workers.scheduler import Scheduler
 from workers.scoring import score
+from workers.tally import Tally
 
 __all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
 
@@ -65,11 +65,7 @@ class BatchEngine:
         self._log = structlog.get_logger()
         self.failures_in_a_row = 0
         """Steps that failed since the last one that did not."""
-        self._steps = self._steps_failed = self._decode_steps = 0
-        self._prefill_tokens = self._decode_tokens = 0
-        self._started = self._completed = 0
-        self._slowest = 0.0
-        self._prefix_hits = self._prefix_tokens = 0
+        self._tally = Tally()
         # What the running step has brought so far.
         self._tokens: list[Token] = []
         self._ends: list[End] = []
@@ -91,24 +87,7 @@ class BatchEngine:
         return self._scheduler.idle and not self._scheduler.slots.soiled
 
     def gauges(self) -> Gauges:
-        slots = self._scheduler.slots
-        return Gauges(
-            slots_active=slots.active,
-            queue_depth=self._scheduler.queued,
-            kv_tokens=slots.kv_tokens,
-            steps=self._steps,
-            steps_failed=self._steps_failed,
-            decode_steps=self._decode_steps,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
-            sequences_started=self._started,
-            sequences_completed=self._completed,
-            slowest_step_ms=min(math.ceil(self._slowest * 1000), MAX_MILLISECONDS),
-            retained_tokens=slots.retained_tokens,
-            prefix_hits=self._prefix_hits,
-            prefix_tokens=self._prefix_tokens,
-            graphs_failed=self._runner.graphs_failed,
-        )
+        return self._tally.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the field at fault."""
@@ -138,8 +117,7 @@ class BatchEngine:
             self._prefill(call)
         if decoding := self._scheduler.decoding():
             self._decode(decoding)
-        self._slowest = max(self._slowest, self._clock() - now)
-        return self._close_step()
+        return self._close_step(self._clock() - now)
 
     def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:
         """Log-likelihoods of tokens[1:], see `workers.scoring`. Runs at once, in a slot of its own.
@@ -170,7 +148,7 @@ class BatchEngine:
         self._runner.close()
 
     def _prefill(self, call: list[Prefill]) -> None:
-        self._started += sum(work.begins for work in call)
+        self._tally.started += sum(work.begins for work in call)
         if not (call := self._copied(call)):
             return
         try:
@@ -188,7 +166,7 @@ class BatchEngine:
         lengths, block = [len(work.chunk.tokens) for work in call], self._capabilities.block_rows
         if self._pace is not None:
             self._pace.prefilled(sum(-(-length // block) * block for length in lengths), now - began)
-        self._prefill_tokens += sum(lengths)
+        self._tally.prefill_tokens += sum(lengths)
         for work, token in zip(call, tokens, strict=True):
             self._prefilled(work, token, None if work.draw is None else next(logprobs), now)
 
@@ -214,8 +192,7 @@ class BatchEngine:
     def _prefilled(self, work: Prefill, token: int | None, likely: TokenLogprobs | None, now: float) -> None:
         live = work.live
         if work.begins and live.reused:
-            self._prefix_hits += 1
-            self._prefix_tokens += live.reused
+            self._tally.reused(live.reused)
         self._scheduler.prefilled(work)
         if work.draw is None:
             return
@@ -244,7 +221,7 @@ class BatchEngine:
         self._reset_soiled()
 
     def _decode(self, decoding: list[Live]) -> None:
-        self._decode_steps += 1
+        self._tally.decode_steps += 1
         began = self._clock()
         try:
             tokens = self._runner.decode([row(live) for live in decoding])
@@ -279,7 +256,7 @@ class BatchEngine:
         if not 0 <= token < self._vocab_size:
             self._fail(live, "sampling", ValueError(f"the runner drew token {token} of {self._vocab_size}"))
             return
-        self._decode_tokens += 1
+        self._tally.decode_tokens += 1
         self._tokens.append(Token(live.request.stream, token, logprobs))
         reason = self._scheduler.accept(live, token)
         if reason is not None:
@@ -293,9 +270,9 @@ class BatchEngine:
 
     def _end(self, live: Live, reason: FinishReason, now: float) -> None:
         if live.slot < 0:  # its resumed tokens were all of it
-            self._started += 1
-        self._completed += 1
-        self._ends.append(_end(live, reason, now))
+            self._tally.started += 1
+        self._tally.completed += 1
+        self._ends.append(ended(live, reason, now))
 
     def _take_out(self, stream: int, reason: FinishReason) -> End | None:
         live = self._scheduler.remove(stream)
@@ -304,8 +281,8 @@ class BatchEngine:
         if live.slot >= 0:
             self._reset_soiled()
         if reason != "cancelled":
-            self._completed += 1
-        return _end(live, reason, self._clock())
+            self._tally.completed += 1
+        return ended(live, reason, self._clock())
 
     def _fail(self, live: Live, call: str, error: Exception) -> None:
         self._failed = True
@@ -332,10 +309,9 @@ class BatchEngine:
             return
         self._scheduler.slots.clean(slot)
 
-    def _close_step(self) -> StepResult:
+    def _close_step(self, seconds: float) -> StepResult:
         result = StepResult(tuple(self._tokens), tuple(self._ends), tuple(self._failures), self._failed)
-        self._steps += 1
-        self._steps_failed += self._failed
+        self._tally.stepped(seconds, failed=self._failed)
         self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0
         self._tokens, self._ends, self._failures, self._failed = [], [], [], False
         return result
@@ -344,18 +320,3 @@ class BatchEngine:
 def _trace(error: Exception) -> str:
     """The end of the traceback: a device's message can be of any length, and a log line cannot."""
     return "".join(traceback.format_exception(error))[-MAX_REASON:]
-
-
-def _end(live: Live, reason: FinishReason, now: float) -> End:
-    admitted = now if live.admitted is None else live.admitted
-    first = now if live.first is None else live.first
-    return End(
-        live.request.stream,
-        reason,
-        len(live.request.prompt),
-        live.completion_tokens,
-        admitted - live.submitted,
-        first - admitted,
-        now - first,
-        live.reused or 0,
-    )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from protocol.request import FinishReason
 from workers.prefix import Written
-from workers.request import Request
+from workers.request import End, Request
 from workers.runner import Chunk, Draw, Row
 from workers.shaping import Shaping
 
@@ -90,3 +90,19 @@ def resumed_end(live: Live) -> FinishReason | None:
     if live.request.resume[-1] in live.request.eos or (live.shaping is not None and live.shaping.exhausted):
         return "stop"
     return "length" if len(live.tokens) >= live.limit else None
+
+
+def ended(live: Live, reason: FinishReason, now: float) -> End:
+    """The terminal of a sequence that ends now, by the clock that it was submitted by."""
+    admitted = now if live.admitted is None else live.admitted
+    first = now if live.first is None else live.first
+    return End(
+        live.request.stream,
+        reason,
+        len(live.request.prompt),
+        live.completion_tokens,
+        admitted - live.submitted,
+        first - admitted,
+        now - first,
+        live.reused or 0,
+    )
