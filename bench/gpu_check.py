@@ -1,82 +1,163 @@
-"""Does the IREE runner work on a GPU, and how fast: the reference gate, then a small benchmark. One command:
+"""Does the IREE runner work on a GPU, and how fast, beside JAX on the same one. One command, within ten minutes:
 
-    python bench/gpu_check.py [--device cuda] [--shapes 110m 0.5b]
+    python bench/gpu_check.py [--device cuda] [--shapes 110m] [--dtype bfloat16] [--minutes 10]
     python bench/gpu_check.py --compile-only [cuda hip vulkan]
 
-The gate runs small models of four families in float32 and bfloat16 (greedy and seeded requests through 8 slots, against
-the same requests alone). With `--compile-only` every graph of a small model is compiled for these kinds of GPUs, which
-needs none. Every stage says PASS or FAIL and why; the exit status is 1 when one failed.
+  doctor   a matrix product on the device, as `baton doctor` has it computed
+  gate     small models of three families (greedy and seeded requests through 8 slots, against the same requests alone)
+  memory   bytes a second that the device reads, the limit of a decode step
+  engine   a model of a shape of bench/engine.py: steps of the runner alone, decoding through the engine, a prompt
+  jax      the same traced graphs executed by JAX, where it sees the device (pip install 'jax[cuda12]')
+
+Every stage is a process of its own with a time limit, and says PASS, SKIP or FAIL and why; none stops the others. A
+table comes at the end, and the exit status is 1 when a stage failed. `--device generic-task` rehearses all of it on a
+CPU. With `--compile-only` every graph of a small model is compiled for these kinds of GPUs, which needs none.
 """
 
+import argparse
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import command_line
+from bench.gpu_stages import PREFILL, SLOTS, Result
+from bench.rounds import markdown
+from bench.shapes import SHAPES, default_cache
 from tests.checkpoints import make_checkpoint
-from tests.gate import run_gate
 from workers.affinity import usable_cores
-from workers.checkpoint import ModelConfig
-from workers.iree.device import Device, available_drivers
-from workers.iree.gpu import gpu_flags
+from workers.iree.device import available_drivers
+from workers.iree.gpu import VULKAN_TARGETS, gpu_flags
 from workers.iree.recipe import Recipe
-from workers.iree.runner import IreeRunner
+from workers.spec import Dtype
 
-TARGETS = {"cuda": "sm_80", "hip": "gfx942", "vulkan": ""}
-"""What `--compile-only` compiles for: an A100, an MI300, and any GPU with Vulkan."""
-GATES = (
-    ("llama", "float32"),
-    ("llama", "bfloat16"),
-    ("qwen2", "float32"),
-    ("qwen3", "bfloat16"),
-    ("mistral", "float16"),
-)
-
-
-def stage(name: str, run: Callable[[], str]) -> bool:
-    """Run one stage, say how it went; whatever it raises is what the reader came to see."""
-    start = time.perf_counter()
-    try:
-        result = run()
-    except Exception as error:  # noqa: BLE001 - the message is the result
-        traceback.print_exc(limit=-4)
-        print(f"FAIL {name}: {type(error).__name__}: {str(error)[:1000]}", flush=True)
-        return False
-    print(f"PASS {name} ({time.perf_counter() - start:.1f} s): {result}", flush=True)
-    return True
+STAGES = Path(__file__).with_name("gpu_stages.py")
+TARGETS: Mapping[str, tuple[tuple[str, Dtype], ...]] = {
+    "cuda": (("sm_80", "bfloat16"),),
+    "hip": (("gfx942", "bfloat16"),),
+    "vulkan": (("", "float32"), *((target, "float16") for target in VULKAN_TARGETS.values())),
+}
+"""What `--compile-only` compiles for: an A100, an MI300, any GPU with Vulkan, and those of vendors in float16."""
+GATES = {
+    "vulkan": (("llama", "float32"), ("qwen2", "float32"), ("mistral", "float32")),
+    "": (("llama", "float32"), ("qwen3", "bfloat16"), ("mistral", "float16")),
+}
+"""By the driver; "" is any other."""
+COLUMNS = ("load s", "step ms", "1 stream", f"{SLOTS} streams", "prefill")
 
 
-def gate(device: str, family: str, dtype: str, folder: Path) -> str:
-    path = make_checkpoint(folder / f"{family}-{dtype}", family)  # type: ignore[arg-type]
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One process."""
 
-    def load() -> IreeRunner:
-        return IreeRunner.load(
-            path,
-            ModelConfig.from_dir(path),
-            device=device,
-            dtype=dtype,  # type: ignore[arg-type]
-            slots=8,
-            context=256,
-            cache_dir=folder / "cache",
-            threads=0,
-            progress=lambda phase, done, total: None,
-        )
-
-    report = run_gate(load, resume=Device(device, 0).local)
-    return f"{report.requests} requests, {report.tokens} tokens, {report.steps} steps"
+    name: str
+    arguments: tuple[str, ...]
+    limit_s: float
 
 
-def compile_all(driver: str, architecture: str, folder: Path) -> str:
-    path = make_checkpoint(folder / driver, layers=1)
-    flags = gpu_flags(driver, architecture)
-    recipe = Recipe(str(path), "auto", False, 2, 64, flags, driver, str(folder / "cache"))
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a stage went."""
+
+    stage: Stage
+    verdict: str
+    """PASS, SKIP or FAIL."""
+    seconds: float
+    result: Result
+
+
+def stages(device: str, dtype: str, shapes: Sequence[str], cache: Path) -> list[Stage]:
+    """In the order of what a reader would miss most."""
+    gates = GATES.get(device.partition("://")[0], GATES[""])
+    folder = str(cache / "gpu")
+    out = [Stage("doctor", ("doctor", device, folder), 60), Stage("memory", ("memory", device, folder), 60)]
+    out += [Stage(f"gate {' '.join(each)}", ("gate", device, *each, folder), 150) for each in gates[:1]]
+    for shape in shapes:
+        out.append(Stage(f"engine {shape}", ("engine", device, shape, dtype, folder), 240))
+        out.append(Stage(f"jax {shape}", ("jax", device, shape, dtype, folder), 150))
+    return out + [Stage(f"gate {' '.join(each)}", ("gate", device, *each, folder), 150) for each in gates[1:]]
+
+
+def run(stage: Stage, limit_s: float) -> Outcome:
+    """Run one stage to its end or its limit, with whatever processes it starts."""
+    began = time.perf_counter()
+
+    def ended(verdict: str, result: Result) -> Outcome:
+        return Outcome(stage, verdict, time.perf_counter() - began, result)
+
+    if limit_s <= 0:
+        return ended("SKIP", Result("no time is left"))
+    with tempfile.TemporaryDirectory() as name:
+        said, out = Path(name, "said"), Path(name, "out")
+        with said.open("wb") as sink:
+            command = [sys.executable, str(STAGES), *stage.arguments, str(out)]
+            process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                status = process.wait(min(stage.limit_s, limit_s))
+            except subprocess.TimeoutExpired:
+                return ended("FAIL", Result(f"no end within {min(stage.limit_s, limit_s):.0f} s"))
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # its compilers are of its group
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if status or not out.exists():
+            lines = said.read_text(errors="replace").strip().splitlines()
+            print("\n".join(lines[-12:]), flush=True)
+            return ended("FAIL", Result(f"status {status}: {(lines or ['no word'])[-1][:400]}"))
+        result = msgspec.json.decode(out.read_bytes(), type=Result)
+        return ended("SKIP" if result.skipped else "PASS", result)
+
+
+def run_all(planned: Sequence[Stage], minutes: float) -> Iterator[Outcome]:
+    """One stage after the other, and what each says; those that would begin too late are skipped."""
+    deadline = time.perf_counter() + 60 * minutes
+    for stage in planned:
+        outcome = run(stage, deadline - time.perf_counter())
+        print(f"{outcome.verdict} {stage.name} ({outcome.seconds:.0f} s): {outcome.result.text}", flush=True)
+        yield outcome
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """What was measured, a line for each executor of each shape, and how many tokens both executors agree on."""
+    found = {outcome.stage.name: outcome.result for outcome in outcomes if outcome.verdict == "PASS"}
+    speed = max((result.figures.get("bandwidth", 0.0) for result in found.values()), default=0.0)
+    lines, notes = [], []
+    for name, result in found.items():
+        kind, _, shape = name.partition(" ")
+        if kind not in ("engine", "jax"):
+            continue
+        cells = [f"{result.figures[column]:.4g}" if column in result.figures else "" for column in COLUMNS]
+        bytes_read = found[f"engine {shape}"].figures["step bytes"] if f"engine {shape}" in found else 0.0
+        share = bytes_read / speed / (result.figures["step ms"] / 1e3) if speed else 0.0
+        lines.append(["IREE" if kind == "engine" else "JAX", shape, *cells, f"{share:.0%}" if share else ""])
+        if kind == "jax" and f"engine {shape}" in found:
+            notes.append(agreement(shape, found[f"engine {shape}"].tokens, result.tokens))
+    header = ["executor", "shape", *COLUMNS[:2], *(f"{each}, tokens/s" for each in COLUMNS[2:4])]
+    header += [f"prefill {PREFILL}, tokens/s", "of the memory limit"]
+    limit = f"memory: {speed / 1e9:.0f} GB/s" if speed else "memory: not measured"
+    return "\n".join([markdown(header, lines) if lines else "nothing was measured", "", limit, *notes])
+
+
+def agreement(shape: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> str:
+    """Tokens that two executors generate alike, until they first differ."""
+    pairs = [list(zip(a, b, strict=True)) for a, b in zip(ours, theirs, strict=True)]
+    alike = sum(next((at for at, (a, b) in enumerate(pair) if a != b), len(pair)) for pair in pairs)
+    return f"{shape}: IREE and JAX agree on {alike} of {sum(map(len, pairs))} tokens before the first difference"
+
+
+def compile_all(driver: str, architecture: str, dtype: Dtype, folder: Path) -> str:
+    path = make_checkpoint(folder / f"{driver}-{architecture}", layers=1)
+    recipe = Recipe(str(path), dtype, False, 2, 64, gpu_flags(driver, architecture), driver, str(folder / "cache"))
     plan, compiler = recipe.plan(), recipe.compiler()
     texts = [plan.module(names) for names in plan.everything()]
     with ThreadPoolExecutor(usable_cores()) as pool:
@@ -85,38 +166,34 @@ def compile_all(driver: str, architecture: str, folder: Path) -> str:
 
 
 def check_compiles(drivers: Sequence[str]) -> bool:
+    good = True
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        stages = [
-            stage(f"compile {driver} {chip}", lambda driver=driver, chip=chip: compile_all(driver, chip, folder))  # type: ignore[misc]
-            for driver, chip in TARGETS.items()
-            if driver in drivers
-        ]
-    return all(stages)
+        for driver, (chip, dtype) in [(each, target) for each in drivers for target in TARGETS[each]]:
+            what = " ".join(part for part in ("compile", driver, chip, dtype) if part)
+            try:
+                print(f"PASS {what}: {compile_all(driver, chip, dtype, Path(name))}", flush=True)
+            except Exception as error:  # noqa: BLE001 - the message is the result
+                print(f"FAIL {what}: {type(error).__name__}: {str(error)[:1000]}", flush=True)
+                good = False
+    return good
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--device", default="cuda", help="of the IREE backend")
-    parser.add_argument("--shapes", nargs="*", default=["110m"], help="shapes of bench/engine.py; none skips it")
-    parser.add_argument("--compile-only", nargs="*", choices=TARGETS, help="and run nothing; none is all")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=["110m"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--minutes", type=float, default=10, help="for all stages together")
+    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="models and compiled graphs")
+    parser.add_argument("--compile-only", nargs="*", choices=list(TARGETS), help="and run nothing; none is all")
     args = parser.parse_args()
     if args.compile_only is not None:
         sys.exit(not check_compiles(args.compile_only or list(TARGETS)))
-    print("drivers:", ", ".join(available_drivers()))
-    good = stage("open", lambda: " ".join(Device(args.device, 0).compile_flags()))
-    if good:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for family, dtype in GATES:
-                good &= stage(
-                    f"gate {family} {dtype}",
-                    lambda family=family, dtype=dtype: gate(args.device, family, dtype, folder),  # type: ignore[misc]
-                )
-        if args.shapes:
-            bench = [sys.executable, str(Path(__file__).with_name("engine.py")), "--device", args.device]
-            good &= subprocess.run([*bench, "--models", *args.shapes], check=False).returncode == 0
-    sys.exit(not good)
+    print("drivers:", ", ".join(available_drivers()), flush=True)
+    (args.cache_dir / "gpu").mkdir(parents=True, exist_ok=True)
+    outcomes = list(run_all(stages(args.device, args.dtype, args.shapes, args.cache_dir), args.minutes))
+    print(f"\n{table(outcomes)}")
+    sys.exit(any(outcome.verdict == "FAIL" for outcome in outcomes))
 
 
 if __name__ == "__main__":
