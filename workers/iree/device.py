@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from workers.affinity import usable_cores
 from workers.iree.cpu import Cpu
 from workers.iree.gpu import COMMON_FLAGS, GPU_TARGETS, NEEDS, Gpu
+from workers.iree.waiting import give_way
 from workers.probe import short
 from workers.refused import LoadRefused
 
@@ -100,6 +101,8 @@ class Device:
                 f"device: {self.uri!r} cannot be opened on this machine: {short(error)}{needs}. "
                 "`baton doctor` shows which devices work here"
             ) from error
+        if self.driver == DEFAULT_DEVICE:
+            give_way()
         self.instance = rt.VmInstance()
         self._hal = rt.create_hal_module(self.instance, self._device)
         self._compiled: list[rt.VmModule] = []

@@ -1,0 +1,17 @@
+"""How the thread that asks a device waits for the threads that compute."""
+
+import contextlib
+import os
+
+
+def give_way() -> None:
+    """Have the calling thread take no core from another one when it is woken: it gets the next that is free.
+
+    For Linux, whose scheduler lets a woken thread take the core of whoever woke it. IREE's wait for a result then spins
+    until the compute thread, which has yet to say that it is done with the wait, gets a core again: milliseconds
+    (docs/adr/0044). Threads that compute are to be started before, for they would inherit it.
+    """
+    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return  # another system, or somebody has chosen
+    with contextlib.suppress(OSError):  # a sandbox may forbid it: steps are slower then, and no different
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
