@@ -138,8 +138,8 @@ class Code:
         self.do(f"memref.store {scalar}, {target.name}[{', '.join(at)}] : {target.type}")
 
     def prefetch(self, source: Value, at: Sequence[str], locality: int = 3) -> None:
-        """Have a line of memory brought to the first cache, with a locality of 2 to the second; one that is out of
-        bounds is not."""
+        """Have a line of memory brought to the first cache, with a locality of 2 to the second, of 0 to the first for
+        one use; one that is out of bounds is not."""
         self.do(f"memref.prefetch {source.name}[{', '.join(at)}], read, locality<{locality}>, data : {source.type}")
 
     def room(self, shape: tuple[int, ...], element: str) -> Value:

@@ -8,16 +8,12 @@ from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Code, Value
 from workers.iree.kernels.executable import Kernel
+from workers.iree.kernels.fetch import fetch
 from workers.iree.kernels.heights import Heights
 from workers.iree.kernels.shares import Share, share_end, workgroups
 
 PADDING = LANES
 """Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
-LINE = 64
-"""Bytes of a line of the cache."""
-AHEAD = 3072
-"""Bytes of each tile that are on their way while it is summed. The CPU itself looks ahead no further than a page's end,
-and what it fetches alone does not come in time where several rows keep its arithmetic busy."""
 GROUP_BYTES = 256 << 10
 """Weights that all rows pass by before the next are read: what the second cache holds."""
 
@@ -273,7 +269,8 @@ def sums_of(
     def turn(at: str, sums: list[str]) -> list[str]:
         sums = list(sums)
         if span:
-            _prefetch(code, w, tiles, span, code.mul(at, LANES * arithmetic.k), unroll * arithmetic.k, arithmetic)
+            per = LANES * arithmetic.k
+            fetch(code, w, tiles, span, code.mul(at, per), unroll * per, len(rows))
         for ahead in range(unroll):
             step = code.add(at, ahead)
             offset, word = code.mul(step, LANES * arithmetic.k), code.mul(step, lefts)
@@ -289,18 +286,6 @@ def sums_of(
 
     flat = code.loop(code.index(0), code.index(steps), unroll, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
     return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(len(rows))]
-
-
-def _prefetch(code: Code, w: Value, tiles: list[str], span: int, at: str, count: int, arithmetic: Arithmetic) -> None:
-    """Fetch what the tiles' streams read `AHEAD` bytes after the `count` inputs from element `at` on."""
-    length, size = w.shape[-1], element_bytes(arithmetic)
-    soon = code.add(at, AHEAD // size)
-    beyond = code.let(f"arith.cmpi uge, {soon}, {code.index(length)} : index")
-    skipped = code.let(f"arith.select {beyond}, {code.index((span - 1) * length)}, {code.index(0)} : index")
-    start = code.add(soon, skipped)
-    for line in range(0, count * LANES, LINE // size):
-        for tile in tiles:
-            code.prefetch(w, [tile, code.add(start, line)])
 
 
 def element_bytes(arithmetic: Arithmetic) -> int:
