@@ -8,7 +8,7 @@ from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.heights import Heights
 from workers.iree.kernels.product import Factors, Product
 from workers.iree.kernels.shares import Share, share_end
-from workers.iree.kernels.tile import fetch, fetch_tiles, tile_sums
+from workers.iree.kernels.tile import Fetches, fetch, fetch_tiles, tile_sums
 from workers.iree.quantized import LINE
 
 ROWS_IN_CACHE = 64
@@ -60,7 +60,7 @@ def add_product(
     low, high = (share_end(code, code.add(share.number, end), share.count, p.tiles) for end in (0, 1))
     rows = p.rounded.rows
 
-    def tile(at: str, first: str, height: int, soon: Callable[[str, str], None]) -> None:
+    def tile(at: str, first: str, height: int, soon: Callable[[str, str], Fetches]) -> None:
         numbers = [code.add(first, row) for row in range(height)]
         column = code.mul(at, LANES)
         for number, (total,) in zip(numbers, tile_sums(code, p, factors, [at], numbers, soon), strict=True):
@@ -85,14 +85,13 @@ def add_product(
 
         code.repeat(code.index(0), count, b.together, some)
 
-    def soon(b: _Blocks, turn: str, at: str, group: str, byte: str) -> None:
+    def soon(b: _Blocks, turn: str, at: str, group: str, byte: str) -> Fetches:
         """A single block of rows reads on in memory, several of them share the next tile."""
         if b.together == 1:
-            fetch_tiles(code, p, factors, [at], byte)
-            return
+            return fetch_tiles(code, p, factors, [at], byte)
         lines = -(-p.vectors // b.sharing)
         groups_before = code.add(code.mul(turn, p.rounded.groups), group)
-        fetch(code, factors, code.add(at, 1), code.mul(groups_before, lines * LINE), lines)
+        return fetch(code, factors, code.add(at, 1), code.mul(groups_before, lines * LINE), lines)
 
     heights = Heights(rows, p.tallest)
 

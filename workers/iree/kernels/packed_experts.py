@@ -14,7 +14,7 @@ from workers.iree.kernels.linear import ACTIVATIONS, stride
 from workers.iree.kernels.product import Dot, Factors, Product
 from workers.iree.kernels.rounding import Rounded
 from workers.iree.kernels.routing import Mixture
-from workers.iree.kernels.tile import PREFETCH, fetch, fetch_tiles, tile_sums
+from workers.iree.kernels.tile import PREFETCH, Fetches, fetch, fetch_tiles, tile_sums
 from workers.iree.quantized import Packing
 
 
@@ -96,11 +96,11 @@ def _gate_and_up(
         first = code.let(f"arith.cmpi eq, {which}, {code.index(0)} : index")
         jump = code.let(f"arith.select {first}, {to_up}, {to_gate} : index")
 
-        def soon(_: str, at: str) -> None:
+        def soon(_: str, at: str) -> Fetches:
             straight = code.add(at, PREFETCH)
             beyond = code.let(f"arith.cmpi uge, {straight}, {code.index(size)} : index")
             further = code.let(f"arith.select {beyond}, {jump}, {code.index(0)} : index")
-            fetch(code, factors, tile, code.add(straight, further), p.vectors)
+            return fetch(code, factors, tile, code.add(straight, further), p.vectors)
 
         sums = tile_sums(code, p, factors, [tile], rows, soon)
         return [each for row, (total,) in enumerate(sums) for each in (before[2 * row + 1], total)]

@@ -23,42 +23,47 @@ ELEMENTS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 LEVELS = f"vector<{RUN * LANES}xi8>"
 
 
+Fetches = list[Callable[[], None]]
+"""Each writes code that fetches a line of what is read later."""
+
+
 def tile_sums(
-    code: Code, p: Product, factors: Factors, tiles: list[str], rows: list[str], soon: Callable[[str, str], None]
+    code: Code, p: Product, factors: Factors, tiles: list[str], rows: list[str], soon: Callable[[str, str], Fetches]
 ) -> list[list[str]]:
     """float32 [16] of each of some rows and tiles.
 
-    `soon` fetches what is read later: it is called for each group of activations, with its number and the byte of a
-    tile at which its levels begin.
+    `soon` says what to fetch in the course of a group of activations: it is called with the group's number and the
+    byte of a tile at which its levels begin.
     """
     zero = code.floats(0.0)
 
     def turn(group: str, sums: list[str]) -> list[str]:
         at = code.mul(group, p.vectors * p.packing.run_bytes)
-        soon(group, at)
-        return _Group(code, p, factors, tiles, rows, group, at).added(sums)
+        return _Group(code, p, factors, tiles, rows, group, at, soon(group, at)).added(sums)
 
     groups = code.index(p.rounded.groups)
     flat = code.loop(code.index(0), groups, 1, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
     return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(len(rows))]
 
 
-def fetch_tiles(code: Code, p: Product, factors: Factors, tiles: list[str], at: str) -> None:
-    """Fetch what the tiles' streams read `PREFETCH` bytes after a group's levels, which begin at byte `at`; behind a
+def fetch_tiles(code: Code, p: Product, factors: Factors, tiles: list[str], at: str) -> Fetches:
+    """What the tiles' streams read `PREFETCH` bytes after a group's levels, which begin at byte `at`; behind a
     tile's end that is what as many tiles further on begin with."""
     soon, span = code.add(at, PREFETCH), len(tiles)
     if span > 1:
         beyond = code.let(f"arith.cmpi uge, {soon}, {code.index(p.tile_bytes)} : index")
         behind = code.index((span - 1) * p.tile_bytes)
         soon = code.add(soon, code.let(f"arith.select {beyond}, {behind}, {code.index(0)} : index"))
-    for tile in tiles:
-        fetch(code, factors, tile, soon, p.vectors)
+    return [each for tile in tiles for each in fetch(code, factors, tile, soon, p.vectors)]
 
 
-def fetch(code: Code, factors: Factors, tile: str, at: str, lines: int) -> None:
-    """Fetch lines of memory from byte `at` of a tile on, which may lie behind its end."""
-    for line in range(lines):
-        code.prefetch(factors.weights, [tile, code.add(at, line * LINE)])
+def fetch(code: Code, factors: Factors, tile: str, at: str, lines: int) -> Fetches:
+    """Lines of memory from byte `at` of a tile on, which may lie behind its end."""
+
+    def one(line: int) -> Callable[[], None]:
+        return lambda: code.prefetch(factors.weights, [tile, code.add(at, line * LINE)])
+
+    return [one(line) for line in range(lines)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class _Group:
     number: str
     levels_at: str
     """The byte of a tile where its levels begin."""
+    fetches: Fetches
 
     def added(self, sums: list[str]) -> list[str]:
         """The sums of each row and tile with the group's."""
@@ -123,6 +129,10 @@ class _Group:
         runs = [code.add(run, j) for j in range(p.dots)]
         for plane in range(p.rounded.planes):
             for j in range(p.dots):
+                if plane == 0:
+                    # A few at a time: a core waits for no more than a dozen lines at once.
+                    for each in self.fetches[j * len(self.fetches) // p.dots : (j + 1) * len(self.fetches) // p.dots]:
+                        each()
                 if len(levels) == j:
                     loaded = [self._levels(tile, j * p.vectors // p.dots) for tile in self.tiles]
                     levels += [list(each) for each in zip(*loaded, strict=True)]
