@@ -19,8 +19,9 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 class Tokenizer:
     """`tokenizers` for encoding, the decoder's pieces for decoding, and the model's chat template.
 
-    Read are tokenizer.json, tokenizer_config.json (special tokens, chat template), chat_template.jinja, and
-    generation_config.json and config.json (end-of-sequence ids). All but the first may be missing.
+    Read are tokenizer.json, tokenizer_config.json and special_tokens_map.json (special tokens, chat template),
+    chat_template.jinja, and generation_config.json and config.json (end-of-sequence ids). All but the first may be
+    missing.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Tokenizer:
             raise CheckpointError(file, "decoder", str(error)) from error
         config_file = path / "tokenizer_config.json"
         config = read_json(config_file) if config_file.exists() else {}
-        special_tokens = _special_tokens(config)
+        special_tokens = _special_tokens(path, config)
         try:
             return cls(
                 library,
@@ -89,10 +90,13 @@ class Tokenizer:
         return decode(self, tokens)
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Those of tokenizer_config.json, and those that older checkpoints have in a file of their own alone."""
+    file = path / "special_tokens_map.json"
+    named = {**(read_json(file) if file.exists() else {}), **config}
     found = {}
     for name in SPECIAL_NAMES:
-        value = config.get(name)
+        value = named.get(name)
         content = value.get("content") if isinstance(value, Mapping) else value
         if isinstance(content, str):
             found[name] = content
@@ -130,7 +134,10 @@ def _eos_ids(path: Path, library: tokenizers.Tokenizer, special_tokens: Mapping[
         file = path / name
         if not file.exists():
             continue
-        value = read_json(file).get("eos_token_id")
+        fields = read_json(file)
+        value, text = fields.get("eos_token_id"), fields.get("text_config")
+        if value is None and isinstance(text, Mapping):  # of a model of more than text
+            value = text.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
             raise CheckpointError(file, "eos_token_id", f"{value!r} is neither a token id nor a list of token ids")

@@ -46,6 +46,15 @@ def test_bos_comes_from_the_post_processor(tmp_path: Path, kind: Any) -> None:
     assert tokenizers.Tokenizer.from_str(kind()).id_to_token(special[0]) == BOS
 
 
+def test_special_tokens_of_older_checkpoints_have_a_file_of_their_own(tmp_path: Path) -> None:
+    template = {"chat_template": "{{ bos_token }}{{ eos_token }}{{ messages[0].content }}", "eos_token": EOS}
+    names = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    write(tmp_path, byte_level(), tokenizer_config=template, special_tokens_map=names)
+    chat = Tokenizer.from_dir(tmp_path).chat
+    assert chat is not None
+    assert chat.render([{"role": "user", "content": "hi"}]) == f"<s>{EOS}hi"
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -53,6 +62,9 @@ def test_bos_comes_from_the_post_processor(tmp_path: Path, kind: Any) -> None:
         pytest.param({"generation_config": {"eos_token_id": [7, 8]}}, {7, 8}, id="list"),
         pytest.param({"config": {"eos_token_id": 9}}, {9}, id="config"),
         pytest.param({"config": {"eos_token_id": None}}, set(), id="null"),
+        pytest.param({"config": {"text_config": {"eos_token_id": 9}}}, {9}, id="language-model"),
+        pytest.param({"config": {"eos_token_id": 0, "text_config": {"eos_token_id": 9}}}, {0}, id="outside"),
+        pytest.param({"special_tokens_map": {"eos_token": EOS}}, {1}, id="map"),
         pytest.param({"tokenizer_config": {"eos_token": EOS}}, {1}, id="named"),
         pytest.param({"tokenizer_config": {"eos_token": {"content": EOS}}}, {1}, id="named-object"),
         pytest.param(
