@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 
+from gateway.call import Call
 from gateway.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.plan import Form
 from gateway.sse import extension, usage_json
-from gateway.streams import Call, Piece
+from gateway.streams import Piece
 
 _encode = msgspec.json.Encoder().encode
 

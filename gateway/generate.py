@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.answers import whole_answer
 from gateway.body_room import HeldBody
+from gateway.call import Call
 from gateway.errors import ApiError, from_code
 from gateway.exchange import ClientGone, Exchange
 from gateway.pickup import PickUp
@@ -16,7 +17,6 @@ from gateway.reply import DEFECT, Reply, failure_error, let_go
 from gateway.resumable import Reader
 from gateway.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streams import Call
 from protocol.errors import ErrorCode
 
 _log = structlog.get_logger("gateway.generate")

@@ -3,13 +3,14 @@
 import anyio
 import structlog
 
+from gateway.call import Call
 from gateway.errors import ApiError, from_code
 from gateway.event_log import EventLog
 from gateway.exchange import Exchange
 from gateway.plan import Form
 from gateway.settings import GatewaySettings
 from gateway.sse import WAITING, EventWriter
-from gateway.streams import Call, Failure
+from gateway.streams import Failure
 from protocol.errors import ErrorCode
 
 DEFECT = "the gateway failed"

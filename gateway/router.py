@@ -8,6 +8,7 @@ from actors.refusals import Refusals
 from actors.worker import Worker, WorkerState, WorkerStatus
 from gateway.body_room import BodyRoom, HeldBody
 from gateway.breaker import Breaker
+from gateway.call import Call
 from gateway.credentials import tenant_of
 from gateway.errors import ApiError, from_code
 from gateway.metrics import Metrics, Observed, WorkerSample
@@ -15,7 +16,7 @@ from gateway.placement import Placement
 from gateway.plan import Choice, Plan
 from gateway.roster import Roster
 from gateway.settings import GatewaySettings
-from gateway.streams import Call, Cause, Failure, Stream
+from gateway.streams import Cause, Failure, Stream
 from gateway.suspicion import cleared
 from gateway.workers import Role, Seat
 from protocol.commands import Submit

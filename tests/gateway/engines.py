@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from actors.origin import Origin
-from gateway.streams import Call
+from gateway.call import Call
 from protocol.commands import Cancel, Command, Stop, Submit
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished, Gauges, Logprobs, Step

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from actors.worker import WorkerState
 from gateway.breaker import FIRST_COOLDOWN_S, TRIP_AFTER, Circuit
+from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.plan import Plan
 from gateway.requests import RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streams import Call
 from gateway.suspicion import CLEARED_AFTER, MAX_PARDONS
 from gateway.workers import Role
 from protocol.commands import Stop

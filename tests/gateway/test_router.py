@@ -7,12 +7,12 @@ import anyio
 import pytest
 
 from actors.worker import WorkerState
+from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.plan import Plan
 from gateway.requests import RequestDecoder
 from gateway.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
-from gateway.streams import Call
 from protocol.errors import ErrorCode
 from tests.gateway.fakes import FakeWorker
 

@@ -32,13 +32,14 @@ from hypothesis.stateful import (
 
 from actors.origin import Origin
 from actors.worker import WorkerState
+from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.plan import Choice
 from gateway.quarantine import REFUSED_AFTER
 from gateway.requests import RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streams import Call, Stream
+from gateway.streams import Stream
 from gateway.suspicion import MAX_TRIES, suspect
 from gateway.workers import Role
 from protocol.errors import ErrorCode

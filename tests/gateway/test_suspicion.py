@@ -4,8 +4,10 @@ import itertools
 
 import pytest
 
+from gateway.body_room import BodyRoom, HeldBody
+from gateway.call import Call
 from gateway.charge import Charge
-from gateway.streams import Call, Stream
+from gateway.streams import Stream
 from gateway.suspicion import (
     CLEARED_AFTER,
     MAX_PARDONS,
@@ -28,7 +30,7 @@ STEP = Charge("w", (3, 7))
 
 
 def streams(count: int) -> list[Stream]:
-    call = Call("r", "m", eager=True, release=lambda call: None)
+    call = Call("r", "m", HeldBody(BodyRoom(1, 1)), eager=True, release=lambda call: None)
     limits = Limits()
     return [
         Stream(Submit(number, "r", TextInput("x"), Sampling(), limits), 0, call, now=0.0) for number in range(count)

@@ -6,7 +6,9 @@ import anyio
 import httpx
 import pytest
 
-from gateway.streams import Call, Stream
+from gateway.body_room import BodyRoom, HeldBody
+from gateway.call import Call
+from gateway.streams import Stream
 from gateway.waiting import MIN_STAY_S, WaitingRoom
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
@@ -21,7 +23,7 @@ WAITING = ": waiting"
 
 
 def stream(order: int, model: str = "m") -> Stream:
-    call = Call("r", model, eager=True, release=lambda call: None)
+    call = Call("r", model, HeldBody(BodyRoom(1, 1)), eager=True, release=lambda call: None)
     return Stream(Submit(order, "r", TextInput("x"), Sampling(), Limits()), 0, call, now=0.0)
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.call import Call
 from gateway.requests import RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streams import Call
 from gateway.suspicion import CLEARED_AFTER
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
