@@ -10,8 +10,9 @@
   jax      the same traced graphs executed by JAX, where it sees the device (pip install 'jax[cuda12]')
 
 Every stage is a process of its own with a time limit, and says PASS, SKIP or FAIL and why; none stops the others. A
-table comes at the end, and the exit status is 1 when a stage failed. `--device generic-task` rehearses all of it on a
-CPU. With `--compile-only` every graph of a small model is compiled for these kinds of GPUs, which needs none.
+table comes at the end, and the exit status is 1 when a stage failed. On a CPU `--device generic-task --shapes tiny`
+rehearses all of it. With `--compile-only` every graph of a small model is compiled for these kinds of GPUs, which needs
+none.
 """
 
 import argparse
