@@ -2,7 +2,8 @@
 
     python bench/curves.py [--quick] [--models 110m 0.5b] [--quantize int8] [--rows 1 4] [--contexts 256 512 ... 8192]
 
-Two series: each of --rows at every context, and every number of rows up to 32 at the first context. Beside each figure
+Two series: each of --rows at every context, and every number of rows up to 32 at the first context, both in --rounds
+whose medians are shown. Beside each figure
 is what memory alone takes, (weights + KV) / bandwidth, and what arithmetic alone takes, multiply-adds / peak, both
 measured between the points; those of integers are not counted. What is above the larger of the two is the dispatches
 around it, and reads and sums that do not run side by side. Marked are points at which the cost is not smooth: "cliff"
@@ -15,7 +16,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -97,6 +98,20 @@ def kv_slope(points: Sequence[Point]) -> float:
     return 1.0 / line.slope if line.slope > 0 else float("inf")
 
 
+def medians(rounds: Sequence[Sequence[Point]]) -> list[Point]:
+    """The points of a series that was measured several times: of each, the median of whatever was measured."""
+
+    def middle(of: Sequence[Point]) -> Point:
+        return replace(
+            of[0],
+            seconds=statistics.median(point.seconds for point in of),
+            bandwidth=statistics.median(point.bandwidth for point in of),
+            peak=statistics.median(point.peak for point in of),
+        )
+
+    return [middle(each) for each in zip(*rounds, strict=True)]
+
+
 class Curves:
     """Measures the points of one model."""
 
@@ -133,9 +148,10 @@ def measure(args: argparse.Namespace, model: str, peak: Peak) -> Iterator[Point]
         setup = Setup(path, graphs, slots, longest + args.steps + MARGIN, quantize=args.quantize, device=args.device)
         engine = Engine.load(setup)
         curves = Curves(engine, config, args.steps, peak)
-        for rows, length in points:
-            name = f"{rows} at once" if series == "context" else f"context {length}"
-            yield curves.point(f"{model} {args.quantize or 'bf16'}, {name}", rows, length)
+        kind = f"{model} {args.quantize or 'bf16'}"
+        of = {at: f"{kind}, {at[0]} at once" if series == "context" else f"{kind}, context {at[1]}" for at in points}
+        # One after the other, again and again: what disturbs a shared machine for a while is no step in the curve.
+        yield from medians([[curves.point(of[at], *at) for at in points] for _ in range(args.rounds)])
         engine.close()
 
 
@@ -180,7 +196,10 @@ def arguments() -> argparse.Namespace:
         "--contexts", nargs="+", type=int, default=list(CONTEXTS), help="tokens that a row has behind it"
     )
     parser.add_argument("--all-rows", nargs="+", type=int, default=list(ROWS), help="of the curve against rows")
-    parser.add_argument("--steps", type=int, default=15, help="steps of each point; medians are printed")
+    parser.add_argument("--steps", type=int, default=7, help="steps of each point in a round; medians are printed")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="times that a series is measured, of which medians are taken"
+    )
     parser.add_argument("--device", default="", help="of the IREE backend; empty is its default")
     parser.add_argument("--quick", action="store_true", help="110m, one row to context 2048, rows 1 to 8")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")

@@ -2,7 +2,7 @@ import statistics
 
 import pytest
 
-from bench.curves import Point, flaws, kv_slope, steepest
+from bench.curves import Point, flaws, kv_slope, medians, steepest
 from bench.limits import StepBytes
 
 
@@ -44,3 +44,8 @@ def test_the_slope_is_the_speed_at_which_more_kv_is_read() -> None:
     assert kv_slope([point(1.0, context=256), point(1.0, context=512)]) == float("inf")
     with pytest.raises(statistics.StatisticsError):
         kv_slope([point(1.0)])
+
+
+def test_a_disturbed_round_is_no_step_in_the_curve() -> None:
+    quiet = [point(1.0, 1), point(1.1, 2)]
+    assert medians([quiet, [point(9.0, 1), point(1.1, 2)], [point(1.0, 1), point(5.0, 2)]]) == quiet
