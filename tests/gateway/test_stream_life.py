@@ -43,6 +43,7 @@ from gateway.streams import Stream
 from gateway.suspicion import MAX_TRIES, suspect
 from gateway.workers import Role
 from protocol.errors import ErrorCode
+from protocol.request import Input
 from tests.gateway.engines import Answer, EngineWorker, answer_of, undisturbed
 from tests.gateway.journal import LIFE, Journal, Phase
 from tests.gateway.virtual import VirtualLoop
@@ -69,6 +70,8 @@ class StreamLife(RuleBasedStateMachine):
         self.deaths: Counter[Stream] = Counter()
         """At which it was there; one from within counts as two from outside."""
         self.expected: dict[Stream, Answer] = {}
+        self.inputs: dict[Stream, Input] = {}
+        """Of the streams themselves nothing is left of it when they have ended."""
         self.let_go: set[Call] = set()
         self.shut = False
         self._do(self._begin)
@@ -116,6 +119,7 @@ class StreamLife(RuleBasedStateMachine):
             return multiple()
         for each in call.streams:
             self.expected[each] = self._do(functools.partial(undisturbed, each.submit))
+            self.inputs[each] = each.submit.input
             self.texts[each] = ""
         return call
 
@@ -131,7 +135,7 @@ class StreamLife(RuleBasedStateMachine):
     def _verdicts(self, choice: Choice) -> int:
         """How often such a request was quarantined."""
         return sum(
-            stream.submit.input == choice.input and stream.submit.sampling.temperature == choice.sampling.temperature
+            self.inputs[stream] == choice.input and stream.submit.sampling.temperature == choice.sampling.temperature
             for stream in self.expected
             if stream.failure is not None and stream.failure.code is ErrorCode.QUARANTINED
         )
