@@ -181,9 +181,11 @@ def check_compiles(drivers: Sequence[str]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=["110m"])
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--device", default="cuda", help="of the IREE backend (default: cuda)")
+    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=["110m"], help="measured (default: 110m)")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"], help="of the weights"
+    )
     parser.add_argument("--minutes", type=float, default=10, help="for all stages together")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="models and compiled graphs")
     parser.add_argument("--compile-only", nargs="*", choices=list(TARGETS), help="and run nothing; none is all")
