@@ -316,10 +316,16 @@ class _Body:
 
 
 def _sees(kind: Attention, code: Code, at: Value, sequence: str, token: str) -> str:
-    """The last position that a token sees: one that is nobody's need not see more than one."""
-    row = code.extract_index(at, [sequence, token])
-    real = code.let(f"arith.cmpi ult, {row}, {code.index(kind.heads.attended)} : index")
-    return code.let(f"arith.select {real}, {row}, {code.index(0)} : index")
+    """The last position that a token sees. One that is nobody's sees what its sequence's first one does, so that a
+    window reaches no further back for it, and one position where that is nobody's as well."""
+
+    def real(token: str, other: str) -> str:
+        row = code.extract_index(at, [sequence, token])
+        here = code.let(f"arith.cmpi ult, {row}, {code.index(kind.heads.attended)} : index")
+        return code.let(f"arith.select {here}, {row}, {other} : index")
+
+    nowhere = code.index(0)
+    return real(token, nowhere if kind.heads.tokens == 1 else real(code.index(0), nowhere))
 
 
 def _reach(kind: Attention, code: Code, at: Value, sequence: str) -> tuple[str, str]:

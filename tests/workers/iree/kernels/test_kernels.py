@@ -16,6 +16,7 @@ from workers.iree.cpu import Cpu
 from workers.iree.device import Device
 from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of
 from workers.iree.kernels.attention import POSITIONS, Attention
+from workers.iree.kernels.code import LANES
 from workers.iree.kernels.linear import gated, linear, stride
 from workers.iree.kernels.norm import Norm, norm
 from workers.iree.kernels.place import Heads, Place
@@ -297,6 +298,18 @@ def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options:
     shared = held.attend(q, slots, rows, threads=3, **options)
     np.testing.assert_array_equal(shared[0], mixed[0])
     np.testing.assert_array_equal(shared[2:], np.repeat(mixed[2:], 6, axis=0))
+
+
+def test_rows_of_nobody_widen_no_window(run: Run) -> None:
+    """A chunk that is filled up with rows of nobody reads no more of its slot than the window of its own rows."""
+    held = Attended(run, Singles("f32", 16), eps=None)
+    held.place([1], np.arange(300, dtype=np.int32)[None])
+    chunk = np.array([[*range(290, 300), *[held.capacity - 1] * 6]], np.int32)
+    q = held.place([1], chunk)
+    # Of the first lanes: a value that is read spoils every row, whatever its weight.
+    held.cache[..., : 100 * LANES] = np.nan
+    out = held.attend(q, [1], chunk, window=70)
+    np.testing.assert_allclose(out[9], held.expected(1, 299, 70), atol=TOLERANCE[held.arithmetic.element] * 4)
 
 
 def test_arithmetic_by_cpu_and_type() -> None:
