@@ -26,6 +26,8 @@ from workers.text.vocabulary import Vocabulary
 
 COMPUTED_BY = {"iree": ("iree-base-compiler", "jax"), "mlx": ("mlx", "mlx-lm")}
 """The distributions in which a backend's arithmetic is written."""
+CPU_DEVICES = ("cpu", "local-", "generic-")
+"""How the names of those devices begin that compute on the CPU, on both backends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def describe(spec: WorkerSpec) -> Described:
     device = (spec.device or _default_device(backend))[:MAX_NAME]
     # What decides a sequence's tokens besides the model's files. How many share a batch, or how many threads, does not.
     model = config_digest(path)
-    settings = f"{model} {backend} {device} {spec.dtype} {quantize} {context} {_computed_by(backend)}"
+    settings = f"{model} {backend} {device} {spec.dtype} {quantize} {context} {_computed_by(backend, device)}"
     return Described(backend, device, context, hashlib.sha256(settings.encode()).hexdigest()[:32], model)
 
 
@@ -74,14 +76,19 @@ def _scripted_digest(spec: WorkerSpec) -> str:
     return Path(spec.model_path).name[:MAX_NAME] or "scripted"
 
 
-def _computed_by(backend: str) -> str:
-    """The packages and the machine: sums are written down to a CPU's instructions, and rounded as these do."""
-    versions = " ".join(metadata.version(name) for name in ("baton", *COMPUTED_BY[backend]))
+def _computed_by(backend: str, device: str) -> str:
+    """The packages and the machine: sums are written down to a CPU's instructions, and rounded as these do.
+
+    What a GPU does with them is its own affair and known only once it is opened, so each machine's is of its own kind.
+    """
+    computed_by = [metadata.version(name) for name in ("baton", *COMPUTED_BY[backend])]
+    if not device.startswith(CPU_DEVICES):
+        computed_by.append(platform.node())
     if backend != "iree":
-        return f"{versions} {platform.machine()}"
+        return " ".join((*computed_by, platform.machine()))
     from workers.iree.cpu import Cpu
 
-    return f"{versions} {Cpu.of_host().kind}"
+    return " ".join((*computed_by, Cpu.of_host().kind))
 
 
 def _default_device(backend: str) -> str:

@@ -1,5 +1,6 @@
 """What a worker says before it loads, and its load on a real backend that is always there."""
 
+import platform
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,29 @@ def test_workers_are_alike_where_cpus_round_alike(checkpoint: Path, monkeypatch:
     assert digest("avx2", "fma", "hypervisor") == digest("avx2", "fma", "avx512vnni")
     assert digest("avx2", "fma") != digest("avx2", "fma", "avx512f")
     assert digest("avx512f", "avx512bf16") != digest("avx512f", "avx512bf16", "sse4a")
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "alike"),
+    [
+        ("iree", "", True),
+        ("iree", "local-sync", True),
+        ("iree", "generic-task", True),
+        ("iree", "cuda://1", False),
+        ("iree", "vulkan", False),
+        ("mlx", "cpu", True),
+        ("mlx", "gpu", False),
+    ],
+)
+def test_the_gpus_of_two_machines_are_not_taken_to_be_alike(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, backend: str, device: str, alike: bool
+) -> None:
+    pytest.importorskip("iree.runtime" if backend == "iree" else "mlx.core")
+    monkeypatch.setattr(platform, "node", lambda: "here")
+    here = describe_model(checkpoint, backend=backend, device=device).digest
+    assert describe_model(checkpoint, backend=backend, device=device).digest == here
+    monkeypatch.setattr(platform, "node", lambda: "there")
+    assert (describe_model(checkpoint, backend=backend, device=device).digest == here) is alike
 
 
 @pytest.mark.parametrize("package", ["baton", "mlx"])
