@@ -211,16 +211,16 @@ class Reader:
         self._heard = heard
         self.over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(sock.fd, self.drain)
+        self._loop.add_reader(sock.fileno(), self.drain)
         self.drain()
 
     def drain(self) -> None:
-        while not self.over.is_set() and self._sock.events & zmq.POLLIN:
+        while not self.over.is_set() and int(self._sock.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             answer = self._heard(self._sock.recv(zmq.NOBLOCK))
             if answer:
                 self._sock.send(answer, zmq.NOBLOCK)
             elif answer is None:
-                self._loop.remove_reader(self._sock.fd)
+                self._loop.remove_reader(self._sock.fileno())
                 self.over.set()
 
 

@@ -30,6 +30,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def main() -> None:
                     # A worker that has just become ready may still load graphs beside its first requests.
                     time.sleep(args.settle)
                     victim = found.watched.active()[0]["pid"]  # each has as many streams as another
-                    strike = Strike(moment(phase, args.delivered, args.tokens), lambda pid=victim: os.kill(pid, KILL))
+                    strike = Strike(moment(phase, args.delivered, args.tokens), partial(os.kill, victim, KILL))
                     streams, killed_at = asyncio.run(play(found.server, asked, strike))
                     noticed = compare(asked, streams, killed_at, whole)
                     lines.append(Line.of(name, phase, noticed))

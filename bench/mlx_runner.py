@@ -26,7 +26,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from workers.checkpoint import ModelConfig
 from workers.mlx.runner import MlxRunner
-from workers.runner import Chunk, Draw, Row
+from workers.runner import Chunk, Draw, NotFiniteError, Row
 
 GREEDY = Sampling()
 
@@ -52,6 +52,8 @@ def bench_rows(runner: MlxRunner, prompt: tuple[int, ...], rows: int, count: int
     for start in range(len(prompt), len(prompt) + count - 1):
         step = [Row(slot, tokens[slot][-1], start, start, Draw(GREEDY, start + 1)) for slot in range(rows)]
         for slot, token in enumerate(runner.decode(step)):
+            if token is None:
+                raise NotFiniteError
             tokens[slot].append(token)
         stamps.append(time.perf_counter())
     return _median_step(stamps), tokens

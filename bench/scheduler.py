@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from bench.command_line import command_line
 from workers.engine import BatchEngine, Request
-from workers.runner import Chunk, Draw, Row, RunnerCapabilities
+from workers.runner import Chunk, Draw, Row, RunnerCapabilities, TokenLogprobs
 
 ROWS = (1, 8, 64)
 PROMPT = tuple(range(16))
@@ -36,7 +36,7 @@ class Constant:
     def __init__(self, slots: int) -> None:
         self.capabilities = RunnerCapabilities("constant", "none", "float32", slots, CONTEXT, 1000, (16, 64, 256))
         self.graphs_failed = 0
-        self._tokens = [[7] * rows for rows in range(slots + 1)]
+        self._tokens: list[list[int | None]] = [[7] * rows for rows in range(slots + 1)]
 
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
         return [None if draw is None else 7 for draw in draws]
@@ -44,8 +44,13 @@ class Constant:
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         return self._tokens[len(rows)]
 
+    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+        raise NotImplementedError
+
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         raise NotImplementedError
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None: ...
 
     def reset(self, slot: int) -> None: ...
 

@@ -35,7 +35,7 @@ class CopySpy:
         self._runner = runner
         self.capabilities, self.graphs_failed = runner.capabilities, runner.graphs_failed
         self.reset, self.memory, self.close, self.logits = runner.reset, runner.memory, runner.close, runner.logits
-        self.logprobs = runner.logprobs
+        self.logprobs, self.settle = runner.logprobs, runner.settle
         self.in_place = self.copies = 0
 
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:

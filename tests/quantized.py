@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.checkpoints import Tensors, write_safetensors
+from tests.checkpoints import write_safetensors
+from tests.families import Tensors
 from workers.checkpoint import open_weights
 from workers.quantization import GroupFormat, Quantized
 
@@ -39,7 +40,8 @@ def pack_fields(fields: NDArray[Any], bits: int) -> NDArray[np.int32]:
     """[rows, columns] -> [rows, columns * bits / 32], the first field lowest."""
     words = fields.astype(np.uint32).reshape(len(fields), -1, 32 // bits)
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    return np.bitwise_or.reduce(words << shifts, axis=-1).astype(np.uint32).view(np.int32)
+    packed: NDArray[np.uint32] = np.bitwise_or.reduce(words << shifts, axis=-1).astype(np.uint32)
+    return packed.view(np.int32)
 
 
 def gptq_parts(matrix: Quantized, zero_offset: int = 1) -> Tensors:

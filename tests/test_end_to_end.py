@@ -23,7 +23,7 @@ from protocol.request import Limits, Sampling
 from tests.cli.test_serve import read_until, serving, url_of
 from workers.runner import NotFiniteError
 from workers.session import Session
-from workers.spec import WorkerSpec
+from workers.spec import Backend, WorkerSpec
 
 PROMPTS = (
     "The capital of France is",
@@ -38,14 +38,14 @@ PROMPTS = (
 class Served:
     """One running server and the session that says what it must answer."""
 
-    backend: str
+    backend: Backend
     url: str
     session: Session
 
 
 @pytest.fixture(scope="module", params=["iree", "mlx"])
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    backend = request.param
+    backend: Backend = request.param
     pytest.importorskip({"iree": "iree.runtime", "mlx": "mlx.core"}[backend])
     words = ["-m", "cli", "serve", "--port", "0", "--backend", backend, "--log-level", "warning"]
     spec = WorkerSpec("w", "m", str(builtin_path()), backend=backend)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from actors import endpoint
 from actors.endpoint import MAX_SOCKET_PATH, EndpointError, LocalEndpoint, check_address, sweep
 
 
@@ -121,7 +120,7 @@ def test_what_is_not_certainly_ours_and_abandoned_is_left_alone(root: Path, monk
     assert sweep([str(root)]) == 0
     ours = left_behind(root)
     with monkeypatch.context() as patch:
-        patch.setattr(endpoint.os, "getuid", lambda: os.geteuid() + 1)
+        patch.setattr(os, "getuid", lambda: os.geteuid() + 1)
         assert sweep([str(root)]) == 0
     assert ours.exists()
     assert sweep([str(root)]) == 1
@@ -136,7 +135,7 @@ def test_a_sweep_while_a_folder_is_made_costs_another_try(
     make, lock = tempfile.mkdtemp, fcntl.flock
 
     def made(**options: str) -> str:
-        folder: str = make(**options)  # type: ignore[call-overload]
+        folder: str = make(**options)
         if not swept and moment == "before it is opened":
             swept.append(sweep([str(root)]))
         return folder

@@ -246,12 +246,12 @@ def test_a_refusal_is_progress_and_a_deadline_is_none(code: ErrorCode, counts: b
 def test_an_ended_stream_is_no_work(end: Event | None) -> None:
     seen = live(HELLO, READY)
     seen.sent([submit(1)], 0.0)
-    assert seen.busy
+    before = seen.busy
     if end is None:
         seen.sent([Cancel(stream=1)], 1.0)
     else:
         seen.receive(end, 1.0)
-    assert not seen.busy
+    assert (before, seen.busy) == (True, False)
     assert hang(seen, IDLE, 1.0, 100) is None
 
 

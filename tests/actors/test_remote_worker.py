@@ -19,7 +19,8 @@ from actors.worker import Deadlines, WorkerState
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Welcome
-from protocol.events import Beat, Bye, ByeReason, Capabilities, Event, Gauges, Hello, Ready
+from protocol.errors import ByeReason
+from protocol.events import Beat, Bye, Capabilities, Event, Gauges, Hello, Ready
 from tests.actors.processes import PATIENT, WAIT_S, Recorder, submit
 
 pytestmark = pytest.mark.anyio

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import pytest
@@ -174,6 +175,10 @@ async def test_it_may_be_killed_as_often_as_somebody_likes() -> None:
             await heard.until(lambda number=incarnation: len(heard.lost) == number)  # type: ignore[misc]
 
 
+def runs(worker: WorkerProcess, incarnation: int) -> bool:
+    return worker.status.incarnation == incarnation and worker.status.pid is not None
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells that a process is suspended")
 async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> None:
     """Neither for the deadlines of a start, nor for an answer to SIGTERM."""
@@ -181,7 +186,7 @@ async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> N
     worker, heard = make("silent_start", "stuck_loading", "good", deadlines=deadlines)
     async with running(worker, heard):
         for incarnation in (1, 2):
-            await heard.until(lambda number=incarnation: worker.status.incarnation == number and worker.status.pid)  # type: ignore[misc]
+            await heard.until(partial(runs, worker, incarnation))
             os.kill(worker.status.pid or 0, signal.SIGSTOP)
         assert (await heard.until_state(WorkerState.READY)).incarnation == 3
     assert {status.reason for status in heard.statuses} - {""} == {"it was suspended for 0.2 s", "stopped"}

@@ -69,7 +69,7 @@ def test_the_gate_comes_before_what_takes_long_and_again_after(tmp_path: Path) -
     assert "bfloat16" not in " ".join(stage.name for stage in stages("vulkan://0", "float32", [], tmp_path))
 
 
-def outcome(name: str, verdict: str = "PASS", **figures: float) -> Outcome:
+def outcome(name: str, verdict: str = "PASS", /, **figures: float) -> Outcome:
     return Outcome(Stage(name, (), 1), verdict, 1.0, Result("", figures, [[1, 2, 3], [4, 5, 6]]))
 
 

@@ -89,12 +89,12 @@ def test_no_server_is_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "sent"),
-    [({}, None), ({"api_key": "a"}, "Bearer a"), ({"api_key": "a", "admin_key": "b"}, "Bearer b")],
+    ("api_key", "admin_key", "sent"),
+    [("", "", None), ("a", "", "Bearer a"), ("a", "b", "Bearer b")],
     ids=["none", "api", "admin"],
 )
-def test_the_admin_key_wins_over_the_api_key(keys: dict[str, str], sent: str | None) -> None:
-    with Administration.of("http://server/", Settings(**keys)) as client:
+def test_the_admin_key_wins_over_the_api_key(api_key: str, admin_key: str, sent: str | None) -> None:
+    with Administration.of("http://server/", Settings(api_key=api_key, admin_key=admin_key)) as client:
         assert client._client.headers.get("authorization") == sent
 
 

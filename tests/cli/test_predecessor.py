@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -33,7 +34,7 @@ async def give(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def predecessor(
-    folder: Path, keeps: Serve, gives: Serve = give, **settings: str
+    folder: Path, keeps: Serve, gives: Serve = give, **settings: Any
 ) -> AsyncIterator[HttpPredecessor]:
     """One that offers two sockets, where these answer."""
     paths = {"listener": str(folder / "l"), "http": str(folder / "h")}

@@ -22,17 +22,17 @@ from workers.joining import Joining, WorkerGaveUp
 
 def test_it_needs_an_address_and_both_keys(tmp_path: Path) -> None:
     own, server = make_key(tmp_path / "own"), make_key(tmp_path / "server")
-    given = {"join": "tcp://10.0.0.1:7000", "server_key": server.public_text, "key_file": str(tmp_path / "own")}
-    keys = worker_keys(Settings(**given))
+    given = Settings(join="tcp://10.0.0.1:7000", server_key=server.public_text, key_file=str(tmp_path / "own"))
+    keys = worker_keys(given)
     assert (keys.public, keys.secret, keys.server) == (own.public, own.secret, server.public)
-    for name in given:
+    for name in ("join", "server_key", "key_file"):
         with pytest.raises(CommandFailed, match=f"--{name.replace('_', '-')} is needed"):
-            worker_keys(Settings(**{**given, name: ""}))
+            worker_keys(given.model_copy(update={name: ""}))
     with pytest.raises(CommandFailed, match="--server-key: a key has 64"):
-        worker_keys(Settings(**{**given, "server_key": "x"}))
+        worker_keys(given.model_copy(update={"server_key": "x"}))
     (tmp_path / "own").chmod(0o640)
     with pytest.raises(CommandFailed, match="can be opened by others"):
-        worker_keys(Settings(**given))
+        worker_keys(given)
 
 
 def test_a_worker_that_cannot_be_kept_alive_is_a_sentence(tmp_path: Path) -> None:

@@ -103,14 +103,14 @@ class Clients:
         self._group = group
 
     def open(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, query: str = "", **headers: str
+        self, method: str, path: str, body: dict[str, Any] | None = None, /, *, query: str = "", **headers: str
     ) -> Connection:
         connection = Connection(self._app, method, path, body, query=query, **headers)
         self._group.start_soon(connection.run)
         return connection
 
     async def ask(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, query: str = "", **headers: str
+        self, method: str, path: str, body: dict[str, Any] | None = None, /, *, query: str = "", **headers: str
     ) -> Connection:
         """As `open`, and wait for the end."""
         connection = self.open(method, path, body, query=query, **headers)

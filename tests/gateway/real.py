@@ -11,8 +11,8 @@ import httpx
 import msgspec
 
 from actors.supervision import RestartPolicy
+from actors.supervisor import Supervisor
 from actors.worker import Deadlines, WorkerState, WorkerStatus
-from actors.worker_process import WorkerProcess
 from gateway.app import create_app
 from gateway.fleet import Fleet
 from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
@@ -91,7 +91,7 @@ class Real:
     client: httpx.AsyncClient
 
     @property
-    def processes(self) -> list[WorkerProcess]:
+    def processes(self) -> list[Supervisor]:
         return [member.process for member in self.fleet]
 
     async def until(self, true: Callable[[], bool], act: Callable[[], None] = lambda: None) -> None:

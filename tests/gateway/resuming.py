@@ -27,7 +27,7 @@ class Gateway:
         self.worker = worker
         self.streams = streams
 
-    async def begin(self, body: dict[str, Any] = KEPT, **headers: str) -> tuple[Connection, int]:
+    async def begin(self, body: dict[str, Any] = KEPT, /, **headers: str) -> tuple[Connection, int]:
         """A stream whose client has its first event, and its number at the worker."""
         known = len(self.worker.submits)
         connection = self.open("POST", "/v1/completions", body, **headers)

@@ -63,8 +63,11 @@ def test_no_body_may_be_larger_than_all_of_them() -> None:
 @pytest.mark.parametrize("over", [0, 1], ids=["at the bound", "over"])
 @pytest.mark.parametrize("http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
 async def test_live_requests_and_one_that_arrives_share_the_room(over: int, http2: bool) -> None:
-    bounds = {"max_body_bytes": 100_000, "max_total_body_bytes": 150_000, "retry_after_s": 7}
-    async with serving(**bounds) as served, client(served.port) as second, anyio.create_task_group() as group:
+    async with (
+        serving(max_body_bytes=100_000, max_total_body_bytes=150_000, retry_after_s=7) as served,
+        client(served.port) as second,
+        anyio.create_task_group() as group,
+    ):
         http = second if http2 else served.client
         group.start_soon(post, http, body(100_000))
         (live,) = await served.worker.wait_submits(1)

@@ -104,8 +104,8 @@ async def roles(real: Real) -> dict[str, str]:
 
 
 async def test_a_standby_takes_the_place_of_a_killed_worker_which_then_stands_by() -> None:
-    slow = {"load_seconds": 0.5}
-    async with real_gateway(launch("w0", **slow), launch("w1", standby=True, **slow)) as real:
+    workers = launch("w0", load_seconds=0.5), launch("w1", standby=True, load_seconds=0.5)
+    async with real_gateway(*workers) as real:
         before = await roles(real)  # whoever is ready first is active
         (active,) = (name for name, role in before.items() if role == "active")
         (standby,) = before.keys() - {active}

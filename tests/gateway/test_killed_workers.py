@@ -1,5 +1,6 @@
 """Deaths of real worker processes at chosen moments: eight streams each equal the run in which nothing happened."""
 
+import functools
 import os
 import signal
 import sys
@@ -58,7 +59,7 @@ async def ask(real: Real, index: int) -> tuple[str, list[int], Any]:
 
 
 async def ask_all(real: Real) -> list[Any]:
-    return await gather(*[lambda index=index: ask(real, index) for index in range(8)])  # type: ignore[misc]
+    return await gather(*[functools.partial(ask, real, index) for index in range(8)])
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,7 @@ async def ends_alone(real: Real, prompt: str = "die!") -> list[Any]:
         await real.until(lambda: len(delivered(real)) == 8)
         return await real.client.post("/v1/completions", json=bad)
 
+    others: list[Any]
     others, answer = await gather(lambda: ask_all(real), ask_bad)
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "quarantined")
     return others

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from actors.worker import Deadlines, WorkerState
+from actors.worker_process import WorkerProcess
 from gateway.launch import CommandLine, LaunchRefused
 from tests.gateway.real import Real, launch, real_gateway
 from tests.gateway.serving import COMPLETION, events, open_raw
@@ -27,7 +28,9 @@ async def workers(real: Real) -> dict[str, tuple[str, str, int]]:
 
 def checkpoint(real: Real, name: str) -> str:
     """What a worker was started with."""
-    path: str = json.loads(real.fleet[name].process.command("ipc://x", 1)[-1])["model_path"]
+    process = real.fleet[name].process
+    assert isinstance(process, WorkerProcess)
+    path: str = json.loads(process.command("ipc://x", 1)[-1])["model_path"]
     return path
 
 

@@ -1,7 +1,7 @@
 """Streams that are picked up after their client's connection ended, over real sockets."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -220,7 +220,12 @@ async def test_workers_may_go_while_nobody_reads(end: str) -> None:
             found = await first.events(1)
         holder, other = sorted(workers, key=lambda worker: len(worker.submits), reverse=True)
         assert served.live == 2, "it goes on while nobody reads"
-        {"dies": holder.die, "leaves": holder.leave}.get(end, lambda: served.router.migrate(holder.name))()
+        ends: dict[str, Callable[[], object]] = {
+            "dies": holder.die,
+            "is drained": lambda: served.router.migrate(holder.name),
+            "leaves": holder.leave,
+        }
+        ends[end]()
         await served.until(lambda: bool(other.submits))
         while served.live:
             other.step()

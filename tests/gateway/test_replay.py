@@ -79,8 +79,7 @@ async def test_without_another_worker_it_waits_for_the_restart() -> None:
     call = world.open()
     world["a"].token(number(call), "x", 5)
     world["a"].die()
-    assert call.waiting
-    assert world.router.waiting() == {"tiny": 1}
+    assert (call.waiting, world.router.waiting()) == (True, {"tiny": 1})
     world["a"].come_back()
     assert not call.waiting
     assert last(world["a"]).resume == (5,)

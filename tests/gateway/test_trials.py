@@ -6,6 +6,7 @@ worker, and the death was put down to nobody else; three tokens make it forgotte
 """
 
 import asyncio
+import functools
 import itertools
 import json
 import logging
@@ -90,7 +91,7 @@ class Trials(RuleBasedStateMachine):
             self._end(name, Origin.OUTSIDE)
         else:
             for stream in running:
-                self._do(lambda stream=stream: self._token(name, stream))
+                self._do(functools.partial(self._token, name, stream))
 
     def _token(self, name: str, stream: Stream) -> None:
         self.workers[name].token(stream.submit.stream, "x", len(stream.tokens))
@@ -134,8 +135,8 @@ class Trials(RuleBasedStateMachine):
         for _ in range(100 * len(self.kind)):
             if all(stream.ended for stream in self.kind):
                 break
-            self.run("a")  # type: ignore[arg-type]
-            self.run("b")  # type: ignore[arg-type]
+            self.run("a")
+            self.run("b")
         for stream, kind in self.kind.items():
             assert stream.ended, "nothing is tried without end"
             if stream.failure is not None:

@@ -9,6 +9,7 @@ import pytest
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
+from tests.drawn import drawn
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
 from workers.runner import Chunk, Draw, Row
 
@@ -62,10 +63,10 @@ def test_logits(pair: Pair) -> None:
 def test_greedy_tokens(pair: Pair) -> None:
     runner, start, sampling = pair.runner, len(PROMPT), Sampling()
     runner.reset(0)
-    (drawn,) = runner.prefill([Chunk(0, PROMPT, 0, 0)], [Draw(sampling, start)])
-    assert drawn is not None
-    tokens = [drawn]
+    (first,) = runner.prefill([Chunk(0, PROMPT, 0, 0)], [Draw(sampling, start)])
+    assert first is not None
+    tokens = [first]
     for at in range(start, CONTEXT):
-        tokens += runner.decode([Row(0, tokens[-1], at, at, Draw(sampling, at + 1))])
+        tokens += drawn(runner.decode([Row(0, tokens[-1], at, at, Draw(sampling, at + 1))]))
     assert tokens == pair.reference.greedy(PROMPT, CONTEXT - start + 1)
     assert len(set(tokens)) >= 3

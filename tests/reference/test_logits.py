@@ -5,6 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
+from tests.drawn import drawn
 from tests.reference.conftest import CONTEXT, PROMPT, Pair
 from workers.cuts import cut
 from workers.runner import Chunk, Draw, Row, Runner
@@ -49,18 +50,18 @@ def test_decode(pair: Pair, chunks: tuple[int, ...]) -> None:
     """
     runner, sampling, steps, length = pair.runner, Sampling(), 36, sum(chunks)
     runner.reset(0)
-    drawn: int | None = None
+    first: int | None = None
     start = 0
     for size in chunks:
         last = start + size == length
         chunk = Chunk(0, PROMPT[start : start + size], start, start)
-        (drawn,) = runner.prefill([chunk], [Draw(sampling, length) if last else None])
-        assert (drawn is not None) == last
+        (first,) = runner.prefill([chunk], [Draw(sampling, length) if last else None])
+        assert (first is not None) == last
         start += size
-    assert drawn is not None
-    tokens = [drawn]
+    assert first is not None
+    tokens = [first]
     for position in range(length, length + steps - 1):
-        tokens += runner.decode([Row(0, tokens[-1], position, position, Draw(sampling, position + 1))])
+        tokens += drawn(runner.decode([Row(0, tokens[-1], position, position, Draw(sampling, position + 1))]))
     assert tokens == pair.reference.greedy(PROMPT[:length], steps)
     assert len(set(tokens)) > 8
     end = length + steps - 1

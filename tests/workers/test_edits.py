@@ -28,7 +28,7 @@ def random_edits(count: int, seed: int) -> Edits:
     bias[::7] = -math.inf
     up = r.uniform(0.5, 1.5, count).astype(np.float32)
     tokens = r.permutation(VOCAB)[:count].astype(np.int32)
-    return Edits(tokens, bias, up, 1 / up, r.uniform(-2, 9, count).astype(np.float32))
+    return Edits(tokens, bias, up, np.reciprocal(up), r.uniform(-2, 9, count).astype(np.float32))
 
 
 DRAWS = [
@@ -59,10 +59,11 @@ def on_jax(logits: Floats) -> Floats:
 
 
 def on_mlx(logits: Floats) -> Floats:
-    out = mx.array(logits)
+    out, words = mx.array(logits), masks(DRAWS, VOCAB)
+    assert words is not None
     for arrays in edit_calls(DRAWS):
         out = edited(mx, out, *map(mx.array, arrays))
-    return np.array(masked(mx, out, mx.array(masks(DRAWS, VOCAB))))
+    return np.array(masked(mx, out, mx.array(words)))
 
 
 def test_edits_and_masks_do_what_they_say() -> None:

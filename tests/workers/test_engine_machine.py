@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
+from tests.drawn import drawn
 from workers.engine import BatchEngine, Request, RequestRefused, StepResult
 from workers.prefix import PrefixPolicy
 from workers.runner import Chunk, Draw, Row
@@ -109,7 +110,7 @@ def reference(prompt: tuple[int, ...], sampling: Sampling, length: int) -> tuple
     assert token is not None
     tokens = [token]
     for index in range(len(prompt), len(prompt) + length - 1):
-        tokens += runner.decode([Row(0, tokens[-1], index, index, Draw(sampling, index + 1))])
+        tokens += drawn(runner.decode([Row(0, tokens[-1], index, index, Draw(sampling, index + 1))]))
     return tuple(tokens)
 
 

@@ -12,6 +12,7 @@ from workers.faults import Fault, raising
 from workers.faulty_runner import with_faults
 from workers.pace import Pace
 from workers.prefix import PrefixPolicy
+from workers.runner import Chunk, Draw, Row
 from workers.scripted import ScriptedRunner
 
 PROMPT = tuple(range(40))
@@ -193,25 +194,25 @@ def test_a_calls_cost_is_that_of_the_rows_that_its_blocks_fill(monkeypatch: pyte
 def test_the_budget_is_measured_where_none_is_given() -> None:
     """A clock on which a chunk costs 3 s and a decode step 1 s: a chunk fits into a step of 4 s, two do not."""
     now = 0.0
+    sizes: list[int] = []
 
     class Timed(ScriptedRunner):
-        def prefill(self, chunks: Any, draws: Any) -> list[int | None]:
+        def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
             nonlocal now
             now += 3.0
-            self.sizes += [len(chunk.tokens) for chunk in chunks]
+            sizes.extend(len(chunk.tokens) for chunk in chunks)
             return super().prefill(chunks, draws)
 
-        def decode(self, rows: Any) -> list[int]:
+        def decode(self, rows: Sequence[Row]) -> list[int | None]:
             nonlocal now
             now += 1.0
             return super().decode(rows)
 
     runner = Timed(slots=2, context=640, prefill_chunks=(4, 8))
-    runner.sizes = []  # type: ignore[attr-defined]
     engine = BatchEngine(runner, max_queue=8, step_tokens=None, clock=lambda: now)
     engine.submit(Request(1, PROMPT[:4]))
     engine.step()
     engine.submit(Request(2, PROMPT, max_tokens=2))
-    runner.sizes.clear()  # type: ignore[attr-defined]
+    sizes.clear()
     engine.step()
-    assert runner.sizes == [4]  # type: ignore[attr-defined]
+    assert sizes == [4]

@@ -26,7 +26,7 @@ class Leaky(ScriptedRunner):
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         tokens = super().decode(rows)
-        return [token ^ 1 for token in tokens] if len(rows) > 4 else tokens
+        return [None if token is None else token ^ 1 for token in tokens] if len(rows) > 4 else tokens
 
 
 def test_the_gate_finds_a_token_that_depends_on_the_batch() -> None:

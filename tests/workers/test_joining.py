@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from actors.endpoint import EndpointError
 from actors.keys import KeyPair
 from actors.link import CurveKeys
+from actors.supervision import RestartPolicy
 from actors.worker import WorkerState
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Command
@@ -48,7 +49,7 @@ async def test_a_link_that_cannot_be_made_is_tried_again(joins: Joining, monkeyp
             twice.set()
         raise EndpointError("no socket can be made")
 
-    monkeypatch.setattr(joining, "RETRY", joining.RestartPolicy(first_delay_s=0.001))
+    monkeypatch.setattr(joining, "RETRY", RestartPolicy(first_delay_s=0.001))
     monkeypatch.setattr(joins, "_connect", connect)
     joins.process = SimpleNamespace(  # type: ignore[assignment]  # all that is asked of it
         status=SimpleNamespace(hello=object(), state=WorkerState.READY)

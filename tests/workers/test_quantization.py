@@ -78,8 +78,7 @@ def test_gptq(bits: int, symmetric: bool) -> None:
     made = draw_levels(WEIGHTS, bits, 32, symmetric=symmetric)
     for offset in (0, 1):
         parts = gptq_parts(made, offset)
-        names = ("qweight", "scales", "qzeros")
-        taken = from_gptq(*(parts[name] for name in names), made.format, zero_offset=offset)
+        taken = from_gptq(parts["qweight"], parts["scales"], parts["qzeros"], made.format, zero_offset=offset)
         np.testing.assert_array_equal(taken.levels, made.levels)
         np.testing.assert_array_equal(taken.dequantize(), made.dequantize())
 

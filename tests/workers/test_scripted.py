@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
+from tests.drawn import drawn
 from workers.runner import Chunk, Draw, Edits, Row
 from workers.scripted import ALPHABET, ContractError, ScriptedRunner
 
@@ -39,8 +40,8 @@ def test_the_next_token_depends_on_the_history_and_not_on_slot_or_chunks() -> No
 
 def test_seed_and_position_make_the_noise_and_greedy_has_none() -> None:
     assert fill(runner(), 0, (1, 2), Sampling(seed=1)) == fill(runner(), 0, (1, 2), Sampling(seed=2))
-    drawn = [fill(runner(), 0, (1, 2), Sampling(temperature=1.0, seed=seed)) for seed in range(40)]
-    assert len(set(drawn)) > 10
+    tokens = [fill(runner(), 0, (1, 2), Sampling(temperature=1.0, seed=seed)) for seed in range(40)]
+    assert len(set(tokens)) > 10
     assert fill(runner(), 1, (1, 2), SEEDED) == fill(runner(), 3, (1, 2), SEEDED)
 
 
@@ -151,9 +152,9 @@ def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for() -> None:
     one = runner(tokens_per_second=10.0, clock=lambda: now[0], sleep=sleep)
     token = fill(one, 0, (1,))
     for start in range(1, 4):
-        token = one.decode([Row(0, token, start, start, Draw(GREEDY, start + 1))])[0]
+        (token,) = drawn(one.decode([Row(0, token, start, start, Draw(GREEDY, start + 1))]))
     assert slept == [0.1, 0.1]
     now[0] += 5.0
     for start in range(4, 6):
-        token = one.decode([Row(0, token, start, start, Draw(GREEDY, start + 1))])[0]
+        (token,) = drawn(one.decode([Row(0, token, start, start, Draw(GREEDY, start + 1))]))
     assert slept == [0.1, 0.1, 0.1]

@@ -221,7 +221,8 @@ def test_a_long_prompt_holds_no_stream_up(then: str) -> None:
             await peer.ready()
             peer.send(submit(1, max_tokens=40), submit(2, "x" * (INLINE + 1), max_tokens=3), submit(3, max_tokens=3))
             assert isinstance(await peer.terminal(1), Finished)
-            peer.send({"drained": Drain(60_000), "cancelled": Cancel(2), "stopped": Stop()}[then])
+            told: dict[str, Command] = {"drained": Drain(60_000), "cancelled": Cancel(2), "stopped": Stop()}
+            peer.send(told[then])
             if then == "cancelled":
                 ended = await peer.terminal(2)
                 assert isinstance(ended, Finished)

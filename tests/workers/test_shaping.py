@@ -26,7 +26,8 @@ def shaped(draw: Draw, row: NDArray[np.float32]) -> NDArray[np.float32]:
     logits = row[None]
     for arrays in edit_calls([draw]):
         logits = edited(np, logits, *arrays)
-    return logits[0]
+    changed: NDArray[np.float32] = logits[0]
+    return changed
 
 
 def by_definition(
@@ -126,7 +127,8 @@ def test_as_many_biases_as_a_request_may_have(count: int) -> None:
 def test_allowed_tokens_are_bits(vocab: int) -> None:
     allowed = [token for token in range(vocab) if token % 3 != 1]
     words = AllowedTokens(allowed, vocab).mask()
-    assert (words.dtype, len(words)) == (np.uint32, -(-vocab // 32))
+    assert words.dtype == np.uint32
+    assert len(words) == -(-vocab // 32)
     assert [token for token in range(len(words) * 32) if int(words[token // 32]) >> token % 32 & 1] == allowed
 
 

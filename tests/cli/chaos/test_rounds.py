@@ -66,6 +66,7 @@ async def test_a_round_strikes_when_all_were_sent_and_one_has_its_tokens() -> No
             found.go_on.set()
 
         streams, at = await play(found.server, [ONE] * 3, Strike(1, act))
+        assert at is not None
         assert struck == [3]
         assert [stream.breach(1) for stream in streams] == ["", "", ""]
         assert [stream.request for stream in streams] == ["r7"] * 3

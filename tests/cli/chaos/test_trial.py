@@ -121,7 +121,8 @@ def test_a_server_of_one_s_own_that_cannot_be_is_refused(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_broken_is_refused(changes: dict[str, Any], said: str) -> None:
-    asked = {"url": "http://127.0.0.1:1", "faults": "kill", "streams": 1, "tokens": 1, "seconds": 1.0, "seed": 1}
+    asked: dict[str, Any] = {"url": "http://127.0.0.1:1", "faults": "kill"}
+    asked |= {"streams": 1, "tokens": 1, "seconds": 1.0, "seed": 1}
     with pytest.raises(CommandFailed, match=said):
         run_chaos(Settings(), model="", confirm=lambda _: True, console=console(), **(asked | changes))
 

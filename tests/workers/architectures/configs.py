@@ -30,7 +30,7 @@ LLAMA3 = {
 }
 
 
-def read(directory: Path, base: dict[str, Any] = LLAMA, **changes: Any) -> ModelConfig:
+def read(directory: Path, base: dict[str, Any] = LLAMA, /, **changes: Any) -> ModelConfig:
     values = {name: value for name, value in (base | changes).items() if value is not ...}
     (directory / "config.json").write_text(json.dumps(values))
     return ModelConfig.from_dir(directory)

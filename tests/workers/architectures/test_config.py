@@ -105,14 +105,14 @@ def test_windows(tmp_path: Path, family: str, changes: dict[str, Any], windows: 
 
 
 def test_layers_without_positions(tmp_path: Path) -> None:
-    smollm3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 8}
+    smollm3: dict[str, Any] = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 8}
     assert [layer.rope for layer in read(tmp_path, **smollm3).plan] == [0, 0, 0, None, 0, 0, 0, None]
     marked = read(tmp_path, **smollm3, no_rope_layers=[0, 1] * 4)
     assert [layer.rope for layer in marked.plan] == [None, 0] * 4
 
 
 def test_which_layers_have_experts(tmp_path: Path) -> None:
-    moe = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 4}
+    moe: dict[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 4}
     config = read(tmp_path, **moe, num_experts=16, decoder_sparse_step=2, mlp_only_layers=[3], norm_topk_prob=True)
     assert [layer.experts for layer in config.plan] == [False, True, False, False]
     assert config.experts == Experts(16, 8, 768, True)

@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def load(cache_dir: Path, checkpoint: Path) -> Load:
     def load(path: Path = checkpoint, **changes: Any) -> IreeRunner:
-        options = {
+        options: dict[str, Any] = {
             "device": "local-task",
             "dtype": "float32",
             "slots": 8,

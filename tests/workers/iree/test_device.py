@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from iree import runtime as rt
 from iree.compiler import compile_str
+from numpy.typing import NDArray
 
 from workers.iree import device as device_module
 from workers.iree.cpu import Cpu
@@ -61,7 +63,7 @@ def test_what_a_machine_must_have_is_said(monkeypatch: pytest.MonkeyPatch, drive
     def missing(_: str) -> None:
         raise ValueError("Error creating driver: c/runtime/driver.c:1: NOT_FOUND; no library here")
 
-    monkeypatch.setattr(device_module.rt, "get_driver", missing)
+    monkeypatch.setattr(rt, "get_driver", missing)
     words = rf"device: '{driver}' cannot be opened on this machine: no library here; it {re.escape(NEEDS[driver])}\."
     with pytest.raises(DeviceError, match=f"{words} `baton doctor` shows"):
         Device(driver, 0)
@@ -141,9 +143,9 @@ def test_numbers(uri: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])
-def test_up_and_down(dtype: type) -> None:
+def test_up_and_down(dtype: type[np.number[Any]]) -> None:
     device = Device("local-sync", 1)
-    array = np.arange(12, dtype=dtype).reshape(3, 4)
+    array: NDArray[Any] = np.arange(12, dtype=dtype).reshape(3, 4)
     np.testing.assert_array_equal(device.download(device.upload(array)), array)
 
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
+from tests.drawn import drawn
+from tests.families import Family
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import Load, fetch_all
@@ -88,7 +90,7 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw:
                 at = 30 + step % 60  # and from the start again, before the context ends
                 rationed.only(f"decode_{size}" if ladders else "decode_1", last, SAMPLE)
                 token = TOKENS[30] if at == 30 else tokens[-1]
-                tokens += runner.decode([Row(slot, token, at, at, Draw(draw.sampling, at + 1))])
+                tokens += drawn(runner.decode([Row(slot, token, at, at, Draw(draw.sampling, at + 1))]))
             return tokens
 
         expected = generate(0, ladders=False)
@@ -140,7 +142,7 @@ def test_gate_with_weights_of_few_bits(load: Load, tmp_path: Path, kind: str) ->
 @pytest.mark.parametrize(
     ("family", "fields"), [("gemma3_text", {"sliding_window": 9}), ("qwen3_moe", {})], ids=["windows", "experts"]
 )
-def test_gate_of_windows_and_experts(load: Load, tmp_path: Path, family: str, fields: dict[str, int]) -> None:
+def test_gate_of_windows_and_experts(load: Load, tmp_path: Path, family: Family, fields: dict[str, int]) -> None:
     runner = load(make_checkpoint(tmp_path / "model", family, tied=family != "qwen3_moe", fields=fields))
     fetch_all(runner, "decode_1")
     report = run_gate(lambda: runner)

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
+from tests.drawn import drawn
 from tests.workers.iree.conftest import CONTEXT, Load
 from workers.checkpoint import CheckpointError, open_weights
 from workers.iree.archive import Archive
@@ -27,7 +28,7 @@ def generate(runner: IreeRunner, slot: int, prompt: tuple[int, ...], count: int,
     assert first is not None
     tokens = [first]
     for at in range(len(prompt), len(prompt) + count - 1):
-        tokens += runner.decode([Row(slot, tokens[-1], at, at, Draw(sampling, at + 1))])
+        tokens += drawn(runner.decode([Row(slot, tokens[-1], at, at, Draw(sampling, at + 1))]))
     return tokens
 
 
@@ -293,7 +294,11 @@ def test_a_load_that_fails_leaves_nothing_open(load: Load, monkeypatch: pytest.M
     closed: list[str] = []
 
     def closing(name: str, close: Any) -> Any:
-        return lambda self: (closed.append(name), close(self))
+        def noted(self: Any) -> None:
+            closed.append(name)
+            close(self)
+
+        return noted
 
     monkeypatch.setattr(Device, "close", closing("device", Device.close))
     monkeypatch.setattr(Archive, "close", closing("archive", Archive.close))

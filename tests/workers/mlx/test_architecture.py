@@ -16,7 +16,8 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.workers.mlx.conftest import Load
 from workers.checkpoint import CheckpointError, ModelConfig
 from workers.mlx import architecture
-from workers.mlx.architecture import ADAPTERS, LLAMA, Adapter, bind_module, load_architecture, ragged_attention
+from workers.mlx.architecture import ADAPTERS, LLAMA, Adapter, bind_module, load_architecture
+from workers.mlx.parts import ragged_attention
 from workers.runner import Chunk
 
 TOKENS = tuple(range(3, 90))

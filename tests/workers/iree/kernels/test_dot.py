@@ -53,7 +53,9 @@ def rounded(x: NDArray[np.float32], group: int, last: int) -> NDArray[np.float64
     """Activations as the kernels round them."""
     groups = x.reshape(len(x), -1, group)
     top = np.abs(groups).max(-1, keepdims=True)
-    return (np.rint(groups * (np.float32(last) / top)) * (top / np.float32(last)).astype(np.float64)).reshape(x.shape)
+    levels, steps = np.rint(groups * (np.float32(last) / top)), (top / np.float32(last)).astype(np.float64)
+    out: NDArray[np.float64] = (levels * steps).reshape(x.shape)
+    return out
 
 
 class Products:

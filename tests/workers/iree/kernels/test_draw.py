@@ -48,4 +48,4 @@ def test_a_row_is_drawn_alike_in_any_company(run: Run) -> None:
     logits, p = make(512, 2.0)
     whole = run(logits, p)
     for rows in (slice(0, 1), slice(3, 8), slice(9, 41)):
-        assert run(logits[rows], Parameters(*(field[rows] for field in p))) == whole[rows]
+        assert run(logits[rows], Parameters._make(field[rows] for field in p)) == whole[rows]

@@ -88,7 +88,8 @@ class Mixtures:
 
     def _plain(self, random: np.random.Generator, shape: tuple[int, int]) -> NDArray[Any]:
         kind = np.float32 if self.kind.dtype == "float32" else ml_dtypes.bfloat16
-        return (random.standard_normal(shape) / shape[1] ** 0.5 * 2).astype(kind)
+        matrix: NDArray[Any] = (random.standard_normal(shape) / shape[1] ** 0.5 * 2).astype(kind)
+        return matrix
 
     def _quantized(self, random: np.random.Generator, shape: tuple[int, int], format: GroupFormat) -> Quantized:
         return quantize(random.standard_normal(shape) / shape[1] ** 0.5 * 2, format)
@@ -182,8 +183,8 @@ def test_rows_that_choose_the_same_experts(mixtures: Mixtures) -> None:
     np.testing.assert_array_equal(mixtures(x), np.broadcast_to(alone, x.shape))
 
 
-def shares(rows: int, tiles: int, size: int, threads: int, span: int = 1, **changes: int) -> Shares:
-    experts = Experts(**({"count": 64, "per_token": 8, "ffn": 64, "normalize": True} | changes))
+def shares(rows: int, tiles: int, size: int, threads: int, span: int = 1) -> Shares:
+    experts = Experts(count=64, per_token=8, ffn=64, normalize=True)
     return Shares.of(Mixture(rows, 64, experts), tiles, size, threads, span)
 
 

@@ -160,7 +160,7 @@ def test_live_rows_are_those_of_a_product_of_all(
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gated(run: Run, arithmetic: Arithmetic, activation: Activation) -> None:
     rows, inputs, ffn = 9, 64, 48
-    x, w = random(rows, inputs), random(2 * ffn, inputs, seed=1) / 8
+    x, w = random(rows, inputs), random(2 * ffn, inputs, seed=1) / np.float32(8)
     packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
     text = gated("gated", rows, ffn // 16, inputs, arithmetic, activation)
     padding = stride(inputs, arithmetic) - inputs // arithmetic.word

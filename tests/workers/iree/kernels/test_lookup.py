@@ -33,11 +33,12 @@ def test_rows_are_the_weights(cache_dir: Path) -> None:
     jax.eval_shape(rows, *inputs, {})
     compiler = Compiler(cache_dir, device.compile_flags(), device.compile_target())
     loaded = device.load(compiler.compile(module([graph], {}, ops.bodies)), None, "")
-    found = loaded.call("rows", *(device.upload(array) for array in (WHICH, *packed.values())))
+    tables = [device.upload(array) for array in packed.values()]
+    found = loaded.call("rows", device.upload(WHICH), *tables)
     for matrix, result in zip(matrices.values(), map(device.download, found), strict=True):
         np.testing.assert_allclose(result, matrix.dequantize()[WHICH], rtol=1e-6, atol=1e-6)
     beyond = np.full(OUTPUTS, -1, np.int32)
-    for result in loaded.call("rows", *(device.upload(array) for array in (beyond, *packed.values()))):
+    for result in loaded.call("rows", device.upload(beyond), *tables):
         np.testing.assert_array_equal(np.abs(device.download(result)).max(), 0)  # a row of the last tile's filling
-    del loaded, found, result
+    del loaded, found, result, tables
     device.close()
