@@ -99,6 +99,9 @@ class Exchange:
                     if size > 2 * bound:
                         break
         except TimeoutError as error:
+            # Not kept until the answer has gone: on HTTP/2 that takes as long again.
+            parts.clear()
+            held.shrink()
             raise ApiError(408, "the body did not arrive in time", "timeout", headers=[CLOSE]) from error
         if problem is not None:
             raise problem

@@ -5,6 +5,7 @@ import time
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.bodies import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from gateway.errors import invalid
@@ -72,8 +73,10 @@ class RequestDecoder:
         # A seed gives a prompt the same choices whatever stands beside it; without one, equal prompts should differ.
         first = secrets.randbits(63) if body.seed is None else body.seed
         seeds = (first + (index if body.seed is None else index % n) for index in range(len(inputs) * n))
+        # They differ in their seed alone: what is large about it they share.
+        sampling = _sampling(body, top)
         choices = tuple(
-            Choice(inputs[index // n], _sampling(body, seed & MAX_SEED, top), limits, body.cache_salt or "")
+            Choice(inputs[index // n], replace(sampling, seed=seed & MAX_SEED), limits, body.cache_salt or "")
             for index, seed in enumerate(seeds)
         )
         options = body.stream_options or StreamOptions()
@@ -147,13 +150,13 @@ def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else stop
 
 
-def _sampling(body: CompletionBody | ChatBody, seed: int, logprobs: int | None) -> Sampling:
+def _sampling(body: CompletionBody | ChatBody, logprobs: int | None) -> Sampling:
+    """All but the seed."""
     return Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=body.top_k or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         min_p=body.min_p or 0.0,
-        seed=seed,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,

@@ -78,6 +78,13 @@ def test_what_shapes_logits_is_taken_at_its_bounds() -> None:
     assert plan.choices[0].limits.min_tokens == 5
 
 
+def test_choices_share_what_is_large_about_their_sampling() -> None:
+    """Else a body of 4 kB would take a megabyte."""
+    first, *others = completion(prompt=["a", "b"], n=3, seed=7, logit_bias={"5": 1, "6": 2}).choices
+    assert all(each.sampling.logit_bias is first.sampling.logit_bias for each in others)
+    assert [each.sampling.seed for each in (first, *others)] == [7, 8, 9] * 2
+
+
 def test_a_reply_can_be_sent_back_as_clients_dump_it() -> None:
     empty = dict.fromkeys(("refusal", "audio", "function_call", "tool_calls", "annotations"), None)
     plan = chat(messages=[{"role": "assistant", "content": "Hello"} | empty])
