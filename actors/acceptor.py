@@ -36,12 +36,16 @@ class Acceptor(socket.socket):
             return connection, address
         with connection:
             self.turn_away(connection)
+        self.note_refused(reason)
+        raise ConnectionAbortedError(reason)
+
+    def note_refused(self, reason: str) -> None:
+        """One more connection was turned away."""
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:  # 1, 2, 4, 8, ...: a flood of them is no flood of lines
             structlog.get_logger("acceptor").warning("connections_refused", count=self.refused, reason=reason)
         if self._on_refused is not None:
             self._on_refused()
-        raise ConnectionAbortedError(reason)
 
     @property
     def full(self) -> bool:

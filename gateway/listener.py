@@ -11,7 +11,10 @@ from actors.acceptor import Acceptor
 from gateway.errors import from_code
 from protocol.errors import ErrorCode
 
-_FULL = from_code(ErrorCode.UNAVAILABLE, "the server has no room for another connection")
+SPARE = 32
+"""Connections beyond `max_connections` that are accepted, for probes alone: see `gateway.probes`."""
+NO_ROOM = "the server has no room for another connection"
+_FULL = from_code(ErrorCode.UNAVAILABLE, NO_ROOM)
 _BODY = _FULL.body()
 _HEADERS = [
     (b"content-type", b"application/json"),
@@ -37,17 +40,27 @@ class Listener(Acceptor):
         """Whoever accepts from it, and closes it, hears of that here."""
         self.max_connections = sys.maxsize
         self._accepted: WeakSet[socket.socket] = WeakSet()
+        self._spare: WeakSet[socket.socket] = WeakSet()
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, address = super().accept()
+        if self._has(self.max_connections):
+            self._spare.add(connection)
         self._accepted.add(connection)
         return connection, address
 
     @property
     def full(self) -> bool:
-        """No further connection may be open. They are counted only when there seem to be too many: some of those that
-        are known may have ended."""
-        return len(self._accepted) >= self.max_connections <= self.connections
+        """No further connection may be open."""
+        return self._has(self.max_connections + SPARE)
+
+    def _has(self, count: int) -> bool:
+        """So many are open. They are counted only when there seem to be: some of those that are known may have ended."""
+        return len(self._accepted) >= count <= self.connections
+
+    def is_spare(self, descriptor: int) -> bool:
+        """It was accepted beyond `max_connections`."""
+        return any(connection.fileno() == descriptor for connection in self._spare)
 
     def turn_away(self, connection: socket.socket) -> None:
         """Answer a request that may not have come yet."""

@@ -7,6 +7,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from copy import copy
 
 import anyio
 import structlog
@@ -20,11 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http2 import EVERY_STREAM, WholeBodies, goaway
 from gateway.listener import Listener
+from gateway.probes import ProbesOnly
 from gateway.settings import GatewaySettings
 
 _log = structlog.get_logger("gateway.server")
 
 BACKLOG = 4096
+SPARE_S = 5.0
+"""Time until a spare connection (see `gateway.listener`) is closed on which nothing is asked; `keep_alive_s` if less."""
 END_S = 1.0
 """Time that the server gets to end after its connections had theirs."""
 
@@ -70,12 +74,11 @@ def _limit(listener: Listener, settings: GatewaySettings) -> None:
 
 
 class _LastResponses:
-    """Tells clients of HTTP/1.1 that come after the listener was retired to use their connection no more: the next one
-    goes to whoever listens then."""
+    """Tells clients of HTTP/1.1 that come while `last` to use their connection no more."""
 
-    def __init__(self, app: ASGIApp, listener: Listener) -> None:
+    def __init__(self, app: ASGIApp, last: Callable[[], bool]) -> None:
         self._app = app
-        self._listener = listener
+        self._last = last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_last(message: Message) -> None:
@@ -83,7 +86,7 @@ class _LastResponses:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
 
-        last = self._listener.retired and scope["type"] == "http" and scope["http_version"] != "2"
+        last = self._last() and scope["type"] == "http" and scope["http_version"] != "2"
         await self._app(scope, receive, send_last if last else send)
 
 
@@ -187,7 +190,29 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             self.loop.call_soon(self._part)  # when it has noted what it has just sent
 
 
-async def _run(app: ASGIApp, config: Config, listener: Listener, leave: anyio.Event) -> None:
+_Connect = Callable[[asyncio.StreamReader, asyncio.StreamWriter], _Connection]
+
+
+def _connecting(all_routes: ASGIApp, config: Config, listener: Listener, settings: GatewaySettings) -> _Connect:
+    """Makes the connections of a listener. After it was retired, or where there is no room, each is for one request."""
+    usual = _LastResponses(WholeBodies(all_routes, settings.body_timeout_s), lambda: listener.retired)
+    only = ProbesOnly(all_routes, listener, settings)
+    probes = _LastResponses(WholeBodies(only, settings.body_timeout_s), lambda: True)
+    spare_config = copy(config)
+    spare_config.keep_alive_timeout = min(config.keep_alive_timeout, SPARE_S)
+
+    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Connection:
+        spare = listener.is_spare(writer.get_extra_info("socket").fileno())
+        app, chosen = (probes, spare_config) if spare else (usual, config)
+        connection = _Connection(app, chosen, reader, writer)
+        if spare or listener.retired:
+            connection.retire(owes=1)
+        return connection
+
+    return connect
+
+
+async def _run(connect: _Connect, config: Config, listener: Listener, leave: anyio.Event) -> None:
     """What `hypercorn.asyncio.serve` does for one socket, with our connections; the app has no lifespan."""
     connections: dict[asyncio.Task[None], _Connection] = {}
     failures = itertools.count(1)
@@ -195,10 +220,8 @@ async def _run(app: ASGIApp, config: Config, listener: Listener, leave: anyio.Ev
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        connections[task] = connection = _Connection(app, config, reader, writer)
+        connections[task] = connection = connect(reader, writer)
         task.add_done_callback(connections.pop)
-        if listener.retired:
-            connection.retire(owes=1)
         try:
             await connection
         except ExceptionGroup as error:
@@ -248,14 +271,13 @@ async def serve(
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")
-    app = _LastResponses(WholeBodies(app, settings.body_timeout_s), listener)
     leave = anyio.Event()
     hard = anyio.CancelScope(shield=True)
     async with anyio.create_task_group() as group:
         group.start_soon(_leave, shutdown, leave, hard, config, grace_s)
         # A cancellation, too, is an ordinary shutdown for the connections.
         with hard:
-            await _run(app, config, listener, leave)
+            await _run(_connecting(app, config, listener, settings), config, listener, leave)
         group.cancel_scope.cancel()
 
 

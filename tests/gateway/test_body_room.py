@@ -6,9 +6,11 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from starlette.types import Message
 
 from gateway.body_room import BodyRoom, HeldBody
 from gateway.errors import ApiError
+from gateway.exchange import Exchange
 from gateway.settings import GatewaySettings, SettingsError
 from tests.gateway.http2 import client
 from tests.gateway.serving import Served, serving
@@ -127,6 +129,22 @@ async def test_a_slow_client_keeps_its_room_for_its_time_only() -> None:
         await served.until(lambda: served.router.bodies.held == 0)
 
 
+async def test_what_came_of_a_slow_body_is_not_kept_until_its_client_has_its_answer() -> None:
+    """On HTTP/2 an answer only ends with its request."""
+    room, settings = BodyRoom(100, 1), GatewaySettings(body_timeout_s=0.01)
+    sends, receives = anyio.create_memory_object_stream[Message](1)
+    sends.send_nowait({"type": "http.request", "body": b" " * 60, "more_body": True})
+
+    async def nothing(_: Message) -> None: ...
+
+    held = HeldBody(room)
+    with sends, receives, pytest.raises(ApiError) as late:
+        await Exchange({"headers": []}, receives.receive, nothing, settings).body(held)
+    assert (late.value.status, room.held) == (408, 0)
+    held.release()
+    assert room.held == 0
+
+
 async def test_what_is_refused_for_its_size_takes_no_room_while_it_is_read() -> None:
     async with serving(max_body_bytes=100) as served, await anyio.connect_tcp("127.0.0.1", served.port) as stream:
         await stream.send(HEAD % 180 + b" " * 100)
@@ -173,19 +191,3 @@ async def test_an_answer_that_is_kept_for_its_client_has_let_go_of_its_prompt() 
         shown = (await served.client.get("/metrics")).text
         assert "baton_body_bytes 0.0" in shown
         assert 'baton_resumable_streams{state="read"} 0.0' in shown
-
-
-async def test_one_connection_too_many_is_turned_away() -> None:
-    async with serving(max_connections=2, keep_alive_s=3600) as served:
-        assert (await served.client.get("/health/live")).status_code == 200
-        async with await anyio.connect_tcp("127.0.0.1", served.port):
-            await served.until(lambda: served.listener.connections == 2)
-            async with await anyio.connect_tcp("127.0.0.1", served.port) as third:
-                answer = await third.receive()
-                assert answer.startswith(b"HTTP/1.1 503 ")
-                assert b"retry-after: 1\r\n" in answer
-            assert (await served.client.get("/health/live")).status_code == 200, "those that are open go on"
-        await served.until(lambda: served.listener.connections == 1)
-        async with await anyio.connect_tcp("127.0.0.1", served.port) as fourth:
-            await fourth.send(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await fourth.receive()).startswith(b"HTTP/1.1 200 ")
