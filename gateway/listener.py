@@ -55,7 +55,7 @@ class Listener(Acceptor):
         return self._has(self.max_connections + SPARE)
 
     def _has(self, count: int) -> bool:
-        """So many are open. They are counted only when there seem to be: some of those that are known may have ended."""
+        """So many are open. They are counted only when there seem to be: some that are known may have ended."""
         return len(self._accepted) >= count <= self.connections
 
     def is_spare(self, descriptor: int) -> bool:

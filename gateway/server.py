@@ -28,7 +28,7 @@ _log = structlog.get_logger("gateway.server")
 
 BACKLOG = 4096
 SPARE_S = 5.0
-"""Time until a spare connection (see `gateway.listener`) is closed on which nothing is asked; `keep_alive_s` if less."""
+"""Time until a spare connection (see `gateway.listener`) on which nothing is asked is closed, or `keep_alive_s`."""
 END_S = 1.0
 """Time that the server gets to end after its connections had theirs."""
 

@@ -8,6 +8,8 @@ import anyio.abc
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.events import PingAckReceived
+from h2.settings import SettingCodes
 from structlog.testing import capture_logs
 
 from tests.gateway.serving import serving
@@ -117,3 +119,25 @@ async def test_what_nobody_expects_ends_its_connection_in_one_line(
         assert [line["count"] for line in told if line["event"] == "connection_failed"] == [1, 2, 4]
         assert (await served.client.get("/health/live")).status_code == 200
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_more_streams_than_were_granted_end_their_connection_alone() -> None:
+    async with serving() as served:
+        async with await anyio.connect_tcp("127.0.0.1", served.port) as raw:
+            client = connection()
+            for number in range(100):
+                client.send_headers(2 * number + 1, [(b":method", b"POST"), *HEAD[1:3], (b":path", b"/v1/completions")])
+            await raw.send(client.data_to_send())
+            client.receive_data(await raw.receive())
+            assert client.remote_settings.max_concurrent_streams == 100
+            client.ping(b"12345678")
+            await raw.send(client.data_to_send())
+            while not any(isinstance(event, PingAckReceived) for event in client.receive_data(await raw.receive())):
+                pass
+            client.remote_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 101
+            client.remote_settings.acknowledge()
+            client.send_headers(201, HEAD, end_stream=True)
+            await raw.send(client.data_to_send())
+            await ended(raw)
+        await served.until(lambda: served.listener.connections == 0)
+        assert (await served.client.get("/health/live")).status_code == 200
