@@ -90,13 +90,17 @@ class Family:
     architecture: str
     """The class in transformers; config.json's `architectures` names it."""
     norms: Norms = BEFORE
+    """Where a layer has them, and their names."""
     norm_offset: float = 0.0
     """Added to the weights of norms when they are read."""
     head_norm: HeadNorm | None = None
+    """Whether queries and keys are normalized, each head or all of them together."""
     names: Names = Names()  # noqa: RUF009 - frozen
+    """Of the matrices, where they are not Llama's."""
     biases: bool | None = False
     """Of queries, keys and values; None when `attention_bias` says so, which then covers the output as well."""
     activation: str = "silu"
+    """Of `ACTIVATIONS`; config.json may not name another one."""
     scaled_embedding: bool = False
     """Embeddings are multiplied by the square root of their width."""
     windowed: Windowed | None = None
@@ -108,10 +112,13 @@ class Family:
     local_rope: str | None = None
     """The field with the base of the rotation that windowed layers have of their own."""
     partial_rope: bool = False
+    """`partial_rotary_factor` says how much of a head is rotated."""
     experts: bool = False
+    """Its layers have a mixture of experts in place of the MLP."""
     expert_ffn: str = "intermediate_size"
+    """The field with the width of one expert."""
     normalizes_experts: bool | None = True
-    """None when `norm_topk_prob` says so."""
+    """The weights of the chosen experts sum to one. None when `norm_topk_prob` says so."""
     reads: frozenset[str] = frozenset()
     """Fields of `NEUTRAL` that have a meaning here."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
