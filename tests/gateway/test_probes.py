@@ -17,9 +17,9 @@ LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
-async def full(**settings: float) -> AsyncIterator[Served]:
+async def full(*, keep_alive_s: float) -> AsyncIterator[Served]:
     """A gateway whose two connections have streams under way, to which nothing happens."""
-    async with serving(max_connections=2, retry_after_s=7, **settings) as served:
+    async with serving(max_connections=2, retry_after_s=7, keep_alive_s=keep_alive_s) as served:
         clients = [await open_raw(served.port, "/v1/completions", COMPLETION | {"stream": True}) for _ in range(2)]
         submits = await served.worker.wait_submits(2)
         yield served
