@@ -40,10 +40,13 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Con
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_signals() -> Iterator[None]:
-    """Whoever runs the tests under nohup has SIGHUP ignored, in the programs that they start as well."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """Whoever runs the tests under nohup has SIGHUP ignored, and in the background of a script SIGINT, in the programs
+    that they start as well."""
+    wanted = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
