@@ -315,7 +315,8 @@ def test_streams_live_through_everything(monkeypatch: pytest.MonkeyPatch) -> Non
         def __init__(self) -> None:
             super().__init__(journal)
 
-    chosen = settings(max_examples=100, stateful_step_count=40, deadline=None)
+    # Hypothesis has the same examples each time in CI, unless told otherwise.
+    chosen = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=False)
     for _ in range(5):  # what is rare may be missing once
         run_state_machine_as_test(Journaled, settings=chosen)
         if set(journal.taken) == set(LIFE):
