@@ -7,11 +7,13 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Leaves the page as it is, and names the defaults that are values."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        default = action.default
-        if action.help is None or default in (None, False, "", argparse.SUPPRESS) or default == {}:
-            return action.help
-        shown = " ".join(map(str, default)) if isinstance(default, list | tuple) else default
-        return f"{action.help} (default: {shown})".replace("%", "%%")
+        default, text = action.default, action.help
+        if text is None:
+            return None
+        if not (default is None or default is False or default in ("", argparse.SUPPRESS, {})):
+            shown = " ".join(map(str, default)) if isinstance(default, list | tuple) else default
+            text = f"{text} (default: {shown})"
+        return text.replace("%", "%%")
 
 
 def command_line(page: str | None) -> argparse.ArgumentParser:

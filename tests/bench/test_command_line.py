@@ -29,10 +29,14 @@ def test_help_has_the_page_as_it_is_and_the_defaults_that_are_values() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="at once")
     parser.add_argument("--share", default="5 %", help="of 100 %")
     parser.add_argument("--device", default="", help="empty is its own")
+    parser.add_argument("--running", type=int, default=0, help="meanwhile")
+    parser.add_argument("--most", type=float, help="% of memory")
     parser.add_argument("--quick", action="store_true", help="less of it")
     shown = parser.format_help()
     assert "One line.\n\n    python bench/x.py\n" in shown
     assert "at once (default: 1 8)\n" in shown
     assert "of 100 % (default: 5 %)\n" in shown
     assert "empty is its own\n" in shown
+    assert "meanwhile (default: 0)\n" in shown
+    assert "% of memory\n" in shown
     assert "less of it\n" in shown
