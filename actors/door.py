@@ -6,20 +6,17 @@ folder of its own, where nobody else can come, as a process of this machine does
 """
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from actors.acceptor import Acceptor
 from actors.allow_list import MAX_ALLOWED, AllowList, WatchedList
 from actors.arrival import Arrival
-from actors.endpoint import EndpointError, LocalEndpoint, is_loopback
+from actors.endpoint import EndpointError, LocalEndpoint
 from actors.keys import KeyPair
 from actors.link import CurveKeys, Link
 from actors.message import MAX_MESSAGE_BYTES
@@ -31,7 +28,6 @@ from protocol.codec import decode_event
 from protocol.errors import ProtocolError
 from protocol.events import Hello
 
-BACKLOG = 64
 MAX_GUESTS = MAX_ALLOWED + StrangerLimits().waiting
 """All who are on the longest list, and as many strangers as there may be."""
 
@@ -53,36 +49,6 @@ class DoorLimits(StrangerLimits):
     keeps as many as come."""
     revoke_s: float = 5.0
     """Between two looks at the allow-list, for those who are on it no longer."""
-
-
-def door_address(address: str, *, public: bool) -> tuple[str, int]:
-    """Host and port of `tcp://HOST:PORT`. Raises `EndpointError` for what is none, and for an address that strangers
-    can reach (not of this machine or of a private network, by RFC 1918 and 4193) unless `public`."""
-    parts = urlsplit(address)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    host = parts.hostname
-    if parts.scheme != "tcp" or not host or port is None or parts.path:
-        raise EndpointError(f"an address for workers is tcp://HOST:PORT, not {address!r}")
-    if not public and not _is_private(host):
-        raise EndpointError(
-            f"{address} can be reached by anybody. Only workers with a key on the allow-list get in, but say that "
-            "you want it (--allow-public-workers), or give an address of a private network"
-        )
-    return host, port
-
-
-def listen_at(host: str, port: int) -> Acceptor:
-    """A listening socket. Raises `EndpointError`."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = Acceptor(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
-    except OSError as error:
-        raise EndpointError(f"cannot listen for workers on {host}:{port}: {error.strerror or error}") from error
-    listener.setblocking(False)
-    return listener
 
 
 class Door:
@@ -310,13 +276,3 @@ class _Guest(End):
             self._deadline.cancel()
         if self._link is not None and not self.arrived:
             self._link.close(0.0)
-
-
-def _is_private(host: str) -> bool:
-    if is_loopback(host):
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return address.is_private and not address.is_unspecified

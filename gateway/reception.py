@@ -9,7 +9,8 @@ import structlog
 from actors.allow_list import AllowList
 from actors.arrival import Arrival
 from actors.descriptors import Descriptors
-from actors.door import Door, DoorLimits, door_address, listen_at
+from actors.door import Door, DoorLimits
+from actors.door_address import door_address, listen_at
 from actors.endpoint import EndpointError
 from actors.keys import GATEWAY_KEY, KeyFileError, read_key
 from actors.refusals import Refusal

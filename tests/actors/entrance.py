@@ -10,7 +10,8 @@ import anyio
 
 from actors.allow_list import AllowList
 from actors.arrival import Arrival
-from actors.door import Door, DoorLimits, listen_at
+from actors.door import Door, DoorLimits
+from actors.door_address import listen_at
 from actors.keys import KeyPair, make_key
 from actors.link import CurveKeys, Link
 from actors.rate import PeerRate
