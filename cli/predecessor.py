@@ -11,9 +11,9 @@ import structlog
 from actors.descriptors import NoDescriptors, check_free
 from cli.invitation import base_url
 from cli.settings import Settings
-from gateway.daemon import TakeOverFailed
 from gateway.hand_over import Offer
 from gateway.pickup import Unreachable
+from gateway.succession import TakeOverFailed
 
 TIMEOUT_S = 10.0
 GONE_S = 0.5
@@ -51,7 +51,7 @@ class HttpAnswer:
 
 
 class HttpPredecessor:
-    """Implements `gateway.daemon.Predecessor` for a gateway on the address of these settings."""
+    """Implements `gateway.succession.Predecessor` for a gateway on the address of these settings."""
 
     def __init__(self, settings: Settings, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s

@@ -1,9 +1,7 @@
 """The whole gateway in one process: the workers' supervisors, the router and the server, from start to clean end."""
 
-import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import anyio
 import structlog
@@ -12,19 +10,20 @@ from actors.descriptors import Descriptors, raise_limit
 from actors.door import MAX_GUESTS
 from actors.endpoint import sweep
 from actors.supervision import Policy
-from actors.worker import Deadlines, WorkerState, WorkerStatus
+from actors.worker import Deadlines, WorkerStatus
 from gateway.app import create_app
-from gateway.fleet import Fleet, Member
+from gateway.fleet import Fleet
 from gateway.hand_over import HandOver
 from gateway.launch import WorkerLaunch
 from gateway.listener import Listener
 from gateway.operations import Operations
-from gateway.pickup import Elsewhere, PickUp
+from gateway.pickup import PickUp
 from gateway.reception import Reception
 from gateway.resumable import ResumableStreams
 from gateway.router import DEADLINE_MARGIN_S, Router
-from gateway.server import BindError, adopt, listen, serve
+from gateway.server import BindError, listen, serve
 from gateway.settings import GatewaySettings
+from gateway.succession import Predecessor, TakeOverFailed, take_over
 
 _log = structlog.get_logger("gateway.daemon")
 
@@ -35,32 +34,6 @@ WARNED = 0.25
 could be told at once, but python-h2 then gives up its streams: it is left time to finish them."""
 WORKERS_END_S = 15.0
 """Time in which the workers must have ended after they were asked to; their supervisors kill before this."""
-
-
-SETTLED = frozenset({WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED})
-
-
-def _has_settled(member: Member) -> bool:
-    """It was started, and is as ready as it will be."""
-    return bool(member.process.status.incarnation) and member.state in SETTLED
-
-
-class Predecessor(Elsewhere, Protocol):
-    """The gateway whose port is taken over."""
-
-    async def meet(self) -> int | None:
-        """Get its listening socket: a descriptor, which is the caller's. None when nobody has the port. Raises
-        `TakeOverFailed`."""
-
-    async def relieve(self) -> None:
-        """Tell it that somebody else accepts from that socket. Logs what goes wrong, and does not raise."""
-
-    async def gone(self) -> None:
-        """Wait until it has ended; at once when nobody had the port."""
-
-
-class TakeOverFailed(Exception):
-    """Raised when another gateway's place cannot be taken: it stays. The message says why."""
 
 
 class WorkersGaveUp(Exception):
@@ -92,15 +65,7 @@ async def run_daemon(
     descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_GUESTS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
     reception = Reception(settings, fleet, descriptors) if settings.listen_workers else None
-    listener = None
-    if predecessor is None:
-        listener = listen(settings)
-        if reception is not None:
-            try:
-                reception.listen()
-            except BindError:
-                listener.close()
-                raise
+    listener = _take_ports(settings, reception) if predecessor is None else None
     for launch in workers:
         fleet.add(launch)
     daemon = _Daemon(settings, router, fleet, reception, descriptors, on_listening, predecessor)
@@ -121,6 +86,18 @@ async def run_daemon(
         raise daemon.problem
     if reasons:
         raise WorkersGaveUp("; ".join(reasons))
+
+
+def _take_ports(settings: GatewaySettings, reception: Reception | None) -> Listener:
+    """Both, or none. Raises `BindError`."""
+    listener = listen(settings)
+    if reception is not None:
+        try:
+            reception.listen()
+        except BindError:
+            listener.close()
+            raise
+    return listener
 
 
 class _Daemon:
@@ -192,7 +169,9 @@ class _Daemon:
     async def run_server(self) -> None:
         try:
             if self._predecessor is not None:
-                await self._succeed(self._predecessor)
+                listener = await take_over(self._predecessor, self._settings, self._fleet, self.leave)
+                if listener is not None:
+                    self.has(listener)
             if self._listener is not None:
                 await self._serve(self._listener)
         except TakeOverFailed as problem:
@@ -201,29 +180,6 @@ class _Daemon:
         finally:
             self._server_ended.set()
             self.leave.set()
-
-    async def _succeed(self, predecessor: Predecessor) -> None:
-        """Get its socket, once the workers can serve. Raises `TakeOverFailed`."""
-        await self._fleet.until(lambda: all(_has_settled(each) for each in self._own()))
-        if not self._serves_all():
-            raise TakeOverFailed("; ".join(self._fleet.reasons()) or "the workers were stopped")
-        descriptor = await predecessor.meet()
-        if self.leave.is_set():  # told to end meanwhile: whom it was to succeed stays
-            if descriptor is not None:
-                os.close(descriptor)
-            return
-        try:
-            self.has(listen(self._settings) if descriptor is None else adopt(descriptor, self._settings))
-        except BindError as error:
-            raise TakeOverFailed(str(error)) from error
-
-    def _own(self) -> Iterator[Member]:
-        """The workers that this gateway starts: those of other machines come and go."""
-        return (each for each in self._fleet if not each.remote)
-
-    def _serves_all(self) -> bool:
-        models = {each.model for each in self._own()}
-        return models == {each.model for each in self._own() if each.state is WorkerState.READY}
 
     async def _serve(self, listener: Listener) -> None:
         settings = self._settings

@@ -14,8 +14,8 @@ import pytest
 
 from cli.predecessor import HttpPredecessor
 from cli.settings import Settings
-from gateway.daemon import TakeOverFailed
 from gateway.pickup import Unreachable
+from gateway.succession import TakeOverFailed
 
 pytestmark = pytest.mark.anyio
 

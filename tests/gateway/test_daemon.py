@@ -17,10 +17,11 @@ import pytest
 
 from actors.supervision import RestartPolicy
 from actors.worker import WorkerState, WorkerStatus
-from gateway.daemon import TakeOverFailed, WorkersGaveUp, run_daemon
+from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.launch import WorkerLaunch
 from gateway.server import BindError, listen
 from gateway.settings import GatewaySettings
+from gateway.succession import TakeOverFailed
 from tests.gateway.real import launch
 from tests.gateway.serving import COMPLETION, events
 from workers.faults import Fault

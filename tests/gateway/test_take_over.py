@@ -15,10 +15,10 @@ from actors.keys import make_gateway_key, make_key
 from cli.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.app import create_app
-from gateway.daemon import TakeOverFailed
 from gateway.router import Router
 from gateway.server import BindError, adopt, listen, serve
 from gateway.settings import GatewaySettings
+from gateway.succession import TakeOverFailed
 from tests.gateway.remote import joining
 from tests.gateway.serving import COMPLETION, events, serving
 from tests.gateway.succession import ask, gateway, said, who
