@@ -43,10 +43,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12).encode()
-        scope["baton.request_id"] = request_id.decode("ascii")
-
+        request_id = name_request(scope)
         error = self._check(scope)
         direct = self._direct(scope["method"], scope["path"])
         if error is not None:
@@ -79,6 +76,14 @@ class Gate:
         if _has_key(scope, self._admin_key) or (looks and (not self._key or _has_key(scope, self._key))):
             return None
         return _no_key("API" if self._admin_key == self._key else "admin")
+
+
+def name_request(scope: Scope) -> bytes:
+    """The id that the client gave its request, or a new one. It is in the scope from now on, for `Exchange`."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    request_id: bytes = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12).encode()
+    scope["baton.request_id"] = request_id.decode("ascii")
+    return request_id
 
 
 def _no_key(kind: str) -> ApiError:

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import from_code
 from gateway.exchange import Exchange
-from gateway.gate import OPEN_PATHS
+from gateway.gate import OPEN_PATHS, name_request
 from gateway.listener import NO_ROOM, Listener
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
@@ -29,5 +29,6 @@ class ProbesOnly:
             await self._app(scope, receive, send)
             return
         self._listener.note_refused("too many")
+        name_request(scope)
         full = from_code(ErrorCode.UNAVAILABLE, NO_ROOM, retry_after_s=self._settings.retry_after_s)
         await Exchange(scope, receive, send, self._settings).refuse(full)

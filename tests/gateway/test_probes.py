@@ -59,6 +59,7 @@ async def test_anything_else_is_told_to_come_back(http2: bool) -> None:
             assert answer.json()["error"]["code"] == "unavailable"
             await served.until(lambda: served.listener.connections == 2)
         assert served.listener.refused == 3
+        assert (await third.get("/", headers={"x-request-id": "mine"})).headers["x-request-id"] == "mine"
         assert len(served.worker.submits) == 2
 
 
