@@ -2,8 +2,10 @@
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import structlog
@@ -42,7 +44,10 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Con
 def _own_signals() -> Iterator[None]:
     """Whoever runs the tests under nohup has SIGHUP ignored, and in the background of a script SIGINT, in the programs
     that they start as well."""
-    wanted = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    wanted: dict[int, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
     before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     yield
     for number, handler in before.items():
