@@ -11,7 +11,8 @@ def give_way() -> None:
     until the compute thread, which has yet to say that it is done with the wait, gets a core again: milliseconds
     (docs/adr/0044). Threads that compute are to be started before, for they would inherit it.
     """
-    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        return  # another system, or somebody has chosen
-    with contextlib.suppress(OSError):  # a sandbox may forbid it: steps are slower then, and no different
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if not hasattr(os, "SCHED_BATCH"):
+        return  # another system
+    with contextlib.suppress(OSError):  # a sandbox may forbid either call: steps are slower then, and no different
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # nobody has chosen
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

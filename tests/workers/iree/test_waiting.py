@@ -50,9 +50,14 @@ def test_a_policy_that_somebody_chose_is_left() -> None:
     assert policies(chosen)[0] == os.SCHED_IDLE
 
 
-def test_a_sandbox_that_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["sched_getscheduler", "sched_setscheduler"])
+def test_a_sandbox_that_forbids_it(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def forbid(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(os, "sched_setscheduler", forbid)
-    assert policies(give_way)[0] == os.SCHED_OTHER
+    def forbidden() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, forbid)
+            give_way()
+
+    assert policies(forbidden)[0] == os.SCHED_OTHER
