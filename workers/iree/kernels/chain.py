@@ -49,7 +49,12 @@ class Chain:
         return self.kernel.code
 
     def phase(self, shares: int, work: Callable[[Share], None]) -> None:
-        """Have `work` done for each of so many shares, after the phase before and before the next one."""
+        """Have `work` done for each of so many shares, after the phase before and before the next one.
+
+        Raises `ValueError` for more phases than there are counters for: it would count in those of the next chain.
+        """
+        if self._added == self.phases:
+            raise ValueError(f"a chain of {self.phases} phases has no room for another one")
         if self._added:
             self._wait()
         at = self._added

@@ -67,6 +67,15 @@ def module(request: pytest.FixtureRequest, cache_dir: Path) -> tuple[Device, Mod
     return device, device.load(compiler.compile(text), None, "")
 
 
+def test_a_phase_without_counters_is_refused() -> None:
+    """It would count where the next chain does."""
+    d = Kernel("full", 1)
+    chain = Chain(d, 1, d.change((counters(1, 1),), "i32"), d.code.index(0), "")
+    chain.phase(1, lambda share: None)
+    with pytest.raises(ValueError, match="a chain of 1 phases has no room for another one"):
+        chain.phase(1, lambda share: None)
+
+
 def test_phases_follow_each_other(module: tuple[Device, Module]) -> None:
     device, chains = module
     x: NDArray[Any] = np.arange(ROWS * LANES, dtype=np.float32).reshape(ROWS, LANES)
