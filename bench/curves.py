@@ -3,11 +3,11 @@
     python bench/curves.py [--quick] [--models 110m 0.5b] [--quantize int8] [--rows 1 4] [--contexts 256 512 ... 8192]
 
 Two series: each of --rows at every context, and every number of rows up to 32 at the first context, both in --rounds
-whose medians are shown. Beside each figure
-is what memory alone takes, (weights + KV) / bandwidth, and what arithmetic alone takes, multiply-adds / peak, both
-measured between the points; those of integers are not counted. What is above the larger of the two is the dispatches
-around it, and reads and sums that do not run side by side. Marked are points at which the cost is not smooth: "cliff"
-where the time grows by more than the size, "dip" where a larger step takes less.
+whose medians are shown. Beside each figure is what memory alone takes, (weights + KV) / bandwidth, and what arithmetic
+alone takes, multiply-adds / peak, both measured between the points; those of integers are not counted. What is above
+the larger of the two is the dispatches around it, and reads and sums that do not run side by side. Marked are points
+at which the cost is not smooth: "cliff" where the time grows by more than the size, "dip" where a larger step takes
+less.
 """
 
 import argparse

@@ -106,7 +106,7 @@ def run(stage: Stage, limit_s: float) -> Outcome:
             try:
                 status = process.wait(min(stage.limit_s, limit_s))
             except subprocess.TimeoutExpired:
-                return ended("FAIL", Result(f"no end within {min(stage.limit_s, limit_s):.0f} s"))
+                return ended("FAIL", Result(f"no end within {min(stage.limit_s, limit_s):.3g} s"))
             finally:
                 with contextlib.suppress(ProcessLookupError):  # its compilers are of its group
                     os.killpg(process.pid, signal.SIGKILL)

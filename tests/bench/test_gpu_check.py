@@ -16,7 +16,7 @@ from bench import gpu_check, gpu_stages
 from bench.gpu_check import Outcome, Stage, agreement, run, run_all, stages, table
 from bench.gpu_stages import SLOTS, STEPS, Result
 from tests.compiling import compiling_here
-from workers.iree.device import GENERIC_DEVICE
+from workers.iree.drivers import GENERIC_DEVICE
 
 SCRIPT = """import json, sys, time
 kind, *_, out = sys.argv[1:]
@@ -44,7 +44,7 @@ def _scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("skip", 60, "SKIP", "done"),
         ("fail", 60, "FAIL", "status 1: the driver exploded"),
         ("silent", 60, "FAIL", "status 0: no word"),
-        ("hang", 0.5, "FAIL", "no end within 0 s"),
+        ("hang", 0.5, "FAIL", "no end within 0.5 s"),
         ("good", 0, "SKIP", "no time is left"),
     ],
 )
