@@ -27,7 +27,8 @@ from tests.families import Family
 from tests.gate import run_gate
 from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.compiler import Compiler
-from workers.iree.device import GENERIC_DEVICE, LOCAL_DRIVERS, Device
+from workers.iree.device import Device
+from workers.iree.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.graphs import KV, Plan, decode_buckets, prefill_chunks
 from workers.iree.lower import Graph, module, struct
 from workers.iree.model import rope_frequencies
@@ -62,7 +63,7 @@ class Result(Struct, frozen=True):
 
 def doctor(device: str) -> Result:
     """As `baton doctor` asks; raises `RuntimeError` when the device does not work."""
-    driver = "local-task" if device == GENERIC_DEVICE else device.partition("://")[0]
+    driver = DEFAULT_DEVICE if device == GENERIC_DEVICE else driver_of(device)
     line = probe_driver(driver)
     if not line.works:
         raise RuntimeError(f"{line.detail}: {line.advice}")
@@ -158,7 +159,7 @@ def jax_executor(device: str, folder: Path, shape: str, dtype: Dtype) -> Result:
     """The same traced graphs executed by JAX, where it sees the same kind of device."""
     jax.config.update("jax_platforms", None)  # tracing alone needs none but the CPU
     found = jax.devices()[0]
-    wanted = "cpu" if device.partition("://")[0] in (*LOCAL_DRIVERS, GENERIC_DEVICE) else "gpu"
+    wanted = "cpu" if driver_of(device) in (*LOCAL_DRIVERS, GENERIC_DEVICE) else "gpu"
     if found.platform != wanted:
         return Result(f"JAX sees {found.platform} and no {wanted} here: pip install 'jax[cuda12]'", skipped=True)
     path = make_model(folder, shape)

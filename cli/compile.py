@@ -16,7 +16,7 @@ from workers.backends import compile_ahead
 def compile_model(settings: Settings, *, as_json: bool) -> None:
     """Compile, and print sizes and times. Raises `CommandFailed`."""
     model = ChosenModel.choose(settings)
-    spec = worker_spec(settings, model, workers=settings.workers)  # whose threads are part of what is compiled
+    spec = worker_spec(settings, model, workers=settings.workers)  # whose cores are part of what is compiled
     check_model(spec)
     began = time.perf_counter()
     with loading_status(spec.model_name) as progress:

@@ -7,7 +7,6 @@ from cli.options import CommandFailed
 from cli.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
-from workers.affinity import usable_cores
 from workers.backends import BackendMissing
 from workers.checkpoint import CheckpointError, resolve_model
 from workers.loading import describe
@@ -42,7 +41,7 @@ class ChosenModel:
 
 
 def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1) -> WorkerSpec:
-    """What one of `workers` workers is told; they share the memory, and the cores unless `threads` says otherwise."""
+    """What one of `workers` workers is told, which share the memory, and the cores unless `threads` says otherwise."""
     return WorkerSpec(
         name=worker,
         model_name=model.name,
@@ -59,7 +58,7 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
         prefix_cache=settings.prefix_cache,
         prefix_bytes=settings.prefix_bytes,
         cache_dir=settings.cache_dir,
-        threads=settings.threads or (max(1, usable_cores() // workers) if workers > 1 else 0),
+        threads=settings.threads,
         workers=max(1, workers),
         log_level=settings.log_level,
     )

@@ -70,7 +70,9 @@ class Settings(BaseSettings):
     prefix_bytes: int = _field(
         0, ENGINE, "Bytes of KV kept so at most; 0 is all that live sequences leave.", ge=0, le=MAX_COUNT
     )
-    threads: int = _field(0, ENGINE, "Compute threads of one worker; 0 shares the cores.", ge=0, le=4096)
+    threads: int = _field(
+        0, ENGINE, "Compute threads of one worker; 0 shares the cores, or is one for a small model.", ge=0, le=4096
+    )
     cache_dir: str = _field("", ENGINE, "Where compiled graphs are kept; empty is the user's cache folder.")
 
     host: str = _field(_GATEWAY.host, SERVER, "Address to listen on.", min_length=1)

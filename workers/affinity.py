@@ -40,6 +40,11 @@ def usable_cores(root: Path = ROOT) -> int:
     return find_cores(root).usable
 
 
+def cores_each(workers: int) -> int:
+    """`usable_cores` of each of some workers that share the machine, at least 1."""
+    return max(1, usable_cores() // workers)
+
+
 def find_cores(root: Path = ROOT) -> Cores:
     """Read the affinity mask, cgroups of version 1 and 2, and the CPUs' topology under `root`."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

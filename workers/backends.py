@@ -81,8 +81,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
     if backend == "scripted":
         return _load_scripted(spec, progress)
     path, config = _checkpoint(spec)
-    memory = {"kv_bytes": spec.kv_bytes, "workers": spec.workers}
-    return _loader(backend)(path, config, **_options(spec, config), **memory, progress=progress)
+    return _loader(backend)(path, config, **_options(spec, config), kv_bytes=spec.kv_bytes, progress=progress)
 
 
 def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
@@ -105,6 +104,7 @@ def _options(spec: WorkerSpec, config: "ModelConfig") -> dict[str, Any]:
         "context": config.choose_context(spec.context),
         "cache_dir": cache_dir(spec),
         "threads": spec.threads,
+        "workers": spec.workers,
     }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from protocol.bounds import MAX_NAME
 from protocol.request import Sampling
@@ -23,6 +24,9 @@ from workers.runner import Chunk, Draw, Row, Runner, RunnerCapabilities
 from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
 from workers.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from workers.checkpoint import ModelConfig
 
 COMPUTED_BY = {"iree": ("iree-base-compiler", "jax"), "mlx": ("mlx", "mlx-lm")}
 """The distributions in which a backend's arithmetic is written."""
@@ -64,11 +68,12 @@ def describe(spec: WorkerSpec) -> Described:
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)
     context, quantize = config.choose_context(spec.context), config.choose_quantization(spec.quantize)
-    device = (spec.device or _default_device(backend))[:MAX_NAME]
+    device, computes = _device(spec, backend, config)
     # What decides a sequence's tokens besides the model's files. How many share a batch, or how many threads, does not.
     model = config_digest(path)
-    settings = f"{model} {backend} {device} {spec.dtype} {quantize} {context} {_computed_by(backend, device)}"
-    return Described(backend, device, context, hashlib.sha256(settings.encode()).hexdigest()[:32], model)
+    settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {_computed_by(backend, device)}"
+    digest = hashlib.sha256(settings.encode()).hexdigest()[:32]
+    return Described(backend, device[:MAX_NAME], context, digest, model)
 
 
 def _scripted_digest(spec: WorkerSpec) -> str:
@@ -91,11 +96,15 @@ def _computed_by(backend: str, device: str) -> str:
     return " ".join((*computed_by, Cpu.of_host().kind))
 
 
-def _default_device(backend: str) -> str:
-    """What an empty `device` will mean, as far as that is known without the backend's slow import."""
-    if backend == "iree":
-        return "local-task"
-    return "gpu" if sys.platform == "darwin" else "default"
+def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str, str]:
+    """The device, as far as it is known without the backend's slow import, and what tells the tokens that it draws."""
+    if backend != "iree":
+        device = spec.device or ("gpu" if sys.platform == "darwin" else "default")
+        return device, device
+    from workers.iree.drivers import LOCAL_DRIVERS, choose_device, driver_of
+
+    device, _ = choose_device(spec.device, spec.threads, config, spec.workers)
+    return device, "cpu" if driver_of(device) in LOCAL_DRIVERS else device
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:

@@ -51,9 +51,9 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     cache_dir: str = ""
     """Where compiled graphs are kept; empty is the user's cache folder."""
     threads: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """Compute threads; 0 is one a core that this process may use, or one where a model is too small for more."""
+    """Compute threads; 0 is one for each core of this worker's share, or one where a model is too small for more."""
     workers: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1
-    """Workers that share the machine's memory, this one included."""
+    """Workers that share the machine's memory and cores, this one included."""
     log_level: str = "info"
     scripted: ScriptedSpec = ScriptedSpec()
     faults: tuple[Fault, ...] = ()

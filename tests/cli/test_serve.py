@@ -169,7 +169,7 @@ def test_a_worker_is_told_all_that_was_set() -> None:
     spec = msgspec.json.decode(argv[-1], type=WorkerSpec)
     assert spec == worker_spec(settings, model, "w1", 2)
     assert (spec.name, spec.max_batch_size, spec.context, spec.max_queue, spec.step_tokens) == ("w1", 3, 99, 5, 7)
-    assert (spec.threads >= 1, spec.workers) == (True, 2)
+    assert (spec.threads, spec.workers) == (0, 2)
 
 
 def test_those_that_stand_by_come_last_and_have_no_share_in_the_cores() -> None:
@@ -181,12 +181,11 @@ def test_those_that_stand_by_come_last_and_have_no_share_in_the_cores() -> None:
         ("w3", True),
     ]
     specs = [msgspec.json.decode(launch.command("ipc:///x", 1)[-1], type=WorkerSpec) for launch in launches]
-    assert len({spec.threads for spec in specs}) == 1
-    assert specs[0].threads == worker_spec(Settings(), ChosenModel("m", Path("/m")), "w0", 2).threads
+    assert {spec.workers for spec in specs} == {2}
 
 
-def test_one_worker_chooses_its_threads_itself() -> None:
-    assert worker_spec(Settings(), ChosenModel("m", Path("/m"))).threads == 0
+def test_a_worker_chooses_its_threads_itself() -> None:
+    assert worker_spec(Settings(), ChosenModel("m", Path("/m")), "w0", 4).threads == 0
     assert worker_spec(Settings(threads=5), ChosenModel("m", Path("/m")), "w0", 4).threads == 5
     assert worker_spec(Settings(), ChosenModel("m", Path("/m")), "w0", 0).workers == 1, "where all stand by"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.affinity import Cores, find_cores, usable_cores
+from workers import affinity
+from workers.affinity import Cores, cores_each, find_cores, usable_cores
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,3 +91,9 @@ def test_two_threads_of_a_core_are_one_core(root: Path, monkeypatch: pytest.Monk
 )
 def test_in_words(cores: Cores, text: str, usable: int) -> None:
     assert (str(cores), cores.usable) == (text, usable)
+
+
+@pytest.mark.parametrize(("workers", "each"), [(1, 7), (2, 3), (7, 1), (8, 1)])
+def test_workers_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch, workers: int, each: int) -> None:
+    monkeypatch.setattr(affinity, "usable_cores", lambda: 7)
+    assert cores_each(workers) == each

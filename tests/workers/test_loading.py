@@ -63,11 +63,17 @@ def test_a_model_describes_itself(checkpoint: Path) -> None:
     assert describe_model(checkpoint, context=64, device="cpu").context == 64
 
 
-def test_the_default_device_is_the_backends_own(checkpoint: Path) -> None:
+def test_the_default_device_is_the_one_that_will_compute(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("iree.runtime")
-    from workers.iree.device import DEFAULT_DEVICE
+    from workers.iree import drivers
 
-    assert describe_model(checkpoint, backend="iree").device == DEFAULT_DEVICE
+    monkeypatch.setattr(drivers, "cores_each", lambda workers: 8 // workers)
+    small = describe_model(checkpoint, backend="iree")
+    assert small.device == describe_model(checkpoint, backend="iree", workers=2).device == "local-sync"
+    monkeypatch.setattr(drivers, "FEW_PARAMETERS", 0)
+    large = [describe_model(checkpoint, backend="iree", workers=workers) for workers in (1, 8)]
+    assert [each.device for each in large] == ["local-task", "local-sync"]
+    assert {each.digest for each in large} == {small.digest}, "its threads change no token"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 A model's own names for them are one word each ("qkv", "down"); a layer's are behind its number ("3.qkv").
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -99,6 +100,11 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
 def _stacked(names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
     """The outputs of each tensor, where one may hold them all."""
     return [(names[0], sum(sizes))] if len(names) == 1 else list(zip(names, sizes, strict=True))
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters of a whole model; a matrix that is embedding and head counts as both, for it is read as both."""
+    return sum(math.prod(shape) for tensor in tensors(config) for _, shape in tensor.sources)
 
 
 def check_tensors(

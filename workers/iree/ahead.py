@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from workers.affinity import usable_cores
+from workers.affinity import cores_each
 from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.archive import open_archive
 from workers.iree.builder import Builder, Built, build_all
 from workers.iree.device import Device
-from workers.iree.recipe import Recipe, choose_device
+from workers.iree.drivers import choose_device
+from workers.iree.recipe import Recipe
 from workers.spec import Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
@@ -26,12 +27,13 @@ def compile_ahead(
     cache_dir: Path,
     threads: int,
     progress: Progress,
+    workers: int = 1,
 ) -> Iterator[Built]:
     """Pack the weights, then every graph of the model, those in the cache first. Arguments as `IreeRunner.load` has.
 
     Nothing is loaded. Raises what a load raises.
     """
-    opened = Device(*choose_device(device, threads, config))
+    opened = Device(*choose_device(device, threads, config, workers))
     try:
         recipe = Recipe.of(
             path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
@@ -42,6 +44,6 @@ def compile_ahead(
     open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, cache_dir, progress).close()
     groups = builder.plan.everything()
     progress("compile graphs", 0, len(groups))
-    for done, built in enumerate(build_all(builder, groups, threads or usable_cores()), 1):
+    for done, built in enumerate(build_all(builder, groups, threads or cores_each(workers)), 1):
         progress("compile graphs", done, len(groups))
         yield built

@@ -1,11 +1,7 @@
 """IREE's devices: which there are, how modules are compiled for them, and how data gets there and back."""
 
-import contextlib
-import mmap
-import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.affinity import usable_cores
+from workers.iree.buffers import Input, Resident, zero_pages
 from workers.iree.cpu import Cpu
+from workers.iree.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.gpu import COMMON_FLAGS, GPU_TARGETS, NEEDS, Gpu
 from workers.iree.waiting import give_way
 from workers.probe import short
 from workers.refused import LoadRefused
-
-DEFAULT_DEVICE = "local-task"
-ALONE = "local-sync"
-"""The driver on which the thread that calls computes."""
-GENERIC_DEVICE = "generic-task"
-"""`local-task` as if it were a GPU: with its graphs, and memory that the host does not see. So they can be tried."""
-LOCAL_DRIVERS = (DEFAULT_DEVICE, ALONE)
-"""Drivers that compute on this CPU, in this process's memory."""
 
 GENERIC_FLAGS = (
     "--iree-opt-level=O3",
@@ -45,8 +35,6 @@ CPU_FLAGS = (
     "--iree-llvmcpu-enable-ukernels=all",
     "--iree-opt-generalize-matmul=false",
 )
-NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
-"""MAP_NORESERVE (mmap(2)), which Python names from 3.13 on: without it Linux refuses what is more than all memory."""
 _ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
     "float32": rt.HalElementType.FLOAT_32,
     "float16": rt.HalElementType.FLOAT_16,
@@ -55,8 +43,6 @@ _ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
     "int32": rt.HalElementType.SINT_32,
     "uint32": rt.HalElementType.UINT_32,
 }
-
-
 STAGING_BYTES = 1 << 16
 """Of results for which one piece of the host's memory is kept: the tokens of a step, not its logits."""
 
@@ -77,7 +63,7 @@ class Device:
         """`threads` is the number of compute threads of a local driver, 0 one a core. Raises `DeviceError`."""
         self.uri = uri or DEFAULT_DEVICE
         generic = self.uri == GENERIC_DEVICE
-        self.driver = DEFAULT_DEVICE if generic else self.uri.partition("://")[0]
+        self.driver = DEFAULT_DEVICE if generic else driver_of(self.uri)
         if self.driver not in available_drivers():
             raise DeviceError(
                 f"device: {self.uri!r} needs IREE's driver {self.driver!r}, which the installed iree-base-runtime "
@@ -95,7 +81,7 @@ class Device:
             bare = self.driver == self.uri or generic
             self._device = driver.create_default_device() if bare else driver.create_device_by_uri(self.uri)
             self.name, self._gpu = _described(driver, self.driver, self.uri)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             needs = f"; it {NEEDS[self.driver]}" if self.driver in NEEDS else ""
             raise DeviceError(
                 f"device: {self.uri!r} cannot be opened on this machine: {short(error)}{needs}. "
@@ -185,7 +171,7 @@ class Device:
             element_type=int(_ELEMENT_TYPES[element or array.dtype.name]),
         )
 
-    def zeros(self, shape: Sequence[int], dtype: str) -> "Resident":
+    def zeros(self, shape: Sequence[int], dtype: str) -> Resident:
         """A buffer that stays on the device, all zero. Raises `DeviceError` when there is no room."""
         bits = np.dtype(np.uint32 if dtype in ("float32", "int32", "uint32") else np.uint16)
         size = int(np.prod(shape, dtype=np.int64)) * bits.itemsize
@@ -196,7 +182,7 @@ class Device:
         except (RuntimeError, MemoryError, OSError) as error:
             raise DeviceError(f"device: {self.uri!r} has no room for {size} bytes of KV cache") from error
 
-    def _resident(self, shape: Sequence[int], dtype: str, bits: np.dtype[Any], size: int) -> "Resident":
+    def _resident(self, shape: Sequence[int], dtype: str, bits: np.dtype[Any], size: int) -> Resident:
         memory = zero_pages(size)
         window = np.frombuffer(memory, bits).reshape(tuple(shape))
         # The buffer keeps the array, and the array the memory, for as long as the device may use it.
@@ -208,7 +194,7 @@ class Device:
         view = rt.HalBufferView(buffer, list(shape), int(_ELEMENT_TYPES[dtype]))
         return Resident(view, size, window, memory)
 
-    def input(self, shape: Sequence[int], dtype: str) -> "Input":
+    def input(self, shape: Sequence[int], dtype: str) -> Input:
         """What calls read from again and again. Raises `DeviceError` when there is no room."""
         return Input(self, self.zeros(shape, dtype) if self.local else None, shape, dtype)
 
@@ -266,52 +252,6 @@ def _described(driver: rt.HalDriver, name: str, uri: str) -> tuple[str, Gpu | No
     number = int(path) if path.isdecimal() else 0
     device = next((device for device in devices if device["path"] == path), devices[number])
     return str(device["name"]), Gpu.of(name, str(driver.dump_device_info(device["device_id"])))
-
-
-def zero_pages(size: int) -> mmap.mmap:
-    """Memory of this process alone that reads as zero, and costs nothing until it is written to, page by page.
-
-    It may be more than the machine has: who writes to it bounds what is there. Raises `OSError` when there is no
-    address space for it.
-    """
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
-    if sys.platform == "linux":
-        # Where huge pages are always given, one row would take two megabytes of each run of rows.
-        with contextlib.suppress(OSError):  # this kernel has none
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return memory
-
-
-@dataclass(slots=True)
-class Resident:
-    """A buffer on the device; on a local driver also a window of its bits, and the memory that they lie in."""
-
-    view: rt.HalBufferView
-    nbytes: int
-    window: NDArray[Any] | None
-    memory: mmap.mmap | None = None
-
-
-class Input:
-    """An argument that is written anew for each call: on a local driver where the call will read it."""
-
-    def __init__(self, device: Device, memory: Resident | None, shape: Sequence[int], dtype: str) -> None:
-        """`memory` is of this shape and type, and None where calls cannot read the host's."""
-        self._device = device
-        self._dtype = dtype
-        self._view = None if memory is None or memory.window is None else memory.view
-        own = np.zeros(tuple(shape), dtype) if memory is None or memory.window is None else memory.window
-        self.array: NDArray[Any] = own.view(dtype)
-        """To be written to between two calls."""
-
-    def ready(self) -> rt.HalBufferView:
-        """The argument for the next call: what `array` holds."""
-        return self._device.upload(self.array, self._dtype) if self._view is None else self._view
-
-    def put(self, values: NDArray[Any]) -> rt.HalBufferView:
-        """The argument for the next call, with these values."""
-        self.array[...] = values
-        return self.ready()
 
 
 class Module:

@@ -1,16 +1,13 @@
 """What decides the graphs of a model: from a recipe every process traces the same ones."""
 
-import math
 from pathlib import Path
 
 from msgspec import Struct
 
-from workers.affinity import usable_cores
-from workers.architectures.tensors import tensors
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.iree.compiler import Compiler
 from workers.iree.cpu import Cpu
-from workers.iree.device import ALONE, Device, DeviceError
+from workers.iree.device import Device, DeviceError
 from workers.iree.graphs import Plan, decode_buckets, prefill_chunks
 from workers.iree.kernels.arithmetic import arithmetic_of
 from workers.iree.kernels.attention import POSITIONS
@@ -25,8 +22,6 @@ from workers.spec import Dtype, Quantize
 
 PLAIN_TILE = 16
 """Rows to which the plain cache's capacity is rounded."""
-FEW_PARAMETERS = 4 << 20
-"""A model that has no more is computed by one thread: to wake others takes as long as they save (docs/adr/0044)."""
 
 
 class Recipe(Struct, frozen=True):
@@ -98,22 +93,6 @@ class Recipe(Struct, frozen=True):
     def compiler(self) -> Compiler:
         """Raises `CacheError`."""
         return Compiler(Path(self.cache_dir), self.flags, self.target)
-
-
-def choose_device(device: str, threads: int, config: ModelConfig) -> tuple[str, int]:
-    """The device's URI and how many threads compute, where an empty URI and 0 leave the choice to us.
-
-    One thread is the one that asks: it waits for nobody, and wakes nobody.
-    """
-    if not device and not threads and parameters(config) <= FEW_PARAMETERS:
-        threads = 1
-    alone = device.partition("://")[0] == ALONE or (not device and threads == 1)
-    return (device or ALONE, 1) if alone else (device, threads or usable_cores())
-
-
-def parameters(config: ModelConfig) -> int:
-    """Of a whole model; a matrix that is embedding and head is read as both."""
-    return sum(math.prod(shape) for tensor in tensors(config) for _, shape in tensor.sources)
 
 
 def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool, threads: int = 1) -> TiledOps | PlainOps:

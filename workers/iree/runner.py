@@ -10,19 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.affinity import usable_cores
+from workers.affinity import cores_each
 from workers.checkpoint import ModelConfig, open_weights
 from workers.iree.archive import Archive, open_archive
+from workers.iree.buffers import Input, Resident
 from workers.iree.builder import Builder
-from workers.iree.device import Device, Input, Resident
+from workers.iree.device import Device
 from workers.iree.drawing import Drawing
+from workers.iree.drivers import choose_device
 from workers.iree.graphs import Plan
 from workers.iree.kernels.code import LANES
 from workers.iree.kv import HostKv
 from workers.iree.library import Library
 from workers.iree.lower import SCOPE
 from workers.iree.model import rope_frequencies
-from workers.iree.recipe import Recipe, choose_device
+from workers.iree.recipe import Recipe
 from workers.iree.rows import Angles, DecodeInputs, Run, runs_of
 from workers.iree.storage import quantization_of
 from workers.iree.tiled import TiledOps
@@ -104,12 +106,12 @@ class IreeRunner:
         `background` when `graphs.fetch` asks for them.
         `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `quantize` makes matrices of
         few bits of those that are not; `context` 0 is the model's; `threads` 0 is what `choose_device` says; `kv_bytes`
-        is what the slots may come to hold together, 0 what memory allows, which `workers` share. `progress` gets
-        (phase, done, total). Raises `CheckpointError`, `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and
-        `CompileError`.
+        is what the slots may come to hold together, 0 what memory allows; `workers` share memory and cores. `progress`
+        gets (phase, done, total). Raises `CheckpointError`, `DeviceError`, `CacheError`, `ArchiveError`,
+        `MemoryRefused` and `CompileError`.
         """
         with contextlib.ExitStack() as undo:
-            opened = Device(*choose_device(device, threads, config))
+            opened = Device(*choose_device(device, threads, config, workers))
             undo.callback(opened.close)
             recipe = Recipe.of(
                 path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
@@ -126,7 +128,7 @@ class IreeRunner:
             runner = cls(builder, opened, archive, kv_rows)
             undo.pop_all()  # they are the runner's from now on
             undo.callback(runner.close)
-            runner.graphs.open(plan.required(), threads or usable_cores(), progress)
+            runner.graphs.open(plan.required(), threads or cores_each(workers), progress)
             undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.families import ARCHITECTURES, Family
 from tests.quantized import requantize
-from workers.architectures.tensors import check_tensors
+from workers.architectures.tensors import check_tensors, parameter_count
 from workers.checkpoint import CheckpointError, ModelConfig, open_weights
 
 
@@ -72,3 +72,11 @@ def test_biases_of_zeros_beside_matrices_of_few_bits(tmp_path: Path, method: Lit
         with contextlib.nullcontext() if accepted else pytest.raises(CheckpointError, match=f"{name}: .*not part of"):
             check_tensors(weights, config, path, weights.adds_nothing)
     assert not weights.adds_nothing("model.norm.bias")
+
+
+def test_the_parameters_of_a_model(tmp_path: Path) -> None:
+    """A tied matrix is read twice: as embedding and as head."""
+    path = make_checkpoint(tmp_path / "model", "llama", tied=True)
+    config = ModelConfig.from_dir(path)
+    stored = sum(array.size for array in open_weights(path).values())
+    assert parameter_count(config) == stored + config.vocab_size * config.hidden_size

@@ -13,8 +13,10 @@ from iree.compiler import compile_str
 from numpy.typing import NDArray
 
 from workers.iree import device as device_module
+from workers.iree.buffers import zero_pages
 from workers.iree.cpu import Cpu
-from workers.iree.device import GENERIC_DEVICE, STAGING_BYTES, Device, DeviceError, available_drivers, zero_pages
+from workers.iree.device import STAGING_BYTES, Device, DeviceError, available_drivers
+from workers.iree.drivers import GENERIC_DEVICE
 from workers.iree.gpu import GPU_TARGETS, NEEDS, Gpu
 
 

@@ -11,7 +11,8 @@ from tests.families import Family
 from tests.gate import run_gate
 from tests.workers.iree.conftest import Load, fetch_all
 from workers.checkpoint import CheckpointError
-from workers.iree.device import GENERIC_DEVICE, DeviceError
+from workers.iree.device import DeviceError
+from workers.iree.drivers import GENERIC_DEVICE
 from workers.iree.runner import IreeRunner
 from workers.runner import Chunk
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from workers.iree import kv
-from workers.iree.device import zero_pages
+from workers.iree.buffers import zero_pages
 from workers.iree.kv import HostKv
 from workers.iree.ops import Cache
 
