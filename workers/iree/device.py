@@ -81,7 +81,7 @@ class Device:
             bare = self.driver == self.uri or generic
             self._device = driver.create_default_device() if bare else driver.create_device_by_uri(self.uri)
             self.name, self._gpu = _described(driver, self.driver, self.uri)
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (RuntimeError, ValueError) as error:
             needs = f"; it {NEEDS[self.driver]}" if self.driver in NEEDS else ""
             raise DeviceError(
                 f"device: {self.uri!r} cannot be opened on this machine: {short(error)}{needs}. "
@@ -244,13 +244,20 @@ class Device:
 
 
 def _described(driver: rt.HalDriver, name: str, uri: str) -> tuple[str, Gpu | None]:
-    """What the device is called that a URI names by number or path, or the first one, and what a GPU's driver says."""
+    """What the device is called that a URI names by number or path, or the first one, and what a GPU's driver says.
+
+    Raises `ValueError` where the driver lists no such device.
+    """
     if name not in GPU_TARGETS:
         return "", None
     devices = driver.query_available_devices()
     path = uri.partition("://")[2].partition("?")[0]
     number = int(path) if path.isdecimal() else 0
-    device = next((device for device in devices if device["path"] == path), devices[number])
+    device = next((device for device in devices if device["path"] == path), None)
+    if device is None:
+        if number >= len(devices):
+            raise ValueError(f"the driver lists {len(devices)} devices")
+        device = devices[number]
     return str(device["name"]), Gpu.of(name, str(driver.dump_device_info(device["device_id"])))
 
 

@@ -124,6 +124,16 @@ def test_the_device_that_is_named_is_asked(uri: str, name: str, capability: str)
     assert (called, gpu.facts["gpu-compute-capability"]) == (name, capability)
 
 
+@pytest.mark.parametrize("driver", [driver for driver in GPU_TARGETS if driver in available_drivers()])
+def test_a_device_that_the_driver_does_not_list_is_a_sentence(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+    class Opens(Driver):
+        def create_device_by_uri(self, _: str) -> None: ...
+
+    monkeypatch.setattr(device_module.rt, "get_driver", lambda _: Opens())
+    with pytest.raises(DeviceError, match=f"'{driver}://2' cannot be opened on this machine: the driver lists 2 dev"):
+        Device(f"{driver}://2", 0)
+
+
 @pytest.mark.parametrize("uri", ["local-sync", GENERIC_DEVICE])
 def test_an_input_holds_what_was_put_last(uri: str) -> None:
     """On a device whose memory the host does not see, in a new buffer each time."""
