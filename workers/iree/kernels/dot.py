@@ -58,50 +58,72 @@ def add_product(
 ) -> None:
     """Write a share of `product`."""
     low, high = (share_end(code, code.add(share.number, end), share.count, p.tiles) for end in (0, 1))
-    rows = p.rounded.rows
-
-    def tile(at: str, first: str, height: int, soon: Callable[[str, str], Fetches]) -> None:
-        numbers = [code.add(first, row) for row in range(height)]
-        column = code.mul(at, LANES)
-        for number, (total,) in zip(numbers, tile_sums(code, p, factors, [at], numbers, soon), strict=True):
-            if bias is not None:
-                total = code.let(f"arith.addf {total}, {code.read(bias, [column])} : {FLOATS}")
-            code.put(total, LANES, out, [number, column])
-
-    def blocks(b: _Blocks, count: str, last: str) -> None:
-        """All of the share's tiles, for so many blocks, the last of which begins at a certain row."""
-
-        def some(first: str) -> None:
-            end = code.least(code.add(first, b.together), count)
-
-            def each(at: str) -> None:
-                def block(number: str) -> None:
-                    row = code.least(code.mul(number, b.height), last)
-                    tile(at, row, b.height, lambda group, byte: soon(b, code.minus(number, first), at, group, byte))
-
-                code.repeat(first, end, 1, block)
-
-            code.repeat(low, high, 1, each)
-
-        code.repeat(code.index(0), count, b.together, some)
-
-    def soon(b: _Blocks, turn: str, at: str, group: str, byte: str) -> Fetches:
-        """A single block of rows reads on in memory, several of them share the next tile."""
-        if b.together == 1:
-            return fetch_tiles(code, p, factors, [at], byte)
-        lines = -(-p.vectors // b.sharing)
-        groups_before = code.add(code.mul(turn, p.rounded.groups), group)
-        return fetch(code, factors, code.add(at, 1), code.mul(groups_before, lines * LINE), lines)
-
+    rows, work = p.rounded.rows, _Work(code, p, factors, out, bias, low, high)
     heights = Heights(rows, p.tallest)
 
     def of_height(height: int, end: str, last: str) -> None:
         limits = [-(-limit // height) for limit, its in heights.limits if its == height]
-        blocks(_Blocks(height, min(limits), -(-rows // height)), code.div(code.add(end, height - 1), height), last)
+        count = code.div(code.add(end, height - 1), height)
+        work.all_tiles(_Blocks(height, min(limits), -(-rows // height)), count, last)
 
     if live is not None:
         heights.choose(code, live, of_height)
         return
     count = -(-rows // p.tallest)
     height = -(-rows // count)
-    blocks(_Blocks(height, count, count), code.index(count), code.index(rows - height))
+    work.all_tiles(_Blocks(height, count, count), code.index(count), code.index(rows - height))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A share of a product: its operands, and the first of its tiles and their end."""
+
+    code: Code
+    p: Product
+    factors: Factors
+    out: Value
+    bias: Value | None
+    low: str
+    high: str
+
+    def all_tiles(self, b: _Blocks, count: str, last: str) -> None:
+        """Multiply so many blocks, the last of which begins at a certain row: as many as pass by a tile together by
+        every tile, then the others."""
+        code = self.code
+
+        def some(first: str) -> None:
+            end = code.least(code.add(first, b.together), count)
+
+            def tile(at: str) -> None:
+                def block(number: str) -> None:
+                    row = code.least(code.mul(number, b.height), last)
+                    self._block(b, row, at, lambda: code.minus(number, first))
+
+                code.repeat(first, end, 1, block)
+
+            code.repeat(self.low, self.high, 1, tile)
+
+        code.repeat(code.index(0), count, b.together, some)
+
+    def _block(self, b: _Blocks, first: str, at: str, turn: Callable[[], str]) -> None:
+        """Multiply the rows from `first` on by the tile `at`; `turn` is which of the blocks that it is read for."""
+        code, p = self.code, self.p
+        rows = [code.add(first, row) for row in range(b.height)]
+        column = code.mul(at, LANES)
+
+        def soon(group: str, byte: str) -> Fetches:
+            return self._fetches(b, turn(), at, group, byte)
+
+        for row, (total,) in zip(rows, tile_sums(code, p, self.factors, [at], rows, soon), strict=True):
+            if self.bias is not None:
+                total = code.let(f"arith.addf {total}, {code.read(self.bias, [column])} : {FLOATS}")
+            code.put(total, LANES, self.out, [row, column])
+
+    def _fetches(self, b: _Blocks, turn: str, at: str, group: str, byte: str) -> Fetches:
+        """A single block of rows reads on in memory, several of them share the next tile."""
+        code, p = self.code, self.p
+        if b.together == 1:
+            return fetch_tiles(code, p, self.factors, [at], byte)
+        lines = -(-p.vectors // b.sharing)
+        groups_before = code.add(code.mul(turn, p.rounded.groups), group)
+        return fetch(code, self.factors, code.add(at, 1), code.mul(groups_before, lines * LINE), lines)
