@@ -7,9 +7,9 @@ from cli.options import CommandFailed
 from cli.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
-from workers.backends import BackendMissing
 from workers.checkpoint import CheckpointError, resolve_model
 from workers.loading import describe
+from workers.refused import LoadRefused
 from workers.spec import WorkerSpec
 
 BUILTIN_NAME = "baton-tiny"
@@ -68,7 +68,7 @@ def check_model(spec: WorkerSpec) -> None:
     """Find out before any process starts what a worker could only fail at. Raises `CommandFailed` in a sentence."""
     try:
         describe(spec)
-    except (BackendMissing, CheckpointError, OSError) as error:
+    except (LoadRefused, OSError) as error:
         raise CommandFailed(str(error)) from error
 
 

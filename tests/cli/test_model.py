@@ -51,9 +51,10 @@ def test_a_model_is_checked_before_anything_starts(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "model")
     settings = Settings(model=str(path), backend="mlx")
     check_model(worker_spec(settings, ChosenModel.choose(settings)))
-    longer = Settings(model=str(path), backend="mlx", context=1 << 20)
-    with pytest.raises(CommandFailed, match="max_position_embeddings"):
-        check_model(worker_spec(longer, ChosenModel.choose(longer)))
+    for context, problem in ((1 << 20, "max_position_embeddings"), (1, "context: 1 token leaves no room")):
+        other = Settings(model=str(path), backend="mlx", context=context)
+        with pytest.raises(CommandFailed, match=problem):
+            check_model(worker_spec(other, ChosenModel.choose(other)))
 
 
 def test_a_name_that_is_too_long_for_the_wire_is_a_sentence(tmp_path: Path) -> None:
