@@ -34,10 +34,9 @@ SCORE_STREAM = -1
 class BatchEngine:
     """Scheduler and runner together.
 
-    `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes (None is what
-    measured costs allow, see `workers.pace`), `kv_tokens` the cache
-    rows in use, and `prefixes` what is kept of ended sequences (see `Scheduler`); `clock` gives seconds and is used
-    for the times in `End` and for the longest step only.
+    `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes (None is what measured
+    costs allow, see `workers.pace`), `kv_tokens` the cache rows in use, and `prefixes` what is kept of ended sequences
+    (see `Scheduler`); `clock` gives seconds and is used for the times in `End` and for the longest step only.
     """
 
     def __init__(
