@@ -129,7 +129,7 @@ def test_a_device_that_the_driver_does_not_list_is_a_sentence(monkeypatch: pytes
     class Opens(Driver):
         def create_device_by_uri(self, _: str) -> None: ...
 
-    monkeypatch.setattr(device_module.rt, "get_driver", lambda _: Opens())
+    monkeypatch.setattr(rt, "get_driver", lambda _: Opens())
     with pytest.raises(DeviceError, match=f"'{driver}://2' cannot be opened on this machine: the driver lists 2 dev"):
         Device(f"{driver}://2", 0)
 
