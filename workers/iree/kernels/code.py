@@ -1,7 +1,7 @@
 """A builder of MLIR text for dispatches whose every instruction is chosen here.
 
-A `Code` is the body of one workgroup in the arith, scf, tensor and vector dialects. Nothing in it is left for the
-compiler to tile, vectorize or reorder, so two graphs with the same body compute the same bits.
+A `Code` is the body of one workgroup in the arith, scf, tensor, memref and vector dialects. Nothing in it is left for
+the compiler to tile, vectorize or reorder, so two graphs with the same body compute the same bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 LANES = 16
 """Lanes of a vector: one AVX-512 register of float32; narrower machines use several registers."""
 FLOATS = f"vector<{LANES}xf32>"
-DISPATCH = "!iree_tensor_ext.dispatch.tensor"
 ELEMENT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8", "int32": "i32", "uint32": "ui32"}
 """MLIR's names of the element types."""
 
@@ -242,101 +241,3 @@ class Code:
 
 def _literal(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.9e}"
-
-
-@dataclass(slots=True)
-class Dispatch:
-    """One function with one dispatch in it: `build` its body through `code` and the tensors of `take` and `give`."""
-
-    name: str
-    grid: tuple[int, ...]
-    """Workgroups along x, y and z."""
-    code: Code = field(default_factory=Code)
-    _inputs: list[Value] = field(default_factory=list)
-    _in_place: set[str] = field(default_factory=set)
-    _outputs: list[Value] = field(default_factory=list)
-    _numbers: list[int] = field(default_factory=list)
-
-    def number(self, value: int) -> str:
-        """An index that is handed in: kernels that differ in such numbers alone are compiled once."""
-        self._numbers.append(value)
-        return f"%n{len(self._numbers) - 1}"
-
-    def workgroup(self, axis: int = 0) -> str:
-        return self.code.let(f"flow.dispatch.workgroup.id[{axis}] : index")
-
-    def take(self, shape: tuple[int, ...], element: str) -> Value:
-        """The next input, whole, to be read."""
-        value = self.argument(shape, element)
-        return self.load(value, ["0"] * len(shape), shape)
-
-    def argument(self, shape: tuple[int, ...], element: str, *, in_place: bool = False) -> Value:
-        """The next input, to `load` parts of; one that is in place is also the next result."""
-        value = Value(f"%i{len(self._inputs)}", shape, element)
-        self._inputs.append(value)
-        if in_place:
-            self._in_place.add(value.name)
-        return value
-
-    def give(self, shape: tuple[int, ...], element: str) -> Value:
-        """The next result, to be stored to part by part."""
-        value = Value(f"%o{len(self._outputs)}", shape, element)
-        self._outputs.append(value)
-        return value
-
-    def load(
-        self, source: Value, at: Sequence[str], sizes: Sequence[int], shape: tuple[int, ...] | None = None
-    ) -> Value:
-        """A part of an input as a tensor, of another rank when `shape` leaves out dimensions of size 1."""
-        part = Value("", shape or tuple(sizes), source.element)
-        name = self.code.let(
-            f"iree_tensor_ext.dispatch.tensor.load {source.name}, {_range(at, sizes)}"
-            f" : {self._port(source)} -> {part.type}"
-        )
-        return Value(name, part.shape, part.element)
-
-    def store(self, part: Value, target: Value, at: Sequence[str], sizes: Sequence[int] | None = None) -> None:
-        """Put a tensor into a result or an input that is in place."""
-        self.code.do(
-            f"iree_tensor_ext.dispatch.tensor.store {part.name}, {target.name}, {_range(at, sizes or part.shape)}"
-            f" : {part.type} -> {self._port(target)}"
-        )
-
-    def _port(self, value: Value) -> str:
-        mode = "writeonly" if value in self._outputs else "readonly"
-        return f"{DISPATCH}<{'readwrite' if value.name in self._in_place else mode}:{value.type}>"
-
-    def function(self) -> str:
-        """The function's text: inputs in the order in which they were taken, results those given, then in place."""
-        tied = [value for value in self._inputs if value.name in self._in_place]
-        results = [value.type for value in (*self._outputs, *tied)]
-        outs = ", ".join([*(value.type for value in self._outputs), *(f"%a{value.name[2:]}" for value in tied)])
-        numbers = [f"%n{i}" for i in range(len(self._numbers))]
-        ports = [f"{name}: index" for name in numbers]
-        ports += [f"{value.name}: {self._port(value)}" for value in (*self._inputs, *self._outputs)]
-        names = ", ".join([*(f"%c{i}" for i in range(len(numbers))), *(f"%a{i}" for i in range(len(self._inputs)))])
-        types = ", ".join([*("index" for _ in numbers), *(value.type for value in self._inputs)])
-        arguments = ", ".join(f"%a{i}: {value.type}" for i, value in enumerate(self._inputs))
-        constants = "".join(f"    %c{i} = arith.constant {value} : index\n" for i, value in enumerate(self._numbers))
-        count = len(results)
-        returned = ", ".join(f"%r#{i}" for i in range(count)) if count > 1 else "%r"
-        grid = [*self.grid, *([1] * (3 - len(self.grid)))]
-        return f"""
-  func.func private @{self.name}({arguments}) -> ({", ".join(results)}) {{
-{constants}    %r{f":{count}" if count > 1 else ""} = flow.dispatch.workgroups({names}) : ({types}) -> ({outs}) =
-        ({", ".join(ports)}) {{
-{self.code.text()}
-      flow.return
-    }} count() -> (index, index, index) {{
-      %x = arith.constant {grid[0]} : index
-      %y = arith.constant {grid[1]} : index
-      %z = arith.constant {grid[2]} : index
-      flow.return %x, %y, %z : index, index, index
-    }}
-    return {returned} : {", ".join(results)}
-  }}"""
-
-
-def _range(at: Sequence[str], sizes: Sequence[int]) -> str:
-    ones = ", ".join("1" for _ in sizes)
-    return f"offsets = [{', '.join(at)}], sizes = [{', '.join(map(str, sizes))}], strides = [{ones}]"

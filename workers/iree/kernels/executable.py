@@ -125,7 +125,7 @@ def _views(scratch: Sequence[Operand]) -> tuple[list[Operand], str]:
 
 @dataclass(slots=True)
 class Kernel:
-    """Like `code.Dispatch`, but its body works on memory: it can prefetch, and writes its results where they stay."""
+    """Like a `Dispatch`, but its body works on memory: it can prefetch, and writes its results where they stay."""
 
     name: str
     workgroups: int

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.code import FLOATS, LANES, Code, Dispatch, Value
+from workers.iree.kernels.code import FLOATS, LANES, Code, Value
+from workers.iree.kernels.dispatch import Dispatch
 from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.linear import ACTIVATIONS, GROUP_BYTES, element_bytes, stride, sums_of
 from workers.iree.kernels.routing import Mixture
@@ -151,7 +152,7 @@ def _spans(shares: Shares, sums: int) -> Callable[[int], int]:
 def combine(name: str, m: Mixture) -> str:
     """f32 [pairs, hidden] and the weights f32 [rows, per_token] -> their weighted sums f32 [rows, hidden]."""
     k = m.experts.per_token
-    d = Dispatch(name, (m.rows,))
+    d = Dispatch(name, m.rows)
     code = d.code
     x, weights = d.take((m.pairs, m.hidden), "f32"), d.take((m.rows, k), "f32")
     out = d.give((m.rows, m.hidden), "f32")

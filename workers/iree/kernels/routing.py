@@ -8,7 +8,8 @@ import math
 from dataclasses import dataclass
 
 from workers.architectures.parts import Experts
-from workers.iree.kernels.code import FLOATS, LANES, Code, Dispatch, Value
+from workers.iree.kernels.code import FLOATS, LANES, Code, Value
+from workers.iree.kernels.dispatch import Dispatch
 
 LOW = "-1.0e30"
 """Below every logit; what was chosen gets it."""
@@ -48,7 +49,7 @@ def route(name: str, m: Mixture) -> str:
     count, chosen = m.experts.count, m.experts.per_token
     lanes = math.gcd(LANES, count)
     kind = f"vector<{lanes}xf32>"
-    d = Dispatch(name, (m.rows,))
+    d = Dispatch(name, m.rows)
     code = d.code
     logits = d.take((m.rows, count), "f32")
     experts, weights = d.give((m.rows, chosen), "i32"), d.give((m.rows, chosen), "f32")
@@ -134,7 +135,7 @@ def group(name: str, m: Mixture, *, live: bool = False) -> str:
     nothing begins. Where there is `live`, the pairs are those of so many rows.
     """
     count, pairs, groups = m.experts.count, m.pairs, m.groups
-    d = Dispatch(name, (1,))
+    d = Dispatch(name, 1)
     code = d.code
     experts = d.take((m.rows, m.experts.per_token), "i32")
     number = d.take((1,), "i32") if live else None
