@@ -97,6 +97,9 @@ class Recorder:
                 self._changed = anyio.Event()
                 await self._changed.wait()
 
+    async def until_lost(self, count: int) -> None:
+        await self.until(lambda: len(self.lost) == count)
+
     async def until_state(self, state: WorkerState) -> WorkerStatus:
         await self.until(lambda: self.states[-1:] == [state])
         return self.statuses[-1]

@@ -204,10 +204,14 @@ async def test_drain_now_delivers_without_a_turn_of_the_loop(endpoint: str) -> N
 async def test_a_closed_link_leaves_no_descriptor(endpoint: str) -> None:
     async with pair(endpoint):
         await settle()
-    before = len(os.listdir(DESCRIPTORS))
-    for _ in range(5):
+
+    async def exchange() -> None:
         with LocalEndpoint() as fresh:
             async with pair(fresh.address) as (here, there):
                 there.link.send_nowait([b"x"])
-                await here.until(lambda end=here: bool(end.messages))  # type: ignore[misc]
+                await here.until(lambda: bool(here.messages))
+
+    before = len(os.listdir(DESCRIPTORS))
+    for _ in range(5):
+        await exchange()
     assert len(os.listdir(DESCRIPTORS)) == before

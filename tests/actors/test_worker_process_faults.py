@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import anyio
 import pytest
@@ -172,11 +171,7 @@ async def test_it_may_be_killed_as_often_as_somebody_likes() -> None:
             status = await heard.until_state(WorkerState.READY)
             assert status.incarnation == incarnation
             os.kill(status.pid or 0, signal.SIGKILL)
-            await heard.until(lambda number=incarnation: len(heard.lost) == number)  # type: ignore[misc]
-
-
-def runs(worker: WorkerProcess, incarnation: int) -> bool:
-    return worker.status.incarnation == incarnation and worker.status.pid is not None
+            await heard.until_lost(incarnation)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells that a process is suspended")
@@ -184,10 +179,14 @@ async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> N
     """Neither for the deadlines of a start, nor for an answer to SIGTERM."""
     deadlines = replace(PATIENT, suspended=0.2, term=2 * WAIT_S)
     worker, heard = make("silent_start", "stuck_loading", "good", deadlines=deadlines)
+
+    async def suspend(incarnation: int) -> None:
+        await heard.until(lambda: worker.status.incarnation == incarnation and worker.status.pid is not None)
+        os.kill(worker.status.pid or 0, signal.SIGSTOP)
+
     async with running(worker, heard):
         for incarnation in (1, 2):
-            await heard.until(partial(runs, worker, incarnation))
-            os.kill(worker.status.pid or 0, signal.SIGSTOP)
+            await suspend(incarnation)
         assert (await heard.until_state(WorkerState.READY)).incarnation == 3
     assert {status.reason for status in heard.statuses} - {""} == {"it was suspended for 0.2 s", "stopped"}
 
@@ -211,7 +210,7 @@ async def test_ends_that_were_pardoned_do_not_count() -> None:
             if incarnation <= 3:
                 worker.pardon_nowait(incarnation)
             worker.send_nowait([submit(incarnation)])
-            await heard.until(lambda number=incarnation: len(heard.lost) == number)  # type: ignore[misc]
+            await heard.until_lost(incarnation)
         await heard.until_state(WorkerState.GIVEN_UP)
     assert worker.status.incarnation == 5
     assert worker.status.reason.startswith("failed 2 times within 300 s: ")
@@ -221,11 +220,15 @@ async def test_starts_that_keep_failing_are_given_up_however_long_each_takes() -
     """The policy forgets a failure at once, as it does those of starts that take longer than its window."""
     forgetful = RestartPolicy(window_s=1e-9, first_delay_s=0.0, max_delay_s=0.0)
     worker, heard = make("last_words", "last_words", *["exits"] * 8, policy=forgetful)
+
+    async def fail(incarnation: int) -> None:
+        await heard.until_state(WorkerState.READY)
+        worker.send_nowait([submit(incarnation)])
+        await heard.until(lambda: worker.status.incarnation > incarnation)
+
     async with running(worker, heard):
         for incarnation in (1, 2):
-            await heard.until_state(WorkerState.READY)
-            worker.send_nowait([submit(incarnation)])
-            await heard.until(lambda number=incarnation: worker.status.incarnation > number)  # type: ignore[misc]
+            await fail(incarnation)
         await heard.until_state(WorkerState.GIVEN_UP)
     assert worker.status.incarnation == 2 + MAX_FAILED_STARTS
     assert worker.status.reason == "failed 5 starts in a row: its process exited with status 4"

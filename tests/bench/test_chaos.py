@@ -1,5 +1,7 @@
 """The requests of the benchmark, and when a worker is killed."""
 
+from pathlib import Path
+
 import pytest
 
 from bench.chaos import Line, moment, options
@@ -12,8 +14,8 @@ def test_the_moment_of_a_kill(phase: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "workers", "standby"), [("1", 1, 0), ("2", 2, 0), ("1+2", 1, 2)])
-def test_a_set_up_by_its_name(name: str, workers: int, standby: int, tmp_path: object) -> None:
-    found = options(name, 8, tmp_path)  # type: ignore[arg-type]
+def test_a_set_up_by_its_name(name: str, workers: int, standby: int, tmp_path: Path) -> None:
+    found = options(name, 8, tmp_path)
     assert (found["workers"], found["standby"], found["max_batch_size"]) == (workers, standby, 8)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from actors.origin import Origin
 from actors.worker import WorkerState, WorkerStatus, WorkerUnavailable
@@ -91,9 +92,9 @@ class FakeWorker:
             await self.arrived.wait()
         return self.cancels
 
-    def change(self, **changes: object) -> None:
+    def change(self, **changes: Any) -> None:
         """A new status, told to the gateway."""
-        self.status = replace(self.status, **changes)  # type: ignore[arg-type]
+        self.status = replace(self.status, **changes)
         self.router.worker_changed(self.status)
 
     @property

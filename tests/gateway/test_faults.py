@@ -14,7 +14,7 @@ from tests.gateway.real import Real, launch, real_gateway
 from tests.gateway.serving import COMPLETION
 from tests.gateway.test_metrics import scrape
 from workers.engine_thread import MAX_FAILED_STEPS
-from workers.faults import Fault
+from workers.faults import CallFault, Fault, LinkFault
 
 pytestmark = pytest.mark.anyio
 
@@ -31,8 +31,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("kind", "reason"), FAULTS.items(), ids=FAULTS)
-async def test_a_fault_inside_a_step_is_noticed_and_named(kind: str, reason: str) -> None:
-    fault = Fault(kind, call=5, incarnation=1)  # type: ignore[arg-type]
+async def test_a_fault_inside_a_step_is_noticed_and_named(kind: CallFault, reason: str) -> None:
+    fault = Fault(kind, call=5, incarnation=1)
     deadlines = IMPATIENT if "no step" in reason else QUICK
     with structlog.testing.capture_logs() as logs:
         async with real_gateway(launch("w0", rate=100, faults=(fault,)), deadlines=deadlines) as real:
@@ -52,8 +52,8 @@ LINK = {
 
 
 @pytest.mark.parametrize(("kind", "reason"), LINK.items(), ids=LINK)
-async def test_a_message_that_is_lost_or_is_none_costs_the_worker_and_no_token(kind: str, reason: str) -> None:
-    fault = Fault(kind, call=12, incarnation=1)  # type: ignore[arg-type]
+async def test_a_message_that_is_lost_or_is_none_costs_the_worker_and_no_token(kind: LinkFault, reason: str) -> None:
+    fault = Fault(kind, call=12, incarnation=1)
     body = COMPLETION | {"max_tokens": 40, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     with structlog.testing.capture_logs() as logs:
         async with real_gateway(launch("w0", rate=200, faults=(fault,))) as real:
@@ -74,8 +74,8 @@ async def test_a_slow_link_costs_time_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["raise", "nan"])
-async def test_a_worker_whose_every_step_fails_is_replaced(kind: str) -> None:
-    fault = Fault(kind, calls=0, incarnation=1)  # type: ignore[arg-type]
+async def test_a_worker_whose_every_step_fails_is_replaced(kind: CallFault) -> None:
+    fault = Fault(kind, calls=0, incarnation=1)
     with structlog.testing.capture_logs() as logs:
         async with real_gateway(launch("w0", slots=1, faults=(fault,))) as real:
             await real.client.post("/v1/completions", json=COMPLETION | {"n": MAX_FAILED_STEPS})
@@ -110,7 +110,7 @@ async def test_a_standby_takes_the_place_of_a_killed_worker_which_then_stands_by
         (active,) = (name for name, role in before.items() if role == "active")
         (standby,) = before.keys() - {active}
         killed = real.fleet[active].process
-        promotions = (await scrape(real, standby))["baton_worker_promotions_total"]  # type: ignore[arg-type]
+        promotions = (await scrape(real, standby))["baton_worker_promotions_total"]
         os.kill(killed.status.pid or 0, signal.SIGKILL)
         await real.until(lambda: killed.status.state is not WorkerState.READY)
         assert (await real.client.get("/health/ready")).status_code == 200
@@ -119,7 +119,7 @@ async def test_a_standby_takes_the_place_of_a_killed_worker_which_then_stands_by
         assert killed.status.state is not WorkerState.READY, "nobody waited for the restart"
         await real.ready()
         assert await roles(real) == {active: "standby", standby: "active"}
-        seen = {name: await scrape(real, name) for name in before}  # type: ignore[arg-type]
+        seen = {name: await scrape(real, name) for name in before}
         assert seen[standby]["baton_worker_promotions_total"] == promotions + 1
         assert (seen[standby]["baton_worker_standby"], seen[active]["baton_worker_standby"]) == (0, 1)
         assert (seen[standby]["baton_slots_available"], seen[active]["baton_slots_available"]) == (4, 0)

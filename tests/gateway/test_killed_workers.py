@@ -15,7 +15,7 @@ from gateway.suspicion import MAX_TRIES
 from tests.gateway.panicking import POISON
 from tests.gateway.real import Real, gather, launch, real_gateway
 from tests.gateway.serving import events
-from workers.faults import CallFault, Fault
+from workers.faults import CallFault, Fault, LinkFault
 
 pytestmark = pytest.mark.anyio
 
@@ -91,9 +91,9 @@ async def test_streams_go_on_with_the_restart(phase: str, whole: list[Any]) -> N
 @pytest.mark.parametrize(
     "kind", ["kill", "abort", "hang", "stop", "drop_message", "garble_message", "oversize_message"]
 )
-async def test_streams_go_on_with_another_worker(kind: str, whole: list[Any]) -> None:
+async def test_streams_go_on_with_another_worker(kind: CallFault | LinkFault, whole: list[Any]) -> None:
     """Four each; one worker is gone in the middle of a step of its own, or one of its messages is."""
-    fault = Fault(kind, call=30, incarnation=1)  # type: ignore[arg-type]
+    fault = Fault(kind, call=30, incarnation=1)
     deadlines = Deadlines(stop=0.5, term=0.2, **({"hang": 0.5} if kind in ("hang", "stop") else {}))
     launches = launch("a", rate=300, faults=(fault,)), launch("b", rate=300)
     async with real_gateway(*launches, deadlines=deadlines) as real:
@@ -137,15 +137,18 @@ async def test_kills_in_quick_succession_quarantine_nobody(whole: list[Any]) -> 
     """Each as soon as the next life has got its requests, before any of them has got three tokens further."""
     async with real_gateway(launch("w0", slots=8, rate=300)) as real:
 
-        async def kill() -> None:
-            for incarnation in range(1, MAX_TRIES):
-                await real.until(
-                    lambda number=incarnation: real.status().incarnation == number and len(delivered(real)) == 8,  # type: ignore[misc]
-                    lambda: os.kill(real.status().pid or 0, signal.SIGKILL),
-                )
-                await real.until(lambda number=incarnation: real.status().incarnation > number)  # type: ignore[misc]
+        async def kill(incarnation: int) -> None:
+            await real.until(
+                lambda: real.status().incarnation == incarnation and len(delivered(real)) == 8,
+                lambda: os.kill(real.status().pid or 0, signal.SIGKILL),
+            )
+            await real.until(lambda: real.status().incarnation > incarnation)
 
-        again, _ = await gather(lambda: ask_all(real), kill)
+        async def kill_each() -> None:
+            for incarnation in range(1, MAX_TRIES):
+                await kill(incarnation)
+
+        again, _ = await gather(lambda: ask_all(real), kill_each)
         assert again == whole
         assert real.status().restarts == MAX_TRIES - 1
 

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.counters import COUNTED, Counters
 from protocol.events import Delta, Gauges, Step, Usage
+from tests.gateway.real import Real
 from tests.gateway.serving import COMPLETION, Served, serving
 
 LABELS = {"model": "tiny", "backend": "scripted", "worker": "w0"}
@@ -23,7 +24,7 @@ OF_NO_WORKER = {
 }
 
 
-async def scrape(served: Served, worker: str = "w0") -> dict[str, float]:
+async def scrape(served: Served | Real, worker: str = "w0") -> dict[str, float]:
     """Samples of one worker, buckets left out."""
     response = await served.client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")

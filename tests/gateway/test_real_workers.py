@@ -49,7 +49,7 @@ async def test_three_prompts_give_exactly_the_counts_that_users_know() -> None:
             "prompt_tokens_details": {"cached_tokens": 0},
         }
         await drained(real)
-        seen = await scrape(real)  # type: ignore[arg-type]
+        seen = await scrape(real)
         (worker,) = (await real.client.get("/admin/workers")).json()["workers"]
     assert seen["baton_batch_sequences_started"] == 3
     assert seen["baton_batch_sequences_completed"] == 3
@@ -72,7 +72,7 @@ async def test_a_prompt_that_was_seen_is_not_computed_again_and_usage_says_so() 
         chunks = await streamed(real, body | {"stream_options": {"include_usage": True}})
         bearer = {"authorization": "Bearer another"}
         stranger = (await real.client.post("/v1/completions", json=body, headers=bearer)).json()
-        seen = await scrape(real)  # type: ignore[arg-type]
+        seen = await scrape(real)
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, again, other, chunks[-2])]
     # The third one takes the slot over, and a few rows of what was in it are lost to the fourth.
     assert cached == [0, len(prompt) + 3, len(prompt), len(prompt)]
@@ -133,7 +133,7 @@ async def test_a_killed_worker_is_replaced_and_its_stream_goes_on() -> None:
         assert [answer.status_code for answer in answers] == [200] * 4
         first, second = (await real.client.get("/admin/workers")).json()["workers"]
         assert (first["incarnation"], second["incarnation"]) == (2, 1)
-        seen = await scrape(real, "a")  # type: ignore[arg-type]
+        seen = await scrape(real, "a")
         assert seen["baton_batch_decode_tokens_total"] > 8, "the dead incarnation's tokens still count"
         assert seen["baton_worker_restarts_total"] == 1
 

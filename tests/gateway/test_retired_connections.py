@@ -1,6 +1,8 @@
 """Connections of HTTP/2 that are to be used no more: at a take-over, in a drain, and when the server ends."""
 
+import functools
 import json
+import operator
 import shutil
 import subprocess
 
@@ -94,7 +96,7 @@ async def test_a_drain_tells_a_client_that_never_idles_in_time_and_its_streams_f
         assert (peer.statuses[refused], peer.last_streams) == (503, [EVERY_STREAM])
         for number, submit in ((short, two), (long, one)):
             served.worker.finish(submit.stream, "b")
-            await peer.until(lambda number=number: number in peer.ended)  # type: ignore[misc]
+            await peer.until(functools.partial(operator.contains, peer.ended, number))
             assert peer.bodies[number].endswith(b"data: [DONE]\n\n")
         while await peer.read():
             pass

@@ -12,7 +12,7 @@ from models import builtin_path
 from tests.gateway.real import Real, gather, real_gateway
 from tests.gateway.serving import events
 from workers.faults import Fault
-from workers.spec import WorkerSpec
+from workers.spec import Backend, WorkerSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -31,12 +31,12 @@ BODY = {
 }
 
 
-def launch(backend: str, *, standby: bool = False) -> WorkerLaunch:
+def launch(backend: Backend, *, standby: bool = False) -> WorkerLaunch:
     spec = WorkerSpec(
         backend,
         "tiny",
         str(builtin_path()),
-        backend,  # type: ignore[arg-type]
+        backend,
         log_level="warning",
         faults=(SLOW,),
     )

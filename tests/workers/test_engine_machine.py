@@ -7,6 +7,7 @@ is the one that the request would get alone.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -46,8 +47,8 @@ def scripted(slots: int, exact_rows: bool) -> "Recorder":
 class Recorder(ScriptedRunner):
     """Keeps the calls of the running step, and fails them and resets when it is told to."""
 
-    def __init__(self, **options: object) -> None:
-        super().__init__(**options)  # type: ignore[arg-type]
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.chunks: list[Chunk] = []
         self.rows: list[Row] = []
         self.holder: Callable[[int], int | None]

@@ -16,8 +16,8 @@ GREEDY = Sampling()
 SEEDED = Sampling(temperature=1.0, seed=9)
 
 
-def runner(**options: object) -> ScriptedRunner:
-    return ScriptedRunner(slots=4, context=32, prefill_chunks=(4, 8), **options)  # type: ignore[arg-type]
+def runner(**options: Any) -> ScriptedRunner:
+    return ScriptedRunner(slots=4, context=32, prefill_chunks=(4, 8), **options)
 
 
 def fill(one: ScriptedRunner, slot: int, tokens: tuple[int, ...], sampling: Sampling = GREEDY) -> int:

@@ -1,8 +1,8 @@
 """What the tests of the IREE backend start from. Compiling is most of their time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypedDict, Unpack
 
 import pytest
 
@@ -13,12 +13,30 @@ from tests.checkpoints import make_checkpoint
 from tests.compiling import compiling_here
 from workers.affinity import usable_cores
 from workers.checkpoint import ModelConfig
-from workers.iree.runner import IreeRunner
+from workers.iree.runner import IreeRunner, Progress
+from workers.spec import Dtype, Quantize
 
 CONTEXT = 96
 """Chunks of 32, 64 and 96: prompts of several chunks, and of chunks that pad beyond the context."""
 
-Load = Callable[..., IreeRunner]
+
+class Options(TypedDict, total=False):
+    """What a test may ask of `IreeRunner.load`."""
+
+    device: str
+    dtype: Dtype
+    quantize: Quantize
+    slots: int
+    context: int
+    cache_dir: Path
+    threads: int
+    progress: Progress
+    kv_bytes: int
+    background: bool
+
+
+class Load(Protocol):
+    def __call__(self, path: Path = ..., **changes: Unpack[Options]) -> IreeRunner: ...
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +46,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def load(cache_dir: Path, checkpoint: Path) -> Load:
-    def load(path: Path = checkpoint, **changes: Any) -> IreeRunner:
-        options: dict[str, Any] = {
+    def load(path: Path = checkpoint, **changes: Unpack[Options]) -> IreeRunner:
+        defaults: Options = {
             "device": "local-task",
             "dtype": "float32",
             "slots": 8,
@@ -39,8 +57,9 @@ def load(cache_dir: Path, checkpoint: Path) -> Load:
             "progress": lambda phase, done, total: None,
             "background": False,
         }
+        options: Options = {**defaults, **changes}
         with compiling_here():
-            return IreeRunner.load(path, ModelConfig.from_dir(path), **(options | changes))
+            return IreeRunner.load(path, ModelConfig.from_dir(path), **options)
 
     return load
 

@@ -19,6 +19,7 @@ from tests.workers.iree.conftest import Load, fetch_all
 from workers.iree.graphs import SAMPLE
 from workers.iree.runner import IreeRunner
 from workers.runner import Chunk, Draw, Row
+from workers.spec import Dtype, Quantize
 
 GREEDY = Draw(Sampling(), 1)
 SEEDED = Draw(Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11), 1)
@@ -104,7 +105,7 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "slots", "edited_here"), [("float32", 8, False), ("bfloat16", 32, True)])
-def test_gate(load: Load, dtype: str, slots: int, edited_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate(load: Load, dtype: Dtype, slots: int, edited_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With graphs for edits in part of the steps, and without any of them; with more rows than a product's tile, then
     in the ends of the ladders and the bucket of 16: each graph takes seconds to compile."""
     runner = load(dtype=dtype, slots=slots)
@@ -131,7 +132,7 @@ def make_mixture(path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_gate_with_weights_of_few_bits(load: Load, tmp_path: Path, kind: str) -> None:
+def test_gate_with_weights_of_few_bits(load: Load, tmp_path: Path, kind: Quantize) -> None:
     path = make_mixture(tmp_path / "model")
     report = run_gate(lambda: load(path, quantize=kind, dtype="bfloat16"), longest=70, requests=32)
     assert report.requests >= 32
@@ -150,7 +151,7 @@ def test_gate_of_windows_and_experts(load: Load, tmp_path: Path, family: Family,
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_rows_from_others_are_as_good_as_computed_ones(load: Load, dtype: str) -> None:
+def test_rows_from_others_are_as_good_as_computed_ones(load: Load, dtype: Dtype) -> None:
     report = run_prefix_gate(lambda: load(dtype=dtype))
     assert report.hits > report.requests // 2
     assert min(report.in_place, report.copies) > 0
@@ -178,7 +179,7 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("kind", "dtype"), [("int4", "bfloat16"), ("int8", "float32")])
 def test_logits_of_few_bits_are_equal_to_the_bit(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Quantize, dtype: Dtype
 ) -> None:
     """Of a layer of experts and one without; and where no group divides the inputs of down, which has all its bits."""
     path = tmp_path / "model"

@@ -1,6 +1,7 @@
 """The MLX backend as a worker reaches it: from its spec."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,8 @@ from workers.engine import Request
 from workers.spec import WorkerSpec
 
 
-def spec(path: Path, **options: object) -> WorkerSpec:
-    return WorkerSpec("worker", "model", str(path), backend="mlx", device="cpu", context=64, **options)  # type: ignore[arg-type]
+def spec(path: Path, **options: Any) -> WorkerSpec:
+    return WorkerSpec("worker", "model", str(path), backend="mlx", device="cpu", context=64, **options)
 
 
 def test_a_spec_loads_the_runner_it_describes(tmp_path: Path) -> None:

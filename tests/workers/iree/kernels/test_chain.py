@@ -1,5 +1,6 @@
 """Kernels of several phases: each sees all of the one before, whoever does the work and however many there are."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def reversing(name: str) -> str:
         code.repeat(low, high, 1, row)
 
     for phase, shares in enumerate((5, 1, ROWS, 14)):
-        chain.phase(shares, lambda share, phase=phase: work(phase, share))  # type: ignore[misc]
+        chain.phase(shares, functools.partial(work, phase))
     return chain.end()
 
 
