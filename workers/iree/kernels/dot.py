@@ -8,7 +8,7 @@ from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.heights import Heights
 from workers.iree.kernels.product import Factors, Product
 from workers.iree.kernels.shares import Share, share_end
-from workers.iree.kernels.tile import Fetches, fetch, fetch_tiles, tile_sums
+from workers.iree.kernels.tile import Fetches, fetch, fetch_straight, tile_sums
 from workers.iree.quantized import LINE
 
 ROWS_IN_CACHE = 64
@@ -114,7 +114,7 @@ class _Work:
         def soon(group: str, byte: str) -> Fetches:
             return self._fetches(b, turn(), at, group, byte)
 
-        for row, (total,) in zip(rows, tile_sums(code, p, self.factors, [at], rows, soon), strict=True):
+        for row, total in zip(rows, tile_sums(code, p, self.factors, at, rows, soon), strict=True):
             if self.bias is not None:
                 total = code.let(f"arith.addf {total}, {code.read(self.bias, [column])} : {FLOATS}")
             code.put(total, LANES, self.out, [row, column])
@@ -123,7 +123,7 @@ class _Work:
         """A single block of rows reads on in memory, several of them share the next tile."""
         code, p = self.code, self.p
         if b.together == 1:
-            return fetch_tiles(code, p, self.factors, [at], byte)
+            return fetch_straight(code, p, self.factors, at, byte)
         lines = -(-p.vectors // b.sharing)
         groups_before = code.add(code.mul(turn, p.rounded.groups), group)
         return fetch(code, self.factors, code.add(at, 1), code.mul(groups_before, lines * LINE), lines)

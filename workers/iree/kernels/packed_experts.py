@@ -14,7 +14,7 @@ from workers.iree.kernels.linear import ACTIVATIONS, stride
 from workers.iree.kernels.product import Dot, Factors, Product
 from workers.iree.kernels.rounding import Rounded
 from workers.iree.kernels.routing import Mixture
-from workers.iree.kernels.tile import PREFETCH, Fetches, fetch, fetch_tiles, tile_sums
+from workers.iree.kernels.tile import PREFETCH, Fetches, fetch, fetch_straight, tile_sums
 from workers.iree.quantized import Packing
 
 
@@ -74,9 +74,9 @@ def packed_down(name: str, e: PackedExperts) -> str:
     out = d.give((m.pairs, m.hidden), "f32")
 
     def tile(expert: str, pairs: list[str], first: str, _: int) -> None:
-        tiles = [code.add(code.mul(expert, m.down_tiles), first)]
-        sums = tile_sums(code, p, factors, tiles, pairs, lambda _, at: fetch_tiles(code, p, factors, tiles, at))
-        for pair, (total,) in zip(pairs, sums, strict=True):
+        its = code.add(code.mul(expert, m.down_tiles), first)
+        sums = tile_sums(code, p, factors, its, pairs, lambda _, at: fetch_straight(code, p, factors, its, at))
+        for pair, total in zip(pairs, sums, strict=True):
             code.put(total, LANES, out, [pair, code.mul(first, LANES)])
 
     shares.walk(code, places, shares.blocks(p.tallest), lambda _: 1, tile)
@@ -102,8 +102,8 @@ def _gate_and_up(
             further = code.let(f"arith.select {beyond}, {jump}, {code.index(0)} : index")
             return fetch(code, factors, tile, code.add(straight, further), p.vectors)
 
-        sums = tile_sums(code, p, factors, [tile], rows, soon)
-        return [each for row, (total,) in enumerate(sums) for each in (before[2 * row + 1], total)]
+        sums = tile_sums(code, p, factors, tile, rows, soon)
+        return [each for row, total in enumerate(sums) for each in (before[2 * row + 1], total)]
 
     zero = code.floats(0.0)
     sums = code.loop(code.index(0), code.index(2), 1, [(zero, FLOATS)] * (2 * len(rows)), half)

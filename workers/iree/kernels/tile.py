@@ -1,4 +1,4 @@
-"""Tiles of weights of few bits times a block of rows: integer dot products of levels with rounded activations.
+"""A tile of weights of few bits times a block of rows: integer dot products of levels with rounded activations.
 
 The dot products of a group are exact integers, and the groups' sums are added up in float32 one group after the other:
 a row's result is the same to the bit whatever rows are computed beside it.
@@ -28,33 +28,26 @@ Fetches = list[Callable[[], None]]
 
 
 def tile_sums(
-    code: Code, p: Product, factors: Factors, tiles: list[str], rows: list[str], soon: Callable[[str, str], Fetches]
-) -> list[list[str]]:
-    """float32 [16] of each of some rows and tiles.
+    code: Code, p: Product, factors: Factors, tile: str, rows: list[str], soon: Callable[[str, str], Fetches]
+) -> list[str]:
+    """float32 [16] of each of some rows.
 
     `soon` says what to fetch in the course of a group of activations: it is called with the group's number and the
-    byte of a tile at which its levels begin.
+    byte of the tile at which its levels begin.
     """
-    zero = code.floats(0.0)
 
     def turn(group: str, sums: list[str]) -> list[str]:
         at = code.mul(group, p.vectors * p.packing.run_bytes)
-        return _Group(code, p, factors, tiles, rows, group, at, soon(group, at)).added(sums)
+        return _Group(code, p, factors, tile, rows, group, at, soon(group, at)).added(sums)
 
-    groups = code.index(p.rounded.groups)
-    flat = code.loop(code.index(0), groups, 1, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
-    return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(len(rows))]
+    start = [(code.floats(0.0), FLOATS)] * len(rows)
+    return code.loop(code.index(0), code.index(p.rounded.groups), 1, start, turn)
 
 
-def fetch_tiles(code: Code, p: Product, factors: Factors, tiles: list[str], at: str) -> Fetches:
-    """What the tiles' streams read `PREFETCH` bytes after a group's levels, which begin at byte `at`; behind a
-    tile's end that is what as many tiles further on begin with."""
-    soon, span = code.add(at, PREFETCH), len(tiles)
-    if span > 1:
-        beyond = code.let(f"arith.cmpi uge, {soon}, {code.index(p.tile_bytes)} : index")
-        behind = code.index((span - 1) * p.tile_bytes)
-        soon = code.add(soon, code.let(f"arith.select {beyond}, {behind}, {code.index(0)} : index"))
-    return [each for tile in tiles for each in fetch(code, factors, tile, soon, p.vectors)]
+def fetch_straight(code: Code, p: Product, factors: Factors, tile: str, at: str) -> Fetches:
+    """What is read `PREFETCH` bytes after a group's levels, which begin at byte `at` of a tile; behind its end lies
+    the next one."""
+    return fetch(code, factors, tile, code.add(at, PREFETCH), p.vectors)
 
 
 def fetch(code: Code, factors: Factors, tile: str, at: str, lines: int) -> Fetches:
@@ -68,50 +61,48 @@ def fetch(code: Code, factors: Factors, tile: str, at: str, lines: int) -> Fetch
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """One group of activations of some rows, and its levels in some tiles."""
+    """One group of activations of some rows, and its levels in a tile."""
 
     code: Code
     p: Product
     factors: Factors
-    tiles: list[str]
+    tile: str
     rows: list[str]
     number: str
     levels_at: str
-    """The byte of a tile where its levels begin."""
+    """The byte of the tile where its levels begin."""
     fetches: Fetches
 
     def added(self, sums: list[str]) -> list[str]:
-        """The sums of each row and tile with the group's."""
+        """The sums of each row with the group's."""
         code, format, inputs = self.code, self.p.packing.format, self.p.rounded.inputs
         group = code.div(self.number, format.group // self.p.rounded.group)
         start = self.p.packing.level_bytes(inputs)
-        scales = [self._entries(tile, start, group) for tile in self.tiles]
+        scale = self._entries(start, group)
         if format.zero == "middle":
-            zeros = [code.floats(-float(format.middle))] * len(self.tiles)
+            zero = code.floats(-float(format.middle))
         else:
-            zeros = [self._entries(tile, start + self.p.packing.scale_bytes(inputs), group) for tile in self.tiles]
+            zero = self._entries(start + self.p.packing.scale_bytes(inputs), group)
         dots, out = self._dots(), []
-        for number, row in enumerate(self.rows):
+        for number, (row, before) in enumerate(zip(self.rows, sums, strict=True)):
             row_scale, row_sum = (
                 code.spread(code.extract(self.factors.sums, [code.index(which), row, self.number])) for which in (0, 1)
             )
-            for tile, (scale, zero) in enumerate(zip(scales, zeros, strict=True)):
-                dot = self._total(dots, number, tile)
-                before = sums[number * len(self.tiles) + tile]
-                both = code.let(f"arith.mulf {scale}, {row_scale} : {FLOATS}")
-                if format.zero == "bias":
-                    before = code.let(f"math.fma {zero}, {row_sum}, {before} : {FLOATS}")
-                else:
-                    dot = code.let(f"math.fma {zero}, {row_sum}, {dot} : {FLOATS}")
-                out.append(code.let(f"math.fma {both}, {dot}, {before} : {FLOATS}"))
+            dot = self._total(dots, number)
+            both = code.let(f"arith.mulf {scale}, {row_scale} : {FLOATS}")
+            if format.zero == "bias":
+                before = code.let(f"math.fma {zero}, {row_sum}, {before} : {FLOATS}")
+            else:
+                dot = code.let(f"math.fma {zero}, {row_sum}, {dot} : {FLOATS}")
+            out.append(code.let(f"math.fma {both}, {dot}, {before} : {FLOATS}"))
         return out
 
-    def _entries(self, tile: str, start: int, group: str) -> str:
+    def _entries(self, start: int, group: str) -> str:
         """float32: one number of each lane for the group from the tile's table at byte `start`."""
         code, packing = self.code, self.p.packing
         kind, size = ELEMENTS[packing.format.scales], packing.scale_bytes(packing.format.group)
         at = code.add(code.mul(group, size), start)
-        loaded, typed = code.read(self.factors.weights, [tile, at], size), f"vector<{LANES}x{kind}>"
+        loaded, typed = code.read(self.factors.weights, [self.tile, at], size), f"vector<{LANES}x{kind}>"
         narrow = code.let(f"vector.bitcast {loaded} : vector<{size}xi8> to {typed}")
         return narrow if kind == "f32" else code.let(f"arith.extf {narrow} : {typed} to {FLOATS}")
 
@@ -121,9 +112,9 @@ class _Group:
         The next product waits for no other of the last few: what waits fills the CPU's scheduler. Sums of integers are
         exact in any order.
         """
-        code, p, levels = self.code, self.p, list[list[str]]()
+        code, p, levels = self.code, self.p, list[str]()
         none = code.constant(f"dense<0> : {INTS}")
-        chains = max(1, CHAINS // (len(self.rows) * len(self.tiles)))
+        chains = max(1, CHAINS // len(self.rows))
         totals: _Totals = {}
         run = code.mul(self.number, p.dots)
         runs = [code.add(run, j) for j in range(p.dots)]
@@ -134,19 +125,17 @@ class _Group:
                     for each in self.fetches[j * len(self.fetches) // p.dots : (j + 1) * len(self.fetches) // p.dots]:
                         each()
                 if len(levels) == j:
-                    loaded = [self._levels(tile, j * p.vectors // p.dots) for tile in self.tiles]
-                    levels += [list(each) for each in zip(*loaded, strict=True)]
+                    levels += self._levels(j * p.vectors // p.dots)
                 for number, row in enumerate(self.rows):
                     x = code.extract(self.factors.levels, [code.index(plane), row, runs[j]])
-                    for tile, level in enumerate(levels[j]):
-                        sums = totals.setdefault((number, tile, plane), [none] * chains)
-                        sums[j % chains] = _dot(code, p, sums[j % chains], level, x)
+                    sums = totals.setdefault((number, plane), [none] * chains)
+                    sums[j % chains] = _dot(code, p, sums[j % chains], levels[j], x)
         return totals
 
-    def _levels(self, tile: str, vector: int) -> list[str]:
+    def _levels(self, vector: int) -> list[str]:
         """Load a vector of the group's levels, and unpack it."""
         code, size = self.code, self.p.packing.run_bytes
-        loaded = code.read(self.factors.weights, [tile, code.add(self.levels_at, vector * size)], size)
+        loaded = code.read(self.factors.weights, [self.tile, code.add(self.levels_at, vector * size)], size)
         if self.p.packing.format.bits == 8:
             return [loaded]
         words, mask, four = (
@@ -158,19 +147,19 @@ class _Group:
         masked = [code.let(f"arith.andi {half}, {mask} : {INTS}") for half in halves]
         return [code.let(f"vector.bitcast {half} : {INTS} to {LEVELS}") for half in masked]
 
-    def _total(self, dots: "_Totals", row: int, tile: int) -> str:
+    def _total(self, dots: "_Totals", row: int) -> str:
         """float32: of several planes each sum is fused onto the rounded one of those before it."""
         code, total = self.code, ""
         unit = code.floats(1 << LOW_BITS)
         for plane in range(self.p.rounded.planes):
-            ints = reduce(lambda a, b: code.let(f"arith.addi {a}, {b} : {INTS}"), dots[row, tile, plane])
+            ints = reduce(lambda a, b: code.let(f"arith.addi {a}, {b} : {INTS}"), dots[row, plane])
             floats = code.let(f"arith.sitofp {ints} : {INTS} to {FLOATS}")
             total = code.let(f"math.fma {total}, {unit}, {floats} : {FLOATS}") if total else floats
         return total
 
 
-_Totals = dict[tuple[int, int, int], list[str]]
-"""int32 sums of several chains, by row, tile and plane."""
+_Totals = dict[tuple[int, int], list[str]]
+"""int32 sums of several chains, by row and plane."""
 
 
 def _dot(code: Code, p: Product, before: str, level: str, x: str) -> str:
