@@ -13,14 +13,12 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.iree.kernels.code import LANES
+from workers.iree.kernels.code import LANES, LINE
 from workers.quantization import SCALE_TYPES, GroupFormat, Quantized, ScaleType
 from workers.spec import Quantize
 
 GROUPS = (128, 64, 32)
 """Inputs of a group as they are stored; a larger group becomes several with equal scales."""
-LINE = 64
-"""Bytes to which a tile is filled up."""
 RUN = 4
 """Neighbouring inputs of one output whose levels are multiplied in one instruction."""
 

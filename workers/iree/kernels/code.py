@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 
 LANES = 16
 """Lanes of a vector: one AVX-512 register of float32; narrower machines use several registers."""
+LINE = 64
+"""Bytes of a line of the cache."""
+SIZES = {"f32": 4, "i32": 4, "f16": 2, "bf16": 2, "i8": 1}
+"""Bytes of an element."""
 FLOATS = f"vector<{LANES}xf32>"
 ELEMENT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8", "int32": "i32", "uint32": "ui32"}
 """MLIR's names of the element types."""

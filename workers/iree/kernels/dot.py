@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.iree.kernels.code import FLOATS, LANES, Code, Value
+from workers.iree.kernels.code import FLOATS, LANES, LINE, Code, Value
 from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.heights import Heights
 from workers.iree.kernels.product import Factors, Product
 from workers.iree.kernels.shares import Share, share_end
 from workers.iree.kernels.tile import Fetches, fetch, fetch_straight, tile_sums
-from workers.iree.quantized import LINE
 
 ROWS_IN_CACHE = 64
 """Rows that are multiplied by a tile of weights before the next tile: their activations stay in the second cache."""

@@ -8,14 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from workers.iree.kernels.code import Code, Value, tensor
+from workers.iree.kernels.code import LINE, SIZES, Code, Value, tensor
 
 ROWS = -1
 """In an operand's shape: as many as there are rows."""
-LINE = 64
-"""Bytes at whose multiples memory that a body uses begins."""
-SIZES = {"f32": 4, "i32": 4}
-"""Bytes of the elements of such memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,7 @@ def dispatch(
 
 
 def _views(scratch: Sequence[Operand]) -> tuple[list[Operand], str]:
-    """One buffer for all scratch memory, as a dispatch has room for few (32), and the text that parts it."""
+    """One buffer for all scratch memory, as a dispatch has room for few (32), and the text that parts it at lines."""
     lines, end = [], 0
     for each in scratch:
         lines.append(f"""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.code import FLOATS, LANES, Code, Value
+from workers.iree.kernels.code import FLOATS, LANES, SIZES, Code, Value
 from workers.iree.kernels.dispatch import Dispatch
 from workers.iree.kernels.executable import Kernel
-from workers.iree.kernels.linear import ACTIVATIONS, GROUP_BYTES, element_bytes, stride, sums_of
+from workers.iree.kernels.linear import ACTIVATIONS, GROUP_BYTES, stride, sums_of
 from workers.iree.kernels.routing import Mixture
 from workers.iree.kernels.shares import SHARES
 
@@ -96,7 +96,7 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
     -> act(gate) * up of each pair, words [pairs, stride] of width ffn.
     """
     tiles, words, most = m.up_tiles, LANES // arithmetic.word, arithmetic.sums // 2
-    size = m.hidden * LANES * element_bytes(arithmetic)
+    size = m.hidden * LANES * SIZES[arithmetic.element]
     shares = Shares.of(m, tiles, 2 * size, threads, SPAN)
     d = Kernel(name, shares.workgroups)
     code = d.code
@@ -125,7 +125,7 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
     -> f32 [pairs, hidden].
     """
     tiles, inputs = m.down_tiles, m.experts.ffn
-    shares = Shares.of(m, tiles, inputs * LANES * element_bytes(arithmetic), threads, SPAN)
+    shares = Shares.of(m, tiles, inputs * LANES * SIZES[arithmetic.element], threads, SPAN)
     d = Kernel(name, shares.workgroups)
     code = d.code
     x = d.take((m.pairs, stride(inputs, arithmetic)), "i32")

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from workers.iree.kernels.code import Code, Value
+from workers.iree.kernels.code import LINE, SIZES, Code, Value
 
-LINE = 64
-"""Bytes of a line of the cache."""
 AHEAD = 3072
 """Bytes of each tile that are on their way to the first cache while it is summed. The CPU itself looks ahead no further
 than a page's end, and what it fetches alone does not come in time where several rows keep its arithmetic busy."""
@@ -21,7 +19,7 @@ NEAR = 1024
 def fetch(code: Code, w: Value, tiles: Sequence[str], span: int, at: str, count: int, rows: int) -> None:
     """Fetch what will be read of each of some tiles, rows of `w` of two bytes or four, after `count` elements from `at`
     on: where that is beyond a tile's end, of the tile `span` further on."""
-    length, size = w.shape[-1], 4 if w.element == "f32" else 2
+    length, size = w.shape[-1], SIZES[w.element]
     for distance, locality in ((FAR, 2), (NEAR, 0)) if rows <= FEW else ((AHEAD, 3),):
         soon = code.add(at, distance // size)
         beyond = code.let(f"arith.cmpi uge, {soon}, {code.index(length)} : index")

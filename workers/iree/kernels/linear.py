@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.code import FLOATS, LANES, Code, Value
+from workers.iree.kernels.code import FLOATS, LANES, SIZES, Code, Value
 from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.fetch import fetch
 from workers.iree.kernels.heights import Heights
@@ -69,7 +69,7 @@ class Cut:
     @property
     def size(self) -> int:
         """Bytes of a unit's weights."""
-        return self.halves * self.unit * self.inputs * LANES * element_bytes(self.arithmetic)
+        return self.halves * self.unit * self.inputs * LANES * SIZES[self.arithmetic.element]
 
     def shares(self, threads: int) -> int:
         """Into how many shares the work is cut."""
@@ -286,8 +286,3 @@ def sums_of(
 
     flat = code.loop(code.index(0), code.index(steps), unroll, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
     return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(len(rows))]
-
-
-def element_bytes(arithmetic: Arithmetic) -> int:
-    """Of an element."""
-    return {"f32": 4}.get(arithmetic.element, 2)

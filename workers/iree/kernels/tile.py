@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
-from workers.iree.kernels.code import FLOATS, LANES, Code
+from workers.iree.kernels.code import FLOATS, LANES, LINE, Code
 from workers.iree.kernels.product import Factors, Product
 from workers.iree.kernels.rounding import INTS, LOW_BITS
-from workers.iree.quantized import LINE, RUN
+from workers.iree.quantized import RUN
 
 PREFETCH = 8192
 """Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
