@@ -213,37 +213,32 @@ class _Layer:
     def _each_part(self, parts: int, work: Callable[[str, str], None]) -> None:
         """A phase: `work` for every row and each of its parts."""
         code, items = self._d.code, self._kind.rows * parts
+        self._each(items, 2 * self._threads, lambda item: work(code.div(item, parts), code.rem(item, parts)))
+
+    def _each(self, items: int, most: int, work: Callable[[str], None]) -> None:
+        """A phase: `work` for each of so many items, in `most` shares or fewer."""
+        code = self._d.code
 
         def some(share: Share) -> None:
             low, high = share_of(code, share, code.index(items))
-            code.repeat(low, high, 1, lambda item: work(code.div(item, parts), code.rem(item, parts)))
+            code.repeat(low, high, 1, work)
 
-        self._chain.phase(min(items, 2 * self._threads), some)
+        self._chain.phase(min(items, most), some)
 
     def _norm(self, normed: Normed, rounding: Rounding | None) -> None:
-        code, rows = self._d.code, self._kind.rows
+        code = self._d.code
 
         def row(number: str) -> None:
             normed.row(code, number, self._kind.eps, self._arithmetic)
             if rounding is not None:
                 rounding.row(code, number)
 
-        def work(share: Share) -> None:
-            low, high = share_of(code, share, code.index(rows))
-            code.repeat(low, high, 1, row)
-
-        self._chain.phase(min(rows, self._threads), work)
+        self._each(self._kind.rows, self._threads, row)
 
     def _attention(self, out: Value) -> None:
         """Norms of heads, rotation, writing to the cache; then attention."""
         kind, code, placing = self._kind.attention, self._d.code, self._placing
-        items = self._kind.place.items
-
-        def place(share: Share) -> None:
-            low, high = share_of(code, share, code.index(items))
-            code.repeat(low, high, 1, placing.item)
-
-        self._chain.phase(min(items, 2 * self._threads), place)
+        self._each(self._kind.place.items, 2 * self._threads, placing.item)
         cached = Cached(placing.queries, placing.slots, placing.rows, placing.layer, placing.cache)
         room = self._room
         if room is not None:
