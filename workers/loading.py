@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 COMPUTED_BY = {"iree": ("iree-base-compiler", "jax"), "mlx": ("mlx", "mlx-lm")}
 """The distributions in which a backend's arithmetic is written."""
-CPU_DEVICES = ("cpu", "local-", "generic-")
-"""How the names of those devices begin that compute on the CPU, on both backends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def describe(spec: WorkerSpec) -> Described:
     device, computes = _device(spec, backend, config)
     # What decides a sequence's tokens besides the model's files. How many share a batch, or how many threads, does not.
     model = config_digest(path)
-    settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {_computed_by(backend, device)}"
+    settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {_computed_by(backend)}"
     digest = hashlib.sha256(settings.encode()).hexdigest()[:32]
     return Described(backend, device[:MAX_NAME], context, digest, model)
 
@@ -81,30 +79,30 @@ def _scripted_digest(spec: WorkerSpec) -> str:
     return Path(spec.model_path).name[:MAX_NAME] or "scripted"
 
 
-def _computed_by(backend: str, device: str) -> str:
-    """The packages and the machine: sums are written down to a CPU's instructions, and rounded as these do.
-
-    What a GPU does with them is its own affair and known only once it is opened, so each machine's is of its own kind.
-    """
-    computed_by = [metadata.version(name) for name in ("baton", *COMPUTED_BY[backend])]
-    if not device.startswith(CPU_DEVICES):
-        computed_by.append(platform.node())
+def _computed_by(backend: str) -> str:
+    """The packages and the machine: sums are written down to a CPU's instructions, and rounded as these do."""
+    versions = " ".join(metadata.version(name) for name in ("baton", *COMPUTED_BY[backend]))
     if backend != "iree":
-        return " ".join((*computed_by, platform.machine()))
+        return f"{versions} {platform.machine()}"
     from workers.iree.cpu import Cpu
 
-    return " ".join((*computed_by, Cpu.of_host().kind))
+    return f"{versions} {Cpu.of_host().kind}"
 
 
 def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str, str]:
-    """The device, as far as it is known without the backend's slow import, and what tells the tokens that it draws."""
+    """The device, as far as it is known without the backend's slow import, and what tells the tokens that it draws.
+
+    What a GPU does with sums is its own affair and known only once it is opened, so each machine's is of its own kind.
+    """
     if backend != "iree":
         device = spec.device or ("gpu" if sys.platform == "darwin" else "default")
-        return device, device
-    from workers.iree.drivers import LOCAL_DRIVERS, choose_device, driver_of
+        return device, device if device == "cpu" else f"{device} {platform.node()}"
+    from workers.iree.drivers import GENERIC_DEVICE, LOCAL_DRIVERS, choose_device, driver_of
 
     device, _ = choose_device(spec.device, spec.threads, config, spec.workers)
-    return device, "cpu" if driver_of(device) in LOCAL_DRIVERS else device
+    if driver_of(device) in LOCAL_DRIVERS:
+        return device, "cpu"
+    return device, device if device == GENERIC_DEVICE else f"{device} {platform.node()}"
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
