@@ -138,6 +138,7 @@ def main() -> None:
                         print(f"  {noticed.problem}", flush=True)
                     if phase == "middle" and name not in pictures:
                         pictures[name] = max(streams, key=Heard.gap)
+                    found.watched.wait_until_gone(victim, READY_TIMEOUT_S)
                     found.watched.wait_until_ready(READY_TIMEOUT_S)
     if args.plot and pictures:
         plot(pictures, args.plot)

@@ -116,7 +116,7 @@ class Trial:
         and will be none."""
         counts = fault in self._counted
         active = self._watched.active()
-        if not active:  # one that was struck just as its round ended may be noticed only now
+        if not active:  # a fault of a link may come between two rounds: an idle worker's beats are messages, too
             self._watched.wait_until_ready(READY_S)
             active = self._watched.active()
         there = [each for each in active if not counts or self._struck[each["name"]] < MOST_FAULTS]
@@ -128,7 +128,10 @@ class Trial:
 
     def _round(self, fault: str, victim: dict[str, Any], whole: Sequence[Heard]) -> None:
         tokens = max(heard.tokens for heard in whole)
-        streams, at = asyncio.run(play(self._server, self._asked, self._prepared(fault, victim, tokens)))
+        strike = self._prepared(fault, victim, tokens)
+        streams, at = asyncio.run(play(self._server, self._asked, strike))
+        if strike is not None:  # its streams may be over before its server knows that it is gone
+            self._watched.wait_until_gone(victim["pid"], READY_S)
         self.noticed[fault] = self.noticed.get(fault, Noticed()) + compare(self._asked, streams, at, whole)
         self.rounds[fault] = self.rounds.get(fault, 0) + 1
 
@@ -158,7 +161,7 @@ class Trial:
             self._watched.wait_until_ready(READY_S)
 
     def _strike(self, pid: int, number: int) -> None:
-        # One suspended just as the round before ended is replaced in this one, perhaps before its moment.
+        # One that ended by itself before its moment is struck as well.
         with contextlib.suppress(ProcessLookupError):
             self._hit(pid, number)
 

@@ -48,23 +48,39 @@ class Watched:
         """Have a worker started again, and wait for it."""
         self._client.operate(f"/admin/workers/{worker}/restart", None, say=lambda _: None)
 
+    def wait_until_gone(self, pid: int, timeout_s: float) -> None:
+        """Until no worker of this machine is that process. One that was struck is listed as before until its server
+        notices its end. Raises `CommandFailed` when it does not within the time."""
+        waits = self._waits(timeout_s)
+        while any(each["pid"] == pid for each in self.local()):
+            if not waits():
+                raise CommandFailed(f"the server did not notice the end of process {pid} within {timeout_s:g} s")
+
     def wait_until_ready(self, timeout_s: float) -> None:
         """Until every worker takes requests and has none. One that was told to stop, as by `baton admin drain`, is
         not waited for. Raises `CommandFailed` when they do not within the time, or one is given up."""
-        deadline = self._clock() + timeout_s
-        while True:
-            waiting = [each for each in self.workers() if each["state"] != "stopped" and not _idle(each)]
-            if not waiting:
-                return
+        waits = self._waits(timeout_s)
+        while waiting := [each for each in self.workers() if each["state"] != "stopped" and not _idle(each)]:
             for each in waiting:
                 if each["state"] == "given_up":
                     raise CommandFailed(f"the server has given {each['name']} up: {each['reason']}")
-            if self._clock() >= deadline:
+            if not waits():
                 states = ", ".join(
                     f"{each['name']} is {each['state']} ({each['reason'] or 'busy'})" for each in waiting
                 )
                 raise CommandFailed(f"the workers did not become ready within {timeout_s:g} s: {states}")
+
+    def _waits(self, timeout_s: float) -> Callable[[], bool]:
+        """What waits from one look to the next, and is false once the time is over."""
+        deadline = self._clock() + timeout_s
+
+        def waits() -> bool:
+            if self._clock() >= deadline:
+                return False
             self._sleep(LOOK_S)
+            return True
+
+        return waits
 
 
 def _idle(worker: dict[str, Any]) -> bool:

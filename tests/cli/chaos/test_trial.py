@@ -3,7 +3,7 @@
 import io
 import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from cli.chaos.command import chosen, run_chaos, run_own
 from cli.chaos.faults import WITHIN
 from cli.chaos.heard import Choice, Heard
 from cli.chaos.rounds import Noticed
-from cli.chaos.trial import MOST_FAULTS, READY_S, Trial, requests, show
+from cli.chaos.trial import MOST_FAULTS, Trial, requests, show
 from cli.chaos.watched import Watched
 from cli.options import CommandFailed
 from cli.settings import Settings
@@ -64,7 +64,6 @@ def test_a_server_is_broken_and_its_clients_notice_a_gap_at_most() -> None:
             confirm=confirm,
             console=where,
         )
-        found.watched.wait_until_ready(READY_S)  # a restart is counted when it happens, which the last may yet
         workers = found.watched.workers()
     assert clean, printed(where)
     (line,) = [line for line in printed(where).splitlines() if line.split()[:1] == ["kill"]]
@@ -131,17 +130,47 @@ def test_faults_are_named() -> None:
     assert chosen(" kill, stop ") == ["kill", "stop"]
 
 
-def watched(*workers: dict[str, Any], states: Iterable[str] = ()) -> Watched:
-    """Workers as they are told; `states` are all of theirs at the first looks, and then they are ready."""
-    base = {"role": "active", "slots_active": 0, "queue_depth": 0, "model": "m", "address": None, "reason": ""}
-    state = itertools.chain(states, itertools.repeat("ready"))
+class Workers:
+    """Of a server that replaces who is hit, and lists each as ready until it notices, which takes it `late` looks. Each
+    look is a second. `states` are all of theirs at the first looks."""
 
-    def answer(_: httpx.Request) -> httpx.Response:
-        now = {"state": next(state)}
-        return httpx.Response(200, json={"workers": [base | now | worker for worker in workers]})
+    def __init__(self, *workers: dict[str, Any], states: Sequence[str] = (), late: int = 0) -> None:
+        base = {"model": "m", "role": "active", "address": None, "slots_active": 0, "queue_depth": 0, "reason": ""}
+        self._listed: list[dict[str, Any]] = [base | {"restarts": 0} | worker for worker in workers]
+        self._states = itertools.chain(states, itertools.repeat("ready"))
+        self._late = late
+        self._ends: dict[int, int] = {}
+        """Of each process that is gone, how many looks more it is listed."""
+        self.now = 0.0
+        self.hits: list[tuple[str, int]] = []
+        """Worker and signal."""
+        client = httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://server")
+        self.watched = Watched(Administration(client), clock=self.clock, sleep=lambda _: None)
 
-    client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://server")
-    return Watched(Administration(client), sleep=lambda _: None)
+    def clock(self) -> float:
+        return self.now
+
+    def hit(self, pid: int, number: int) -> None:
+        if pid in self._ends:
+            raise ProcessLookupError(pid)
+        (name,) = [each["name"] for each in self._listed if each["pid"] == pid]
+        self.hits.append((name, number))
+        self._ends[pid] = self._late
+
+    def _answer(self, _: httpx.Request) -> httpx.Response:
+        self.now += 1.0
+        state = next(self._states)
+        return httpx.Response(200, json={"workers": [{"state": state} | self._look(each) for each in self._listed]})
+
+    def _look(self, worker: dict[str, Any]) -> dict[str, Any]:
+        left = self._ends.get(worker["pid"])
+        if left is None:
+            return worker
+        if left:
+            self._ends[worker["pid"]] -= 1
+            return worker
+        worker.update(pid=worker["pid"] + 100, restarts=worker["restarts"] + 1)
+        return worker | {"state": "backoff", "pid": None}
 
 
 def whole(tokens: int) -> Heard:
@@ -165,31 +194,50 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Heard]], None]:
 
 
 def test_a_process_that_is_gone_before_its_moment_ends_no_trial(playing: Callable[[list[Heard]], None]) -> None:
+    there = Workers({"name": "a", "pid": 11})
+
     def hit(pid: int, number: int) -> None:
-        raise ProcessLookupError(pid)
+        there.hit(pid, number)  # by itself
+        there.hit(pid, number)
 
     playing([whole(5)])
-    found = watched({"name": "a", "pid": 11})
-    one = Trial(Server("127.0.0.1", 1), found, requests("m", 1, 5), seed=1, hit=hit)
+    one = Trial(Server("127.0.0.1", 1), there.watched, requests("m", 1, 5), seed=1, hit=hit)
     assert "every worker was struck" in one.run(["abort"], 60.0)
+    assert one.rounds == {"abort": MOST_FAULTS}
 
 
 def test_no_worker_is_struck_more_often_than_its_server_bears(playing: Callable[[list[Heard]], None]) -> None:
     playing([whole(5)])
-    hits: list[tuple[int, int]] = []
-    found = watched({"name": "a", "pid": 11}, {"name": "b", "pid": 12}, {"name": "c", "pid": 13, "role": "standby"})
-    one = Trial(
-        Server("127.0.0.1", 1), found, requests("m", 1, 5), seed=1, hit=lambda pid, number: hits.append((pid, number))
-    )
+    there = Workers({"name": "a", "pid": 11}, {"name": "b", "pid": 12}, {"name": "c", "pid": 13, "role": "standby"})
+    one = Trial(Server("127.0.0.1", 1), there.watched, requests("m", 1, 5), seed=1, hit=there.hit)
     assert "every worker was struck" in one.run(["abort"], 60.0)
-    assert sorted(pid for pid, _ in hits) == [11] * MOST_FAULTS + [12] * MOST_FAULTS
+    assert sorted(name for name, _ in there.hits) == ["a"] * MOST_FAULTS + ["b"] * MOST_FAULTS
     assert one.rounds == {"abort": 2 * MOST_FAULTS}
 
 
-def test_a_worker_whose_end_is_noticed_late_is_waited_for(playing: Callable[[list[Heard]], None]) -> None:
+@pytest.mark.parametrize("late", [0, 1, 7])
+def test_an_end_is_waited_for_however_late_it_is_noticed(playing: Callable[[list[Heard]], None], late: int) -> None:
+    """Its streams may be over, and it is listed as ready and idle yet: no other fault, and no end of the trial."""
     playing([whole(5)])
-    found = watched({"name": "a", "pid": 11}, states=["backoff", "loading"])
-    one = Trial(Server("127.0.0.1", 1), found, requests("m", 1, 5), seed=1, hit=lambda pid, number: None)
+    there = Workers({"name": "a", "pid": 11}, late=late)
+    one = Trial(Server("127.0.0.1", 1), there.watched, requests("m", 1, 5), seed=1, hit=there.hit)
+    one.run(["abort"], 60.0)
+    (worker,) = there.watched.workers()
+    assert worker["restarts"] == one.rounds["abort"] == len(there.hits) == MOST_FAULTS
+
+
+def test_an_end_that_is_never_noticed_ends_the_trial(playing: Callable[[list[Heard]], None]) -> None:
+    playing([whole(5)])
+    there = Workers({"name": "a", "pid": 11}, late=1000)
+    one = Trial(Server("127.0.0.1", 1), there.watched, requests("m", 1, 5), seed=1, hit=there.hit)
+    with pytest.raises(CommandFailed, match="did not notice the end of process 11 within 300 s"):
+        one.run(["abort"], 60.0)
+
+
+def test_a_worker_that_is_lost_between_two_rounds_is_waited_for(playing: Callable[[list[Heard]], None]) -> None:
+    playing([whole(5)])
+    there = Workers({"name": "a", "pid": 11}, states=["backoff", "loading"])
+    one = Trial(Server("127.0.0.1", 1), there.watched, requests("m", 1, 5), seed=1, hit=there.hit)
     one.run(["abort"], 60.0)
     assert one.rounds == {"abort": MOST_FAULTS}
 
@@ -199,30 +247,23 @@ def test_what_does_not_count_against_a_worker_is_done_until_the_time_is_over(
     playing: Callable[[list[Heard]], None],
 ) -> None:
     playing([whole(5)])
-    hits: list[int] = []
-    one = Trial(
-        Server("127.0.0.1", 1),
-        watched({"name": "a", "pid": 11}),
-        requests("m", 1, 5),
-        seed=1,
-        hit=lambda pid, number: hits.append(number),
-        clock=itertools.count().__next__,
-    )
-    assert one.run(["kill", "abort", "stop"], 20) == "the time is over"
+    there = Workers({"name": "a", "pid": 11})
+    one = Trial(Server("127.0.0.1", 1), there.watched, requests("m", 1, 5), seed=1, hit=there.hit, clock=there.clock)
+    assert one.run(["kill", "abort", "stop"], 60.0) == "the time is over"
     assert one.rounds["abort"] == MOST_FAULTS
     assert min(one.rounds["kill"], one.rounds["stop"]) > MOST_FAULTS
-    assert len(set(hits[:3])) == 3, "few rounds have each fault"
+    assert len({number for _, number in there.hits[:3]}) == 3, "few rounds have each fault"
 
 
 def test_a_server_that_fails_undisturbed_is_left_alone(playing: Callable[[list[Heard]], None]) -> None:
     playing([Heard(errors=[("model_not_found", "there is none")], ends=1)])
-    one = Trial(Server("127.0.0.1", 1), watched(), requests("m", 1, 5), seed=1)
+    one = Trial(Server("127.0.0.1", 1), Workers().watched, requests("m", 1, 5), seed=1)
     with pytest.raises(CommandFailed, match="model_not_found: there is none"):
         one.run(["kill"], 60.0)
 
 
 def test_the_table_has_a_line_a_fault_and_says_what_failed() -> None:
-    one = Trial(Server("127.0.0.1", 1), watched(), [], seed=1)
+    one = Trial(Server("127.0.0.1", 1), Workers().watched, [], seed=1)
     one.rounds = {"kill": 2, "stop": 1}
     one.noticed = {"kill": Noticed(16, 0, 0, 0, (0.25, 0.5), 0.02), "stop": Noticed(8, 1, 0, 0, (), 0.02, "lost [x]")}
     where = console()
@@ -234,7 +275,7 @@ def test_the_table_has_a_line_a_fault_and_says_what_failed() -> None:
 
 
 def test_the_table_fits_into_eighty_columns_uncut() -> None:
-    one = Trial(Server("127.0.0.1", 1), watched(), [], seed=1)
+    one = Trial(Server("127.0.0.1", 1), Workers().watched, [], seed=1)
     one.noticed = dict.fromkeys(WITHIN, Noticed(100, 10, 10, 10, (10.0,) * 100, 0.5))
     one.rounds = dict.fromkeys(WITHIN, 10)
     narrow = Console(file=io.StringIO(), width=80)

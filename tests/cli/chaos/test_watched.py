@@ -10,7 +10,9 @@ from cli.chaos.watched import Watched
 from cli.options import CommandFailed
 
 
-def worker(name: str, state: str = "ready", role: str = "active", busy: int = 0, model: str = "m") -> dict[str, Any]:
+def worker(
+    name: str, state: str = "ready", role: str = "active", busy: int = 0, model: str = "m", pid: int | None = 1
+) -> dict[str, Any]:
     return {
         "name": name,
         "model": model,
@@ -20,6 +22,7 @@ def worker(name: str, state: str = "ready", role: str = "active", busy: int = 0,
         "queue_depth": 0,
         "reason": "",
         "address": None,
+        "pid": pid,
     }
 
 
@@ -48,6 +51,19 @@ def test_all_must_be_ready_and_idle() -> None:
 def test_a_wait_in_vain_says_for_whom() -> None:
     with pytest.raises(CommandFailed, match=r"within 0\.1 s: a is loading"):
         watched(*[[worker("a", "loading"), worker("b")]] * 9).wait_until_ready(0.1)
+
+
+def test_a_process_that_ends_is_waited_for_until_it_is_listed_no_more() -> None:
+    elsewhere = worker("c", pid=7) | {"address": "10.0.0.2:4711"}
+    gone = [worker("a", "backoff", pid=None), worker("b", pid=8), elsewhere]
+    found = watched(*[[worker("a", pid=7), worker("b", pid=8), elsewhere]] * 3, gone, [])
+    found.wait_until_gone(7, 5.0)
+    assert found.workers() == [], "four looks were taken"
+
+
+def test_a_process_that_does_not_end_is_named() -> None:
+    with pytest.raises(CommandFailed, match=r"the end of process 7 within 0\.1 s"):
+        watched(*[[worker("a", pid=7)]] * 9).wait_until_gone(7, 0.1)
 
 
 def test_one_that_was_told_to_stop_is_not_waited_for() -> None:
