@@ -37,7 +37,7 @@ from actors.actor import Actor
 from actors.endpoint import LocalEndpoint
 from actors.link import Link
 from actors.system import ActorSystem
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from protocol.codec import decode_event, encode
 from protocol.events import Delta, Gauges, Step
 
@@ -404,9 +404,9 @@ def show(results: dict[str, list[Figures]]) -> None:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each figure; medians are printed")
-    parser.add_argument("--trips", type=int, default=2000, help="round trips of one run")
-    parser.add_argument("--frames", type=int, default=4000, help="frames of one run")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="runs of each figure; medians are printed")
+    parser.add_argument("--trips", type=at_least(1), default=2000, help="round trips of one run")
+    parser.add_argument("--frames", type=at_least(1), default=4000, help="frames of one run")
     parser.add_argument("--child", choices=["link", "zmq", "zmq_asyncio", "reader", "pipe"], help=argparse.SUPPRESS)
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()

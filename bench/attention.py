@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import jax
 import numpy as np
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from bench.limits import read_bandwidth
 from bench.shapes import SHAPES
 from workers.affinity import usable_cores
@@ -97,11 +97,17 @@ def lines(device: Device, folder: Path, model: str, rows: int, positions: Sequen
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model", choices=list(SHAPES), default="0.5b", help="the shape, of random weights")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16], help="rows of a step, each a graph")
     parser.add_argument(
-        "--positions", type=int, nargs="+", default=[256, 1000, 4000, 8000], help="tokens that each row has behind it"
+        "--rows", type=at_least(1), nargs="+", default=[1, 4, 8, 16], help="rows of a step, each a graph"
     )
-    parser.add_argument("--rounds", type=int, default=15, help="steps of each figure; medians are printed")
+    parser.add_argument(
+        "--positions",
+        type=at_least(1),
+        nargs="+",
+        default=[256, 1000, 4000, 8000],
+        help="tokens that each row has behind it",
+    )
+    parser.add_argument("--rounds", type=at_least(1), default=15, help="steps of each figure; medians are printed")
     args = parser.parse_args()
     device = Device("", usable_cores())
     print(" rows positions       ms   memory  of that")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from bench.ours import Engine, Setup
 from bench.shapes import SHAPES, default_cache, make_model
 from workers.engine import BatchEngine, Request
@@ -60,15 +60,17 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="110m", help="the shape, of random weights")
     parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
-    parser.add_argument("--prompts", nargs="+", type=int, default=[1, 8, 32], help="how many come at once")
+    parser.add_argument("--prompts", nargs="+", type=at_least(1), default=[1, 8, 32], help="how many come at once")
     parser.add_argument(
-        "--lengths", nargs=2, type=int, default=[16, 64], help="tokens of the shortest and the longest prompt"
+        "--lengths", nargs=2, type=at_least(1), default=[16, 64], help="tokens of the shortest and the longest prompt"
     )
-    parser.add_argument("--running", type=int, default=0, help="streams that decode meanwhile")
-    parser.add_argument("--rounds", type=int, default=5, help="bursts of each size; medians are printed")
+    parser.add_argument("--running", type=at_least(0), default=0, help="streams that decode meanwhile")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="bursts of each size; medians are printed")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
     args = parser.parse_args()
     low, high = args.lengths
+    if low > high:
+        parser.error(f"argument --lengths: the shortest prompt, {low} tokens, is longer than the longest, {high}")
     slots = max(args.prompts) + args.running
     path, graphs = make_model(args.cache_dir, args.model), args.cache_dir / "graphs"
     loaded = Engine.load(Setup(path, graphs, slots, high + ANSWER, quantize=args.quantize))

@@ -36,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line, levels, not_negative
 from bench.plots import figure
 from bench.served import READY_TIMEOUT_S, served
 from bench.shapes import default_cache
@@ -104,14 +104,14 @@ def plot(series: dict[str, Heard], file: Path) -> None:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--streams", default="8,64", help="streams at once, separated by commas")
+    parser.add_argument("--streams", type=levels, default="8,64", help="streams at once, separated by commas")
     parser.add_argument("--workers", default="1,1+1,2", help="set-ups, separated by commas; 1+1 is one and a standby")
     parser.add_argument("--phases", default=",".join(PHASES), help="when to kill, separated by commas")
-    parser.add_argument("--slots", type=int, default=8, help="sequences that run at once in one worker")
-    parser.add_argument("--prompt-words", type=int, default=32, help="words of a prompt")
-    parser.add_argument("--tokens", type=int, default=160, help="tokens of an answer")
-    parser.add_argument("--delivered", type=int, default=100, help="tokens after which `last` kills")
-    parser.add_argument("--settle", type=float, default=3.0, help="seconds between a restart and the next run")
+    parser.add_argument("--slots", type=at_least(1), default=8, help="sequences that run at once in one worker")
+    parser.add_argument("--prompt-words", type=at_least(1), default=32, help="words of a prompt")
+    parser.add_argument("--tokens", type=at_least(1), default=160, help="tokens of an answer")
+    parser.add_argument("--delivered", type=at_least(1), default=100, help="tokens after which `last` kills")
+    parser.add_argument("--settle", type=not_negative, default=3.0, help="seconds between a restart and the next run")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs")
     parser.add_argument("--plot", type=Path, help="draw the gaps into this file")
     parser.add_argument("--json", type=Path, help="where the lines go as well")
@@ -121,7 +121,7 @@ def main() -> None:
     print("workers | streams | killed at | failed | duplicated | altered | gaps | p50 ms | p99 ms | undisturbed ms")
     for name in args.workers.split(","):
         with served(options(name, args.slots, args.cache_dir)) as found:
-            for count in map(int, args.streams.split(",")):
+            for count in args.streams:
                 time.sleep(args.settle)
                 asked = requests("chaos", count, args.tokens, words=args.prompt_words, chat=True)
                 whole, _ = asyncio.run(play(found.server, asked))

@@ -1,6 +1,9 @@
-"""The command lines of the benchmarks: the page at the script's head, and each option with its unit and default."""
+"""The command lines of the benchmarks: the page at the script's head, each option with its unit and default, and
+refusals of numbers that would leave nothing to measure."""
 
 import argparse
+import math
+from collections.abc import Callable
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -19,3 +22,42 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def command_line(page: str | None) -> argparse.ArgumentParser:
     """A parser that shows `page`, a script's docstring."""
     return argparse.ArgumentParser(description=page, formatter_class=_Help)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The `type` of an option that is a whole number of `least` or more."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, not {value}")
+        return value
+
+    return number
+
+
+def levels(text: str) -> list[int]:
+    """The `type` of an option that is whole numbers of 1 or more, separated by commas."""
+    return [at_least(1)(part) for part in text.split(",")]
+
+
+def above_zero(text: str) -> float:
+    """The `type` of an option that is a finite number above 0."""
+    value = not_negative(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """The `type` of an option that is a finite number of 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number of 0 or more, not {text}")
+    return value

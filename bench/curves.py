@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from bench.limits import multiply_adds, read_bandwidth, step_bytes
 from bench.ours import Engine, Setup
 from bench.peak import Peak
@@ -144,6 +144,8 @@ def measure(args: argparse.Namespace, model: str, peak: Peak) -> Iterator[Point]
         "rows": [(rows, first) for rows in args.all_rows],
     }
     for series, points in sizes.items():
+        if not points:
+            continue
         slots, longest = max(rows for rows, _ in points), max(context for _, context in points)
         setup = Setup(path, graphs, slots, longest + args.steps + MARGIN, quantize=args.quantize, device=args.device)
         engine = Engine.load(setup)
@@ -185,20 +187,27 @@ def cells(point: Point, flaw: str) -> list[str]:
     ]
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Of these words, or of the command line."""
     parser = command_line(__doc__)
     parser.add_argument(
         "--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"], help="the shapes, of random weights"
     )
     parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4], help="of the curves against context")
     parser.add_argument(
-        "--contexts", nargs="+", type=int, default=list(CONTEXTS), help="tokens that a row has behind it"
+        "--rows", nargs="*", type=at_least(1), default=[1, 4], help="of the curves against context; none draws none"
     )
-    parser.add_argument("--all-rows", nargs="+", type=int, default=list(ROWS), help="of the curve against rows")
-    parser.add_argument("--steps", type=int, default=7, help="steps of each point in a round; medians are printed")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="times that a series is measured, of which medians are taken"
+        "--contexts", nargs="+", type=at_least(1), default=list(CONTEXTS), help="tokens that a row has behind it"
+    )
+    parser.add_argument(
+        "--all-rows", nargs="*", type=at_least(1), default=list(ROWS), help="of the curve against rows; none draws none"
+    )
+    parser.add_argument(
+        "--steps", type=at_least(1), default=7, help="steps of each point in a round; medians are printed"
+    )
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=3, help="times that a series is measured, of which medians are taken"
     )
     parser.add_argument("--device", default="", help="of the IREE backend; empty is its default")
     parser.add_argument("--quick", action="store_true", help="110m, one row to context 2048, rows 1 to 8")
@@ -206,9 +215,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("bench/results/curves"), help="the folder of the table and the plots"
     )
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.quick:
         args.models, args.rows, args.contexts, args.all_rows = ["110m"], [1], [256, 1024, 2048], [1, 2, 4, 8]
+    if not args.rows and not args.all_rows:
+        parser.error("argument --all-rows: without --rows as well there is no curve to draw")
+    if min(args.contexts) <= args.steps // 2:
+        parser.error(f"argument --contexts: {min(args.contexts)} tokens are not more than half of --steps {args.steps}")
     return args
 
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from bench.limits import step_bytes
 from bench.ours import Engine, Setup
 from bench.rounds import RefusedError
@@ -73,11 +73,13 @@ def chunk_costs(runner: Runner, text: Sequence[int], depth: int, sizes: Sequence
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="110m-yarn", help="the shape, of random weights")
-    parser.add_argument("--context", type=int, default=32768, help="tokens of the one sequence")
+    parser.add_argument("--context", type=at_least(1), default=32768, help="tokens of the one sequence")
     parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
-    parser.add_argument("--chunks", nargs="*", type=int, default=[32, 128, 512], help="tokens of a chunk of prompt")
     parser.add_argument(
-        "--chunks-at", nargs="+", type=int, default=[0, 4096], help="positions at which chunks are timed"
+        "--chunks", nargs="*", type=at_least(1), default=[32, 128, 512], help="tokens of a chunk of prompt"
+    )
+    parser.add_argument(
+        "--chunks-at", nargs="+", type=at_least(0), default=[0, 4096], help="positions at which chunks are timed"
     )
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
     args = parser.parse_args()

@@ -24,7 +24,7 @@ from actors.logs import configure_logging
 from actors.origin import Origin
 from actors.supervision import RestartPolicy
 from actors.worker import Deadlines, WorkerState
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from cli.model import ChosenModel
 from cli.serve import worker_launches
 from cli.settings import Settings
@@ -131,7 +131,7 @@ def main() -> None:
     """Measure what the command line says."""
     parser = command_line(__doc__)
     parser.add_argument("--backend", default="scripted", help="iree, mlx or scripted")
-    parser.add_argument("--rounds", type=int, default=20, help="kills of each kind; a quarter as many SIGSTOPs")
+    parser.add_argument("--rounds", type=at_least(1), default=20, help="kills of each kind; a quarter as many SIGSTOPs")
     arguments = parser.parse_args()
     configure_logging("bench", "critical")
     folder = Path.home() / ".cache" / "baton"

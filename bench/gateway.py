@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.descriptors import raise_limit
 from actors.logs import configure_logging
-from bench.command_line import command_line
+from bench.command_line import above_zero, at_least, command_line, levels
 from gateway.daemon import run_daemon
 from gateway.launch import WorkerLaunch
 from gateway.server import listen, serve
@@ -319,28 +319,31 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--streams", default="1,64,256", help="streams at once, separated by commas")
-    parser.add_argument("--rate", type=float, default=50.0, help="tokens a second of each stream")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a run at that rate")
+    parser.add_argument("--streams", type=levels, default="1,64,256", help="streams at once, separated by commas")
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="tokens a second of each stream")
+    parser.add_argument("--seconds", type=above_zero, default=4.0, help="of a run at that rate")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="runs of each figure, the two servers in turn; medians are printed"
+        "--rounds",
+        type=at_least(1),
+        default=3,
+        help="runs of each figure, the two servers in turn; medians are printed",
     )
     parser.add_argument(
-        "--open", type=int, default=1000, help="streams to hold open at once in the end; 0 leaves it out"
+        "--open", type=at_least(0), default=1000, help="streams to hold open at once in the end; 0 leaves it out"
     )
-    parser.add_argument("--tokens", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", type=at_least(0), default=0, help=argparse.SUPPRESS)
     parser.add_argument("--child", choices=["gateway", "bare"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         children: dict[str, Callable[[], Awaitable[None]]] = {
-            "gateway": lambda: run_gateway(int(arguments.streams), arguments.rate),
+            "gateway": lambda: run_gateway(arguments.streams[0], arguments.rate),
             "bare": lambda: run_bare(arguments.rate, arguments.tokens),
         }
         anyio.run(children[arguments.child])
         return
     raise_limit()
     results = []
-    for streams in map(int, arguments.streams.split(",")):
+    for streams in arguments.streams:
         for rate in (arguments.rate, 0.0):
             results.append(compare(streams, rate, arguments.seconds, arguments.rounds))
             print(json.dumps(results[-1]), flush=True)

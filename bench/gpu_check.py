@@ -15,7 +15,6 @@ rehearses all of it. With `--compile-only` every graph of a small model is compi
 none.
 """
 
-import argparse
 import contextlib
 import os
 import signal
@@ -32,6 +31,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.command_line import above_zero, command_line
 from bench.gpu_stages import PREFILL, SLOTS, Result
 from bench.rounds import markdown
 from bench.shapes import SHAPES, default_cache
@@ -180,13 +180,13 @@ def check_compiles(drivers: Sequence[str]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="of the IREE backend (default: cuda)")
-    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=["110m"], help="measured (default: 110m)")
+    parser = command_line(__doc__)
+    parser.add_argument("--device", default="cuda", help="of the IREE backend")
+    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=["110m"], help="measured")
     parser.add_argument(
         "--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"], help="of the weights"
     )
-    parser.add_argument("--minutes", type=float, default=10, help="for all stages together")
+    parser.add_argument("--minutes", type=above_zero, default=10, help="for all stages together")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="models and compiled graphs")
     parser.add_argument("--compile-only", nargs="*", choices=list(TARGETS), help="and run nothing; none is all")
     args = parser.parse_args()

@@ -20,11 +20,17 @@ import asyncio
 import itertools
 import json
 import random
+import sys
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.command_line import at_least, command_line, levels, not_negative
 
 TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -156,25 +162,25 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--url", required=True, help="the server, http://HOST:PORT")
-    parser.add_argument(
-        "--path", default="/v1/completions", help="/v1/completions (the default) or /v1/chat/completions"
-    )
+    parser.add_argument("--path", default="/v1/completions", help="/v1/completions or /v1/chat/completions")
     parser.add_argument("--model", required=True, help="a name that the server serves")
     parser.add_argument("--label", default="", help="goes into each line")
     parser.add_argument("--key", default="", help="an API key, sent as a bearer token")
-    parser.add_argument("--streams", default="1,4,8", help="levels, separated by commas")
-    parser.add_argument("--requests", type=int, default=0, help="of each level; 0 is three for each stream, 4 at least")
-    parser.add_argument("--prompt-words", type=int, default=64, help="words of a prompt (default: 64)")
-    parser.add_argument("--same-prefix", type=int, default=0, help="words that all prompts begin with (default: 0)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default: 64)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    parser.add_argument("--streams", type=levels, default="1,4,8", help="levels, separated by commas")
+    parser.add_argument(
+        "--requests", type=at_least(0), default=0, help="of each level; 0 is three for each stream, 4 at least"
+    )
+    parser.add_argument("--prompt-words", type=at_least(1), default=64, help="words of a prompt")
+    parser.add_argument("--same-prefix", type=at_least(0), default=0, help="words that all prompts begin with")
+    parser.add_argument("--max-tokens", type=at_least(1), default=64, help="tokens of an answer")
+    parser.add_argument("--temperature", type=not_negative, default=0.0, help="0 is greedy")
     parser.add_argument("--extra", type=json.loads, default={}, help="more fields of the body, a JSON object")
-    parser.add_argument("--seed", type=int, default=1, help="of the words (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="of the words")
     arguments = parser.parse_args()
     randomness = random.Random(arguments.seed)
-    for streams in map(int, arguments.streams.split(",")):
+    for streams in arguments.streams:
         print(json.dumps(asyncio.run(run_level(arguments, streams, randomness))), flush=True)
 
 

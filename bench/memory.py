@@ -28,7 +28,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line, not_negative
 from bench.plots import plot_memory
 from bench.rounds import markdown
 from protocol.request import Sampling
@@ -199,15 +199,15 @@ def report(samples: Sequence[Sample], verdicts: Sequence[Verdict], out: Path) ->
 
 def arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--requests", type=int, default=10_000, help="in all")
-    parser.add_argument("--every", type=int, default=250, help="requests between two looks at the memory")
+    parser.add_argument("--requests", type=at_least(1), default=10_000, help="in all")
+    parser.add_argument("--every", type=at_least(1), default=250, help="requests between two looks at the memory")
     parser.add_argument("--seed", type=int, default=None, help="of lengths and cancels, to run the same again")
-    parser.add_argument("--slots", type=int, default=8, help="sequences that run at once")
+    parser.add_argument("--slots", type=at_least(1), default=8, help="sequences that run at once")
     parser.add_argument("--backend", choices=["iree", "mlx", "scripted"], default="iree", help="what computes")
     parser.add_argument(
         "--device", default="", help="of the backend; empty is what it takes for models of a usual size"
     )
-    parser.add_argument("--tolerance", type=float, default=256.0, help="bytes of resident memory a request")
+    parser.add_argument("--tolerance", type=not_negative, default=256.0, help="bytes of resident memory a request")
     parser.add_argument("--cache-dir", type=Path, help="keep compiled graphs here")
     parser.add_argument(
         "--out", type=Path, default=Path("bench/results/memory"), help="the folder of the figures and the plot"

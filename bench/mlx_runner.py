@@ -21,7 +21,7 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line, levels
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from workers.checkpoint import ModelConfig
@@ -66,13 +66,12 @@ def _median_step(stamps: list[float]) -> float:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, help="a checkpoint; without, a made one")
-    parser.add_argument("--rows", default="1,8", help="sequences at once, separated by commas")
-    parser.add_argument("--tokens", type=int, default=64, help="steps that are timed")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
+    parser.add_argument("--rows", type=levels, default="1,8", help="sequences at once, separated by commas")
+    parser.add_argument("--tokens", type=at_least(2), default=64, help="steps that are timed")
+    parser.add_argument("--prompt", type=at_least(1), default=32, help="tokens of each prompt")
     parser.add_argument("--device", default="cpu", help="cpu or gpu")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    levels = [int(rows) for rows in arguments.rows.split(",")]
     with tempfile.TemporaryDirectory() as scratch:
         path = arguments.model or make_checkpoint(
             Path(scratch), layers=8, hidden=256, head_dim=64, ffn=768, vocab=16384, tied=False
@@ -84,7 +83,7 @@ def main() -> None:
             config,
             device=arguments.device,
             dtype="auto",
-            slots=max(levels),
+            slots=max(arguments.rows),
             context=arguments.prompt + arguments.tokens,
             cache_dir=Path(scratch),
             threads=0,
@@ -93,7 +92,7 @@ def main() -> None:
         with mx.stream(mx.Device(getattr(mx, runner.capabilities.device))):
             seconds, expected = bench_mlx_lm(path, prompt, arguments.tokens)
         results = {"mlx-lm": 1 / seconds}
-        for rows in levels:
+        for rows in arguments.rows:
             seconds, tokens = bench_rows(runner, prompt, rows, arguments.tokens)
             results[f"rows {rows}"] = rows / seconds
             if tokens != [expected] * rows:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from bench.ours import Engine, Setup
 from bench.shapes import SHAPES, default_cache, make_model
 from workers.engine import BatchEngine, Request
@@ -104,9 +104,11 @@ class Streams:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="110m", help="the shape, of random weights")
-    parser.add_argument("--streams", type=int, default=4, help="that decode")
-    parser.add_argument("--prompt", type=int, default=4096, help="tokens of the prompt that is admitted meanwhile")
-    parser.add_argument("--tokens", type=int, default=120, help="of each stream")
+    parser.add_argument("--streams", type=at_least(1), default=4, help="that decode")
+    parser.add_argument(
+        "--prompt", type=at_least(1), default=4096, help="tokens of the prompt that is admitted meanwhile"
+    )
+    parser.add_argument("--tokens", type=at_least(1), default=120, help="of each stream")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
     args = parser.parse_args()
     setup = Setup(

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from workers.affinity import usable_cores
 from workers.iree.compiler import Compiler
 from workers.iree.cpu import Cpu
@@ -99,11 +99,11 @@ def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--slots", type=int, default=8, help="rows of a step, one of each slot")
+    parser.add_argument("--slots", type=at_least(1), default=8, help="rows of a step, one of each slot")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of the KV")
-    parser.add_argument("--rounds", type=int, default=50, help="steps of each figure; medians are printed")
+    parser.add_argument("--rounds", type=at_least(1), default=50, help="steps of each figure; medians are printed")
     parser.add_argument(
-        "--positions", type=int, nargs="+", default=[256, 1024, 4096], help="tokens that each row has behind it"
+        "--positions", type=at_least(1), nargs="+", default=[256, 1024, 4096], help="tokens that each row has behind it"
     )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

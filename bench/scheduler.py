@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from workers.engine import BatchEngine, Request
 from workers.runner import Chunk, Draw, Row, RunnerCapabilities, TokenLogprobs
 
@@ -94,9 +94,9 @@ def measure(function: Callable[[int, int], float], rows: int, steps: int, rounds
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--steps", type=int, default=20_000, help="steps of one row; more rows take fewer")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each figure; medians are printed")
-    parser.add_argument("--profile", type=int, metavar="ROWS", help="profile the decode steps of ROWS rows")
+    parser.add_argument("--steps", type=at_least(1), default=20_000, help="steps of one row; more rows take fewer")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="runs of each figure; medians are printed")
+    parser.add_argument("--profile", type=at_least(1), metavar="ROWS", help="profile the decode steps of ROWS rows")
     options = parser.parse_args()
     if options.profile:
         profile = cProfile.Profile()

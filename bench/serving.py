@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from bench.load import run_level
 from bench.ours import Setup, server
 from bench.shapes import SHAPES, default_cache, make_model
@@ -73,10 +73,10 @@ def main() -> None:
     parser.add_argument(
         "--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"], help="of the weights"
     )
-    parser.add_argument("--streams", type=int, default=8, help="at once")
-    parser.add_argument("--requests", type=int, default=24, help="of one run")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turn; medians are printed")
+    parser.add_argument("--streams", type=at_least(1), default=8, help="at once")
+    parser.add_argument("--requests", type=at_least(1), default=24, help="of one run")
+    parser.add_argument("--max-tokens", type=at_least(1), default=64, help="tokens of an answer")
+    parser.add_argument("--rounds", type=at_least(1), default=3, help="runs of each, in turn; medians are printed")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps the model and its graphs")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended as well

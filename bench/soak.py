@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import msgspec
 
 from actors.worker import Deadlines
-from bench.command_line import command_line
+from bench.command_line import above_zero, at_least, command_line
 from bench.leaks import Sample, leaks, sample
 from bench.mix import Visit, deterministic, requests, visits
 from bench.plan import Blow, Plan, blows, may_fail_to_start
@@ -253,17 +253,19 @@ def _not_given_back(run: Soak, idle: Sample) -> list[str]:
 
 def arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0, help="of load and faults")
-    parser.add_argument("--clients", type=int, default=64, help="at once")
+    parser.add_argument("--minutes", type=above_zero, default=20.0, help="of load and faults")
+    parser.add_argument("--clients", type=at_least(1), default=64, help="at once")
     parser.add_argument("--seed", type=int, default=None, help="of requests and faults, to run the same again")
-    parser.add_argument("--requests", type=int, default=96, help="that are chosen from")
-    parser.add_argument("--every", type=float, default=4.0, help="seconds between faults from outside, in the mean")
+    parser.add_argument("--requests", type=at_least(1), default=96, help="that are chosen from")
+    parser.add_argument(
+        "--every", type=above_zero, default=4.0, help="seconds between faults from outside, in the mean"
+    )
     parser.add_argument("--scripted", action="store_true", help="workers without a model: many more requests")
     parser.add_argument("--backend", choices=("iree", "mlx"), default="iree", help="of workers with a model")
-    parser.add_argument("--rate", type=float, default=100.0, help="decode steps a second, of scripted workers")
-    parser.add_argument("--workers", type=int, default=2, help="that serve")
-    parser.add_argument("--standby", type=int, default=1, help="that stand by")
-    parser.add_argument("--slots", type=int, default=8, help="sequences that run at once in one worker")
+    parser.add_argument("--rate", type=above_zero, default=100.0, help="decode steps a second, of scripted workers")
+    parser.add_argument("--workers", type=at_least(1), default=2, help="that serve")
+    parser.add_argument("--standby", type=at_least(0), default=1, help="that stand by")
+    parser.add_argument("--slots", type=at_least(1), default=8, help="sequences that run at once in one worker")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs")
     parser.add_argument(
         "--out", type=Path, default=Path("bench/results/soak"), help="the folder of the report and the plots"

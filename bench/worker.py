@@ -22,7 +22,7 @@ import msgspec
 
 from actors.endpoint import LocalEndpoint
 from actors.link import Link
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from protocol.codec import decode_event, encode
 from protocol.commands import Stop, Submit, Welcome
 from protocol.events import Bye, Event, Failed, Finished, Hello, Ready, Step
@@ -142,8 +142,8 @@ def _engine(load: Load) -> BatchEngine:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--streams", type=int, default=64, help="at once")
-    parser.add_argument("--tokens", type=int, default=4000, help="per stream")
+    parser.add_argument("--streams", type=at_least(1), default=64, help="at once")
+    parser.add_argument("--tokens", type=at_least(1), default=4000, help="per stream")
     parser.add_argument("--stop", action="store_true", help="give every stream four stop strings that never come")
     parser.add_argument("--profile", default="", metavar="FILE", help="profile the worker's loop into FILE")
     arguments = parser.parse_args()

@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.command_line import command_line
+from bench.command_line import at_least, command_line
 from bench.rounds import RefusedError
 from bench.shapes import default_cache
 
@@ -179,7 +179,7 @@ def _call(*command: str) -> None:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
+    parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="compilers at once")
     parser.add_argument("--folder", type=Path, default=build_folder(), help="to build in")
     args = parser.parse_args()
     try:

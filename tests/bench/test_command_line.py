@@ -1,11 +1,14 @@
-"""Every benchmark says what it does, what each of its options means, and can be run from anywhere."""
+"""Every benchmark says what it does, what each of its options means and bounds, and can be run from anywhere."""
 
+import argparse
 import ast
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.command_line import command_line
+from bench.command_line import above_zero, at_least, command_line, levels, not_negative
 
 BENCH = Path(__file__).parents[2] / "bench"
 SCRIPTS = sorted(file for file in BENCH.rglob("*.py") if "add_argument(" in file.read_text())
@@ -16,6 +19,14 @@ def test_every_option_is_explained(script: Path) -> None:
     for call in ast.walk(ast.parse(script.read_text())):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
             assert any(keyword.arg == "help" for keyword in call.keywords), ast.unparse(call)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_every_number_but_a_seed_has_a_bound(script: Path) -> None:
+    for call in ast.walk(ast.parse(script.read_text())):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            kinds = {ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "type"}
+            assert not kinds & {"int", "float"} or ast.literal_eval(call.args[0]) == "--seed", ast.unparse(call)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
@@ -40,3 +51,37 @@ def test_help_has_the_page_as_it_is_and_the_defaults_that_are_values() -> None:
     assert "meanwhile (default: 0)\n" in shown
     assert "% of memory\n" in shown
     assert "less of it\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (at_least(1), "1", 1),
+        (at_least(0), "0", 0),
+        (levels, "1,64", [1, 64]),
+        (above_zero, "0.001", 0.001),
+        (not_negative, "0", 0.0),
+    ],
+)
+def test_the_least_that_a_number_may_be(kind: Callable[[str], Any], text: str, value: object) -> None:
+    assert kind(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        (at_least(1), "0", "must be 1 or more, not 0"),
+        (at_least(0), "-1", "must be 0 or more, not -1"),
+        (at_least(1), "1.5", "'1.5' is not a whole number"),
+        (levels, "4,0", "must be 1 or more, not 0"),
+        (levels, "", "'' is not a whole number"),
+        (above_zero, "0", "must be above 0, not 0"),
+        (above_zero, "nan", "must be a finite number of 0 or more, not nan"),
+        (not_negative, "-0.1", "must be a finite number of 0 or more, not -0.1"),
+        (not_negative, "inf", "must be a finite number of 0 or more, not inf"),
+        (not_negative, "soon", "'soon' is not a number"),
+    ],
+)
+def test_a_number_beyond_its_bound_is_refused(kind: Callable[[str], Any], text: str, says: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=says):
+        kind(text)

@@ -2,7 +2,7 @@ import statistics
 
 import pytest
 
-from bench.curves import Point, flaws, kv_slope, medians, steepest
+from bench.curves import Point, arguments, flaws, kv_slope, medians, steepest
 from bench.limits import StepBytes
 
 
@@ -51,3 +51,24 @@ def test_the_slope_is_the_speed_at_which_more_kv_is_read() -> None:
 def test_a_disturbed_round_is_no_step_in_the_curve() -> None:
     quiet = [point(1.0, 1), point(1.1, 2)]
     assert medians([quiet, [point(9.0, 1), point(1.1, 2)], [point(1.0, 1), point(5.0, 2)]]) == quiet
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--rounds", "0"], "argument --rounds: must be 1 or more, not 0"),
+        (["--steps", "0"], "argument --steps: must be 1 or more, not 0"),
+        (["--all-rows", "8", "0"], "argument --all-rows: must be 1 or more, not 0"),
+        (["--rows", "--all-rows"], "argument --all-rows: without --rows as well there is no curve to draw"),
+        (["--contexts", "3", "--steps", "7"], "argument --contexts: 3 tokens are not more than half of --steps 7"),
+    ],
+)
+def test_what_would_measure_nothing_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        arguments(words)
+    assert says in capsys.readouterr().err
+
+
+def test_either_curve_can_be_left_out() -> None:
+    assert arguments(["--rows"]).rows == []
+    assert arguments(["--all-rows", "--contexts", "4"]).all_rows == []
