@@ -21,14 +21,15 @@ from workers.pace import DEFAULT_STEP_TOKENS, Pace
 from workers.prefix import PrefixPolicy
 from workers.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
 from workers.runner import NotFiniteError, Runner, RunnerCapabilities, TokenLogprobs
+from workers.sanity import gives_numbers
 from workers.scheduler import Scheduler
 from workers.scoring import score
 from workers.tally import Tally
 
 __all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
 
-SCORE_STREAM = -1
-"""Holds a slot while it scores; streams are not negative."""
+NO_STREAM = -1
+"""Holds a slot for what is nobody's; streams are not negative."""
 
 
 class BatchEngine:
@@ -63,13 +64,16 @@ class BatchEngine:
         self._clock = clock
         self._log = structlog.get_logger()
         self.failures_in_a_row = 0
-        """Steps that failed since the last one that did not."""
+        """Steps that failed since the last one that did not. Those in which requests had no numbers do not count, as
+        long as the model still gives some for others."""
         self._tally = Tally()
         # What the running step has brought so far.
         self._tokens: list[Token] = []
         self._ends: list[End] = []
         self._failures: list[Failure] = []
         self._failed = False
+        self._spoilt = False
+        """A row had no numbers: whether its request is at fault or the model is yet to be seen."""
 
     @property
     def capabilities(self) -> RunnerCapabilities:
@@ -126,7 +130,7 @@ class BatchEngine:
         """
         check_score(tokens, self._vocab_size, self._capabilities.context)
         slots = self._scheduler.slots
-        while (slot := slots.take(SCORE_STREAM, len(tokens))) is None:
+        while (slot := slots.take(NO_STREAM, len(tokens))) is None:
             if slots.oldest is None:
                 raise RequestRefused(ErrorCode.OVERLOADED, "no slot is free to score in")
             retained = slots.oldest
@@ -190,13 +194,13 @@ class BatchEngine:
 
     def _prefilled(self, work: Prefill, token: int | None, likely: TokenLogprobs | None, now: float) -> None:
         live = work.live
-        if work.begins and live.reused:
-            self._tally.reused(live.reused)
         self._scheduler.prefilled(work)
         if work.draw is None:
             return
         live.first = now
         if token is not None:
+            if live.reused:  # what is distrusted and computed anew was no hit
+                self._tally.reused(live.reused)
             self._accept(live, token, likely, now)
         elif live.reused:
             self._start_over(live)
@@ -284,7 +288,10 @@ class BatchEngine:
         return ended(live, reason, self._clock())
 
     def _fail(self, live: Live, call: str, error: Exception) -> None:
-        self._failed = True
+        if isinstance(error, NotFiniteError):
+            self._spoilt = True
+        else:
+            self._failed = True
         stream = live.request.stream
         self._log.error("step_failed", stream=stream, slot=live.slot, call=call, trace=_trace(error))
         self._scheduler.remove(stream, failed=True)
@@ -309,11 +316,31 @@ class BatchEngine:
         self._scheduler.slots.clean(slot)
 
     def _close_step(self, seconds: float) -> StepResult:
-        result = StepResult(tuple(self._tokens), tuple(self._ends), tuple(self._failures), self._failed)
-        self._tally.stepped(seconds, failed=self._failed)
+        failed = self._failed or self._spoilt
+        result = StepResult(tuple(self._tokens), tuple(self._ends), tuple(self._failures), failed)
+        self._tally.stepped(seconds, failed=failed)
+        if self._spoilt and not (self._failed or self._tokens or self._gives_numbers()):
+            self._failed = True
         self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0
-        self._tokens, self._ends, self._failures, self._failed = [], [], [], False
+        self._tokens, self._ends, self._failures, self._failed, self._spoilt = [], [], [], False, False
         return result
+
+    def _gives_numbers(self) -> bool:
+        """Whether the model is well, though the step brought nothing but requests without numbers.
+
+        Else one client could have the worker leave, again and again, with prompts that make the model overflow.
+        """
+        slots = self._scheduler.slots
+        slot = slots.take(NO_STREAM, 1)
+        assert slot is not None  # the request that failed has just left its slot, which was reset
+        try:
+            return gives_numbers(self._runner, slot)
+        except Exception as error:  # noqa: BLE001 - whatever a device raises counts against it
+            self._log.error("probe_failed", slot=slot, trace=_trace(error))
+            return False
+        finally:
+            slots.release(slot)
+            self._reset(slot)
 
 
 def _trace(error: Exception) -> str:

@@ -20,7 +20,8 @@ from workers.faulty_runner import with_faults
 from workers.memory import rows_of
 from workers.pace import DEFAULT_STEP_TOKENS
 from workers.prefix import PrefixPolicy
-from workers.runner import Chunk, Draw, Row, Runner, RunnerCapabilities
+from workers.runner import Draw, Row, Runner, RunnerCapabilities
+from workers.sanity import TOKEN, NoNumbers, gives_numbers
 from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
 from workers.text.vocabulary import Vocabulary
@@ -108,7 +109,7 @@ def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str,
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     """Load tokenizer and runner, and run one step. Called on the thread that will run the engine.
 
-    Raises whatever the backend raises: the worker cannot serve then.
+    Raises whatever the backend raises, and `NoNumbers`: the worker cannot serve then.
     """
     vocabulary = _load_vocabulary(spec, progress)
     progress("start backend", 0, 1)  # imports that take seconds, before the backend can report for itself
@@ -152,13 +153,17 @@ def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.
 
     Returns the seconds that a step of `step_tokens` may take: as many of the smallest chunks as they fill, one after
     the other, and the decode rows. Larger chunks only cost less for each token.
+
+    Raises `NoNumbers` where either has no numbers for logits.
     """
-    sampling = Sampling()
     began = clock()
-    (token,) = runner.prefill([Chunk(0, (0,), 0, 0)], [Draw(sampling, 1)])
+    sane = gives_numbers(runner, 0)
     prefilled = clock()
-    runner.decode([Row(0, token or 0, 1, 1, Draw(sampling, 2))])
+    if sane:
+        sane = runner.decode([Row(0, TOKEN, 1, 1, Draw(Sampling(), 2))]) != [None]
     decode_s = clock() - prefilled
+    if not sane:
+        raise NoNumbers(runner.capabilities.dtype)
     runner.reset(0)
     chunks = math.ceil(step_tokens / runner.capabilities.prefill_chunks[0])
     return chunks * (prefilled - began) + decode_s

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -64,7 +65,7 @@ def test_a_prompt_that_others_rows_spoilt_is_computed_without_them(cancelled: bo
     assert [(end.stream, end.cached_tokens) for end in ends] == [(2, 0)]
     assert [failure.stream for step in steps for failure in step.failures] == ([] if cancelled else [1])
     gauges = engine.gauges()
-    assert (gauges.prefix_hits, gauges.slots_active, gauges.kv_tokens) == (1, 0, 0)
+    assert (gauges.prefix_hits, gauges.prefix_tokens, gauges.slots_active, gauges.kv_tokens) == (0, 0, 0, 0)
     assert gauges.steps_failed == (not cancelled)
     assert runner.violations == []
 
@@ -86,6 +87,81 @@ def test_a_slot_that_cannot_be_reset_for_another_attempt_fails_its_request() -> 
     assert (failure.stream, failure.text) == (2, "reset failed: RuntimeError: the device does not answer")
     assert len(run(engine, *(Request(stream, (5, stream), max_tokens=2) for stream in range(3, 6)))[1]) == 3
     assert runner.violations == []
+
+
+class Damaged(Spoiling):
+    """After so many calls no token makes numbers."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.left = calls
+
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        tokens = super().prefill(chunks, draws)
+        self.left -= 1
+        if self.left >= 0:
+            return tokens
+        self._broken |= {chunk.slot for chunk in chunks}
+        return [None] * len(chunks)
+
+
+def test_requests_without_numbers_do_not_count_against_a_model_that_gives_them() -> None:
+    """One client could end the worker of all others with ten such prompts."""
+    engine, runner = make(Spoiling(), step_tokens=8)
+    for stream in range(12):
+        (step,) = run(engine, Request(stream, (BAD, stream), max_tokens=3))[2]
+        assert [failure.stream for failure in step.failures] == [stream]
+        assert step.failed
+        assert engine.failures_in_a_row == 0
+    gauges = engine.gauges()
+    assert (gauges.steps_failed, gauges.slots_active, gauges.kv_tokens) == (12, 0, 0)
+    assert runner.violations == []
+
+
+def test_requests_without_numbers_count_where_others_have_none_either() -> None:
+    engine, runner = make(Damaged(calls=1), step_tokens=8)
+    run(engine, Request(0, (5, 6), max_tokens=1))
+    for stream in range(1, 4):
+        run(engine, Request(stream, (5, stream), max_tokens=3))
+        assert engine.failures_in_a_row == stream
+    assert runner.violations == []
+
+
+def test_nothing_is_tried_where_a_neighbour_has_numbers() -> None:
+    engine, runner = make(Spoiling(), step_tokens=64)
+    engine.submit(Request(1, (BAD, 1), max_tokens=3))
+    engine.submit(Request(2, (5, 6), max_tokens=3))
+    step = engine.step()
+    assert [failure.stream for failure in step.failures] == [1]
+    assert (engine.failures_in_a_row, runner.calls) == (0, 2), "one call for the prompts, one for the row that goes on"
+
+
+def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = make(Spoiling(), step_tokens=8)
+    engine.submit(Request(1, (BAD, 1), max_tokens=3))
+    first = runner.prefill
+
+    def prefill(chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        monkeypatch.setattr(runner, "prefill", mock.Mock(side_effect=RuntimeError("the device is gone")))
+        return first(chunks, draws)
+
+    monkeypatch.setattr(runner, "prefill", prefill)
+    with capture_logs() as logs:
+        engine.step()
+    assert engine.failures_in_a_row == 1
+    assert [entry["event"] for entry in logs] == ["step_failed", "probe_failed"]
+    assert engine.idle
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_slot_that_is_not_reset_counts_whatever_the_model_gives(failing: int) -> None:
+    """That of the request, and that of the trial."""
+    engine, _ = make(Spoiling(), step_tokens=8)
+    engine.submit(Request(1, (BAD, 1), max_tokens=3))
+    resets = [None] * (failing - 1) + [RuntimeError("no answer")]
+    with mock.patch.object(Spoiling, "reset", side_effect=resets), capture_logs():
+        assert engine.step().failed
+    assert engine.failures_in_a_row == 1
 
 
 def some_requests(randomness: random.Random) -> list[Request]:

@@ -1,6 +1,7 @@
 """What a worker says before it loads, and its load on a real backend that is always there."""
 
 import platform
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tests.workers.process import scripted
 from workers.description import CheckpointError
 from workers.loading import Described, describe, kv_tokens, load, warm_up
 from workers.refused import LoadRefused
-from workers.runner import RunnerCapabilities
+from workers.runner import Chunk, Draw, Row, RunnerCapabilities
 from workers.scripted import ScriptedRunner
 from workers.text.bytes import ByteTokenizer
 
@@ -151,3 +152,25 @@ def test_the_warm_up_leaves_the_runner_as_it_was() -> None:
     warm_up(warm, 512)
     assert (warm._history, warm.violations) == (cold._history, [])
     assert warm.calls == 2
+
+
+class WithoutNumbers(ScriptedRunner):
+    """Of a model whose logits are not numbers from some call on."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        tokens = super().prefill(chunks, draws)
+        return [None] if self.at == "prefill" else tokens
+
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        super().decode(rows)
+        return [None]
+
+
+@pytest.mark.parametrize("at", ["prefill", "decode"])
+def test_a_model_without_numbers_is_refused_before_it_serves(at: str) -> None:
+    with pytest.raises(LoadRefused, match=r"the model's logits are not numbers: its weights are damaged$"):
+        warm_up(WithoutNumbers(at), 512)
