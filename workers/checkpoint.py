@@ -26,6 +26,8 @@ __all__ = [
 OTHER_FORMATS = ["consolidated*", "*/*"]
 """Files of a hub model that hold its weights again, for other programs."""
 _DIGEST_EDGE = 1 << 20
+_SAMPLES, _SAMPLE = 256, 4096
+"""Of a weight file between its edges: the matrices of a model are longer than what lies between two samples."""
 
 
 def open_weights(path: Path) -> Weights:
@@ -36,15 +38,15 @@ def open_weights(path: Path) -> Weights:
     Raises `CheckpointError` for a missing or damaged file and for a tensor type that is not supported.
     """
     fields, wrapper = unwrap(Fields.read(path / "config.json"))
-    inside, around = ("", ()) if wrapper is None else (wrapper.inside, wrapper.around)
-    return Weights(path, parse_quantization(fields.file, fields.values), inside, around)
+    quantization = parse_quantization(fields.file, fields.values)
+    return Weights(path, quantization) if wrapper is None else Weights(path, quantization, wrapper)
 
 
 def config_digest(path: Path) -> str:
     """32 hex digits that two directories share when they hold the same model: descriptions, tokenizer and weights.
 
-    Weight files count with their size and their first and last MiB (names, shapes and a sample of the values): a
-    whole read of a large model would take longer than loading it.
+    Weight files count with their size, their first and last MiB (names and shapes), and samples of all between, where
+    a model that was trained further differs from what it was: a whole read would take longer than loading it.
     """
     digest = hashlib.sha256()
     for file in sorted(path.iterdir()):
@@ -54,6 +56,10 @@ def config_digest(path: Path) -> str:
         digest.update(json.dumps([file.name, size]).encode())
         with file.open("rb") as stream:
             digest.update(stream.read(_DIGEST_EDGE))
+            inner = size - 2 * _DIGEST_EDGE
+            for sample in range(_SAMPLES if inner > 0 else 0):
+                stream.seek(_DIGEST_EDGE + inner * sample // _SAMPLES)
+                digest.update(stream.read(_SAMPLE))
             if size > _DIGEST_EDGE:
                 stream.seek(max(_DIGEST_EDGE, size - _DIGEST_EDGE))
                 digest.update(stream.read(_DIGEST_EDGE))

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from workers.architectures.wrapper import Wrapper, by_itself
 from workers.description import A_MODEL, CheckpointError, read_json
 from workers.quantization import GroupFormat, Quantized, ScaleType
 from workers.scheme import Quantization
@@ -58,14 +59,13 @@ class Weights(Mapping[str, NDArray[Any]]):
     one under their own; the tensors that they are kept in are hidden.
     """
 
-    def __init__(
-        self, directory: Path, quantization: Quantization | None, inside: str = "", around: tuple[str, ...] = ()
-    ) -> None:
-        """`inside` is what the names begin with in the files, without which they are given here; tensors that begin
-        like one of `around` are left out."""
+    def __init__(self, directory: Path, quantization: Quantization | None, wrapper: Wrapper | None = None) -> None:
+        """Of a `wrapper` the tensors are those of its language model, under the names that it has by itself."""
         self.directory = directory
-        self._inside, self._around = inside, around
+        self._wrapper = wrapper
         self._quantization = quantization
+        self._stored: dict[str, str] = {}
+        """The names in the files, where they are others."""
         self._files: dict[str, Any] = {}
         self._where = self._locate()
         packed = quantization.packed if quantization else ".scales"
@@ -94,16 +94,22 @@ class Weights(Mapping[str, NDArray[Any]]):
                 yield f"{module}.weight", _Place(module, None)
 
     def _locate(self) -> dict[str, Path]:
-        """The file of each tensor. Raises `CheckpointError` for one that is neither inside nor around."""
-        where, length = {}, len(self._inside)
-        for name, file in self._find_files().items():
-            if name.startswith(self._inside):
-                where[name[length:]] = file
-            elif not name.startswith(self._around):
-                problem = (
-                    f"the tensor is neither of the language model, {self._inside!r}, nor of a part that is left out"
-                )
-                raise CheckpointError(file, name, problem)
+        """The file of each tensor. Raises `CheckpointError` for one of a part that is not known, or there twice."""
+        files = self._find_files()
+        if self._wrapper is None:
+            return files
+        where: dict[str, Path] = {}
+        for stored, file in files.items():
+            name = by_itself(stored, self._wrapper.inside)
+            if name is None and stored.startswith(self._wrapper.around):
+                continue
+            if name is None:
+                places = ", ".join(self._wrapper.inside)
+                problem = f"the tensor is neither of the language model ({places}) nor of a part that is left out"
+                raise CheckpointError(file, stored, problem)
+            if name in where:
+                raise CheckpointError(file, stored, f"is there as {self._stored[name]}, too")
+            where[name], self._stored[name] = file, stored
         return where
 
     def _find_files(self) -> dict[str, Path]:
@@ -152,7 +158,7 @@ class Weights(Mapping[str, NDArray[Any]]):
         if name not in self._where:
             raise CheckpointError(self.directory, name, "the tensor is missing")
         try:
-            part = self._open(self._where[name]).get_slice(self._inside + name)
+            part = self._open(self._where[name]).get_slice(self._stored.get(name, name))
             return part.get_dtype(), tuple(part.get_shape())
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
@@ -163,7 +169,7 @@ class Weights(Mapping[str, NDArray[Any]]):
         types = FLOATS | WORDS if packed else FLOATS
         if dtype not in types:
             raise CheckpointError(self._where[name], name, f"type {dtype} is not supported")
-        file, stored = self._open(self._where[name]), self._inside + name
+        file, stored = self._open(self._where[name]), self._stored.get(name, name)
         try:
             tensor: NDArray[Any] = file.get_tensor(stored) if expert is None else file.get_slice(stored)[expert]
         except SafetensorError as error:

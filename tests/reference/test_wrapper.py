@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.reference.conftest import load_runner
 from tests.reference.test_families import CONTEXT, TOKENS, TOLERANCE
@@ -26,7 +27,8 @@ TEXT = {
 VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
-def test_gemma3(torch: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["published", "in memory"])
+def test_gemma3(torch: Any, tmp_path: Path, layout: str) -> None:
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     torch.manual_seed(0)
@@ -38,6 +40,9 @@ def test_gemma3(torch: Any, tmp_path: Path) -> None:
             parameter.normal_(0.0, 0.1 if parameter.ndim == 1 else 2 / parameter.shape[1] ** 0.5)
         expected = model(torch.tensor([TOKENS])).logits[0].numpy()
     model.save_pretrained(tmp_path / "model")
+    if layout == "in memory":
+        tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+        save_file(tensors, tmp_path / "model" / "model.safetensors")
     runner = load_runner("mlx", tmp_path / "model", tmp_path, context=CONTEXT)
     assert expected.std() > 0.3
     np.testing.assert_allclose(runner.logits(Chunk(0, TOKENS, 0, 0)), expected, atol=TOLERANCE)

@@ -17,6 +17,19 @@ def test_digest_is_of_the_content(tmp_path: Path) -> None:
     assert config_digest(first) != config_digest(other)
 
 
+@pytest.mark.parametrize("place", [0.0, 0.3, 0.5, 0.999])
+def test_digest_tells_a_model_of_which_one_matrix_was_trained_further(tmp_path: Path, place: float) -> None:
+    """Whatever its place: what a cache and a failover take for the same model would otherwise be another one."""
+    file = tmp_path / "model.safetensors"
+    values = bytearray(8 << 20)
+    file.write_bytes(values)
+    before = config_digest(tmp_path)
+    start, length = int(place * (7 << 20)), 1 << 16
+    values[start : start + length] = b"1" * length
+    file.write_bytes(values)
+    assert config_digest(tmp_path) != before
+
+
 def test_local_model_resolves_to_itself(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
 

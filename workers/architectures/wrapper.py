@@ -14,14 +14,19 @@ class Wrapper:
 
     family: str
     """Of its language model, whose fields are config.json's `text_config`."""
-    inside: str
-    """What the names of the language model's tensors begin with."""
+    inside: Mapping[str, str]
+    """What the names of the language model's tensors begin with, and what they would begin with by themselves."""
     around: tuple[str, ...]
     """What those of the other parts begin with: text alone never comes to them."""
 
 
 WRAPPERS: Mapping[str, Wrapper] = {
-    "Gemma3ForConditionalGeneration": Wrapper("gemma3_text", "language_model.", ("vision_tower.", "multi_modal_")),
+    "Gemma3ForConditionalGeneration": Wrapper(
+        "gemma3_text",
+        # As published, and as transformers names them in memory since 4.52, which tools that save tensors write.
+        {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."},
+        ("vision_tower.", "multi_modal_", "model.vision_tower.", "model.multi_modal_"),
+    ),
 }
 """By config.json's `architectures`. Gemma 3 is published so from 4B on."""
 SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization", "quantization_config")
@@ -49,4 +54,10 @@ def _inside(value: Any, wrapper: Wrapper) -> Any:
     """With modules named as they are within the language model."""
     if not isinstance(value, dict):
         return value
-    return {name.removeprefix(wrapper.inside): each for name, each in value.items()}
+    return {by_itself(name, wrapper.inside) or name: each for name, each in value.items()}
+
+
+def by_itself(name: str, inside: Mapping[str, str]) -> str | None:
+    """What a tensor or module is called in the language model alone (see `Wrapper.inside`); None for another part's."""
+    prefix = next((prefix for prefix in inside if name.startswith(prefix)), None)
+    return None if prefix is None else inside[prefix] + name.removeprefix(prefix)

@@ -11,7 +11,7 @@ import mlx.nn as nn
 from mlx_lm.utils import load_model
 
 from workers.architectures.fields import Fields
-from workers.architectures.wrapper import unwrap
+from workers.architectures.wrapper import by_itself, unwrap
 from workers.checkpoint import CheckpointError, ModelConfig
 from workers.mlx.parts import (
     CappedAttention,
@@ -118,12 +118,12 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     return model
 
 
-def _within(model: Any, inside: str) -> Any:
+def _within(model: Any, inside: Mapping[str, str]) -> Any:
     """A class of mlx-lm for the language model of one that holds more: of the weights it takes those `inside`."""
 
     def sanitize(self: Any, weights: dict[str, Any]) -> Any:
-        own = {name.removeprefix(inside): weight for name, weight in weights.items() if name.startswith(inside)}
-        return model.sanitize(self, own)
+        named = {by_itself(name, inside): weight for name, weight in weights.items()}
+        return model.sanitize(self, {name: weight for name, weight in named.items() if name is not None})
 
     return type(model.__name__, (model,), {"sanitize": sanitize})
 

@@ -66,10 +66,11 @@ def test_refused_by_name(tmp_path: Path, changes: dict[str, Any], words: str) ->
         read(tmp_path, GEMMA_3_4B, **changes)
 
 
+@pytest.mark.parametrize("layout", ["published", "in memory"])
 @pytest.mark.parametrize("bits", [None, 4])
-def test_tensors_are_named_as_without_it(tmp_path: Path, bits: Any) -> None:
+def test_tensors_are_named_as_without_it(tmp_path: Path, bits: Any, layout: str) -> None:
     plain = make_checkpoint(tmp_path / "plain", "gemma3_text", quantized_bits=bits)
-    wrapped = wrap(plain, tmp_path / "wrapped")
+    wrapped = wrap(plain, tmp_path / "wrapped", layout)
     weights, expected = open_weights(wrapped), open_weights(plain)
     config = ModelConfig.from_dir(wrapped)
     assert config == replace(ModelConfig.from_dir(plain), quantization=config.quantization)
@@ -88,17 +89,34 @@ def test_a_tensor_of_an_unknown_part_is_refused(tmp_path: Path) -> None:
         open_weights(path)
 
 
-def wrap(plain: Path, target: Path) -> Path:
+def test_a_tensor_that_is_there_under_both_names_is_refused(tmp_path: Path) -> None:
+    path = wrap(make_checkpoint(tmp_path / "plain", "gemma3_text"), tmp_path / "wrapped")
+    tensors = load_file(path / "model.safetensors")
+    twice = {"model.language_model.norm.weight": tensors["language_model.model.norm.weight"]}
+    write_safetensors(path / "model.safetensors", tensors | twice)
+    with pytest.raises(CheckpointError, match=r"norm\.weight: is there as .*norm\.weight, too"):
+        open_weights(path)
+
+
+def wrap(plain: Path, target: Path, layout: str = "published") -> Path:
     """The checkpoint as the language model of one that sees; a module that differs in its bits goes by its name."""
     target.mkdir()
     text = json.loads((plain / "config.json").read_text())
     outside = {name: text.pop(name) for name in ("torch_dtype", "quantization") if name in text}
     if "quantization" in outside:
-        outside["quantization"]["language_model.model.embed_tokens"] = {"group_size": 32, "bits": 4}
+        outside["quantization"][_wrapped("model.embed_tokens", layout)] = {"group_size": 32, "bits": 4}
         del text["quantization_config"]
     outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
     (target / "config.json").write_text(json.dumps(outer | outside))
     tensors = load_file(plain / "model.safetensors")
-    around = {name: np.zeros(1, np.float32) for name in ("vision_tower.a", "multi_modal_projector.b")}
-    write_safetensors(target / "model.safetensors", {f"language_model.{k}": v for k, v in tensors.items()} | around)
+    prefix = "" if layout == "published" else "model."
+    around = {prefix + name: np.zeros(1, np.float32) for name in ("vision_tower.a", "multi_modal_projector.b")}
+    inside = {_wrapped(name, layout): value for name, value in tensors.items()}
+    write_safetensors(target / "model.safetensors", inside | around)
     return target
+
+
+def _wrapped(name: str, layout: str) -> str:
+    if layout == "published":
+        return f"language_model.{name}"
+    return name if name.startswith("lm_head.") else f"model.language_model.{name.removeprefix('model.')}"
