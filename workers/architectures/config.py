@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workers.architectures.families import ACTIVATIONS, FAMILIES, NEUTRAL, Family, rotated_layers
-from workers.architectures.fields import Fields
+from workers.architectures.fields import MAX_PARTS, Fields
 from workers.architectures.parts import Activation, Experts, HeadNorm, Layer, Names, Norms
 from workers.architectures.rope import Rope, Yarn
 from workers.architectures.rope_fields import read_ropes
@@ -101,7 +101,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     family = families[name]
     fields = fields.with_defaults(family.defaults)
     _refuse_unsupported(fields, name, family)
-    hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
+    hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", most=MAX_PARTS)
     heads, kv_heads, head_dim = _heads(fields, hidden)
     ropes = read_ropes(fields, head_dim, local=family.local_rope, partial=family.partial_rope)
     attention_bias = family.biases is None and fields.flag("attention_bias", False)
@@ -216,7 +216,7 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
     if not family.experts:
         return None
     name = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
-    count, chosen = fields.integer(name), fields.integer("num_experts_per_tok")
+    count, chosen = fields.integer(name, most=MAX_PARTS), fields.integer("num_experts_per_tok")
     if chosen > count:
         raise fields.error("num_experts_per_tok", f"{chosen} is more than {name}, {count}")
     normalize = family.normalizes_experts

@@ -1,6 +1,5 @@
 """Typed access to a config.json that names the field in every error."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,11 @@ from typing import Any
 from workers.description import CheckpointError, read_json
 
 MAX_SIZE = 1 << 24
-"""Above any real layer count, width or vocabulary; keeps a hostile config from asking for absurd memory."""
+"""Above any real width, vocabulary or number of positions; keeps a hostile config from asking for absurd memory."""
+MAX_PARTS = 4096
+"""Above any real number of layers, or of experts in one: each has tensors whose names are listed."""
+MAX_NUMBER = 1e15
+"""Above any real base, factor or bound, and one over it below; what comes of several stays a number."""
 
 
 class Fields:
@@ -39,16 +42,17 @@ class Fields:
         value = (self.values if name in self.values else self._defaults).get(name)
         return default if value is None else value
 
-    def integer(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
         value = self.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_SIZE:
-            raise self.error(name, f"{value!r} is not an integer from 1 to {MAX_SIZE}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            raise self.error(name, f"{value!r} is not an integer from 1 to {most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise self.error(name, f"{value!r} is not a positive number")
+        least = 1 / MAX_NUMBER
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= MAX_NUMBER:
+            raise self.error(name, f"{value!r} is not a number from {least:g} to {MAX_NUMBER:g}")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:

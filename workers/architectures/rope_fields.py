@@ -83,7 +83,7 @@ def _scaling(fields: Fields, plan: Fields, dims: int) -> Scaling | None:
     kind = plan.get("rope_type") or plan.get("type") or "default"
     if kind == "su" or (kind == "yarn" and plan.get("long_factor") is not None):
         kind = "longrope"  # what Phi-3 called it at first
-    if kind not in KEYS:
+    if not isinstance(kind, str) or kind not in KEYS:
         raise plan.error("rope_type", f"{kind!r} is not supported, only {', '.join(map(repr, KEYS))}")
     for name, value in plan.values.items():
         if value is not None and name not in COMMON_KEYS | KEYS[kind]:
