@@ -83,6 +83,8 @@ class Link:
         self._torn = False  # nothing more can be sent; the loss is told in a turn of the loop of its own
         self._closed = False
         self._lost = False
+        self.cut_off = False
+        """The peer is heard no more because of what it sent: it may well be there."""
         self.refused = 0
         """Connections that failed their handshake or came second; they disturb nobody."""
         self.sent = 0
@@ -245,6 +247,7 @@ class Link:
                 except Unheard as unheard:
                     self._refuse(unheard.kind)
                     if unheard.ends:
+                        self.cut_off = True
                         self._end(unheard.ends)
                 else:
                     self.received += 1

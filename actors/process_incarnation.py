@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 LAST_WORDS_S = 1.0
 """How long the frames of a process that has exited may take to arrive."""
-EXIT_LAG_S = 0.25
-"""How long its exit may lag behind its link's end: the kernel closes a process's sockets just before it tells."""
+EXIT_LAG_S = 1.0
+"""How long its exit may lag behind its link's end: the kernel closes a process's sockets just before it tells, but on a
+busy machine others may run in between. Who ended it is known only by its exit."""
 
 LOOKS = 4
 """At whether it is suspended, in the time for which it may be."""
@@ -61,7 +62,7 @@ class ProcessIncarnation(IncarnationActor):
         self._log.info("worker_started", pid=self._child.pid)
         self._worker.changed()
         self.context.start_soon(self._watch_exit, self._child, self._link)
-        self.context.start_soon(self._watch_link, self._child)
+        self.context.start_soon(self._watch_link, self._child, self._link)
         self.context.start_soon(self._watch_deadlines, self._link)
         self.context.start_soon(self._watch_suspension, self._child)
         self.context.start_soon(self._watch_faults)
@@ -121,12 +122,14 @@ class ProcessIncarnation(IncarnationActor):
         """It had work to finish before it was to leave, and exited without its `Bye`: a death like any other."""
         return self.seen.ready is not None and self.seen.bye is None and child.returncode != 0
 
-    async def _watch_link(self, child: ChildProcess) -> None:
-        """A lost link is mostly an exit that is not known yet; if not, the process cannot be reached any more."""
+    async def _watch_link(self, child: ChildProcess, link: Link) -> None:
+        """A connection that ended is mostly an exit that is not known yet; if not, the process cannot be reached any
+        more."""
         await self._link_lost.wait()
-        with anyio.move_on_after(EXIT_LAG_S):
-            await child.wait()
-            return
+        if not link.cut_off:
+            with anyio.move_on_after(EXIT_LAG_S):
+                await child.wait()
+                return
         if self.seen.leave_by is None:
             raise WorkerFailed(f"its link was lost: {self._loss}")
 

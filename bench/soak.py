@@ -120,6 +120,8 @@ class Soak:
 
     def __init__(self, plan: Plan, found: Served) -> None:
         self.result = Result()
+        self.pids: list[int] = []
+        """Of those that were struck."""
         self._plan = plan
         self._found = found
         self._requests = requests(
@@ -191,9 +193,10 @@ class Soak:
         if not running:
             return
         try:
-            os.kill(running[blow.worker % len(running)], SIGNALS[blow.kind])
+            os.kill(pid := running[blow.worker % len(running)], SIGNALS[blow.kind])
         except ProcessLookupError:
             return  # it has ended since
+        self.pids.append(pid)
         self.result.struck.append((round(self._now(), 2), blow.kind))
 
     async def _sample(self) -> None:
@@ -231,6 +234,8 @@ def soak(plan: Plan, out: Path) -> Result:
             asyncio.run(run.run())
             result = run.result
             try:
+                for pid in run.pids:  # of the last one the end may not have been noticed yet
+                    found.watched.wait_until_gone(pid, CALM_S)
                 found.watched.wait_until_ready(CALM_S)
                 result.problems += _not_given_back(run, idle)
             except CommandFailed as error:

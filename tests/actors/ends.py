@@ -30,7 +30,7 @@ class End:
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not condition():
                 self._changed = anyio.Event()
                 await self._changed.wait()

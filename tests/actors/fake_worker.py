@@ -108,6 +108,7 @@ class FakeWorker:
             case "too_many_frames":
                 frames = [encode(Step(deltas=()))] * (MAX_FRAMES_PER_MESSAGE + 1)
                 self.link._transmit([number_frame(self.link.sent), *frames])
+                self.link.sent += 1  # the next message is no gap
             case "closes_link":
                 self.link.close()
             case "hello_twice":

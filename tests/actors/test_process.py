@@ -202,8 +202,9 @@ async def test_what_the_child_started_ends_with_it(leader: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs setsid")
 async def test_one_that_left_the_group_and_holds_the_pipe_does_not_hold_us_up() -> None:
     lines = Lines()
-    child = shell("setsid sleep 1000 & echo $! >&2; sleep 0.05; exit 0", lines)
+    child = shell("setsid sh -c 'echo $$ >&2; exec sleep 1000' & cat; exit 0", lines)
     await lines.until(lambda: bool(lines.said))
+    child.close_stdin()
     with anyio.fail_after(WAIT_S):
         await child.wait()
         await child.end()

@@ -30,6 +30,7 @@ from tests.actors.processes import (
     running,
     submit,
 )
+from tests.pids import pid_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_sockets")]
 
@@ -66,7 +67,7 @@ async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str,
         await heard.until(lambda: heard.states[-1:] in ([WorkerState.READY], [WorkerState.GIVEN_UP]))
         if heard.states[-1] is WorkerState.READY:
             if mode == "killed":
-                os.kill(worker.status.pid or 0, signal.SIGKILL)
+                os.kill(pid_of(worker.status), signal.SIGKILL)
             else:
                 worker.send_nowait([submit()])
         status = await heard.until_state(WorkerState.BACKOFF if outside else WorkerState.GIVEN_UP)
@@ -86,7 +87,7 @@ async def test_who_fell_silent_without_work_is_soon_replaced_whatever_it_is_sent
     worker, heard = make("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0))
     async with running(worker, heard):
         status = await heard.until_state(WorkerState.READY)
-        os.kill(status.pid or 0, signal.SIGSTOP)
+        os.kill(pid_of(status), signal.SIGSTOP)
         while anyio.current_time() - worker.status.last_frame < 0.2:  # noqa: ASYNC110  silence does not tell
             await anyio.sleep(0.01)
         worker.send_nowait([submit()])
@@ -111,7 +112,7 @@ async def test_a_stranger_at_the_socket_is_not_taken_for_the_worker() -> None:
     async with running(worker, heard):
         await heard.until(lambda: worker.status.pid is not None)
         stranger = Link.connect(endpoints[0], lambda frames: None)
-        hello = Hello(PROTOCOL_VERSION, "w", 1, worker.status.pid or 0, "m", "fake", "none", 4, 128)
+        hello = Hello(PROTOCOL_VERSION, "w", 1, pid_of(worker.status), "m", "fake", "none", 4, 128)
         await stranger.send([encode(hello)])
         await heard.until(lambda: WorkerState.BACKOFF in heard.states)
         stranger.close(0)
@@ -142,7 +143,7 @@ async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
     worker, heard = make("good")
     async with running(worker, heard):
         first = await heard.until_state(WorkerState.READY)
-        os.kill(first.pid or 0, signal.SIGKILL)
+        os.kill(pid_of(first), signal.SIGKILL)
         await heard.until(lambda: bool(heard.lost))
         with pytest.raises(WorkerUnavailable):
             worker.send_nowait([submit()])
@@ -170,7 +171,7 @@ async def test_it_may_be_killed_as_often_as_somebody_likes() -> None:
         for incarnation in range(1, 6):
             status = await heard.until_state(WorkerState.READY)
             assert status.incarnation == incarnation
-            os.kill(status.pid or 0, signal.SIGKILL)
+            os.kill(pid_of(status), signal.SIGKILL)
             await heard.until_lost(incarnation)
 
 
@@ -182,7 +183,7 @@ async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> N
 
     async def suspend(incarnation: int) -> None:
         await heard.until(lambda: worker.status.incarnation == incarnation and worker.status.pid is not None)
-        os.kill(worker.status.pid or 0, signal.SIGSTOP)
+        os.kill(pid_of(worker.status), signal.SIGSTOP)
 
     async with running(worker, heard):
         for incarnation in (1, 2):
@@ -247,7 +248,7 @@ async def test_one_that_served_is_tried_until_the_system_has_room_for_it() -> No
     worker = WorkerProcess("w", command, heard, deadlines=replace(PATIENT, shortage=0.001))
     async with running(worker, heard):
         await heard.until_state(WorkerState.READY)
-        os.kill(worker.status.pid or 0, signal.SIGKILL)
+        os.kill(pid_of(worker.status), signal.SIGKILL)
         await heard.until(lambda: worker.status.incarnation == 12)
         await heard.until_state(WorkerState.READY)
     assert WorkerState.GIVEN_UP not in heard.states
@@ -270,7 +271,7 @@ async def test_a_worker_that_dies_while_it_drains_has_failed() -> None:
         worker.send_nowait([submit()])
         worker.restart_nowait(30.0)
         await heard.until_state(WorkerState.DRAINING)
-        os.kill(worker.status.pid or 0, signal.SIGKILL)
+        os.kill(pid_of(worker.status), signal.SIGKILL)
         await heard.until(lambda: worker.status.incarnation == 2)
         worker.stop_nowait()
     (state,) = {status.state for status in heard.statuses if "SIGKILL" in status.reason}

@@ -37,7 +37,7 @@ def test_ten_seconds_of_faults_lose_nothing(tmp_path: Path) -> None:
     assert dict(os.environ) == before, "only the server's processes have another environment"
     assert result.problems == []
     assert result.tally.told == []
-    assert result.tally.outcomes["answered"] > 10
+    assert result.tally.outcomes["answered"] >= 5
     assert sum(result.lives.values()) > 3, "some worker was started again"
     text = write_report(plan, result, tmp_path)
     assert "violated" in text

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 
 class Terminal:

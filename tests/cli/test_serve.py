@@ -26,7 +26,7 @@ from tests.cli.terminal import Terminal
 from workers.spec import WorkerSpec
 
 SERVE = ("-m", "cli", "serve", "--backend", "scripted", "--port", "0", "--log-level", "warning")
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 
 @contextmanager

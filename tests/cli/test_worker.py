@@ -2,7 +2,6 @@
 
 import functools
 import signal
-import socket
 from pathlib import Path
 
 import anyio
@@ -17,6 +16,7 @@ from cli.options import CommandFailed
 from cli.settings import Settings
 from cli.worker import keep_joined, worker_keys
 from tests.cli.test_serve import DEADLINE_S, SERVE, read_until, serving, url_of
+from tests.ports import port_for_later
 from workers.joining import Joining, WorkerGaveUp
 
 
@@ -47,8 +47,7 @@ def test_a_worker_that_cannot_be_kept_alive_is_a_sentence(tmp_path: Path) -> Non
 def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> None:
     server = make_gateway_key(tmp_path / "keys").public_text
     AllowList(tmp_path / "keys").add("far", make_key(tmp_path / "far.key").public_text)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        door = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    door = f"tcp://127.0.0.1:{port_for_later()}"
     serve = [*SERVE, "--workers", "0", "--listen-workers", door, "--keys-dir", str(tmp_path / "keys")]
     join = ["--join", door, "--server-key", server, "--key-file", str(tmp_path / "far.key")]
     work = ["-m", "cli", "worker", "--backend", "scripted", "--name", "tiny", "--log-level", "warning", *join]

@@ -32,7 +32,7 @@ async def main() -> None:
         address,
         CurveKeys(own.public, own.secret, server=to_z85(server)),
         policy=RestartPolicy(first_delay_s=0.01),
-        deadlines=Deadlines(hang=1.0),
+        deadlines=Deadlines(hang=2.5),
     )
     await joining.run()
 

@@ -16,6 +16,7 @@ from cli.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.daemon import run_daemon
 from gateway.settings import GatewaySettings
+from actors.worker import Deadlines
 from tests.gateway.real import launch
 
 port, grace_s, *door = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
@@ -25,6 +26,7 @@ async def main():
     await run_daemon(
         GatewaySettings(port=port, shutdown_grace_s=grace_s, keep_alive_s=2, **doors),
         [launch("w0", rate=100)],
+        deadlines=Deadlines(suspended=600, hang=600, beat=600),
         on_listening=lambda host, port: print("port", port, flush=True),
         on_status=lambda status: print("state", status.state.value, flush=True),
         predecessor=HttpPredecessor(Settings(port=port)) if port else None,
@@ -32,6 +34,9 @@ async def main():
 
 anyio.run(main)
 """
+
+
+"""Its worker may be suspended, to hold its streams up."""
 
 
 @contextmanager
@@ -58,6 +63,13 @@ async def ask(port: int) -> int:
     async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
         answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=COMPLETION)
         return answer.status_code
+
+
+async def worker_of(port: int) -> int:
+    """The process of the worker of whoever serves new connections."""
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        (shown,) = (await client.get(f"http://127.0.0.1:{port}/admin/workers")).json()["workers"]
+        return int(shown["pid"])
 
 
 async def who(port: int) -> int:

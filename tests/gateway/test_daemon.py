@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from actors.supervision import RestartPolicy
-from actors.worker import WorkerState, WorkerStatus
+from actors.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.launch import WorkerLaunch
 from gateway.server import BindError, listen
@@ -71,7 +71,9 @@ class Watched:
 
 
 @asynccontextmanager
-async def daemon(*launches: WorkerLaunch, **settings: Any) -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
+async def daemon(
+    *launches: WorkerLaunch, deadlines: Deadlines | None = None, **settings: Any
+) -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
     """A daemon in this process, ready; the test ends it by a signal, and nothing may be left then."""
     watched = Watched(expected=len(launches))
 
@@ -81,7 +83,7 @@ async def daemon(*launches: WorkerLaunch, **settings: Any) -> AsyncIterator[tupl
     async def run() -> None:
         workers = [watched.spied(each) for each in launches]
         chosen = GatewaySettings(port=0, **settings)
-        await run_daemon(chosen, workers, on_status=watched.saw, on_listening=listening)
+        await run_daemon(chosen, workers, on_status=watched.saw, on_listening=listening, deadlines=deadlines)
         watched.ended.set()
 
     async with anyio.create_task_group() as group:
@@ -123,7 +125,8 @@ async def test_a_terminal_that_closes_does_not_end_a_gateway_under_nohup() -> No
 
 
 async def test_live_streams_finish_within_the_grace_and_nothing_is_admitted() -> None:
-    async with daemon(launch("w0", rate=100), shutdown_grace_s=30) as (watched, client):
+    suspending = Deadlines(suspended=600, hang=600, beat=600)
+    async with daemon(launch("w0", rate=100), deadlines=suspending, shutdown_grace_s=600) as (watched, client):
         body = LONG | {"max_tokens": 60}
         async with client.stream("POST", "/v1/completions", json=body) as response:
             (worker,) = watched.pids
@@ -144,8 +147,8 @@ async def test_live_streams_finish_within_the_grace_and_nothing_is_admitted() ->
 
 
 async def test_a_client_whose_connection_broke_is_waited_for() -> None:
-    body = LONG | {"max_tokens": 60, "stream_options": {"resume_s": 60}}
-    async with daemon(launch("w0", rate=100), shutdown_grace_s=30) as (watched, client):
+    body = LONG | {"max_tokens": 60, "stream_options": {"resume_s": 600}}
+    async with daemon(launch("w0", rate=100), shutdown_grace_s=600) as (watched, client):
         async with client.stream("POST", "/v1/completions", json=body) as response:
             path = f"/v1/streams/{response.headers['x-stream-id']}"
         os.kill(os.getpid(), signal.SIGTERM)

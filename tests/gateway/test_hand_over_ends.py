@@ -1,11 +1,14 @@
 """What happens to a hand-over that is half done when somebody ends one of the two gateways."""
 
+import os
+import signal
+
 import anyio.to_thread
 import httpx
 import pytest
 
 from tests.gateway.serving import COMPLETION, events
-from tests.gateway.succession import ask, gateway, said, who
+from tests.gateway.succession import ask, gateway, said, who, worker_of
 
 pytestmark = pytest.mark.anyio
 
@@ -23,11 +26,14 @@ async def test_a_signal_gives_what_is_left_the_usual_grace() -> None:
         said(old, "state ready")
         async with client(port) as kept, client(port) as streaming:
             await kept.get("/health/live")
+            worker = await worker_of(port)
             async with streaming.stream("POST", "/v1/completions", json=LONG) as response:
+                os.kill(worker, signal.SIGSTOP)  # the stream does not end before its gateway is relieved
                 with gateway(port) as new:
                     while "connection" not in (await kept.get("/health/live")).headers:
                         pass
                     old.terminate()
+                    os.kill(worker, signal.SIGCONT)
                     got = await events(response)
                     assert await anyio.to_thread.run_sync(old.wait) == 0
                     assert await who(port) == new.pid

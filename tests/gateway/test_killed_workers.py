@@ -15,6 +15,7 @@ from gateway.suspicion import MAX_TRIES
 from tests.gateway.panicking import POISON
 from tests.gateway.real import Real, gather, launch, real_gateway
 from tests.gateway.serving import events
+from tests.pids import pid_of
 from workers.faults import CallFault, Fault, LinkFault
 
 pytestmark = pytest.mark.anyio
@@ -80,7 +81,7 @@ async def test_streams_go_on_with_the_restart(phase: str, whole: list[Any]) -> N
 
         async def kill() -> None:
             await real.until(
-                lambda: PHASES[phase](real, before), lambda: os.kill(real.status().pid or 0, signal.SIGKILL)
+                lambda: PHASES[phase](real, before), lambda: os.kill(pid_of(real.status()), signal.SIGKILL)
             )
 
         again, _ = await gather(lambda: ask_all(real), kill)
@@ -94,7 +95,7 @@ async def test_streams_go_on_with_the_restart(phase: str, whole: list[Any]) -> N
 async def test_streams_go_on_with_another_worker(kind: CallFault | LinkFault, whole: list[Any]) -> None:
     """Four each; one worker is gone in the middle of a step of its own, or one of its messages is."""
     fault = Fault(kind, call=30, incarnation=1)
-    deadlines = Deadlines(stop=0.5, term=0.2, **({"hang": 0.5} if kind in ("hang", "stop") else {}))
+    deadlines = Deadlines(stop=0.5, term=0.2, hang=2.0 if kind in ("hang", "stop") else 60.0)
     launches = launch("a", rate=300, faults=(fault,)), launch("b", rate=300)
     async with real_gateway(*launches, deadlines=deadlines) as real:
         assert await ask_all(real) == whole
@@ -127,7 +128,7 @@ async def test_a_poisonous_request_ends_alone(kind: CallFault, deaths: int, whol
     """It ends whoever computes it, by itself or as by a watchdog that cannot stand it, where nothing in the worker has
     failed. Seven others share its worker."""
     poison = Fault(kind, calls=0, token=ord("!"))
-    async with real_gateway(launch("w0", slots=8, rate=300, faults=(poison,))) as real:
+    async with real_gateway(launch("w0", slots=8, rate=100, faults=(poison,))) as real:
         assert await ends_alone(real) == whole
         assert real.status().restarts == deaths
 
@@ -135,12 +136,12 @@ async def test_a_poisonous_request_ends_alone(kind: CallFault, deaths: int, whol
 @from_outside()
 async def test_kills_in_quick_succession_quarantine_nobody(whole: list[Any]) -> None:
     """Each as soon as the next life has got its requests, before any of them has got three tokens further."""
-    async with real_gateway(launch("w0", slots=8, rate=300)) as real:
+    async with real_gateway(launch("w0", slots=8, rate=100)) as real:
 
         async def kill(incarnation: int) -> None:
             await real.until(
                 lambda: real.status().incarnation == incarnation and len(delivered(real)) == 8,
-                lambda: os.kill(real.status().pid or 0, signal.SIGKILL),
+                lambda: os.kill(pid_of(real.status()), signal.SIGKILL),
             )
             await real.until(lambda: real.status().incarnation > incarnation)
 
@@ -157,7 +158,7 @@ async def test_poisonous_requests_one_after_the_other_take_no_model_down(whole: 
     """Each ends its worker twice, and five deaths that count would be the end of it. The third time it ends nobody."""
     poison = Fault("abort", calls=0, token=ord("!"))
     prompts = [*[f"die {number}!" for number in range(5)], "die 0!"]
-    async with real_gateway(launch("w0", slots=8, rate=300, faults=(poison,))) as real:
+    async with real_gateway(launch("w0", slots=8, rate=100, faults=(poison,))) as real:
 
         async def ask_bad(prompt: str) -> tuple[int, str]:
             answer = await real.client.post("/v1/completions", json={"model": "tiny", "prompt": prompt})
@@ -180,7 +181,7 @@ async def test_poisonous_requests_one_after_the_other_take_no_model_down(whole: 
 
 async def test_a_request_that_fails_the_workers_loop_ends_alone(whole: list[Any]) -> None:
     """Its text cannot be made, in a way that ends the worker with last words; it goes through two of them, not more."""
-    launches = [launch(name, slots=8, rate=300, program="tests.gateway.panicking") for name in "ab"]
+    launches = [launch(name, slots=8, rate=100, program="tests.gateway.panicking") for name in "ab"]
     async with real_gateway(*launches) as real:
         assert await ends_alone(real, f"die{POISON}") == whole
         # The others may have ended with one of the two before the other one is started again.

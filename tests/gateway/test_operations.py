@@ -16,6 +16,7 @@ from gateway.launch import CommandLine, LaunchRefused
 from tests.gateway.real import Real, launch, real_gateway
 from tests.gateway.serving import COMPLETION, events, open_raw
 from tests.gateway.traffic import Traffic, ask
+from tests.pids import pid_of
 from workers.faults import Fault
 
 pytestmark = pytest.mark.anyio
@@ -126,7 +127,7 @@ async def test_a_checkpoint_that_cannot_be_served_changes_nothing(path: str, sta
 
 async def killed_once_begun(real: Real) -> None:
     await real.until(lambda: len(real.processes) > 2)
-    os.kill(real.status(1).pid or 0, signal.SIGKILL)
+    os.kill(pid_of(real.status(1)), signal.SIGKILL)
 
 
 async def test_a_worker_that_dies_during_a_rolling_restart_does_not_stop_it() -> None:
@@ -189,7 +190,7 @@ class TestExtraWorkers:
 
             async def hang() -> None:
                 await real.until(lambda: real.status().state is WorkerState.DRAINING)
-                os.kill(real.status().pid or 0, signal.SIGSTOP)
+                os.kill(pid_of(real.status()), signal.SIGSTOP)
 
             async with (
                 Traffic(real),

@@ -64,7 +64,7 @@ async def test_anything_else_is_told_to_come_back(http2: bool) -> None:
 
 
 async def test_one_that_asks_nothing_does_not_stay() -> None:
-    async with full(keep_alive_s=0.05) as served, await anyio.connect_tcp("127.0.0.1", served.port) as third:
+    async with full(keep_alive_s=0.5) as served, await anyio.connect_tcp("127.0.0.1", served.port) as third:
         with pytest.raises(anyio.EndOfStream):
             await third.receive()
 

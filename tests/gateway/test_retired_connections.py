@@ -40,7 +40,7 @@ async def test_a_connection_that_is_retired_ends_when_its_streams_have() -> None
 
 
 async def test_a_client_that_never_idles_is_told_in_time_and_its_streams_finish() -> None:
-    async with serving(keep_alive_s=0.05) as served, await anyio.connect_tcp("127.0.0.1", served.port) as raw:
+    async with serving(keep_alive_s=0.5) as served, await anyio.connect_tcp("127.0.0.1", served.port) as raw:
         peer = Patient(raw)
         first = await peer.ask(COMPLETION | {"stream": True})
         (one,) = await served.worker.wait_submits(1)

@@ -1,7 +1,6 @@
 """A second gateway takes the port over: streams through the old one finish, and nobody is refused."""
 
 import os
-import socket
 from pathlib import Path
 
 import anyio
@@ -22,6 +21,7 @@ from gateway.succession import TakeOverFailed
 from tests.gateway.remote import joining
 from tests.gateway.serving import COMPLETION, events, serving
 from tests.gateway.succession import ask, gateway, said, who
+from tests.ports import port_for_later
 
 pytestmark = pytest.mark.anyio
 
@@ -156,8 +156,7 @@ async def test_workers_of_other_machines_come_over_when_the_old_gateway_has_ende
     keys = tmp_path / "keys"
     key = make_gateway_key(keys)
     AllowList(keys).add("far", make_key(tmp_path / "far.key").public_text)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        door = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    door = f"tcp://127.0.0.1:{port_for_later()}"
     long = COMPLETION | {"max_tokens": 300, "ignore_eos": True, "stream": True}
     with gateway(0, door, str(keys)) as old, joining(door, key, tmp_path / "far.key", tokens_per_second=100.0):
         port = int(said(old, "port").split()[1])

@@ -11,6 +11,7 @@ from gateway.launch import WorkerLaunch
 from models import builtin_path
 from tests.gateway.real import Real, gather, real_gateway
 from tests.gateway.serving import events
+from tests.pids import pid_of
 from workers.faults import Fault
 from workers.spec import Backend, WorkerSpec
 
@@ -75,7 +76,7 @@ async def cut(real: Real, computing: str) -> tuple[list[int], list[int], dict[st
 
     def kill() -> None:
         before.extend(*(stream.tokens for stream in live.values()))
-        os.kill(real.fleet[computing].process.status.pid or 0, signal.SIGKILL)
+        os.kill(pid_of(real.fleet[computing].process.status), signal.SIGKILL)
 
     (ids, usage), _ = await gather(
         lambda: ask(real), lambda: real.until(lambda: any(len(stream.tokens) > 20 for stream in live.values()), kill)

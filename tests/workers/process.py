@@ -25,7 +25,7 @@ from workers.spec import ScriptedSpec, WorkerSpec
 E = TypeVar("E", bound=Event)
 Load = Callable[[WorkerSpec, Progress], Loaded]
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 """Far more than anything takes, on a busy machine too."""
 
 
@@ -55,6 +55,7 @@ class Peer:
         """Close the gateway's end, as a gateway that dies would."""
         assert self._link is not None
         self._link.close(0.0)
+        self._news.set()
 
     def attach(self, link: Link) -> None:
         self._link = link
@@ -115,12 +116,15 @@ class Peer:
             return await asyncio.shield(self.ending)
 
     async def watch(self, ending: Awaitable[int]) -> int:
-        """Stop waiting when the worker is gone and has been heard to the end. Its exit code."""
+        """Stop waiting when the worker is gone and has been heard to the end, which comes later. Its exit code."""
         try:
             return await ending
         finally:
-            if self._link is not None and not self._link.closed:
-                self._link.drain_now()
+            assert self._link is not None
+            async with asyncio.timeout(PATIENCE_S):
+                while self._link.received and not self._link.closed:
+                    self._news.clear()
+                    await self._news.wait()
             self.exited = True
             self._news.set()
 

@@ -21,7 +21,7 @@ from workers.request import Constraint, Request
 from workers.runner import Chunk, Draw, Row, Runner
 from workers.scripted import ScriptedRunner
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 
 
 class Gate(ScriptedRunner):

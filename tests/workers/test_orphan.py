@@ -8,7 +8,7 @@ import pytest
 
 from workers.orphan import GatewayWatch
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 
 
 @pytest.fixture
