@@ -37,7 +37,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.command_line import at_least, command_line, levels, not_negative
-from bench.plots import figure
+from bench.plots import drawable, figure
 from bench.served import READY_TIMEOUT_S, served
 from bench.shapes import default_cache
 from cli.chaos.heard import Heard
@@ -90,6 +90,8 @@ class Line:
 
 def plot(series: dict[str, Heard], file: Path) -> None:
     """The inter-token times of the stream with the longest gap, through a kill; one panel for each set-up."""
+    if not drawable(file):
+        return
     drawn, axes = figure(1, len(series))
     for panel, (name, stream) in zip(axes[0], series.items(), strict=True):
         times = [1e3 * (after - before) for before, after in itertools.pairwise(stream.stamps)]

@@ -15,13 +15,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import psutil
 
 from bench.command_line import at_least, command_line
 from bench.limits import step_bytes
 from bench.ours import Engine, Setup
 from bench.rounds import RefusedError
 from bench.shapes import SHAPES, default_cache, make_model
+from bench.usage import psutil
 from workers.checkpoint import ModelConfig
 from workers.runner import Chunk, Runner
 

@@ -4,8 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
-
+from bench.usage import psutil
 from cli.chaos.watched import Watched
 
 WARM_UP = 0.25

@@ -24,13 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.command_line import at_least, command_line, not_negative
 from bench.plots import plot_memory
 from bench.rounds import markdown
+from bench.usage import psutil
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from workers.backends import load_runner

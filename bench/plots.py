@@ -1,6 +1,8 @@
-"""The plots of the benchmarks. matplotlib draws them; it is in the `bench` extra."""
+"""The plots of the benchmarks. matplotlib draws them; it is in the `bench` extra, and without it there are none."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,14 @@ if TYPE_CHECKING:
 
 STYLES = {"engine": "o-", "llama.cpp": "s--", "HTTP": "o-", "llama-server": "s--"}
 PANELS = (("engine", "llama.cpp"), ("HTTP", "llama-server"))
+
+
+def drawable(file: Path) -> bool:
+    """Whether `file` can be drawn. Where it cannot that is said, and the figures that were measured are kept."""
+    there = find_spec("matplotlib") is not None
+    if not there:
+        print(f"{file} is not drawn: that needs matplotlib (pip install -e '.[bench]')", file=sys.stderr)
+    return there
 
 
 def figure(rows: int, columns: int) -> tuple[Any, Any]:
@@ -25,7 +35,7 @@ def plot_engine(lines: Sequence["Line"], file: Path) -> None:
     """Decode tokens a second against streams: a row for each model, a colour for each precision."""
     decode = [line for line in lines if line.what == "decode"]
     models = list(dict.fromkeys(line.model for line in decode))
-    if not models:
+    if not models or not drawable(file):
         return
     precisions = list(dict.fromkeys(line.precision for line in decode))
     drawn, axes = figure(len(models), len(PANELS))
@@ -61,6 +71,8 @@ def _label(panel: Any, title: str, x: str, y: str) -> None:
 
 def plot_curves(series: Mapping[str, Sequence["Point"]], file: Path) -> None:
     """Milliseconds of a step against context and against rows; what memory alone takes is dotted, arithmetic dashed."""
+    if not drawable(file):
+        return
     drawn, ((left, right),) = figure(1, 2)
     colours = {left: 0, right: 0}
     for name, points in series.items():
@@ -80,6 +92,8 @@ def plot_curves(series: Mapping[str, Sequence["Point"]], file: Path) -> None:
 
 def plot_memory(samples: Sequence["Sample"], file: Path) -> None:
     """Resident memory, device bytes, and what is counted in pieces, against requests."""
+    if not drawable(file):
+        return
     drawn, axes = figure(1, 3)
     requests = [sample.requests for sample in samples]
     panels = (

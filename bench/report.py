@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bench.leaks import Sample
 from bench.plan import Plan, kinds
-from bench.plots import figure
+from bench.plots import drawable, figure
 from bench.rounds import markdown
 from bench.server_log import reasons
 
@@ -73,6 +73,8 @@ def _problems(result: "Result") -> str:
 
 def plot(samples: Sequence[Sample], struck: Sequence[tuple[float, str]], file: Path) -> None:
     """Memory, descriptors, live streams and faults over time."""
+    if not drawable(file):
+        return
     drawn, axes = figure(2, 2)
     times = [each.at_s for each in samples]
     panels = (

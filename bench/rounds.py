@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import psutil
+from bench.usage import psutil
 
 DISTURBED = 0.05
 """Share of the machine's CPUs that others may take while something is measured."""
