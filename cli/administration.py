@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.options import CommandFailed
-from cli.server_url import refused, server_client
+from cli.server_url import refused, server_client, unanswered
 from cli.settings import Settings
 
 POLL_S = 0.5
@@ -66,11 +66,11 @@ class Administration:
             raise CommandFailed(f"{operation['name']} failed")
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        server = self._client.base_url
+        server = str(self._client.base_url).rstrip("/")
         try:
             answer = self._client.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise CommandFailed(f"no server answers at {server}: {error}") from error
+            raise unanswered(server, error) from error
         try:
             value = answer.json()
             problem = value["error"]["message"] if answer.is_error else None

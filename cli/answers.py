@@ -10,7 +10,7 @@ import httpx
 
 from cli.event_stream import EventStream, raise_for
 from cli.options import CommandFailed
-from cli.server_url import server_client
+from cli.server_url import server_client, unanswered
 from protocol.request import Limits, Message, Sampling
 
 
@@ -77,7 +77,7 @@ class RemoteAnswers:
         try:
             answer = client.get("/v1/models")
         except httpx.HTTPError as error:
-            raise CommandFailed(f"no server answers at {url}: {error}") from error
+            raise unanswered(url, error) from error
         raise_for(answer)
         served = _served(answer)
         if model and model not in served:

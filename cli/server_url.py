@@ -39,6 +39,11 @@ def server_client(given: str, key: str, timeout: httpx.Timeout | float) -> httpx
         raise CommandFailed(f"--url: {given}: {error}") from error
 
 
+def unanswered(url: str, error: Exception) -> CommandFailed:
+    """The failure of a command whose server cannot be reached."""
+    return CommandFailed(f"no server answers at {url}: {error}; `baton serve` starts one, --url says where another is")
+
+
 def refused(status: int, message: str) -> CommandFailed:
     """The failure of a command that the server refused."""
     hint = "; set BATON_API_KEY or BATON_ADMIN_KEY to the server's" if status == httpx.codes.UNAUTHORIZED else ""

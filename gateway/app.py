@@ -97,8 +97,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
         raise error
     status = HTTPStatus(error.status_code)
     sentence = f"{request.method} {request.scope['path'][:200]}: {status.phrase.lower()}"
-    if status is HTTPStatus.NOT_FOUND and (meant := _meant(request)):
-        sentence += f"; did you mean {' or '.join(meant)}?"
+    if status is HTTPStatus.NOT_FOUND:
+        if meant := _meant(request):
+            sentence += f"; did you mean {' or '.join(meant)}?"
+        elif request.scope["path"].startswith("/v1/"):
+            there = [path for path in _paths(request) if path.startswith("/v1/") and "{" not in path]
+            sentence += f"; this server has {', '.join(there)}"
     response = _respond(ApiError(status, sentence, status.name.lower()))
     response.headers.update(error.headers or {})
     return response
@@ -107,9 +111,13 @@ async def _http_error(request: Request, error: Exception) -> Response:
 def _meant(request: Request) -> list[str]:
     """The routes of which this path lacks the beginning or the end, or has a slash too many."""
     path = request.scope["path"].rstrip("/")
-    there = [route.path for route in request.app.routes if not route.path.startswith("/admin")]
+    there = _paths(request)
     alike = [route for route in there if route in (path, f"/v1{path}") and route != request.scope["path"]]
     return alike or [route for route in there if path and route.startswith(f"{path}/") and "{" not in route]
+
+
+def _paths(request: Request) -> list[str]:
+    return [route.path for route in request.app.routes if not route.path.startswith("/admin")]
 
 
 async def _defect(_: Request, error: Exception) -> Response:

@@ -83,7 +83,7 @@ def test_what_goes_wrong_is_a_sentence(answers: list[Any], words: str) -> None:
 def test_no_server_is_a_sentence() -> None:
     with (
         Administration.of("http://127.0.0.1:1", Settings()) as client,
-        pytest.raises(CommandFailed, match=r"no server answers at http://127\.0\.0\.1:1"),
+        pytest.raises(CommandFailed, match=r"no server answers at http://127\.0\.0\.1:1: .*`baton serve` starts one"),
     ):
         client.get("/admin/workers")
 

@@ -83,11 +83,11 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
         ("/health", "did you mean /health/live or /health/ready?"),
-        ("/v1/embeddings", "not found"),
+        ("/v1/messages", "; this server has /v1/completions, /v1/chat/completions, /v1/models"),
         ("/admin", "not found"),
     ],
 )
-async def test_a_path_that_is_nearly_a_route_is_told_which(path: str, meant: str) -> None:
+async def test_a_path_that_is_no_route_is_told_which_there_are(path: str, meant: str) -> None:
     async with serving() as served:
         response = await served.client.post(path, json={})
     assert response.status_code == 404
