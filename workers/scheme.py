@@ -19,6 +19,8 @@ PARTS: Mapping[Method, tuple[str, ...]] = {
     "awq": (".qweight", ".scales", ".qzeros"),
 }
 """The tensors that a matrix is kept in, its integers first."""
+NUMBERS = frozenset({".scales", ".biases"})
+"""Those that are no integers."""
 
 
 @dataclass(frozen=True, slots=True)

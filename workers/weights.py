@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from workers.architectures.wrapper import Wrapper, by_itself
 from workers.description import A_MODEL, CheckpointError, read_json
 from workers.quantization import GroupFormat, Quantized, ScaleType
-from workers.scheme import Quantization
+from workers.scheme import NUMBERS, Quantization
 
 FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 """safetensors' names of the types that weights have."""
@@ -163,10 +163,9 @@ class Weights(Mapping[str, NDArray[Any]]):
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
 
-    def _read(self, name: str, expert: int | None = None, *, packed: bool = False) -> NDArray[Any]:
-        """A tensor that is kept under this name, or one expert's part of it; integers only of what is `packed`."""
+    def _read(self, name: str, expert: int | None = None, types: Mapping[str, np.dtype[Any]] = FLOATS) -> NDArray[Any]:
+        """A tensor that is kept under this name, or one expert's part of it."""
         dtype, _ = self._header(name)
-        types = FLOATS | WORDS if packed else FLOATS
         if dtype not in types:
             raise CheckpointError(self._where[name], name, f"type {dtype} is not supported")
         file, stored = self._open(self._where[name]), self._stored.get(name, name)
@@ -245,7 +244,9 @@ class Weights(Mapping[str, NDArray[Any]]):
         assert plan is not None  # checked when the names were read
         assert format is not None  # the module is one of the quantized ones
         names = {part: module + part for part in plan.parts if module + part in self._where}
-        parts = {part: self._read(name, place.expert, packed=True) for part, name in names.items()}
+        parts = {
+            part: self._read(name, place.expert, FLOATS if part in NUMBERS else WORDS) for part, name in names.items()
+        }
         try:
             return plan.unpack(parts, format)
         except (ValueError, KeyError) as error:

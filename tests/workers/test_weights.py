@@ -8,8 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from tests.checkpoints import make_checkpoint, stack_experts, write_safetensors
+from tests.quantized import requantize
 from workers.checkpoint import CheckpointError, open_weights
 from workers.weights import expert_module
 
@@ -177,3 +179,27 @@ def test_integers_are_no_weights(tmp_path: Path) -> None:
     write_safetensors(path / "model.safetensors", {"t": np.ones((2, 2), np.uint32)})
     with pytest.raises(CheckpointError, match="t: type U32 is not supported"):
         open_weights(path).take("t", (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "dtype"),
+    [
+        ("gptq", "qweight", np.float32),
+        ("gptq", "qzeros", np.float32),
+        ("gptq", "g_idx", np.float32),
+        ("awq", "qweight", np.float32),
+        ("mlx", "weight", np.float32),
+        ("mlx", "biases", np.uint32),
+    ],
+)
+def test_packed_integers_are_integers_and_scales_are_not(tmp_path: Path, method: Any, part: str, dtype: Any) -> None:
+    """Their bits would be read as the others' all the same, and be another model."""
+    path = make_checkpoint(tmp_path, quantized_bits=4 if method == "mlx" else None)
+    if method != "mlx":
+        requantize(path, method)
+    tensors = load_file(path / "model.safetensors")
+    name = f"model.layers.0.self_attn.q_proj.{part}"
+    tensors[name] = np.zeros(tensors[name].shape, dtype)
+    write_safetensors(path / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=rf"q_proj\.{part}: type [FU]32 is not supported"):
+        open_weights(path)["model.layers.0.self_attn.q_proj.weight"]
