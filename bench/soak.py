@@ -10,8 +10,9 @@ MLX, or with --scripted no model. All follows from the seed, which is printed; -
 
 It ends with status 1 when
 
-  a visit     did not end exactly once, ended with an error other than quarantined or step_failed, or differs from the
-              undisturbed answer in an id, character, finish reason or count (one that left: as far as it had come);
+  a visit     did not end exactly once, ended with an error other than quarantined, step_failed or not_finite, or
+              differs from the undisturbed answer in an id, character, finish reason or count (one that left: as far as
+              it had come);
               or it ended with one of these errors, and the server's log does not know of two deaths from within or
               failed steps at which it was there, nor of four deaths of any kind; or more than 1 % ended so
   the server  does not have all workers ready and all slots free within a minute after the last request

@@ -11,7 +11,9 @@ from cli.chaos.heard import Heard
 from cli.chaos.rounds import percentile
 from gateway.suspicion import MAX_TRIES
 
-REFUSALS = frozenset({"quarantined", "step_failed"})
+STEPS = frozenset({"step_failed", "not_finite"})
+"""What a request ends with whose step failed, once more."""
+REFUSALS = frozenset({"quarantined", *STEPS})
 """What a request may end with that was there when workers failed: see `explained`."""
 MOST_REFUSED = 0.01
 """Of the visits. The rule that finds a request that kills cannot always tell it from one that was there by accident."""
@@ -70,7 +72,7 @@ def _difference(heard: Heard, whole: Heard) -> str:
 def explained(code: str, sequences: Sequence[Failures]) -> bool:
     """One of these sequences was there at two failures from within, or at `MAX_TRIES` of whatever kind: no others may
     be refused. The failed step that ends a request for good is not among those that are known."""
-    last = int(code == "step_failed")
+    last = int(code in STEPS)
     return any(each.within + last >= 2 or each.total + last >= MAX_TRIES for each in sequences)
 
 

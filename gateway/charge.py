@@ -14,3 +14,5 @@ class Charge:
     failure: FailureId
     within: bool = True
     """What it ran may have done it. Otherwise somebody ended it from outside, and it accuses nobody."""
+    of_worker: bool = True
+    """It counts against the worker until it is put down to somebody. Otherwise the worker has seen that it is well."""

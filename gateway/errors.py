@@ -19,6 +19,7 @@ _BY_CODE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.OVERLOADED: (429, "rate_limit_error"),
     ErrorCode.DEADLINE: (504, "timeout_error"),
     ErrorCode.STEP: (500, SERVER_TYPE),
+    ErrorCode.NOT_FINITE: (500, SERVER_TYPE),
     ErrorCode.LOST: (502, SERVER_TYPE),
     ErrorCode.QUARANTINED: (500, SERVER_TYPE),
     ErrorCode.DRAINING: (503, SERVER_TYPE),

@@ -107,9 +107,9 @@ class Placement:
             self.acquit(stream)
         return guilty
 
-    def accuse(self, seat: Seat, stream: Stream) -> bool:
+    def accuse(self, seat: Seat, stream: Stream, code: ErrorCode) -> bool:
         """A step failed with it; whether it is to blame, which then does not count against the worker."""
-        guilty = accuse(stream, Charge(seat.name, seat.failed_step))
+        guilty = accuse(stream, Charge(seat.name, seat.failed_step, of_worker=code is ErrorCode.STEP))
         if guilty:
             self.acquit(stream)
         return guilty

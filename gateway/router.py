@@ -222,7 +222,8 @@ class Router:
         """A worker ended a sequence: for good, or another one may go on with it. None is one that lives no more."""
         placement, reason = self._placement, f"worker {seat.name}: {event.text}"
         # Who is to blame is decided first: what the worker is not to blame for must not open its circuit.
-        guilty = stream is not None and event.code is ErrorCode.STEP and placement.accuse(seat, stream)
+        again = event.code in (ErrorCode.STEP, ErrorCode.NOT_FINITE)
+        guilty = again and stream is not None and placement.accuse(seat, stream, event.code)
         self.roster.heard(seat, event)
         if stream is None:
             return
@@ -234,7 +235,7 @@ class Router:
             case ErrorCode.DRAINING:
                 seat.close()
                 placement.suspend(stream, Cause.LEFT, reason)
-            case ErrorCode.STEP if not guilty:
+            case ErrorCode.STEP | ErrorCode.NOT_FINITE if not guilty:
                 placement.suspend(stream, Cause.STEP, reason)
             case ErrorCode.OVERLOADED | ErrorCode.UNAVAILABLE if stream.waited:
                 placement.postpone(stream)

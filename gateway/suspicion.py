@@ -18,7 +18,8 @@ shared the worker should live. The rule:
 5. All is forgotten when `CLEARED_AFTER` further tokens have come: the point at which the worker died is behind it.
 
 A failed step counts as a death from within: those that it touched become suspects, and one that was a suspect already
-fails.
+fails. So does a request whose logits are not numbers, where the worker says that those of others are; it alone is
+touched, and the worker has nothing to answer for, however many such requests come.
 
 What was put down to a request says nothing against the worker: neither its supervisor nor its circuit counts it
 (`Standing`).
@@ -96,8 +97,9 @@ def suspect(stream: Stream) -> bool:
 
 def put_down(stream: Stream) -> list[Charge]:
     """The failures that nobody but this sequence is to answer for, as it ends without having been cleared: those from
-    within; and all, where somebody has killed for as often as it may be tried."""
-    return [charge for charge in stream.charges if charge.within or len(stream.charges) >= MAX_TRIES]
+    within; and all, where somebody has killed for as often as it may be tried. Not those that no worker answers for."""
+    last = len(stream.charges) >= MAX_TRIES
+    return [charge for charge in stream.charges if charge.of_worker and (charge.within or last)]
 
 
 def cleared(stream: Stream, tokens: int) -> bool:

@@ -7,6 +7,7 @@ the `End` that `cancel` or `finish` returns.
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import structlog
@@ -299,7 +300,8 @@ class BatchEngine:
         self._scheduler.forget_retained()
         self._reset_soiled()
         text = f"{call} failed: {type(error).__name__}: {error}"
-        self._failures.append(Failure(stream, ErrorCode.STEP, text[:MAX_REASON]))
+        code = ErrorCode.NOT_FINITE if isinstance(error, NotFiniteError) else ErrorCode.STEP
+        self._failures.append(Failure(stream, code, text[:MAX_REASON]))
 
     def _reset_soiled(self) -> None:
         for slot in self._scheduler.slots.soiled:
@@ -317,10 +319,11 @@ class BatchEngine:
 
     def _close_step(self, seconds: float) -> StepResult:
         failed = self._failed or self._spoilt
+        if self._spoilt and not self._tokens and (self._failed or not self._gives_numbers()):
+            self._failed = True  # it is the model or its device, and not these requests
+            self._failures = [replace(failure, code=ErrorCode.STEP) for failure in self._failures]
         result = StepResult(tuple(self._tokens), tuple(self._ends), tuple(self._failures), failed)
         self._tally.stepped(seconds, failed=failed)
-        if self._spoilt and not (self._failed or self._tokens or self._gives_numbers()):
-            self._failed = True
         self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0
         self._tokens, self._ends, self._failures, self._failed, self._spoilt = [], [], [], False, False
         return result

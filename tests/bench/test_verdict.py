@@ -100,6 +100,8 @@ def test_violations_are_counted_all_and_told_up_to_a_bound() -> None:
         ("step_failed", [], False),
         ("step_failed", [Failures(0, MAX_TRIES - 2)], False),
         ("step_failed", [Failures(1, 0)], True),
+        ("not_finite", [], False),
+        ("not_finite", [Failures(1, 0)], True),
         ("step_failed", [Failures(0, MAX_TRIES - 1)], True),
     ],
 )

@@ -176,6 +176,22 @@ async def test_one_clients_failing_requests_open_nothing_for_the_others() -> Non
     assert not neighbour.ended
 
 
+async def test_requests_without_numbers_open_nothing_however_many_and_alone() -> None:
+    """The worker says that it is well, so that nothing has to be pardoned."""
+    router, active, _ = pair()
+    for steps in range(2 * MAX_PARDONS):
+        bad = router.open(plan(), "bad")
+        for again in range(2):
+            active.say(Step((), Gauges(steps_failed=2 * steps + again + 1)))
+            assert bad.failure is None
+            active.fail(bad.streams[0].submit.stream, ErrorCode.NOT_FINITE)
+        assert bad.failure is not None
+        assert bad.failure.code is ErrorCode.NOT_FINITE
+        assert circuit(router) is Circuit.CLOSED
+    assert router.open(plan(), "r").worker == "a"
+    assert all(seat.standing.pardons("a step") for seat in router.seats()), "nothing of what may be pardoned is used up"
+
+
 async def test_the_failures_of_one_that_leaves_go_with_it() -> None:
     router, active, _ = pair()
     for _ in range(MAX_PARDONS):

@@ -136,7 +136,7 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> 
     with capture_logs() as logs:
         bench.run()
     assert [(entry["event"], entry["stream"]) for entry in logs] == [("step_failed", 1)]
-    assert bench.failures == {1: Failure(1, ErrorCode.STEP, f"decode failed: NotFiniteError: {NotFiniteError()}")}
+    assert bench.failures == {1: Failure(1, ErrorCode.NOT_FINITE, f"decode failed: NotFiniteError: {NotFiniteError()}")}
     assert bench.tokens == {0: whole[0], 1: whole[1][: whole[1].index(bad) + 1], 2: whole[2]}
     assert sorted(bench.ends) == [0, 2]
     gauges = bench.engine.gauges()

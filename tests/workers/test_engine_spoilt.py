@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 from structlog.testing import capture_logs
 
+from protocol.errors import ErrorCode
 from tests.workers.test_engine_prefix import PROMPT, cold, make, run
 from workers.engine import Request
 from workers.prefix import PrefixPolicy
@@ -110,7 +111,7 @@ def test_requests_without_numbers_do_not_count_against_a_model_that_gives_them()
     engine, runner = make(Spoiling(), step_tokens=8)
     for stream in range(12):
         (step,) = run(engine, Request(stream, (BAD, stream), max_tokens=3))[2]
-        assert [failure.stream for failure in step.failures] == [stream]
+        assert [(failure.stream, failure.code) for failure in step.failures] == [(stream, ErrorCode.NOT_FINITE)]
         assert step.failed
         assert engine.failures_in_a_row == 0
     gauges = engine.gauges()
@@ -122,7 +123,8 @@ def test_requests_without_numbers_count_where_others_have_none_either() -> None:
     engine, runner = make(Damaged(calls=1), step_tokens=8)
     run(engine, Request(0, (5, 6), max_tokens=1))
     for stream in range(1, 4):
-        run(engine, Request(stream, (5, stream), max_tokens=3))
+        (step,) = run(engine, Request(stream, (5, stream), max_tokens=3))[2]
+        assert [failure.code for failure in step.failures] == [ErrorCode.STEP]
         assert engine.failures_in_a_row == stream
     assert runner.violations == []
 

@@ -69,6 +69,6 @@ def test_the_engine_fails_the_request_alone_and_its_neighbour_goes_on(runner: Ir
         while not engine.idle:
             steps.append(engine.step())
     (failure,) = [failure for step in steps for failure in step.failures]
-    assert (failure.stream, failure.code) == (2, ErrorCode.STEP)
+    assert (failure.stream, failure.code) == (2, ErrorCode.NOT_FINITE)
     assert str(NotFiniteError()) in failure.text
     assert [token.token for step in steps for token in step.tokens] == whole
