@@ -14,7 +14,8 @@ from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.linear import stride
 from workers.iree.kernels.place import Heads
 from workers.iree.kernels.shares import SHARES, Share, share_of
-from workers.iree.kernels.softmax import SPAN, Block, Row, Softened, Tiling
+from workers.iree.kernels.softmax import Softened
+from workers.iree.kernels.span import SPAN, Block, Row, Tiling
 
 POSITIONS = 64
 """The cache's rows are a multiple of it: no more are read at once."""
