@@ -84,15 +84,20 @@ async def ask_all(url: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]
         return await asyncio.gather(*(ask(body) for body in asked))
 
 
-def test_a_crowd_gets_what_each_would_get_alone(served: Served) -> None:
-    asked = bodies()
-    answers = asyncio.run(ask_all(served.url, asked))
+def assert_as_alone(served: Served, asked: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
+    """Each got the tokens and the text of a run of its own."""
     for body, choice in zip(asked, answers, strict=True):
         sampling = Sampling(temperature=body["temperature"], top_p=body["top_p"], seed=body["seed"])
         alone = served.session.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
         assert tuple(choice["token_ids"]) == alone.tokens, body
         assert choice["text"] == alone.text
         assert choice["finish_reason"] == "length"
+
+
+def test_a_crowd_gets_what_each_would_get_alone(served: Served) -> None:
+    asked = bodies()
+    answers = asyncio.run(ask_all(served.url, asked))
+    assert_as_alone(served, asked, answers)
 
 
 def test_the_server_answers_what_generate_answers(served: Served) -> None:
@@ -137,12 +142,7 @@ def test_a_killed_worker_is_a_gap_in_its_streams_and_nothing_else(served: Served
     """Eight run and four wait for a slot when it dies; a restart goes on with all of them."""
     asked = [body | {"max_tokens": 48} for body in bodies()[:12]]
     answers = asyncio.run(stream_all(served.url, asked, kill_at=20))
-    for body, choice in zip(asked, answers, strict=True):
-        sampling = Sampling(temperature=body["temperature"], top_p=body["top_p"], seed=body["seed"])
-        alone = served.session.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
-        assert tuple(choice["token_ids"]) == alone.tokens, body
-        assert choice["text"] == alone.text
-        assert choice["finish_reason"] == "length"
+    assert_as_alone(served, asked, answers)
 
 
 def test_logits_that_are_no_numbers_are_a_gap_and_nothing_else(served: Served, tmp_path: Path) -> None:

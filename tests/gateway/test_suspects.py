@@ -5,10 +5,12 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.quarantine import REFUSED_AFTER, REMEMBERED_S
 from gateway.suspicion import CLEARED_AFTER, MAX_PARDONS, suspect
 from protocol.errors import ErrorCode
+from tests.gateway.fakes import FakeWorker
 from tests.gateway.virtual import BACKEND
 from tests.gateway.world import World, clear, failure, last, number
 
@@ -18,6 +20,15 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> Any:
     return BACKEND
+
+
+def step(worker: FakeWorker, calls: list[Call]) -> None:
+    """Two tokens for each that runs, up to the twenty that end it."""
+    for call in calls:
+        if not call.ended and call.streams[0].worker:
+            worker.token(number(call), "y", 2)
+            if len(call.streams[0].tokens) == 20:
+                worker.finish(number(call))
 
 
 async def test_the_same_request_is_not_tried_a_third_time() -> None:
@@ -44,11 +55,7 @@ async def test_the_neighbours_of_a_poisonous_request_survive() -> None:
             worker.die()
             worker.come_back()
         else:
-            for call in calls:
-                if not call.ended and call.streams[0].worker:
-                    worker.token(number(call), "y", 2)
-                    if len(call.streams[0].tokens) == 20:
-                        worker.finish(number(call))
+            step(worker, calls)
     assert deaths == 2
     assert failure(poison) is ErrorCode.QUARANTINED
     assert [call for call in calls if call.failure is not None] == [poison]
@@ -175,11 +182,7 @@ async def test_a_prompt_that_kills_is_found_behind_a_long_queue() -> None:
             worker.come_back()
             continue
         worker.reach()
-        for call in calls:
-            if not call.ended and call.streams[0].worker:
-                worker.token(number(call), "y", 2)
-                if len(call.streams[0].tokens) == 20:
-                    worker.finish(number(call))
+        step(worker, calls)
     assert deaths == 2
     assert failure(poison) is ErrorCode.QUARANTINED
     assert [call for call in calls if call.failure is not None] == []
