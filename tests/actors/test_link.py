@@ -115,7 +115,7 @@ async def test_the_peer_s_leaving_is_told_once_after_its_last_message(endpoint: 
         await left.until(lambda: bool(left.lost))
         assert left.messages[-200:] == [[b"%d" % number] for number in range(200)]
         assert len(left.lost) == 1
-        assert left.link.closed
+        assert (left.link.closed, left.link.cut_off) == (True, False)
         with pytest.raises(LinkClosed):
             left.link.send_nowait([b"x"])
         with pytest.raises(LinkClosed):

@@ -60,6 +60,7 @@ async def test_a_message_without_a_number_loses_the_link(endpoint: str, size: in
         await here.until(lambda: bool(here.lost))
         assert here.messages == []
         assert here.lost == ["a message came without its number, 0"]
+        assert here.link.cut_off, "the peer is still there"
 
 
 async def test_a_number_alone_is_no_message(endpoint: str) -> None:
