@@ -3,7 +3,8 @@ refusals of numbers that would leave nothing to measure."""
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -22,6 +23,15 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def command_line(page: str | None) -> argparse.ArgumentParser:
     """A parser that shows `page`, a script's docstring."""
     return argparse.ArgumentParser(description=page, formatter_class=_Help)
+
+
+def parsed(parser: argparse.ArgumentParser, words: Sequence[str] | None, **quick: Any) -> argparse.Namespace:
+    """The options in `words`, the script's own without. With --quick `quick` is what those are that nobody gave."""
+    args = parser.parse_args(words)
+    if args.quick:
+        parser.set_defaults(**quick)
+        args = parser.parse_args(words)
+    return args
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line
+from bench.command_line import at_least, command_line, parsed
 from bench.limits import multiply_adds, read_bandwidth, step_bytes
 from bench.ours import Engine, Setup
 from bench.peak import Peak
@@ -210,14 +210,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--rounds", type=at_least(1), default=3, help="times that a series is measured, of which medians are taken"
     )
     parser.add_argument("--device", default="", help="of the IREE backend; empty is its default")
-    parser.add_argument("--quick", action="store_true", help="110m, one row to context 2048, rows 1 to 8")
+    parser.add_argument("--quick", action="store_true", help="unless given: 110m, one row to context 2048, rows 1 to 8")
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
     parser.add_argument(
         "--out", type=Path, default=Path("bench/results/curves"), help="the folder of the table and the plots"
     )
-    args = parser.parse_args(words)
-    if args.quick:
-        args.models, args.rows, args.contexts, args.all_rows = ["110m"], [1], [256, 1024, 2048], [1, 2, 4, 8]
+    quick = {"models": ["110m"], "rows": [1], "contexts": [256, 1024, 2048], "all_rows": [1, 2, 4, 8]}
+    args = parsed(parser, words, **quick)
     if not args.rows and not args.all_rows:
         parser.error("argument --all-rows: without --rows as well there is no curve to draw")
     if min(args.contexts) <= args.steps // 2:

@@ -37,7 +37,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line
+from bench.command_line import at_least, command_line, parsed
 from bench.limits import PASSES, MemoryReader, Work, multiply_adds, step_bytes
 from bench.ours import Client, Engine, Setup, server
 from bench.peak import Peak
@@ -277,15 +277,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="", help="of the IREE backend; empty is its default")
     parser.add_argument("--llama-cpp", type=Path, help="the folder of llama-server and llama-bench")
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
-    parser.add_argument("--quick", action="store_true", help="bf16 at 1 and 8 streams, one round, 32 tokens")
+    parser.add_argument(
+        "--quick", action="store_true", help="unless given: bf16 at 1 and 8 streams, one round, 32 tokens"
+    )
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
     parser.add_argument(
         "--out", type=Path, default=Path("bench/results/engine"), help="the folder of the tables and the plot"
     )
-    args = parser.parse_args()
-    if args.quick:
-        args.precisions, args.streams, args.tokens, args.rounds = ["bf16"], [1, 8], 32, 1
-    return args
+    return parsed(parser, None, precisions=["bf16"], streams=[1, 8], tokens=32, rounds=1)
 
 
 def main() -> None:

@@ -69,6 +69,13 @@ def test_what_would_measure_nothing_is_refused(words: list[str], says: str, caps
     assert says in capsys.readouterr().err
 
 
+def test_quick_is_what_was_not_given() -> None:
+    args = arguments(["--models", "tiny", "--quick", "--rows", "2", "4"])
+    assert (args.models, args.rows, args.contexts, args.all_rows) == (["tiny"], [2, 4], [256, 1024, 2048], [1, 2, 4, 8])
+    assert arguments(["--quick"]).models == ["110m"]
+    assert arguments([]).rows == [1, 4]
+
+
 def test_either_curve_can_be_left_out() -> None:
     assert arguments(["--rows"]).rows == []
     assert arguments(["--all-rows", "--contexts", "4"]).all_rows == []
