@@ -12,12 +12,14 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from cli.model import ChosenModel, worker_spec
 from cli.settings import Settings
 from models import builtin_path
 from workers.affinity import find_cores
 from workers.backends import PACKAGES, cache_dir, missing_packages
+from workers.memory import free_bytes
 from workers.probe import Probe, short
 
 PROBE_SECONDS = 120.0
@@ -68,9 +70,9 @@ def _machine(settings: Settings) -> Table:
     table.add_row("cpu features", " ".join(_cpu_features()) or "not known on this system")
     table.add_row("memory", _memory())
     table.add_row("graph cache", _cache(cache_dir(worker_spec(settings, ChosenModel("doctor", Path())))))
-    table.add_row(
-        "built-in model", str(builtin_path()) if builtin_path().is_dir() else "[red]missing[/]: reinstall baton"
-    )
+    # A path is not cut where a narrow terminal ends, which is where it would say which installation this is.
+    builtin = Text(str(builtin_path()), overflow="fold")
+    table.add_row("built-in model", builtin if builtin_path().is_dir() else "[red]missing[/]: reinstall baton")
     return table
 
 
@@ -85,10 +87,8 @@ def _cpu_features() -> list[str]:
 
 def _memory() -> str:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
-        return f"{total / 2**30:.1f} GiB"
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free"
+    free = free_bytes()  # what a load goes by, which the process's cgroup may bound
+    return f"{total / 2**30:.1f} GiB" + ("" if free is None else f", {free / 2**30:.1f} GiB free")
 
 
 def _cache(folder: Path) -> str:

@@ -34,6 +34,20 @@ def test_the_report_names_the_machine_and_what_works_here(tmp_path: Path) -> Non
     assert "Try: baton serve" in report
 
 
+def test_memory_is_free_as_a_load_counts_it_and_no_path_is_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    builtin = tmp_path / ("long" * 20)
+    builtin.mkdir()
+    monkeypatch.setattr(doctor, "free_bytes", lambda: 3 * 2**30)
+    monkeypatch.setattr(doctor, "builtin_path", lambda: builtin)
+    monkeypatch.setattr(doctor, "PACKAGES", {})
+    output = io.StringIO()
+    doctor.examine(Settings(cache_dir=str(tmp_path)), Console(file=output, width=60))
+    report = output.getvalue()
+    assert " 3.0 GiB free" in report
+    cells = [line.split("│")[2].strip() for line in report.splitlines() if line.startswith("│")]
+    assert str(builtin) in "".join(cells)
+
+
 def test_a_backend_that_crashes_is_a_line_of_the_report(tmp_path: Path) -> None:
     [line] = doctor.probe_backend("iree", script(tmp_path, "echo driver exploded >&2; kill -ABRT $$"))
     assert not line.works
