@@ -249,7 +249,7 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """A sentence for each BATON_* variable that is no setting. Not an error: orchestrators set such names unasked."""
     known = [ENV_PREFIX + name.upper() for name in Settings.model_fields] + [CONFIG_VARIABLE]
     return [
-        f"{name} is not a setting{_did_you_mean(name, known)}; it is ignored"
+        f"{name} is not a setting{_did_you_mean(name, known, ENV_PREFIX)}; it is ignored"
         for name in sorted(environment)
         if name.startswith(ENV_PREFIX) and name not in known
     ]
@@ -284,6 +284,7 @@ def _explain(error: ValidationError, given: Mapping[str, Any], file: Path | None
         yield f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {problem['input']!r}"
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def _did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The name that is most like it, if one is: the `prefix` that all have makes none of them alike."""
+    close = difflib.get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=1)
+    return f" (did you mean {prefix}{close[0]}?)" if close else ""

@@ -116,6 +116,7 @@ def test_an_unknown_variable_is_a_warning_with_a_guess() -> None:
     assert unknown_variables({"BATON_PROT": "1", "BATON_PORT": "1", "BATON_CONFIG": "", "OTHER": ""}) == [
         "BATON_PROT is not a setting (did you mean BATON_PORT?); it is ignored"
     ]
+    assert unknown_variables({"BATON_URL": "1"}) == ["BATON_URL is not a setting; it is ignored"]
 
 
 def test_settings_shared_with_the_gateway_have_its_defaults_and_bounds() -> None:
