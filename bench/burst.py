@@ -59,7 +59,7 @@ class Burst:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="110m", help="the shape, of random weights")
-    parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
+    parser.add_argument("--quantize", choices=["int8", "int4"], default="", help="of the weights; bfloat16 without")
     parser.add_argument("--prompts", nargs="+", type=at_least(1), default=[1, 8, 32], help="how many come at once")
     parser.add_argument(
         "--lengths", nargs=2, type=at_least(1), default=[16, 64], help="tokens of the shortest and the longest prompt"

@@ -193,7 +193,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"], help="the shapes, of random weights"
     )
-    parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
+    parser.add_argument("--quantize", choices=["int8", "int4"], default="", help="of the weights; bfloat16 without")
     parser.add_argument(
         "--rows", nargs="*", type=at_least(1), default=[1, 4], help="of the curves against context; none draws none"
     )

@@ -74,7 +74,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="110m-yarn", help="the shape, of random weights")
     parser.add_argument("--context", type=at_least(1), default=32768, help="tokens of the one sequence")
-    parser.add_argument("--quantize", default="", help="int8 or int4; bfloat16 without")
+    parser.add_argument("--quantize", choices=["int8", "int4"], default="", help="of the weights; bfloat16 without")
     parser.add_argument(
         "--chunks", nargs="*", type=at_least(1), default=[32, 128, 512], help="tokens of a chunk of prompt"
     )

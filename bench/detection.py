@@ -130,7 +130,7 @@ def summary(times: list[float]) -> str:
 def main() -> None:
     """Measure what the command line says."""
     parser = command_line(__doc__)
-    parser.add_argument("--backend", default="scripted", help="iree, mlx or scripted")
+    parser.add_argument("--backend", choices=["iree", "mlx", "scripted"], default="scripted", help="what computes")
     parser.add_argument("--rounds", type=at_least(1), default=20, help="kills of each kind; a quarter as many SIGSTOPs")
     arguments = parser.parse_args()
     configure_logging("bench", "critical")
