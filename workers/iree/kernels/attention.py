@@ -99,10 +99,13 @@ class Attention:
         """What `add_whole` needs for itself."""
         return code.room((self.together * self.tiling.rows, Softened.width(self.heads.head_dim)), "f32")
 
-    def add_whole(self, code: Code, share: Share, cached: "Cached", out: Value, state: Value) -> None:
-        """Write a share of `whole`."""
-        h, parts, body = self.heads, self._parts, _Body(self, code, cached)
-        low, high = share_of(code, share, code.index(self._items))
+    def add_whole(
+        self, code: Code, share: Share, cached: "Cached", out: Value, state: Value, live: str | None = None
+    ) -> None:
+        """Write a share of `whole`, for the first `live` sequences where an index says how many."""
+        parts, body = self._parts, _Body(self, code, cached)
+        batch = live or code.index(self.heads.batch)
+        low, high = share_of(code, share, code.mul(batch, self.heads.heads * parts))
         last = code.minus(high, 1)
 
         def one(item: str) -> None:
@@ -110,8 +113,8 @@ class Attention:
             (each, part), (after, _) = (
                 (code.div(at, parts), code.rem(at, parts)) for at in (item, code.least(code.add(item, 1), last))
             )
-            head, sequence = code.div(each, h.batch), code.rem(each, h.batch)
-            following = body.begin(0, code.rem(after, h.batch), code.div(after, h.batch))
+            head, sequence = code.quotient(each, batch), code.remainder(each, batch)
+            following = body.begin(0, code.remainder(after, batch), code.quotient(after, batch))
             body.item(head, sequence, code.mul(part, self.together), state, following)
             body.each_block(lambda block: body.finish(head, sequence, part, block, state, out))
 
@@ -128,9 +131,10 @@ class Attention:
     def shared_shares(self) -> int:
         return SHARES * self.threads
 
-    def add_shared(self, code: Code, share: Share, cached: "Cached", out: Value) -> None:
-        """Write a share of `shared`."""
+    def add_shared(self, code: Code, share: Share, cached: "Cached", out: Value, live: str | None = None) -> None:
+        """Write a share of `shared`, as `add_whole` does."""
         h, body = self.heads, _Body(self, code, cached)
+        batch = live or code.index(h.batch)
 
         def spans(sequence: str) -> tuple[str, str]:
             first, last = body.reach(sequence)
@@ -141,7 +145,7 @@ class Attention:
             return [code.add(total[0], code.mul(spans(sequence)[1], h.heads))]
 
         zero = code.index(0)
-        (total,) = code.loop(zero, code.index(h.batch), 1, [(zero, "index")], count)
+        (total,) = code.loop(zero, batch, 1, [(zero, "index")], count)
         low, high = share_of(code, share, total)
 
         def each(sequence: str, before: list[str]) -> list[str]:
@@ -163,7 +167,7 @@ class Attention:
             code.repeat(code.most(before[0], low), mine, 1, one)
             return [end]
 
-        code.loop(zero, code.index(h.batch), 1, [(zero, "index")], each)
+        code.loop(zero, batch, 1, [(zero, "index")], each)
 
     def joined(self, name: str) -> str:
         """What `shared` left, and rows int32 [batch, 1] -> what `whole` gives, to the bit."""
@@ -177,10 +181,10 @@ class Attention:
     def joined_shares(self) -> int:
         return min(self.sums_shape[0], SHARES * self.threads)
 
-    def add_joined(self, code: Code, share: Share, sums: Value, at: Value, out: Value) -> None:
-        """Write a share of `joined`."""
+    def add_joined(self, code: Code, share: Share, sums: Value, at: Value, out: Value, live: str | None = None) -> None:
+        """Write a share of `joined`, as `add_whole` does."""
         h = self.heads
-        low, high = share_of(code, share, code.index(self.sums_shape[0]))
+        low, high = share_of(code, share, code.mul(live or code.index(h.batch), h.queries))
 
         def one(row: str) -> None:
             sequence = code.div(row, h.queries)

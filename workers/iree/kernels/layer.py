@@ -117,6 +117,9 @@ class _Layer:
         self._down = self._matrix(kind.hidden, kind.ffn, down)
         self._after_mlp = self._norm_weights(kind.norms[1])
         counts = d.change((kind.counters,), "i32")
+        self._rows = d.code.index(kind.rows)
+        if self._live is not None:
+            self._rows = d.code.least(d.code.extract_index(self._live, [d.code.index(0)]), self._rows)
         number = d.code.extract_index(self._placing.layer, [d.code.index(0)])
         self._room = None if kind.attention.split else kind.attention.room(d.code)
         self._chain = Chain(d, PHASES, counts, number, kind.pause)
@@ -211,19 +214,20 @@ class _Layer:
             self._each_part(rounding.kind.groups, lambda row, number: rounding.group(code, row, number))
 
     def _each_part(self, parts: int, work: Callable[[str, str], None]) -> None:
-        """A phase: `work` for every row and each of its parts."""
-        code, items = self._d.code, self._kind.rows * parts
-        self._each(items, 2 * self._threads, lambda item: work(code.div(item, parts), code.rem(item, parts)))
+        """A phase: `work` for every live row and each of its parts."""
+        code = self._d.code
+        self._each(parts, 2 * self._threads, lambda item: work(code.div(item, parts), code.rem(item, parts)))
 
-    def _each(self, items: int, most: int, work: Callable[[str], None]) -> None:
-        """A phase: `work` for each of so many items, in `most` shares or fewer."""
+    def _each(self, parts: int, most: int, work: Callable[[str], None]) -> None:
+        """A phase: `work` for each item of the live rows, so many of a row after those of the row before, in `most`
+        shares or fewer. What nobody reads of the other rows stays what it is."""
         code = self._d.code
 
         def some(share: Share) -> None:
-            low, high = share_of(code, share, code.index(items))
+            low, high = share_of(code, share, code.mul(self._rows, parts))
             code.repeat(low, high, 1, work)
 
-        self._chain.phase(min(items, most), some)
+        self._chain.phase(min(self._kind.rows * parts, most), some)
 
     def _norm(self, normed: Normed, rounding: Rounding | None) -> None:
         code = self._d.code
@@ -233,17 +237,17 @@ class _Layer:
             if rounding is not None:
                 rounding.row(code, number)
 
-        self._each(self._kind.rows, self._threads, row)
+        self._each(1, self._threads, row)
 
     def _attention(self, out: Value) -> None:
         """Norms of heads, rotation, writing to the cache; then attention."""
         kind, code, placing = self._kind.attention, self._d.code, self._placing
-        self._each(self._kind.place.items, 2 * self._threads, placing.item)
+        self._each(self._kind.place.heads.heads, 2 * self._threads, placing.item)
         cached = Cached(placing.queries, placing.slots, placing.rows, placing.layer, placing.cache)
-        room = self._room
+        room, rows = self._room, self._rows
         if room is not None:
-            self._chain.phase(kind.whole_shares, lambda share: kind.add_whole(code, share, cached, out, room))
+            self._chain.phase(kind.whole_shares, lambda share: kind.add_whole(code, share, cached, out, room, rows))
             return
         sums = self._d.between(kind.sums_shape, "f32")
-        self._chain.phase(kind.shared_shares, lambda share: kind.add_shared(code, share, cached, sums))
-        self._chain.phase(kind.joined_shares, lambda share: kind.add_joined(code, share, sums, placing.rows, out))
+        self._chain.phase(kind.shared_shares, lambda share: kind.add_shared(code, share, cached, sums, rows))
+        self._chain.phase(kind.joined_shares, lambda share: kind.add_joined(code, share, sums, placing.rows, out, rows))

@@ -53,8 +53,10 @@ class Product:
 
     @property
     def tallest(self) -> int:
-        """Rows of one block: their sums, of integers and of floats, stay in registers."""
-        return 8 if self.rounded.planes == 1 else 4
+        """Rows of one block: their sums, of integers and of floats, stay in registers, beside what they are made of."""
+        if self.rounded.planes > 1:
+            return 4
+        return 12 if self.dot == "vpdpbusd" else 8
 
     @property
     def dots(self) -> int:

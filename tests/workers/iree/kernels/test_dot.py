@@ -23,9 +23,9 @@ from workers.quantization import GroupFormat, Quantized, quantize
 
 INPUTS, OUTPUTS = 384, 40
 ROWS = (1, 5, 21)
-"""One block, one of several rows, and three whose last is filled up."""
-LIVE = (11, 10, 9, 3)
-"""Live rows of a graph of as many as the first: blocks of six, and of five of which the last begins sooner."""
+"""One block, one of several rows, and two of which the last begins sooner."""
+LIVE = (14, 13, 9, 3)
+"""Live rows of a graph of as many as the first: blocks of seven, of which the last begins sooner, and one of nine."""
 FORMATS = {
     "int8": GroupFormat(8, 64, "middle", "float16"),
     "int4": GroupFormat(4, 64, "bias", "float16"),
