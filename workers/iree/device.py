@@ -1,5 +1,6 @@
 """IREE's devices: which there are, how modules are compiled for them, and how data gets there and back."""
 
+import mmap
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -132,7 +133,9 @@ class Device:
 
         Raises `DeviceError` where they do not fit, or the driver does not take the module.
         """
-        compiled = rt.VmModule.mmap(self.instance, str(module))
+        # `rt.VmModule.mmap` opens files for writing, which those of another user and of a read-only disk are not for.
+        with module.open("rb") as file:
+            compiled = rt.VmModule.wrap_buffer(self.instance, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         self._compiled.append(compiled)
         modules = [self._hal]
         if parameters is not None:

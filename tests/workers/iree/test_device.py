@@ -1,5 +1,6 @@
 """Devices: which there are, what they are compiled for, and sentences for those that are missing."""
 
+import errno
 import os
 import re
 import sys
@@ -101,6 +102,28 @@ def test_a_module_that_a_gpu_does_not_take(monkeypatch: pytest.MonkeyPatch, tmp_
     )
     with pytest.raises(DeviceError, match="device: 'local-task' does not take the model's graphs"):
         gpu(monkeypatch, "vulkan", "").load(file, None, "")
+
+
+def test_a_module_on_a_disk_that_cannot_be_written_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache that came with an image, or that `baton compile` made as another user."""
+    file = tmp_path / "module.vmfb"
+    device = Device("local-sync", 1)
+    compile_str(
+        "func.func @f(%x: tensor<2xf32>) -> tensor<2xf32> {%y = math.exp %x : tensor<2xf32> return %y : tensor<2xf32>}",
+        output_file=str(file),
+        extra_args=list(device.compile_flags()),
+    )
+    opened = open
+
+    def read_only(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if set(mode) & set("wax+"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return opened(path, mode, *arguments, **options)
+
+    monkeypatch.setattr("builtins.open", read_only)
+    monkeypatch.setattr("io.open", read_only)
+    (result,) = device.load(file, None, "").call("f", device.upload(np.zeros(2, np.float32)))
+    np.testing.assert_array_equal(device.download(result), np.ones(2, np.float32))
 
 
 class Driver:
