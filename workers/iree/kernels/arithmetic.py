@@ -35,6 +35,10 @@ class Arithmetic(Protocol):
     def load(self, code: Code, source: Value, at: list[str]) -> list[str]:
         """The right operand of a step for 16 outputs, a part for each word; `at` ends with an element's offset."""
 
+    def load_part(self, code: Code, source: Value, at: list[str], part: int) -> str:
+        """One of `load`'s parts, by instructions that share nothing with those of another: no register is taken by
+        what another will be made of."""
+
     def spread(self, code: Code, word: str) -> str:
         """The left operand: an int32 word for every output."""
 
@@ -68,6 +72,9 @@ class Pairs:
 
     def load(self, code: Code, source: Value, at: list[str]) -> list[str]:
         return [code.read(source, at, 2 * LANES)]
+
+    def load_part(self, code: Code, source: Value, at: list[str], part: int) -> str:
+        return self.load(code, source, at)[part]
 
     def spread(self, code: Code, word: str) -> str:
         return code.let(f"vector.bitcast {code.spread(word, 'i32')} : vector<{LANES}xi32> to vector<{2 * LANES}xbf16>")
@@ -146,6 +153,17 @@ class Widened(_Floats):
         second = code.let(f"arith.andi {pairs}, {code.constant(f'dense<-65536> : {kind}')} : {kind}")
         return [code.let(f"vector.bitcast {half} : {kind} to {FLOATS}") for half in (first, second)]
 
+    def load_part(self, code: Code, source: Value, at: list[str], part: int) -> str:
+        if part == 0 or self.sums < LANES:  # narrower machines have no masks
+            return self.load(code, source, at)[part]
+        kind = f"vector<{2 * LANES}x{self.element}>"
+        mask = code.constant(f"dense<[{', '.join(['false, true'] * LANES)}]> : vector<{2 * LANES}xi1>")
+        pairs = code.let(
+            f"vector.maskedload {source.name}[{', '.join(at)}], {mask}, {code.constant(f'dense<0.0> : {kind}')}"
+            f" : {source.type}, vector<{2 * LANES}xi1>, {kind} into {kind}"
+        )
+        return code.let(f"vector.bitcast {pairs} : {kind} to {FLOATS}")
+
 
 @dataclass(frozen=True, slots=True)
 class Singles(_Floats):
@@ -158,6 +176,9 @@ class Singles(_Floats):
 
     def load(self, code: Code, source: Value, at: list[str]) -> list[str]:
         return [self.widen(code, code.read(source, at))]
+
+    def load_part(self, code: Code, source: Value, at: list[str], part: int) -> str:
+        return self.load(code, source, at)[part]
 
 
 def arithmetic_of(features: AbstractSet[str], dtype: str) -> Arithmetic:

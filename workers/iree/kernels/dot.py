@@ -61,9 +61,8 @@ def add_product(
     heights = Heights(rows, p.tallest)
 
     def of_height(height: int, end: str, last: str) -> None:
-        limits = [-(-limit // height) for limit, its in heights.limits if its == height]
         count = code.div(code.add(end, height - 1), height)
-        work.all_tiles(_Blocks(height, min(limits), -(-rows // height)), count, last)
+        work.all_tiles(_Blocks(height, heights.blocks(height), -(-rows // height)), count, last)
 
     if live is not None:
         heights.choose(code, live, of_height)

@@ -12,6 +12,7 @@ from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, SIZES, Code, Value
 from workers.iree.kernels.dispatch import Dispatch
 from workers.iree.kernels.executable import Kernel
+from workers.iree.kernels.fetch import straight
 from workers.iree.kernels.linear import ACTIVATIONS, GROUP_BYTES, stride, sums_of
 from workers.iree.kernels.routing import Mixture
 from workers.iree.kernels.shares import SHARES
@@ -109,7 +110,7 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
         rows = [code.div(pair, m.experts.per_token) for pair in pairs]
         gate = code.add(code.mul(expert, 2 * tiles), first)
         both = [code.add(code.add(gate, half), i) for half in (0, tiles) for i in range(span)]
-        sums = sums_of(code, x, rows, w, both, m.hidden, arithmetic, span)
+        sums = sums_of(code, x, rows, w, both, m.hidden, arithmetic, straight(code, w, span, len(rows)))
         for pair, totals in zip(pairs, sums, strict=True):
             for i, (gates, ups) in enumerate(zip(totals[:span], totals[span:], strict=True)):
                 value = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gates)}, {ups} : {FLOATS}")
@@ -135,7 +136,8 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
 
     def tile(expert: str, pairs: list[str], first: str, span: int) -> None:
         at = code.add(code.mul(expert, tiles), first)
-        sums = sums_of(code, x, pairs, w, [code.add(at, i) for i in range(span)], inputs, arithmetic, span)
+        which, fetch = [code.add(at, i) for i in range(span)], straight(code, w, span, len(pairs))
+        sums = sums_of(code, x, pairs, w, which, inputs, arithmetic, fetch)
         for pair, totals in zip(pairs, sums, strict=True):
             for i, total in enumerate(totals):
                 code.put(total, LANES, out, [pair, code.mul(code.add(first, i), LANES)])

@@ -1,6 +1,6 @@
 """How weights are fetched before they are needed (docs/adr/0024)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from workers.iree.kernels.code import LINE, SIZES, Code, Value
 
@@ -14,17 +14,41 @@ FAR = 4096
 """Bytes that are on their way to the second cache then,"""
 NEAR = 1024
 """and to the first, as lines that are read once: those of the rows stay."""
+SHARING = 2
+"""Blocks of rows that fetch the next set of tiles between them."""
+
+Fetch = Callable[[Sequence[str], str, int], None]
+"""Write what fetches weights while some tiles are read from an element on, so many elements of each."""
 
 
-def fetch(code: Code, w: Value, tiles: Sequence[str], span: int, at: str, count: int, rows: int) -> None:
-    """Fetch what will be read of each of some tiles, rows of `w` of two bytes or four, after `count` elements from `at`
-    on: where that is beyond a tile's end, of the tile `span` further on."""
+def straight(code: Code, w: Value, span: int, rows: int) -> Fetch:
+    """For one block of rows: what will be read of each of the tiles, rows of `w` of two bytes or four; where that is
+    beyond a tile's end, of the tile `span` further on."""
     length, size = w.shape[-1], SIZES[w.element]
-    for distance, locality in ((FAR, 2), (NEAR, 0)) if rows <= FEW else ((AHEAD, 3),):
-        soon = code.add(at, distance // size)
-        beyond = code.let(f"arith.cmpi uge, {soon}, {code.index(length)} : index")
-        skipped = code.let(f"arith.select {beyond}, {code.index((span - 1) * length)}, {code.index(0)} : index")
-        start = code.add(soon, skipped)
-        for line in range(0, count, LINE // size):
-            for tile in tiles:
-                code.prefetch(w, [tile, code.add(start, line)], locality)
+
+    def fetch(tiles: Sequence[str], at: str, count: int) -> None:
+        for distance, locality in ((FAR, 2), (NEAR, 0)) if rows <= FEW else ((AHEAD, 3),):
+            soon = code.add(at, distance // size)
+            beyond = code.let(f"arith.cmpi uge, {soon}, {code.index(length)} : index")
+            skipped = code.let(f"arith.select {beyond}, {code.index((span - 1) * length)}, {code.index(0)} : index")
+            start = code.add(soon, skipped)
+            for line in range(0, count, LINE // size):
+                for tile in tiles:
+                    code.prefetch(w, [tile, code.add(start, line)], locality)
+
+    return fetch
+
+
+def shared(code: Code, w: Value, following: str, block: str) -> Fetch:
+    """For one of several blocks of rows that are multiplied by the same tiles: its part of those that are `following`
+    further on, to the second cache. Memory would rest while the later blocks read what the first has fetched."""
+    part, size = w.shape[-1] // SHARING, SIZES[w.element]
+
+    def fetch(tiles: Sequence[str], at: str, count: int) -> None:
+        start = code.add(code.mul(block, part), code.div(at, SHARING))
+        for tile in tiles:
+            after = code.add(tile, following)
+            for line in range(0, count // SHARING, LINE // size):
+                code.prefetch(w, [after, code.add(start, line)], 2)
+
+    return fetch

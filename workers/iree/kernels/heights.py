@@ -49,6 +49,10 @@ class Heights:
     def all(self) -> tuple[int, ...]:
         return tuple(sorted({height for _, height in self.limits}))
 
+    def blocks(self, height: int) -> int:
+        """Of this height that there are at least, where all rows but those of a smaller graph are live."""
+        return min(-(-limit // height) for limit, its in self.limits if its == height)
+
     def choose(self, code: Code, live: Value, blocks: Callable[[int, str, str], None]) -> None:
         """Write `blocks` for every height, with the end of the blocks and the first row of the last one; one is run.
 

@@ -8,10 +8,11 @@ from workers.architectures.parts import Activation
 from workers.iree.kernels.attention import Attention, Cached
 from workers.iree.kernels.chain import Chain, counters
 from workers.iree.kernels.code import LANES, Value
+from workers.iree.kernels.cut import Cut
 from workers.iree.kernels.dot import add_product
 from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.gate import Gate
-from workers.iree.kernels.linear import Cut, add_gated, add_linear, stride
+from workers.iree.kernels.linear import add_gated, add_linear, stride
 from workers.iree.kernels.norm import Norm, Normed
 from workers.iree.kernels.place import Place, Placing
 from workers.iree.kernels.product import Dot, Factors, Product

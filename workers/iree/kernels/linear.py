@@ -2,78 +2,27 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from workers.architectures.parts import Activation
 from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.code import FLOATS, LANES, SIZES, Code, Value
+from workers.iree.kernels.code import FLOATS, LANES, Code, Value
+from workers.iree.kernels.cut import Cut
 from workers.iree.kernels.executable import Kernel
-from workers.iree.kernels.fetch import fetch
-from workers.iree.kernels.heights import Heights
-from workers.iree.kernels.shares import Share, share_end, workgroups
+from workers.iree.kernels.fetch import Fetch, shared, straight
+from workers.iree.kernels.shares import Share, share_end
 
 PADDING = LANES
 """Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
 GROUP_BYTES = 256 << 10
 """Weights that all rows pass by before the next are read: what the second cache holds."""
 
+_Tile = Callable[[str, int, str, int, Fetch], None]
+"""Sums a set of tiles for a block of rows: the first tile, how many, the first row, how many, and what to fetch."""
+
 
 def stride(inputs: int, arithmetic: Arithmetic) -> int:
     """Words between rows of a left operand."""
     return inputs // arithmetic.word + PADDING
-
-
-def _most(arithmetic: Arithmetic) -> int:
-    """Sums side by side where nothing but them, a tile's weights and one row is in the registers."""
-    return arithmetic.sums + arithmetic.sums // 2
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How the rows and tiles of a product are cut into what is summed at once."""
-
-    rows: int
-    tiles: int
-    """Of outputs: a gated product has twice as many of weights."""
-    inputs: int
-    arithmetic: Arithmetic
-    halves: int
-    """Tiles of weights for one of outputs."""
-    live: bool
-
-    @property
-    def heights(self) -> Heights:
-        """Of live rows. Tall blocks have one tile at a time: widening it costs as much as one row more."""
-        return Heights(self.rows, _most(self.arithmetic))
-
-    @property
-    def block(self) -> int:
-        """Rows to sum at once where all are live, with two tiles. Of many rows half as many more share the work of
-        widening the tiles, where there are registers for it."""
-        usual = self.arithmetic.sums // 2
-        return usual + usual // 4 * 2 if self.rows > 2 * usual else usual
-
-    def span(self, height: int) -> int:
-        """Tiles to sum at once. A few rows alone are a few chains of sums, each of which waits for itself; and tiles
-        side by side share what is loaded of the rows, and are fetched ahead as streams of their own."""
-        few = self.arithmetic.sums // self.halves
-        two = _most(self.arithmetic) if self.halves == 1 else few
-        return next((n for n, most in ((4, few), (2, two)) if n * height <= most and self.tiles % n == 0), 1)
-
-    @property
-    def unit(self) -> int:
-        """Tiles that are never shared out: those of the widest span."""
-        heights = self.heights.all if self.live else (min(self.rows, self.block),)
-        return max(map(self.span, heights))
-
-    @property
-    def size(self) -> int:
-        """Bytes of a unit's weights."""
-        return self.halves * self.unit * self.inputs * LANES * SIZES[self.arithmetic.element]
-
-    def shares(self, threads: int) -> int:
-        """Into how many shares the work is cut."""
-        return workgroups(self.tiles // self.unit, threads)
 
 
 def linear(
@@ -113,10 +62,10 @@ def add_linear(
 ) -> None:
     """Write a share of `linear`."""
 
-    def tile(at: str, span: int, first: str, count: int) -> None:
+    def tile(at: str, span: int, first: str, count: int, fetch: Fetch) -> None:
         which = [code.add(first, i) for i in range(count)]
         tiles = [code.add(at, i) for i in range(span)]
-        sums = sums_of(code, x, which, w, tiles, cut.inputs, cut.arithmetic, span)
+        sums = sums_of(code, x, which, w, tiles, cut.inputs, cut.arithmetic, fetch)
         column = code.mul(at, LANES)
         for row, totals in enumerate(sums):
             for i, total in enumerate(totals):
@@ -125,7 +74,7 @@ def add_linear(
                     total = code.let(f"arith.addf {total}, {start} : {FLOATS}")
                 code.put(total, LANES, out, [code.add(first, row), code.add(column, i * LANES)])
 
-    _each(code, share, cut, live, tile)
+    _each(code, share, cut, live, w, tile)
 
 
 def gated(
@@ -167,13 +116,11 @@ def add_gated(
     """Write a share of `gated`."""
     arithmetic, words = cut.arithmetic, LANES // cut.arithmetic.word
 
-    def tile(at: str, span: int, first: str, count: int) -> None:
+    def tile(at: str, span: int, first: str, count: int, fetch: Fetch) -> None:
         which = [code.add(first, i) for i in range(count)]
         halves = [[code.add(code.add(at, half), i) for i in range(span)] for half in (0, cut.tiles)]
-        # Where the registers do not hold the sums of both halves, one waits in memory for the other.
-        together = 2 * span * count <= _most(arithmetic)
-        turns = [[*halves[0], *halves[1]]] if together else halves
-        parts = [sums_of(code, x, which, w, each, cut.inputs, arithmetic, span) for each in turns]
+        turns = [[*halves[0], *halves[1]]] if cut.turns(count) == 1 else halves
+        parts = [sums_of(code, x, which, w, each, cut.inputs, arithmetic, fetch) for each in turns]
         column = code.mul(at, words)
         for row in range(count):
             totals = [total for part in parts for total in part[row]]
@@ -182,7 +129,7 @@ def add_gated(
                 where = [code.add(first, row), code.add(column, i * words)]
                 code.put(arithmetic.words(code, product), words, out, where)
 
-    _each(code, share, cut, live, tile)
+    _each(code, share, cut, live, w, tile)
 
 
 def silu(code: Code, x: str) -> str:
@@ -207,45 +154,56 @@ def gelu_tanh(code: Code, x: str) -> str:
 ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
-def _each(code: Code, share: Share, cut: Cut, live: Value | None, tile: Callable[[str, int, str, int], None]) -> None:
-    """Call `tile` (the first tile, how many, the first row, how many) for a share of the tiles and all rows, or the
-    `live` ones; the rows in blocks."""
-    parts = cut.tiles // cut.unit
-    ends = [share_end(code, code.add(share.number, end), share.count, parts) for end in (0, 1)]
-    low, high = (code.mul(end, cut.unit) for end in ends)
+def _each(code: Code, share: Share, cut: Cut, live: Value | None, w: Value, tile: _Tile) -> None:
+    """Call `tile` for a share of the sets of tiles and all rows, or the `live` ones; the rows in blocks."""
 
-    def grouped(rows_of: Callable[[str, str], None]) -> None:
-        """For as many tiles at a time as the cache holds."""
-        per = max(1, GROUP_BYTES // cut.size) * cut.unit
-        code.repeat(low, high, per, lambda at: rows_of(at, code.least(code.add(at, per), high)))
-
-    def tiles(first_tile: str, last_tile: str, first: str, count: int, span: int) -> None:
-        code.repeat(first_tile, last_tile, span, lambda at: tile(at, span, first, count))
+    def share_of(span: int) -> list[str]:
+        """The first set of the share, and the end."""
+        return [share_end(code, code.add(share.number, end), share.count, cut.sets(span)) for end in (0, 1)]
 
     def blocks(height: int, end: str, last: str) -> None:
-        def rows_of(first_tile: str, last_tile: str) -> None:
-            def block(at: str) -> None:
-                tiles(first_tile, last_tile, code.least(at, last), height, cut.span(height))
+        span, several = cut.span(height), cut.heights.blocks(height) > 1
+        low, high = share_of(span)
+
+        def rows_of(number: str) -> None:
+            at = cut.first_tile(code, number, span)
+            after = cut.first_tile(code, code.least(code.add(number, 1), code.minus(high, 1)), span)
+
+            def block(row: str) -> None:
+                fetch = straight(code, w, span, height)
+                if several:
+                    fetch = shared(code, w, code.minus(after, at), code.div(row, height))
+                tile(at, span, code.least(row, last), height, fetch)
 
             code.repeat(code.index(0), end, height, block)
 
-        grouped(rows_of)
+        code.repeat(low, high, 1, rows_of)
 
-    def all_rows(first_tile: str, last_tile: str) -> None:
-        block, rest = cut.block, cut.rows % cut.block
-        span, whole = cut.span(min(cut.rows, block)), cut.rows - rest
-        code.repeat(
-            code.index(0), code.index(whole), block, lambda first: tiles(first_tile, last_tile, first, block, span)
-        )
-        if rest:
-            tiles(first_tile, last_tile, code.index(whole), rest, span)
+    def all_rows() -> None:
+        height = min(cut.rows, cut.block)
+        span, rest = cut.span(height), cut.rows % height
+        whole = code.index(cut.rows - rest)
+        per = max(1, GROUP_BYTES // cut.size(span))
+
+        def some(low: str, high: str, first: str, count: int) -> None:
+            fetch = straight(code, w, span, count)
+            code.repeat(low, high, 1, lambda at: tile(cut.first_tile(code, at, span), span, first, count, fetch))
+
+        def group(low: str, high: str) -> None:
+            code.repeat(code.index(0), whole, height, lambda first: some(low, high, first, height))
+            if rest:
+                some(low, high, whole, rest)
+
+        low, high = share_of(span)
+        if cut.rows > height:
+            code.repeat(low, high, per, lambda at: group(at, code.least(code.add(at, per), high)))
+        else:
+            some(low, high, code.index(0), height)
 
     if live is not None:
         cut.heights.choose(code, live, blocks)
-    elif cut.rows > cut.block:
-        grouped(all_rows)
     else:
-        tiles(low, high, code.index(0), cut.rows, cut.span(cut.rows))
+        all_rows()
 
 
 def sums_of(
@@ -256,32 +214,33 @@ def sums_of(
     tiles: list[str],
     inputs: int,
     arithmetic: Arithmetic,
-    span: int = 0,
+    fetch: Fetch,
 ) -> list[list[str]]:
-    """float32 [16] of each of some rows and tiles.
-
-    With a `span` the weights are fetched ahead; the tiles that are summed next are those `span` further on.
-    """
+    """float32 [16] of each of some rows and tiles."""
     steps, lefts = inputs // arithmetic.k, arithmetic.k // arithmetic.word
     unroll = next(n for n in (4 // lefts, 2, 1) if steps % n == 0)
     zero = code.floats(0.0)
+    # Registers: a sum of each row and tile, all parts of each tile, one of a row's words, and what parts are made by.
+    roomy = len(tiles) * (len(rows) + lefts) + 2 <= 2 * arithmetic.sums
 
     def turn(at: str, sums: list[str]) -> list[str]:
         sums = list(sums)
-        if span:
-            per = LANES * arithmetic.k
-            fetch(code, w, tiles, span, code.mul(at, per), unroll * per, len(rows))
+        per = LANES * arithmetic.k
+        fetch(tiles, code.mul(at, per), unroll * per)
         for ahead in range(unroll):
             step = code.add(at, ahead)
-            offset, word = code.mul(step, LANES * arithmetic.k), code.mul(step, lefts)
-            right = [arithmetic.load(code, w, [tile, offset]) for tile in tiles]
+            offset, word = code.mul(step, per), code.mul(step, lefts)
+            whole = [arithmetic.load(code, w, [tile, offset]) for tile in tiles] if roomy else []
             for part in range(lefts):
+                right = [parts[part] for parts in whole] or [
+                    arithmetic.load_part(code, w, [tile, offset], part) for tile in tiles
+                ]
                 column = code.add(word, part)
                 for number, row in enumerate(rows):
                     left = arithmetic.spread(code, code.extract(x, [row, column]))
                     for i in range(len(tiles)):
                         at_sum = number * len(tiles) + i
-                        sums[at_sum] = arithmetic.dot(code, sums[at_sum], right[i][part], left)
+                        sums[at_sum] = arithmetic.dot(code, sums[at_sum], right[i], left)
         return sums
 
     flat = code.loop(code.index(0), code.index(steps), unroll, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
