@@ -40,24 +40,17 @@ class Cut:
         one of a row's numbers. A few rows alone are a few chains of sums, each of which waits for itself; and tiles
         side by side share what is loaded of the rows, and are fetched ahead as streams of their own."""
         sums = self.arithmetic.sums
-        counts = (4 * self.halves, 4, 3, 2)
-        fitting = (n for n in counts if n * height <= max(sums, 2 * sums - n - 1) and self._span(n) <= self.tiles)
+        counts = (4, 3, 2) if self.halves == 1 else (8, 4, 2)
+        fitting = (n for n in counts if n * height <= max(sums, 2 * sums - n - 1) and n <= self.halves * self.tiles)
         return next(fitting, 1)
 
-    def _span(self, side_by_side: int) -> int:
-        return side_by_side // self.halves if self.together(side_by_side) else side_by_side
-
-    def together(self, side_by_side: int) -> bool:
-        """Both halves of a set are summed at once; otherwise the sums of one wait in memory for the other."""
-        return side_by_side % self.halves == 0
+    def together(self, height: int) -> bool:
+        """The halves of a set are summed at once; otherwise the sums of one wait in memory for the other."""
+        return self._side_by_side(height) % self.halves == 0
 
     def span(self, height: int) -> int:
         """Tiles of outputs of a set."""
-        return self._span(self._side_by_side(height))
-
-    def turns(self, height: int) -> int:
-        """In how many turns a set is summed: each takes as many of the halves."""
-        return 1 if self.together(self._side_by_side(height)) else self.halves
+        return max(1, self._side_by_side(height) // self.halves)
 
     def sets(self, span: int) -> int:
         """The last one begins sooner rather than reach further: a tile that is computed twice is the same twice."""

@@ -52,3 +52,13 @@ def shared(code: Code, w: Value, following: str, block: str) -> Fetch:
                 code.prefetch(w, [after, code.add(start, line)], 2)
 
     return fetch
+
+
+def both(one: Fetch, other: Fetch) -> Fetch:
+    """One, then the other."""
+
+    def fetch(tiles: Sequence[str], at: str, count: int) -> None:
+        one(tiles, at, count)
+        other(tiles, at, count)
+
+    return fetch

@@ -8,8 +8,8 @@ from workers.iree.kernels.arithmetic import Arithmetic
 from workers.iree.kernels.code import FLOATS, LANES, Code, Value
 from workers.iree.kernels.cut import Cut
 from workers.iree.kernels.executable import Kernel
-from workers.iree.kernels.fetch import Fetch, shared, straight
-from workers.iree.kernels.shares import Share, share_end
+from workers.iree.kernels.fetch import Fetch, both, shared, straight
+from workers.iree.kernels.shares import Share, share_after, share_end
 
 PADDING = LANES
 """Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
@@ -119,7 +119,7 @@ def add_gated(
     def tile(at: str, span: int, first: str, count: int, fetch: Fetch) -> None:
         which = [code.add(first, i) for i in range(count)]
         halves = [[code.add(code.add(at, half), i) for i in range(span)] for half in (0, cut.tiles)]
-        turns = [[*halves[0], *halves[1]]] if cut.turns(count) == 1 else halves
+        turns = [[*halves[0], *halves[1]]] if cut.together(count) else halves
         parts = [sums_of(code, x, which, w, each, cut.inputs, arithmetic, fetch) for each in turns]
         column = code.mul(at, words)
         for row in range(count):
@@ -157,22 +157,29 @@ ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "g
 def _each(code: Code, share: Share, cut: Cut, live: Value | None, w: Value, tile: _Tile) -> None:
     """Call `tile` for a share of the sets of tiles and all rows, or the `live` ones; the rows in blocks."""
 
-    def share_of(span: int) -> list[str]:
+    def begin(number: str, span: int) -> str:
+        """The first set of a share."""
+        return share_end(code, number, share.count, cut.sets(span))
+
+    def share_of(span: int) -> tuple[str, str]:
         """The first set of the share, and the end."""
-        return [share_end(code, code.add(share.number, end), share.count, cut.sets(span)) for end in (0, 1)]
+        return begin(share.number, span), begin(code.add(share.number, 1), span)
 
     def blocks(height: int, end: str, last: str) -> None:
         span, several = cut.span(height), cut.heights.blocks(height) > 1
         low, high = share_of(span)
+        later = begin(share_after(code, share), span)
 
         def rows_of(number: str) -> None:
-            at = cut.first_tile(code, number, span)
-            after = cut.first_tile(code, code.least(code.add(number, 1), code.minus(high, 1)), span)
+            at, following = cut.first_tile(code, number, span), code.add(number, 1)
+            within = code.let(f"arith.cmpi ult, {following}, {high} : index")
+            following = code.let(f"arith.select {within}, {following}, {later} : index")
+            distance = code.minus(cut.first_tile(code, following, span), at)
 
             def block(row: str) -> None:
                 fetch = straight(code, w, span, height)
                 if several:
-                    fetch = shared(code, w, code.minus(after, at), code.div(row, height))
+                    fetch = both(fetch, shared(code, w, distance, code.div(row, height)))
                 tile(at, span, code.least(row, last), height, fetch)
 
             code.repeat(code.index(0), end, height, block)

@@ -42,3 +42,9 @@ def share_end(code: Code, number: str, count: int, parts: int) -> str:
     left = code.let(f"arith.subi {code.index(count)}, {number} : index")
     rest = code.div(code.mul(code.let(f"arith.muli {left}, {left} : index"), parts), count * count)
     return code.let(f"arith.subi {code.index(parts)}, {rest} : index")
+
+
+def share_after(code: Code, share: Share) -> str:
+    """The share that whoever has this one most likely takes next, as threads take turns; the last one where there are
+    no more."""
+    return code.least(code.add(share.number, max(1, share.count // SHARES)), code.index(share.count - 1))

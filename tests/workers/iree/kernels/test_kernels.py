@@ -126,8 +126,9 @@ def test_a_product_shared_by_threads_is_the_same(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arithmetic", "rows", "lives"),
     [
-        # One tall block, one tile at a time; two blocks, of which the second begins before the first one ends.
+        # Blocks and sets of tiles that begin before those in front of them end; parts of weights by a mask or not.
         pytest.param(Singles("f32", 16), 25, (25, 24, 17, 3, 1), id="f32"),
+        pytest.param(Widened(16), 14, (14, 13, 9, 2), id="bf16-masked"),
         pytest.param(Widened(4), 11, (11, 10, 9, 2), id="bf16-widened"),
     ],
 )
@@ -135,7 +136,7 @@ def test_a_product_shared_by_threads_is_the_same(run: Run) -> None:
 def test_live_rows_are_those_of_a_product_of_all(
     run: Run, arithmetic: Arithmetic, rows: int, lives: tuple[int, ...], kind: str
 ) -> None:
-    inputs, tiles = 32, 4
+    inputs, tiles = 32, 5
     x, w = (
         random(rows, inputs),
         pack(random(2 * tiles * 16, inputs, seed=1).astype(NUMPY[arithmetic.element]), arithmetic.k),
