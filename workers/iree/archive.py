@@ -22,6 +22,7 @@ import structlog
 from workers.checkpoint import Weights, config_digest
 from workers.iree.ops import Ops
 from workers.iree.storage import Stored, build
+from workers.refused import LoadRefused
 
 FORMAT = 3
 """Raise it when the contents of an archive change for the same key."""
@@ -33,7 +34,7 @@ ALIGNMENT = 64
 Progress = Callable[[str, int, int], None]
 
 
-class ArchiveError(Exception):
+class ArchiveError(LoadRefused):
     """The packed weights cannot be kept on disk; the text says where and why."""
 
 
@@ -122,8 +123,8 @@ def open_archive(
 
 
 def _cannot_keep(folder: Path, layout: Layout, error: OSError) -> ArchiveError:
-    reason = error.strerror or str(error)
-    return ArchiveError(f"{folder}: cannot keep {layout.size} bytes of packed weights: {reason}")
+    problem = f"cannot keep {layout.size} bytes of packed weights: {error.strerror or error}"
+    return ArchiveError(f"{folder}: {problem}; free some space or set --cache-dir")
 
 
 def _make_room_if_allowed(folder: Path, kept: Path, max_bytes: int) -> None:

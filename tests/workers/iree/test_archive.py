@@ -16,6 +16,7 @@ from workers.iree.kernels.arithmetic import Pairs, Singles
 from workers.iree.plain import PlainOps
 from workers.iree.storage import stored_parameters
 from workers.iree.tiled import TiledOps
+from workers.refused import LoadRefused
 
 OPS = TiledOps("float32", Singles("f32", 16))
 
@@ -118,7 +119,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(archive, "_pack", fail)
-    with pytest.raises(ArchiveError, match=r"cannot keep .* packed weights: No space left"):
+    with pytest.raises(LoadRefused, match=r"cannot keep .* packed weights: No space left.*--cache-dir"):
         open_plain(make_checkpoint(tmp_path / "model"), tmp_path)
     assert [file.suffix for file in (tmp_path / "weights").iterdir()] == [".lock"]
 
