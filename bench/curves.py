@@ -3,26 +3,28 @@
     python bench/curves.py [--quick] [--models 110m 0.5b] [--quantize int8] [--rows 1 4] [--contexts 256 512 ... 8192]
 
 Two series: each of --rows at every context, and every number of rows up to 32 at the first context, both in --rounds
-whose medians are shown. Beside each figure is what memory alone takes, (weights + KV) / bandwidth, and what arithmetic
-alone takes, multiply-adds / peak, both measured between the points; those of integers are not counted. What is above
-the larger of the two is the dispatches around it, and reads and sums that do not run side by side. Marked are points
-at which the cost is not smooth: "cliff" where the time grows by more than the size, "dip" where a larger step takes
-less.
+whose medians are shown; the numbers of rows come in another order in each. Beside each figure is what memory alone
+takes, (weights + KV) / bandwidth, and what arithmetic alone takes, multiply-adds / peak, both measured between the
+points; those of integers are not counted. What is above the larger of the two is the dispatches around it, and reads
+and sums that do not run side by side. Marked are points at which the cost is not smooth: "cliff" where the time grows
+by more than the size, "dip" where a larger step takes less.
 """
 
 import argparse
 import itertools
 import json
+import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.command_line import at_least, command_line, parsed
-from bench.limits import multiply_adds, read_bandwidth, step_bytes
+from bench.limits import MemoryReader, multiply_adds, step_bytes
 from bench.ours import Engine, Setup
 from bench.peak import Peak
 from bench.plots import plot_curves
@@ -112,18 +114,26 @@ def medians(rounds: Sequence[Sequence[Point]]) -> list[Point]:
     return [middle(each) for each in zip(*rounds, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What measures the limits."""
+
+    memory: MemoryReader
+    peak: Peak
+
+
 class Curves:
     """Measures the points of one model."""
 
-    def __init__(self, engine: Engine, config: ModelConfig, steps: int, peak: Peak) -> None:
+    def __init__(self, engine: Engine, config: ModelConfig, steps: int, machine: Machine) -> None:
         self._engine, self._config, self._steps = engine, config, steps
-        self._peak = peak
+        self._machine = machine
         self._bytes = step_bytes(config, engine.runner)
         # One prompt, its beginnings and copies: where the engine reuses prefixes, filling the cache costs little.
         self._text = engine.prompt(engine.runner.capabilities.context)
 
     def point(self, series: str, rows: int, context: int) -> Point:
-        bandwidth, peak = read_bandwidth(usable_cores(), passes=3), self._peak.measure()
+        bandwidth, peak = self._machine.memory.best(3), self._machine.peak.measure()
         start = context - self._steps // 2
         seconds = statistics.median(self._engine.steps([self._text[:start]] * rows, self._steps))
         kv = rows * context * self._bytes.kv_row
@@ -133,7 +143,14 @@ class Curves:
         return Point(series, rows, context, seconds, self._bytes.weights, kv, bandwidth, sums, peak)
 
 
-def measure(args: argparse.Namespace, model: str, peak: Peak) -> Iterator[Point]:
+def turns(count: int, rounds: int, *, shuffled: bool) -> Iterator[list[int]]:
+    """In which order so many points are measured in each round: what slows a shared machine down at one time, and more
+    and more, is no step in a curve."""
+    for number in range(rounds):
+        yield random.Random(number).sample(range(count), count) if shuffled else list(range(count))
+
+
+def measure(args: argparse.Namespace, model: str, machine: Machine) -> Iterator[Point]:
     """Every point of a model. Raises `RefusedError`."""
     path = make_model(args.cache_dir, model)
     graphs = args.cache_dir / "graphs"
@@ -149,11 +166,15 @@ def measure(args: argparse.Namespace, model: str, peak: Peak) -> Iterator[Point]
         slots, longest = max(rows for rows, _ in points), max(context for _, context in points)
         setup = Setup(path, graphs, slots, longest + args.steps + MARGIN, quantize=args.quantize, device=args.device)
         engine = Engine.load(setup)
-        curves = Curves(engine, config, args.steps, peak)
+        curves = Curves(engine, config, args.steps, machine)
         kind = f"{model} {args.quantize or 'bf16'}"
         of = {at: f"{kind}, {at[0]} at once" if series == "context" else f"{kind}, context {at[1]}" for at in points}
-        # One after the other, again and again: what disturbs a shared machine for a while is no step in the curve.
-        yield from medians([[curves.point(of[at], *at) for at in points] for _ in range(args.rounds)])
+        rounds = []
+        # A longer context goes on from a shorter one, so that those stay in order.
+        for turn in turns(len(points), args.rounds, shuffled=series == "rows"):
+            found = {index: curves.point(of[points[index]], *points[index]) for index in turn}
+            rounds.append([found[index] for index in range(len(points))])
+        yield from medians(rounds)
         engine.close()
 
 
@@ -227,16 +248,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     points: list[Point] = []
-    peak = Peak(usable_cores(), args.cache_dir / "graphs")
+    threads = usable_cores()
     try:
-        for model in args.models:
-            for point in measure(args, model, peak):
-                points.append(point)
-                print(" | ".join(cells(point, "")), flush=True)
+        with closing(MemoryReader(threads)) as memory, closing(Peak(threads, args.cache_dir / "graphs")) as peak:
+            for model in args.models:
+                for point in measure(args, model, Machine(memory, peak)):
+                    points.append(point)
+                    print(" | ".join(cells(point, "")), flush=True)
     except RefusedError as error:
         sys.exit(f"refused: {error}")
-    finally:
-        peak.close()
     series = {name: [p for p in points if p.series == name] for name in dict.fromkeys(p.series for p in points)}
     lines = [cells(p, flaw) for of in series.values() for p, flaw in zip(of, flaws(of), strict=True)]
     table = markdown(HEADER, lines)

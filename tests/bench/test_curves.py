@@ -2,7 +2,7 @@ import statistics
 
 import pytest
 
-from bench.curves import Point, arguments, flaws, kv_slope, medians, steepest
+from bench.curves import Point, arguments, flaws, kv_slope, medians, steepest, turns
 from bench.limits import StepBytes
 
 
@@ -80,3 +80,10 @@ def test_quick_is_what_was_not_given() -> None:
 def test_either_curve_can_be_left_out() -> None:
     assert arguments(["--rows"]).rows == []
     assert arguments(["--all-rows", "--contexts", "4"]).all_rows == []
+
+
+def test_rounds_take_all_points_each_in_an_order_of_its_own() -> None:
+    first, second = turns(32, 2, shuffled=True)
+    assert sorted(first) == sorted(second) == list(range(32))
+    assert first != second
+    assert list(turns(3, 2, shuffled=False)) == [[0, 1, 2], [0, 1, 2]]
