@@ -83,9 +83,9 @@ class AllowList:
             refused[first] = f"{first} and those after it: {len(files)} are too many, {MAX_ALLOWED} is the most"
         return Listed(names, refused)
 
-    def add(self, name: str, text: str) -> None:
-        """Let a worker connect. Its file is there whole, or not at all. Raises `KeyFileError`, also for a name or a key
-        that is there already."""
+    def add(self, name: str, text: str) -> Path:
+        """Let a worker connect. Its file, which is given, is there whole or not at all. Raises `KeyFileError`, also for
+        a name or a key that is there already."""
         check_name(name)
         key = to_z85(text)
         listed = self.read()
@@ -95,6 +95,7 @@ class AllowList:
             raise KeyFileError(f"{self.folder} has {count} keys already; {MAX_ALLOWED} is the most")
         make_folder(self.folder)
         write_new(self._file(name), from_z85(key), 0o644)
+        return self._file(name)
 
     def remove(self, name: str) -> None:
         """Let it connect no more, also after a crash of the machine. Raises `KeyFileError` when it is not there."""

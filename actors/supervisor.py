@@ -146,8 +146,8 @@ class Supervisor:
         return self._ever_ready and is_shortage(failure)
 
     def give_up(self, decision: GiveUp | Escalate, failure: Exception) -> None:
-        """It failed, and nobody tries again."""
-        self.log.error("worker_given_up", reason=str(failure), decision=decision.reason)
+        """It failed, and nobody tries again. Whoever runs it says what that means."""
+        self.log.info("worker_given_up", reason=str(failure), decision=decision.reason)
         self.enter(WorkerState.GIVEN_UP, f"{decision.reason}: {failure}")
 
     def ended(self) -> None:

@@ -71,7 +71,8 @@ def add(
 ) -> None:
     """Let a worker join, at once."""
     with _sentences():
-        AllowList(_folder(settings)).add(name, key)
+        file = AllowList(_folder(settings)).add(name, key)
+    typer.echo(f"{name} may join from now on: {file}")
 
 
 @app.command()

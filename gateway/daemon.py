@@ -163,7 +163,7 @@ class _Daemon:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._operations.run)
                 await self._fleet.gave_up.wait()
-                _log.error("workers_gave_up", reasons=self._fleet.reasons())
+                _log.info("workers_gave_up", reasons=self._fleet.reasons())
                 self.leave.set()
 
     async def run_server(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import anyio
 import anyio.to_thread
+import structlog
 from anyio.abc import TaskGroup
 
 from actors.origin import Origin
@@ -23,6 +24,8 @@ MOVE_S = 5.0
 
 RETURN_S = 300.0
 """How long a restart waits for a remote worker to come back; it is let in later, too."""
+
+_log = structlog.get_logger("gateway.fleet")
 
 
 class Member:
@@ -213,8 +216,12 @@ class Fleet:
         finally:
             member.running = False
             self._notify()
-        if member.state is WorkerState.GIVEN_UP and all(other.state is WorkerState.GIVEN_UP for other in self):
-            self.gave_up.set()
+        if member.state is WorkerState.GIVEN_UP:
+            left = sum(other.state is not WorkerState.GIVEN_UP for other in self)
+            if left:
+                _log.error("worker_is_out", worker=member.name, left=left, reason=member.process.status.reason)
+            else:  # whoever sees it end says why
+                self.gave_up.set()
 
     def _notify(self) -> None:
         self._changed.set()

@@ -5,15 +5,12 @@ the `End` that `cancel` or `finish` returns.
 """
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from protocol.bounds import MAX_REASON
 from protocol.errors import ErrorCode
 from protocol.events import Gauges
 from protocol.request import FinishReason
@@ -25,6 +22,7 @@ from workers.runner import NotFiniteError, Runner, RunnerCapabilities, TokenLogp
 from workers.sanity import gives_numbers
 from workers.scheduler import Scheduler
 from workers.scoring import score
+from workers.step import RunningStep
 from workers.tally import Tally
 
 __all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
@@ -64,17 +62,8 @@ class BatchEngine:
         )
         self._clock = clock
         self._log = structlog.get_logger()
-        self.failures_in_a_row = 0
-        """Steps that failed since the last one that did not. Those in which requests had no numbers do not count, as
-        long as the model still gives some for others."""
         self._tally = Tally()
-        # What the running step has brought so far.
-        self._tokens: list[Token] = []
-        self._ends: list[End] = []
-        self._failures: list[Failure] = []
-        self._failed = False
-        self._spoilt = False
-        """A row had no numbers: whether its request is at fault or the model is yet to be seen."""
+        self._step = RunningStep()
 
     @property
     def capabilities(self) -> RunnerCapabilities:
@@ -89,6 +78,16 @@ class BatchEngine:
         gives up.
         """
         return self._scheduler.idle and not self._scheduler.slots.soiled
+
+    @property
+    def failures_in_a_row(self) -> int:
+        """See `RunningStep`."""
+        return self._step.failures_in_a_row
+
+    @property
+    def graphs_failed(self) -> int:
+        """The runner's. From any thread: what is prepared in the background fails while no step is run."""
+        return self._runner.graphs_failed
 
     def gauges(self) -> Gauges:
         return self._tally.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed)
@@ -261,7 +260,7 @@ class BatchEngine:
             self._fail(live, "sampling", ValueError(f"the runner drew token {token} of {self._vocab_size}"))
             return
         self._tally.decode_tokens += 1
-        self._tokens.append(Token(live.request.stream, token, logprobs))
+        self._step.tokens.append(Token(live.request.stream, token, logprobs))
         reason = self._scheduler.accept(live, token)
         if reason is not None:
             self._scheduler.remove(live.request.stream)
@@ -276,7 +275,7 @@ class BatchEngine:
         if live.slot < 0:  # its resumed tokens were all of it
             self._tally.started += 1
         self._tally.completed += 1
-        self._ends.append(ended(live, reason, now))
+        self._step.ends.append(ended(live, reason, now))
 
     def _take_out(self, stream: int, reason: FinishReason) -> End | None:
         live = self._scheduler.remove(stream)
@@ -289,19 +288,11 @@ class BatchEngine:
         return ended(live, reason, self._clock())
 
     def _fail(self, live: Live, call: str, error: Exception) -> None:
-        if isinstance(error, NotFiniteError):
-            self._spoilt = True
-        else:
-            self._failed = True
-        stream = live.request.stream
-        self._log.error("step_failed", stream=stream, slot=live.slot, call=call, trace=_trace(error))
-        self._scheduler.remove(stream, failed=True)
+        self._step.fail(live, call, error)
+        self._scheduler.remove(live.request.stream, failed=True)
         # What it read may be what made it fail, and may have been copied before: nothing that is retained is trusted.
         self._scheduler.forget_retained()
         self._reset_soiled()
-        text = f"{call} failed: {type(error).__name__}: {error}"
-        code = ErrorCode.NOT_FINITE if isinstance(error, NotFiniteError) else ErrorCode.STEP
-        self._failures.append(Failure(stream, code, text[:MAX_REASON]))
 
     def _reset_soiled(self) -> None:
         for slot in self._scheduler.slots.soiled:
@@ -312,40 +303,25 @@ class BatchEngine:
         try:
             self._runner.reset(slot)
         except Exception as error:  # noqa: BLE001 - whatever a device raises must cost this slot only
-            self._failed = True
-            self._log.error("reset_failed", slot=slot, trace=_trace(error))
+            self._step.slot_failed(slot, error)
             return
         self._scheduler.slots.clean(slot)
 
     def _close_step(self, seconds: float) -> StepResult:
-        failed = self._failed or self._spoilt
-        if self._spoilt and not self._tokens and (self._failed or not self._gives_numbers()):
-            self._failed = True  # it is the model or its device, and not these requests
-            self._failures = [replace(failure, code=ErrorCode.STEP) for failure in self._failures]
-        result = StepResult(tuple(self._tokens), tuple(self._ends), tuple(self._failures), failed)
-        self._tally.stepped(seconds, failed=failed)
-        self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0
-        self._tokens, self._ends, self._failures, self._failed, self._spoilt = [], [], [], False, False
+        result = self._step.close(self._gives_numbers)
+        self._tally.stepped(seconds, failed=result.failed)
         return result
 
     def _gives_numbers(self) -> bool:
-        """Whether the model is well, though the step brought nothing but requests without numbers.
-
-        Else one client could have the worker leave, again and again, with prompts that make the model overflow.
-        """
+        """Whether the model is well, though a step brought nothing but requests without numbers."""
         slots = self._scheduler.slots
         slot = slots.take(NO_STREAM, 1)
         assert slot is not None  # the request that failed has just left its slot, which was reset
         try:
             return gives_numbers(self._runner, slot)
         except Exception as error:  # noqa: BLE001 - whatever a device raises counts against it
-            self._log.error("probe_failed", slot=slot, trace=_trace(error))
+            self._step.probe_failed(slot, error)
             return False
         finally:
             slots.release(slot)
             self._reset(slot)
-
-
-def _trace(error: Exception) -> str:
-    """The end of the traceback: a device's message can be of any length, and a log line cannot."""
-    return "".join(traceback.format_exception(error))[-MAX_REASON:]

@@ -103,7 +103,10 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001  whatever a backend raises (a panic of Rust code is no Exception)
             text = _sentence(error)
             refused = isinstance(error, LoadRefused)
-            self._log.error("load_failed", text=text, exc_info=None if refused else error)
+            if refused:  # a sentence for a person, which the gateway says
+                self._log.info("load_refused", text=text)
+            else:
+                self._log.error("load_failed", text=text, exc_info=error)
             self._down(ByeReason.LOAD_REFUSED if refused else ByeReason.LOAD_FAILED, text)
             return
         try:

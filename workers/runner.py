@@ -173,7 +173,8 @@ class Runner(Protocol):
 
     @property
     def graphs_failed(self) -> int:
-        """What could not be prepared in the background, and is done without: calls are slower, not different."""
+        """What could not be prepared in the background, and is done without: calls are slower, not different. Read by
+        other threads, too."""
 
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
         """Compute the KV of chunks of different slots, one where rows are not exact. Returns an entry for each: the

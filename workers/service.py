@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import structlog
+from msgspec.structs import replace
 
 from actors.link import LinkClosed
 from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, PROTOCOL_VERSION, clip
@@ -65,6 +66,7 @@ class WorkerService:
         self._delivery: Delivery | None = None
         self._intake: Intake | None = None
         self._gauges = Gauges()
+        self._graphs_failed: Callable[[], int] = lambda: 0
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, on_started: Callable[[], None] = lambda: None) -> Left:
@@ -123,6 +125,7 @@ class WorkerService:
         vocabulary = loaded.vocabulary
         self._delivery = Delivery(vocabulary, max_live=most, clock=self._loop.time, context=loaded.context)
         self._intake = Intake(self._delivery, self._loop.time, self._prompt_made)
+        self._graphs_failed = lambda: loaded.engine.graphs_failed
         self._loaded.set()
         capabilities = Capabilities(
             chat=vocabulary is not None and vocabulary.chat is not None, text=vocabulary is not None, logprobs=True
@@ -310,7 +313,9 @@ class WorkerService:
         self._loop.call_later(grace_s, self.leave, ByeReason.STOPPED, "its grace to drain is over")
 
     def _stamped(self) -> Gauges:
-        return self._gauges if self._delivery is None else self._delivery.stamp(self._gauges)
+        """As they are between two turns of the engine, of which the next may be far away."""
+        gauges = replace(self._gauges, graphs_failed=self._graphs_failed())
+        return gauges if self._delivery is None else self._delivery.stamp(gauges)
 
     @property
     def _live(self) -> int:

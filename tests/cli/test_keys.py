@@ -24,7 +24,9 @@ def test_from_two_keys_to_a_list_and_back(run: CliRunner, tmp_path: Path) -> Non
     assert run.invoke(app, ["keys", "show", str(file)]).stdout.strip() == public
     assert run.invoke(app, ["keys", "show", "--keys-dir", folder]).stdout.strip() == server
     assert run.invoke(app, ["keys", "list", "--keys-dir", folder]).stdout == ""
-    assert run.invoke(app, ["keys", "add", "gpu1", public, "--keys-dir", folder]).exit_code == 0
+    added = run.invoke(app, ["keys", "add", "gpu1", public, "--keys-dir", folder])
+    listed_in = tmp_path / "keys" / "workers" / "gpu1.pub"
+    assert (added.exit_code, added.stdout) == (0, f"gpu1 may join from now on: {listed_in}\n")
     assert run.invoke(app, ["keys", "list", "--keys-dir", folder]).stdout == f"{public}  gpu1\n"
     (tmp_path / "keys" / "workers" / "gpu2.pub").write_text("half")
     listed = run.invoke(app, ["keys", "list", "--keys-dir", folder])

@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+import structlog
 
 from actors.supervision import RestartPolicy
 from actors.worker import Deadlines, WorkerState, WorkerStatus
@@ -188,11 +189,13 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
 async def test_a_worker_that_cannot_live_ends_the_gateway_with_its_reason() -> None:
     seen: list[WorkerStatus] = []
     policy = RestartPolicy(max_failures=2, first_delay_s=0.0)
-    with pytest.raises(WorkersGaveUp, match="worker w0: "):
+    with structlog.testing.capture_logs() as logs, pytest.raises(WorkersGaveUp, match="worker w0: "):
         await run_daemon(
             GatewaySettings(port=0), [launch("w0", faults=(Fault("fail_load"),))], on_status=seen.append, policy=policy
         )
     assert seen[-1].state is WorkerState.GIVEN_UP
+    errors = [line["event"] for line in logs if line["log_level"] == "error" and line.get("process") != "worker"]
+    assert errors == []  # the error that is raised says it all
 
 
 async def test_a_taken_port_is_said_before_anything_starts() -> None:

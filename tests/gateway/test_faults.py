@@ -88,16 +88,19 @@ async def test_a_worker_whose_every_step_fails_is_replaced(kind: CallFault) -> N
 
 async def test_a_model_whose_worker_can_never_load_is_refused_while_others_serve() -> None:
     broken = launch("b", model="broken", faults=(Fault("refuse_load"),))
-    async with real_gateway(launch("a"), broken, ready=("a",)) as real:
-        await real.until(lambda: real.status(1).state is WorkerState.GIVEN_UP)
-        assert real.status(1).incarnation == 1, "another start would end just so"
-        refused = await real.client.post("/v1/completions", json=COMPLETION | {"model": "broken"})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
-        assert "out of service" in refused.json()["error"]["message"]
-        ready = await real.client.get("/health/ready")
-        assert (ready.status_code, ready.json()["given_up"]) == (200, ["b"])
-        assert ready.json()["models"] == {"tiny": True, "broken": False}
-        assert (await real.client.post("/v1/completions", json=COMPLETION)).status_code == 200
+    with structlog.testing.capture_logs() as logs:
+        async with real_gateway(launch("a"), broken, ready=("a",)) as real:
+            await real.until(lambda: real.status(1).state is WorkerState.GIVEN_UP)
+            assert real.status(1).incarnation == 1, "another start would end just so"
+            refused = await real.client.post("/v1/completions", json=COMPLETION | {"model": "broken"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            assert "out of service" in refused.json()["error"]["message"]
+            ready = await real.client.get("/health/ready")
+            assert (ready.status_code, ready.json()["given_up"]) == (200, ["b"])
+            assert ready.json()["models"] == {"tiny": True, "broken": False}
+            assert (await real.client.post("/v1/completions", json=COMPLETION)).status_code == 200
+    (said,) = [line for line in logs if line["log_level"] == "error"]
+    assert (said["event"], said["worker"], said["left"]) == ("worker_is_out", "b", 1)
 
 
 async def roles(real: Real) -> dict[str, str]:

@@ -252,7 +252,8 @@ def test_a_failed_load_is_a_reason(error: type[Exception], reason: ByeReason, tr
         loop.thread.start()
         loop.until(lambda: loop.events)
     assert loop.events == [(reason, "no such model")]
-    assert [bool(entry["exc_info"]) for entry in logs if entry["event"] == "load_failed"] == [traced]
+    assert [entry["log_level"] for entry in logs] == ["error" if traced else "info"]
+    assert [bool(entry.get("exc_info")) for entry in logs] == [traced]
 
 
 def test_a_panic_of_native_code_is_told() -> None:

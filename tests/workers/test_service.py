@@ -16,9 +16,11 @@ from protocol.events import Beat, Bye, Failed, Finished, Gauges, Hello, Loading,
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process import PATIENCE_S, SLOW, Peer, play, scripted, service, story, submit
 from workers.backends import Progress
+from workers.engine import BatchEngine
 from workers.faults import raising
 from workers.intake import INLINE
 from workers.loading import Loaded, load
+from workers.scripted import ScriptedRunner
 from workers.spec import WorkerSpec
 from workers.text.bytes import ByteTokenizer
 
@@ -154,6 +156,33 @@ async def test_a_beat_comes_when_nothing_else_does(peer: Peer) -> None:
     assert idle.gauges == Gauges()
     peer.send(submit(1, max_tokens=9))
     await peer.until(lambda: any(isinstance(frame, Beat) and frame.gauges.steps > 0 for frame in peer.frames))
+
+
+class Lacking(ScriptedRunner):
+    """Something may fail in its background at any time."""
+
+    failed = 0
+
+    @property
+    def graphs_failed(self) -> int:
+        return self.failed
+
+
+def _failed(frame: object) -> int:
+    return frame.gauges.graphs_failed if isinstance(frame, Beat) else 0
+
+
+def test_a_beat_tells_what_failed_in_the_background_though_no_step_follows() -> None:
+    runner = Lacking(slots=1)
+
+    async def run() -> None:
+        engine = BatchEngine(runner, max_queue=1, step_tokens=None)
+        async with service(scripted(), lambda spec, progress: Loaded(engine, ByteTokenizer(), 64)) as peer:
+            await peer.ready()
+            runner.failed = 2
+            await peer.until(lambda: any(_failed(each) == 2 for each in peer.frames))
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("seed", range(4))

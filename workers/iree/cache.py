@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import math
 import os
 import shutil
 import stat
@@ -126,25 +127,29 @@ class GraphCache:
             entries = [entry for entry in self._folder.iterdir() if entry.is_dir() and entry.suffix != ".tmp"]
             sizes = {entry: _size(entry) for entry in entries}
             total, now = sum(sizes.values()), time.time()
-            for entry in sorted(entries, key=_used):
+            idle = {entry: _idle(entry, now) for entry in entries}
+            for entry in sorted(entries, key=lambda entry: -idle[entry]):
                 if total <= self._max_bytes:
                     break
-                if entry.name != newest and now - _used(entry) >= IN_USE_S:
+                if entry.name != newest and idle[entry] >= IN_USE_S and self._remove(entry):
                     total -= sizes[entry]
-                    self._remove(entry)
-            keys = list(self._folder.glob("*.key"))
-            for key in sorted(keys, key=_used)[: max(0, len(keys) - MAX_KEYS)]:
+            keys = sorted(self._folder.glob("*.key"), key=lambda key: _idle(key, now))
+            for key in keys[MAX_KEYS:]:
                 key.unlink(missing_ok=True)
             for left in self._folder.glob("*.tmp"):
-                if now - _used(left) >= STALE_S:
+                if _idle(left, now) >= STALE_S:
                     _discard(left)
 
-    def _remove(self, entry: Path) -> None:
-        """Out of sight first, then gone: nobody finds half an entry."""
-        doomed = Path(tempfile.mkdtemp(prefix=f"{entry.name}.", suffix=".tmp", dir=self._folder))
-        entry.rename(doomed)  # over an empty folder
-        shutil.rmtree(doomed, ignore_errors=True)
-        (self._folder / f"{entry.name}.lock").unlink(missing_ok=True)
+    def _remove(self, entry: Path) -> bool:
+        """Out of sight first, then gone: nobody finds half an entry. False where somebody makes it anew."""
+        lock = self._folder / f"{entry.name}.lock"
+        with _locked(lock, wait=False) as ours:
+            if ours:
+                doomed = Path(tempfile.mkdtemp(prefix=f"{entry.name}.", suffix=".tmp", dir=self._folder))
+                entry.rename(doomed)  # over an empty folder
+                shutil.rmtree(doomed, ignore_errors=True)
+                lock.unlink(missing_ok=True)
+        return ours
 
 
 def _discard(left: Path) -> None:
@@ -155,12 +160,14 @@ def _discard(left: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def _used(path: Path) -> float:
-    """When it was used last, in seconds; 0 for what is gone."""
+def _idle(path: Path, now: float) -> float:
+    """Seconds since it was used last; without end for what is gone, and for what a clock that was wrong has stamped:
+    a use in the future would outlast everything."""
     try:
-        return path.stat().st_mtime
+        seconds = now - path.stat().st_mtime
     except OSError:
-        return 0.0
+        return math.inf
+    return math.inf if seconds < -IN_USE_S else seconds
 
 
 def _size(entry: Path) -> int:
@@ -176,11 +183,27 @@ def _checksum(file: Path) -> str:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file; the kernel lets go of it when the process dies."""
-    with file.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+def _locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock on a file, which may remove it; the kernel lets go of it when the process dies. Without
+    `wait` false is given where somebody has it."""
+    while True:
+        with file.open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            if _is_at(file, stream.fileno()):
+                yield True
+                return
+            # It was removed while this one waited, and the next one locks another file of that name.
+
+
+def _is_at(file: Path, opened: int) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(opened))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

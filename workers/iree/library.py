@@ -1,9 +1,12 @@
 """The graphs of a runner that are loaded, and the thread that fetches those that are not there yet."""
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 import structlog
 
@@ -12,27 +15,42 @@ from workers.iree.compiler import CompileError
 from workers.iree.device import Module
 
 Progress = Callable[[str, int, int], None]
+TRIES = 3
+"""Of a module: a compiler may be killed for the memory that it takes, or its disk be full for a while."""
+RETRY_S = 30.0
+"""Before a module is tried again: what was short may no longer be."""
+
+
+class _Again(NamedTuple):
+    """A module that failed and is to be tried again."""
+
+    when: float
+    """On the monotonic clock."""
+    group: Group
 
 
 class Library:
     """Which graphs are ready. Owned by the engine's thread, which never waits here for a compiler after `open`.
 
     A thread of its own brings the rest, one module after the other, what was missed last first. One that cannot be
-    compiled or loaded is logged once and counted, and is not tried again: others cover it.
+    compiled or loaded is tried again when all others are there and `retry_s` have passed, `TRIES` times in all; then it
+    is counted, and others cover it for good.
     """
 
-    def __init__(self, builder: Builder, load: Callable[[Path], Module]) -> None:
+    def __init__(self, builder: Builder, load: Callable[[Path], Module], retry_s: float = RETRY_S) -> None:
         """`load` maps a compiled file; it is called from both threads."""
         self.builder = builder
         self._load = load
+        self._retry_s = retry_s
         self._ready: dict[str, Module] = {}
         self._rare: dict[str, Group] = {}
         self._failed = 0
         self._log = structlog.get_logger()
-        self._arrivals: SimpleQueue[tuple[Group, Module] | None] = SimpleQueue()
+        self._arrivals: SimpleQueue[tuple[Group, Module]] = SimpleQueue()
         # Guards what follows, for both threads; notified when the thread has something to do, or has done it.
         self._changed = threading.Condition()
         self._wanted: list[Group] = []
+        self._again: list[_Again] = []
         self._process: CompileProcess | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -44,8 +62,7 @@ class Library:
 
     @property
     def failed(self) -> int:
-        """Modules that could not be compiled or loaded."""
-        self._adopt()
+        """Modules that could not be compiled or loaded, for as often as they were tried. From any thread."""
         return self._failed
 
     @property
@@ -53,7 +70,7 @@ class Library:
         """Modules that are on their way."""
         self._adopt()
         with self._changed:
-            return len(self._wanted)
+            return len(self._wanted) + len(self._again)
 
     def open(self, groups: Sequence[Group], parallel: int, progress: Progress) -> None:
         """Compile and load these. Raises `CompileError`, `LoadRefused` and what the device raises."""
@@ -94,7 +111,7 @@ class Library:
     def settle(self) -> None:
         """Wait until everything that was asked for is there or has failed."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._wanted or self._closing)
+            self._changed.wait_for(lambda: not (self._wanted or self._again) or self._closing)
         self._adopt()
 
     def close(self) -> None:
@@ -118,10 +135,7 @@ class Library:
                 arrival = self._arrivals.get_nowait()
             except Empty:
                 return
-            if arrival is None:
-                self._failed += 1
-            else:
-                self._enter(*arrival)
+            self._enter(*arrival)
 
     def _enter(self, group: Group, module: Module) -> None:
         for name in group:
@@ -148,20 +162,33 @@ class Library:
             self._changed.release()
 
     def _run(self) -> None:
+        tried: Counter[Group] = Counter()
         while (group := self._next()) is not None:
+            again: list[_Again] = []
             try:
                 module = self._load(self._file(group))
             except Exception as error:  # noqa: BLE001 - whatever it is, a graph that is ready covers this one
                 self._end_process()
-                if not self._closing:
-                    self._log.error("graph_failed", graphs=group, text=str(error) or type(error).__name__)
-                self._arrivals.put(None)
+                tried[group] += 1
+                if not self._closing and self._is_tried_again(group, error, tried[group]):
+                    again = [_Again(time.monotonic() + self._retry_s, group)]
             else:
                 self._arrivals.put((group, module))
             with self._changed:
                 self._wanted.remove(group)
+                self._again += again
                 self._changed.notify_all()
         self._end_process()
+
+    def _is_tried_again(self, group: Group, error: Exception, times: int) -> bool:
+        """Say what became of a module that failed for so many times, and count one that is given up."""
+        text = str(error) or type(error).__name__
+        if times < TRIES:
+            self._log.warning("graph_is_tried_again", graphs=group, text=text, tried=times, retry_s=self._retry_s)
+            return True
+        self._log.error("graph_failed", graphs=group, text=text, tried=times)
+        self._failed += 1
+        return False
 
     def _next(self) -> Group | None:
         """What to bring now; waits for something to be wanted, without a compile process."""
@@ -170,8 +197,18 @@ class Library:
         if idle:
             self._end_process()
         with self._changed:
-            self._changed.wait_for(lambda: self._wanted or self._closing)
+            while not (self._wanted or self._closing):
+                self._changed.wait(self._until_again())
+                self._want_again()
             return None if self._closing else self._wanted[0]
+
+    def _until_again(self) -> float | None:
+        """Seconds to the next module that is tried again; None where there is none."""
+        return max(0.0, self._again[0].when - time.monotonic()) if self._again else None
+
+    def _want_again(self) -> None:
+        while self._again and self._again[0].when <= time.monotonic():
+            self._wanted.append(self._again.pop(0).group)
 
     def _file(self, group: Group) -> Path:
         """The module's file. Raises what `CompileProcess.answers` raises."""

@@ -136,7 +136,7 @@ class IreeRunner:
 
     @property
     def graphs_failed(self) -> int:
-        """Modules that could not be compiled or loaded."""
+        """Modules that could not be compiled or loaded. From any thread."""
         return self.graphs.failed
 
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:

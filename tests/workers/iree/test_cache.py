@@ -1,16 +1,18 @@
 """Compiled graphs on disk: bounds, damage, races, a full disk, and one that cannot be written."""
 
 import errno
+import fcntl
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from workers.iree import cache as cache_module
-from workers.iree.cache import IN_USE_S, MAX_BYTES, STALE_S, CacheError, GraphCache
+from workers.iree.cache import IN_USE_S, MAX_BYTES, STALE_S, CacheError, GraphCache, _locked
 
 ENTRY = 64
 """Bytes of a checksum, which count."""
@@ -131,6 +133,46 @@ def test_what_is_about_to_be_mapped_stays_whatever_the_bound(tmp_path: Path) -> 
     age(tmp_path, "a", "b")
     cache.get("c", Making())
     assert entries(tmp_path) == {"c"}
+
+
+def test_what_a_wrong_clock_stamped_is_not_kept_for_ever(tmp_path: Path) -> None:
+    cache = GraphCache(tmp_path, max_bytes=2 * (1000 + ENTRY))
+    for digest in "ab":
+        cache.get(digest, Making())
+    (tmp_path / "c.abcdef.tmp").mkdir()
+    age(tmp_path, "a")
+    for name in ("b", "c.abcdef.tmp"):
+        os.utime(tmp_path / name, (time.time() + 10 * STALE_S,) * 2)
+    cache.get("d", Making())
+    assert entries(tmp_path) == {"a", "d"}
+
+
+def test_what_is_made_anew_meanwhile_is_not_removed(tmp_path: Path) -> None:
+    cache = GraphCache(tmp_path, max_bytes=1)
+    cache.get("a", Making())
+    age(tmp_path, "a")
+    with _locked(tmp_path / "a.lock"):
+        cache.get("b", Making())
+    assert entries(tmp_path) == {"a", "b"}
+    cache.get("c", Making())
+    assert "a" not in entries(tmp_path)
+
+
+def test_a_lock_that_was_removed_while_somebody_waited_for_it_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He would have it together with the next one, who finds no file and makes another."""
+    lock, real, waits = tmp_path / "a.lock", fcntl.flock, [True]
+
+    def flock(stream: IO[str], how: int) -> None:
+        if waits:
+            waits.clear()
+            lock.unlink()
+        real(stream, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with _locked(lock) as ours, _locked(lock, wait=False) as also:
+        assert (ours, also) == (True, False)
 
 
 def test_keys_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
@@ -15,7 +16,7 @@ from tests.drawn import drawn
 from tests.families import Family
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.workers.iree.conftest import Load, fetch_all
+from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from workers.iree.graphs import SAMPLE
 from workers.iree.runner import IreeRunner
 from workers.runner import Chunk, Draw, Row
@@ -148,6 +149,32 @@ def test_gate_of_windows_and_experts(load: Load, tmp_path: Path, family: Family,
     fetch_all(runner, "decode_1")
     report = run_gate(lambda: runner)
     assert (report.requests >= 32, report.most_active) == (True, 8)
+
+
+@pytest.mark.slow
+def test_what_rows_of_nobody_hold_reaches_nobody(load: Load, tmp_path: Path) -> None:
+    """Neither by the experts that it would choose nor by the cache rows that it is written to: their token is 0, and
+    what follows from it no number."""
+    well, spoilt = (make_mixture(tmp_path / name) for name in ("well", "spoilt"))
+    weights = load_file(spoilt / "model.safetensors")
+    weights["model.embed_tokens.weight"][0] = np.nan
+    save_file(weights, spoilt / "model.safetensors")
+
+    def generate(path: Path) -> list[list[int | None]]:
+        runner, slots = load(path), (3, 6, 0, 7, 1)
+        try:
+            for at, slot in enumerate(slots):
+                runner.prefill([Chunk(slot, TOKENS[at:][:85], 0, 0)], [None])
+            return [
+                runner.decode([Row(slot, TOKENS[slot], at, at, SEEDED) for slot in slots[: at % 5 + 1]])
+                for at in range(85, CONTEXT)
+            ]
+        finally:
+            runner.close()
+
+    tokens = generate(spoilt)
+    assert all(token is not None for step in tokens for token in step)
+    assert tokens == generate(well)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

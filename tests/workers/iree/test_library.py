@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from workers.iree.builder import Built, Group
 from workers.iree.compiler import CompileError
-from workers.iree.library import Library
+from workers.iree.library import TRIES, Library
 
 SIZES = (1, 2, 4, 8)
 
@@ -31,7 +31,8 @@ class Process:
         self._builder.order.append(self.asked[0])
         self._builder.asked.release()
         self._builder.may_answer.acquire()
-        if self._killed.is_set():
+        if self._killed.is_set() or self.asked[0] in self._builder.dying:
+            self._builder.dying.discard(self.asked[0])
             raise CompileError("the compile process ended with -9")
         if self.asked[0] in self._builder.broken:
             raise CompileError("iree-compile crashed")
@@ -51,6 +52,8 @@ class Builder:
     def __init__(self) -> None:
         self.cached: set[str] = set()
         self.broken: set[str] = set()
+        self.dying: set[str] = set()
+        """What kills its compiler once."""
         self.order: list[str] = []
         self.asked, self.may_answer = threading.Semaphore(0), threading.Semaphore(0)
         self.started = self.closed = 0
@@ -82,7 +85,7 @@ def library(builder: Builder) -> Iterator[Library]:
             raise ValueError("no module")
         return foreign
 
-    library = Library(foreign, loaded)
+    library = Library(foreign, loaded, retry_s=0.0)
     library.open([("decode_8",)], 1, lambda phase, done, total: None)
     yield library
     library.close()
@@ -123,14 +126,14 @@ def test_what_was_missed_last_comes_next(library: Library, builder: Builder) -> 
 
 def test_what_is_rare_comes_when_it_is_missed_and_once(library: Library, builder: Builder) -> None:
     builder.broken = {"score_8"}
-    builder.may_answer.release(2)
+    builder.may_answer.release(TRIES)
     library.fetch([], rare=[("score_8", "report_8")])
     library.settle()
     assert library.pending == 0
     for kind in ("score", "report", "score"):
         assert library.covering(kind, (8,), 8) is None
         library.settle()
-    assert builder.order == ["score_8"]
+    assert builder.order == ["score_8"] * TRIES
     assert library.failed == 1
 
 
@@ -143,17 +146,44 @@ def test_only_the_smallest_that_would_do_is_asked_for(library: Library, builder:
     assert library.covering("edit", SIZES, 3) == 4
 
 
-def test_a_failure_is_logged_once_counted_and_covered(library: Library, builder: Builder) -> None:
+def test_what_fails_again_and_again_is_counted_and_covered(library: Library, builder: Builder) -> None:
     builder.broken = {"decode_1"}
-    builder.may_answer.release(2)
+    builder.may_answer.release(1 + TRIES)
+    with capture_logs() as logs:
+        library.fetch([("decode_1",), ("decode_2",)])
+        library.settle()
+    assert {(line["graphs"], line["text"]) for line in logs} == {(("decode_1",), "iree-compile crashed")}
+    assert [line["event"] for line in logs] == ["graph_is_tried_again"] * (TRIES - 1) + ["graph_failed"]
+    assert (library.failed, library.pending) == (1, 0)
+    assert library.covering("decode", SIZES, 1) == 2
+    # After all others. A process that brought a failure is not trusted with the next graph.
+    assert builder.order == ["decode_1", "decode_2"] + ["decode_1"] * (TRIES - 1)
+    assert builder.started == 1 + TRIES
+
+
+def test_a_graph_whose_compiler_was_killed_comes_later(library: Library, builder: Builder) -> None:
+    builder.dying = {"decode_1"}
+    builder.may_answer.release(3)
     with capture_logs() as logs:
         library.fetch([("decode_1",), ("decode_2",)])
         library.settle()
     (line,) = logs
-    assert (line["event"], line["graphs"], line["text"]) == ("graph_failed", ("decode_1",), "iree-compile crashed")
-    assert (library.failed, library.pending) == (1, 0)
-    assert library.covering("decode", SIZES, 1) == 2
-    assert builder.started == 2  # a process that brought a failure is not trusted with the next graph
+    assert (line["event"], line["log_level"], line["tried"]) == ("graph_is_tried_again", "warning", 1)
+    assert (library.failed, library.covering("decode", SIZES, 1)) == (0, 1)
+
+
+def test_what_waits_for_another_try_is_pending_and_ends_with_the_runner(builder: Builder) -> None:
+    foreign: Any = builder
+    builder.cached, builder.dying = {"decode_8"}, {"decode_1"}
+    library = Library(foreign, lambda file: foreign, retry_s=3600.0)
+    with capture_logs() as logs:
+        library.fetch([("decode_1",)])
+        builder.may_answer.release()
+        with library._changed:
+            assert library._changed.wait_for(lambda: library._again, timeout=60)
+        assert (library.pending, library.failed, len(logs)) == (1, 0, 1)
+        library.close()
+    assert builder.started == builder.closed == 1
 
 
 def test_a_module_that_cannot_be_loaded_is_a_failure_too(library: Library, builder: Builder) -> None:
