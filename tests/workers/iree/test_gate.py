@@ -166,7 +166,7 @@ def test_what_rows_of_nobody_hold_reaches_nobody(load: Load, tmp_path: Path) -> 
             for at, slot in enumerate(slots):
                 runner.prefill([Chunk(slot, TOKENS[at:][:85], 0, 0)], [None])
             return [
-                runner.decode([Row(slot, TOKENS[slot], at, at, SEEDED) for slot in slots[: at % 5 + 1]])
+                runner.decode([Row(slot, TOKENS[slot], at, at, SEEDED) for slot in slots[: CONTEXT - at]])
                 for at in range(85, CONTEXT)
             ]
         finally:
