@@ -66,5 +66,7 @@ class Compiler:
         if done.returncode:
             if NO_ROOM in done.stderr:
                 raise CacheError(self._folder, NO_ROOM)
+            if done.returncode < 0:  # by the kernel, most likely, which had no memory left for it
+                raise CompileError(f"iree-compile was ended by signal {-done.returncode}")
             errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()[-3:]
             raise CompileError(f"iree-compile ended with {done.returncode}: " + "; ".join(errors)[:2000])

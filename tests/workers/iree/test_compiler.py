@@ -64,6 +64,13 @@ def test_a_full_disk_is_not_the_compilers_fault(tmp_path: Path, monkeypatch: pyt
         Compiler(tmp_path, FLAGS, "cpu").compile(TEXT)
 
 
+def test_a_killed_compiler_has_said_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = subprocess.CompletedProcess([], -signal.SIGKILL, "", "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
+    with pytest.raises(CompileError, match=r"^iree-compile was ended by signal 9$"):
+        Compiler(tmp_path, FLAGS, "cpu").compile(TEXT)
+
+
 def test_refusal_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     compiler = Compiler(tmp_path, FLAGS, "cpu")
     with pytest.raises(CompileError, match="error:"):
