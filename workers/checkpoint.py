@@ -39,7 +39,7 @@ def open_weights(path: Path) -> Weights:
     """
     fields, wrapper = unwrap(Fields.read(path / "config.json"))
     quantization = parse_quantization(fields.file, fields.values)
-    return Weights(path, quantization) if wrapper is None else Weights(path, quantization, wrapper)
+    return Weights(path, quantization, wrapper)
 
 
 def config_digest(path: Path) -> str:
