@@ -82,10 +82,10 @@ class Code:
         return a if b == 1 else self.let(f"arith.muli {a}, {self.index(b)} : index")
 
     def div(self, a: str, b: int) -> str:
-        return a if b == 1 else self.let(f"arith.divui {a}, {self.index(b)} : index")
+        return a if b == 1 else self.quotient(a, self.index(b))
 
     def rem(self, a: str, b: int) -> str:
-        return self.index(0) if b == 1 else self.let(f"arith.remui {a}, {self.index(b)} : index")
+        return self.index(0) if b == 1 else self.remainder(a, self.index(b))
 
     def quotient(self, a: str, b: str) -> str:
         """Of two indices."""
