@@ -16,6 +16,11 @@ SHARE = 8
 cost that is larger than this."""
 
 
+def live_rows(code: Code, live: Value, rows: int) -> str:
+    """How many of a graph's `rows` are live, as an index: int32 [1] says so, and no more than there are."""
+    return code.least(code.extract_index(live, [code.index(0)]), code.index(rows))
+
+
 @dataclass(frozen=True, slots=True)
 class Heights:
     """The heights of a graph's blocks."""
@@ -56,9 +61,9 @@ class Heights:
     def choose(self, code: Code, live: Value, blocks: Callable[[int, str, str], None]) -> None:
         """Write `blocks` for every height, with the end of the blocks and the first row of the last one; one is run.
 
-        `live` is int32 [1]; beyond `rows` nothing is live.
+        `live` is as `live_rows` has it.
         """
-        count = code.least(code.extract_index(live, [code.index(0)]), code.index(self.rows))
+        count = live_rows(code, live, self.rows)
         *limits, (_, last) = self.limits
         chosen = code.index(last)
         for limit, height in reversed(limits):

@@ -12,6 +12,7 @@ from workers.iree.kernels.cut import Cut
 from workers.iree.kernels.dot import add_product
 from workers.iree.kernels.executable import Kernel
 from workers.iree.kernels.gate import Gate
+from workers.iree.kernels.heights import live_rows
 from workers.iree.kernels.linear import add_gated, add_linear, stride
 from workers.iree.kernels.norm import Norm, Normed
 from workers.iree.kernels.place import Place, Placing
@@ -118,9 +119,7 @@ class _Layer:
         self._down = self._matrix(kind.hidden, kind.ffn, down)
         self._after_mlp = self._norm_weights(kind.norms[1])
         counts = d.change((kind.counters,), "i32")
-        self._rows = d.code.index(kind.rows)
-        if self._live is not None:
-            self._rows = d.code.least(d.code.extract_index(self._live, [d.code.index(0)]), self._rows)
+        self._rows = d.code.index(kind.rows) if self._live is None else live_rows(d.code, self._live, kind.rows)
         number = d.code.extract_index(self._placing.layer, [d.code.index(0)])
         self._room = None if kind.attention.split else kind.attention.room(d.code)
         self._chain = Chain(d, PHASES, counts, number, kind.pause)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from workers.architectures.parts import Experts
 from workers.iree.kernels.code import FLOATS, LANES, Code, Value
 from workers.iree.kernels.dispatch import Dispatch
+from workers.iree.kernels.heights import live_rows
 
 LOW = "-1.0e30"
 """Below every logit; what was chosen gets it."""
@@ -143,8 +144,7 @@ def group(name: str, m: Mixture, *, live: bool = False) -> str:
     zero, one = code.constant("0 : i32"), code.constant("1 : i32")
     end = code.index(pairs)
     if number is not None:
-        rows = code.least(code.extract_index(number, [code.index(0)]), code.index(m.rows))
-        end = code.mul(rows, m.experts.per_token)
+        end = code.mul(live_rows(code, number, m.rows), m.experts.per_token)
 
     def filled(size: int, value: str) -> Value:
         empty = code.empty((size,), "i32")
