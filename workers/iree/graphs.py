@@ -4,15 +4,13 @@ A ladder is the sizes of one kind. The graph of a larger size does what one of a
 a CPU (docs/adr/0014), so a few of them can serve everything and the rest may come later (docs/adr/0019).
 """
 
-import functools
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 
 from workers import edits, logprobs, sampling
 from workers.checkpoint import ModelConfig
@@ -21,6 +19,7 @@ from workers.iree.lower import Graph, module, struct
 from workers.iree.model import Inputs, Parameters, forward, head
 from workers.iree.ops import Cache, Place
 from workers.iree.plain import Apart, PlainOps
+from workers.iree.source_digest import source_digest
 from workers.iree.storage import Stored
 from workers.iree.tiled import TiledOps
 from workers.narrow import narrow
@@ -128,8 +127,9 @@ class Plan:
     def describe(self, names: Sequence[str]) -> str:
         """Everything that the text of `module` depends on: equal here means equal there, without tracing."""
         if SAMPLE in names:
-            return "\n".join([*names, str(self.config.vocab_size), _program()])
-        return "\n".join([*names, repr(replace(self, buckets=(), chunks=())), jax.__version__, _program()])
+            return "\n".join([*names, str(self.config.vocab_size), source_digest(draw.__module__)])
+        plan = repr(replace(self, buckets=(), chunks=()))
+        return "\n".join([*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)])
 
     def module(self, names: Sequence[str]) -> str:
         """MLIR of one module with these graphs; `SAMPLE` is one by itself."""
@@ -292,14 +292,3 @@ class Plan:
         in_place = (0, 0) if kind == "edit" else None
         logits = struct((rows, self.config.vocab_size), "float32")
         return Graph(name, on_logits, (logits, *arguments), in_place=in_place, pure=True)
-
-
-@functools.cache
-def _program() -> str:
-    """The digest of the sources that a graph may come from: an edit makes every graph be traced anew."""
-    digest = hashlib.sha256()
-    folder = Path(__file__).parent
-    described = folder.parent / "architectures"
-    for file in sorted([*folder.parent.glob("*.py"), *described.rglob("*.py"), *folder.rglob("*.py")]):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()

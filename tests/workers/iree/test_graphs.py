@@ -12,6 +12,7 @@ import pytest
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from workers.checkpoint import ModelConfig, open_weights
+from workers.iree import graphs
 from workers.iree.graphs import PREFILL_CHUNKS, RARE_DRAWS, Plan, decode_buckets, prefill_chunks
 from workers.iree.kernels.arithmetic import Pairs, Singles
 from workers.iree.ops import Cache
@@ -181,3 +182,9 @@ def test_plain_modules_have_no_kernels(tmp_path: Path) -> None:
     text = make_plan(make_checkpoint(tmp_path), PlainOps("float16")).module(["decode_4", "copy"])
     assert "mmt4d" not in text
     assert "iree.abi.output = 0 : index" in text
+
+
+def test_a_graph_is_described_by_the_code_that_makes_it(tiled: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "source_digest", lambda module: f"the source of {module}")
+    assert "the source of workers.iree.graphs" in tiled.describe(["decode_2"])
+    assert "the source of workers.iree.kernels.draw" in tiled.describe(["sample"])
