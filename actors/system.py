@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from actors.actor import Actor, ActorStopped, AskFailed, Context, Envelope, Ref, Terminated, Unrecoverable
 from actors.mailbox import Mailbox, MailboxClosed
-from actors.supervision import Decision, Escalate, FailureRecord, GiveUp, Policy, Restart, RestartPolicy
+from actors.supervision.policy import Decision, Escalate, FailureRecord, GiveUp, Policy, Restart, RestartPolicy
 
 M = TypeVar("M")
 

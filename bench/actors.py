@@ -34,9 +34,9 @@ import zmq.asyncio
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.actor import Actor
-from actors.endpoint import LocalEndpoint
-from actors.link import Link
 from actors.system import ActorSystem
+from actors.transport.endpoint import LocalEndpoint
+from actors.transport.link import Link
 from bench.command_line import at_least, command_line
 from protocol.codec import decode_event, encode
 from protocol.events import Delta, Gauges, Step

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import anyio
 
-from actors.logs import configure_logging
-from actors.origin import Origin
-from actors.supervision import RestartPolicy
-from actors.worker import Deadlines, WorkerState
+from actors.process.exit_cause import Origin
+from actors.process.logs import configure_logging
+from actors.supervision.policy import RestartPolicy
+from actors.supervision.worker import Deadlines, WorkerState
 from bench.command_line import at_least, command_line
 from cli.model import ChosenModel
 from cli.serve import worker_launches

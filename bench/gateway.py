@@ -37,8 +37,8 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from actors.descriptors import raise_limit
-from actors.logs import configure_logging
+from actors.process.descriptors import raise_limit
+from actors.process.logs import configure_logging
 from bench.command_line import above_zero, at_least, command_line, levels
 from gateway.daemon import run_daemon
 from gateway.launch import WorkerLaunch

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import msgspec
 
-from actors.endpoint import LocalEndpoint
-from actors.link import Link
+from actors.transport.endpoint import LocalEndpoint
+from actors.transport.link import Link
 from bench.command_line import at_least, command_line
 from protocol.codec import decode_event, encode
 from protocol.commands import Stop, Submit, Welcome

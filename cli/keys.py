@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from actors.allow_list import AllowList
-from actors.keys import GATEWAY_KEY, KeyFileError, from_z85, make_gateway_key, make_key, read_key
+from actors.transport.allow_list import AllowList
+from actors.transport.keys import GATEWAY_KEY, KeyFileError, from_z85, make_gateway_key, make_key, read_key
 from cli.options import CommandFailed, takes_settings
 from cli.settings import Settings
 

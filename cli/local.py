@@ -7,7 +7,7 @@ from typing import Self
 
 from rich.console import Console
 
-from actors.logs import configure_logging
+from actors.process.logs import configure_logging
 from cli.answers import Ask, Pieces, Summary
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed

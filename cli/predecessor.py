@@ -8,7 +8,7 @@ import anyio
 import httpx
 import structlog
 
-from actors.descriptors import NoDescriptors, check_free
+from actors.process.descriptors import NoDescriptors, check_free
 from cli.invitation import base_url
 from cli.settings import Settings
 from gateway.hand_over import Offer

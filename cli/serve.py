@@ -9,8 +9,8 @@ import anyio
 import msgspec
 import structlog
 
-from actors.endpoint import is_loopback
-from actors.logs import configure_logging
+from actors.process.logs import configure_logging
+from actors.transport.endpoint import is_loopback
 from cli.invitation import Invitation
 from cli.loading import LoadingDisplay, choose_display
 from cli.model import ChosenModel, check_model, worker_spec

@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from actors.endpoint import is_loopback
+from actors.transport.endpoint import is_loopback
 from cli.options import CommandFailed
 
 

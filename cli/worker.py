@@ -9,11 +9,11 @@ from pathlib import Path
 
 import anyio
 
-from actors.endpoint import EndpointError, sweep
-from actors.keys import KeyFileError, read_key, to_z85
-from actors.link import CurveKeys
-from actors.logs import configure_logging
-from actors.worker import Deadlines
+from actors.process.logs import configure_logging
+from actors.supervision.worker import Deadlines
+from actors.transport.endpoint import EndpointError, sweep
+from actors.transport.keys import KeyFileError, read_key, to_z85
+from actors.transport.link import CurveKeys
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.serve import log_level, worker_command

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import anyio
 import structlog
 
-from actors.descriptors import Descriptors, raise_limit
-from actors.door import MAX_GUESTS
-from actors.endpoint import sweep
-from actors.supervision import Policy
-from actors.worker import Deadlines, WorkerStatus
+from actors.join.listener import MAX_GUESTS
+from actors.process.descriptors import Descriptors, raise_limit
+from actors.supervision.policy import Policy
+from actors.supervision.worker import Deadlines, WorkerStatus
+from actors.transport.endpoint import sweep
 from gateway.app import create_app
 from gateway.fleet import Fleet
 from gateway.hand_over import HandOver

@@ -8,12 +8,12 @@ import anyio.to_thread
 import structlog
 from anyio.abc import TaskGroup
 
-from actors.origin import Origin
-from actors.remote_worker import RemoteWorker
-from actors.supervision import Policy
-from actors.supervisor import Supervisor
-from actors.worker import Deadlines, WorkerState, WorkerStatus
-from actors.worker_process import WorkerProcess
+from actors.process.exit_cause import Origin
+from actors.supervision.policy import Policy
+from actors.supervision.remote_worker import RemoteWorker
+from actors.supervision.supervisor import Supervisor
+from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
+from actors.supervision.worker_process import WorkerProcess
 from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.router import Router
 from gateway.workers import Role, Seat

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.endpoint import is_loopback
+from actors.transport.endpoint import is_loopback
 from gateway.credentials import presented_key
 from gateway.errors import INVALID_TYPE, ApiError
 from gateway.exchange import Exchange

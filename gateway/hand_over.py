@@ -10,7 +10,7 @@ import structlog
 from msgspec import Struct
 from starlette.types import ASGIApp
 
-from actors.endpoint import LocalEndpoint
+from actors.transport.endpoint import LocalEndpoint
 from gateway.listener import Listener
 from gateway.server import serve
 from gateway.settings import GatewaySettings

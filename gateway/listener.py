@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-from actors.acceptor import Acceptor
+from actors.transport.acceptor import Acceptor
 from gateway.errors import from_code
 from protocol.errors import ErrorCode
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 import anyio
 import structlog
 
-from actors.worker import WorkerState
+from actors.supervision.worker import WorkerState
 from gateway.fleet import Fleet, Member
 from gateway.launch import LaunchRefused
 from gateway.replacement import OperationFailed, Replacement, release_extras

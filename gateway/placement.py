@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from actors.worker import WorkerUnavailable
+from actors.supervision.worker import WorkerUnavailable
 from gateway.charge import Charge
 from gateway.metrics import Metrics
 from gateway.quarantine import Quarantine

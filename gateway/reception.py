@@ -6,15 +6,15 @@ from pathlib import Path
 import anyio
 import structlog
 
-from actors.allow_list import AllowList
-from actors.arrival import Arrival
-from actors.descriptors import Descriptors
-from actors.door import Door, DoorLimits
-from actors.door_address import door_address, listen_at
-from actors.endpoint import EndpointError
-from actors.keys import GATEWAY_KEY, KeyFileError, read_key
-from actors.refusals import Refusal
-from actors.remote_worker import RemoteWorker
+from actors.join.address import door_address, listen_at
+from actors.join.listener import Door, DoorLimits
+from actors.join.request import Arrival
+from actors.process.descriptors import Descriptors
+from actors.supervision.remote_worker import RemoteWorker
+from actors.transport.allow_list import AllowList
+from actors.transport.endpoint import EndpointError
+from actors.transport.keys import GATEWAY_KEY, KeyFileError, read_key
+from actors.transport.rejections import Refusal
 from gateway.fleet import Fleet
 from gateway.server import BindError
 from gateway.settings import GatewaySettings

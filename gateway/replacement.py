@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from actors.worker import WorkerState
-from actors.worker_process import WorkerProcess
+from actors.supervision.worker import WorkerState
+from actors.supervision.worker_process import WorkerProcess
 from gateway.fleet import Fleet, Member
 from gateway.launch import LaunchRefused, WorkerLaunch
 from gateway.roster import Roster

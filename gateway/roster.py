@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterator
 
 import structlog
 
-from actors.worker import WorkerState, WorkerStatus, WorkerUnavailable
+from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.breaker import Circuit
 from gateway.workers import Role, Seat
 from protocol.commands import Stop

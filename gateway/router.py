@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Iterator
 
-from actors.origin import Origin
-from actors.refusals import Refusals
-from actors.worker import Worker, WorkerState, WorkerStatus
+from actors.process.exit_cause import Origin
+from actors.supervision.worker import Worker, WorkerState, WorkerStatus
+from actors.transport.rejections import Refusals
 from gateway.body_room import BodyRoom, HeldBody
 from gateway.breaker import Breaker
 from gateway.call import Call

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from actors.worker import LastFailure, WorkerState, WorkerStatus
+from actors.supervision.worker import LastFailure, WorkerState, WorkerStatus
 from gateway.metrics import CONTENT_TYPE
 from gateway.router import Router
 from gateway.settings import GatewaySettings

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import anyio
 
-from actors.worker import WorkerState
+from actors.supervision.worker import WorkerState
 from gateway.fleet import Fleet, Member
 from gateway.listener import Listener
 from gateway.pickup import Elsewhere

@@ -10,7 +10,7 @@ shared the worker should live. The rule:
 2. All that ran at a death from within become suspects, unless one of them was a suspect already: then it was that
    one, the others stay innocent, and it is tried no third time. Only those without a prompt become suspects all the
    same: one of them may have been the culprit of both deaths, and would come as a newcomer again and again.
-3. A death from outside (`actors.origin`) makes nobody a suspect. But something may kill because of a request: a
+3. A death from outside (`actors.process.exit_cause`) makes nobody a suspect. But something may kill because of a request: a
    watchdog, or a memory limiter in user space. So all deaths in a row are counted, and no request is tried again after
    `MAX_TRIES` of them, wherever they came from. Whoever has one try left is a suspect, too.
 4. A suspect runs apart: a worker gets one only where a slot is free and no other suspect is, so that there are never

@@ -5,7 +5,7 @@ from asyncio import TimerHandle
 from collections.abc import Iterable
 from enum import StrEnum
 
-from actors.worker import Worker, WorkerState, WorkerStatus, WorkerUnavailable
+from actors.supervision.worker import Worker, WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.body_room import HeldBody
 from gateway.breaker import Breaker, Circuit
 from gateway.charge import FailureId

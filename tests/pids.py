@@ -1,6 +1,6 @@
 """The process of a worker, to send a signal to."""
 
-from actors.worker import WorkerStatus
+from actors.supervision.worker import WorkerStatus
 
 
 def pid_of(status: WorkerStatus) -> int:

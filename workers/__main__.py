@@ -19,9 +19,9 @@ import anyio
 import msgspec
 import structlog
 
-from actors.endpoint import EndpointError
-from actors.logs import configure_logging
-from actors.orphan import die_with_parent
+from actors.process.logs import configure_logging
+from actors.process.parent_death import die_with_parent
+from actors.transport.endpoint import EndpointError
 from protocol.errors import ByeReason
 from workers.ending import EXIT_CODES, Left
 from workers.orphan import GatewayWatch

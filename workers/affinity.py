@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.cgroups import ROOT, cgroups
+from actors.process.cgroups import ROOT, cgroups
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from actors.link import Link, LinkClosed, LinkFull, OnLost, OnMessage
+from actors.transport.link import Link, LinkClosed, LinkFull, OnLost, OnMessage
 from protocol.bounds import MAX_FRAME_BYTES
 from workers.faults import Fault, of_link
 
@@ -15,7 +15,7 @@ ROOM_S = 0.01
 
 
 def connect(endpoint: str, on_message: OnMessage, on_lost: OnLost, faults: Sequence[Fault]) -> Link:
-    """The worker's end: a plain link, unless something is to go wrong on it. Raises `actors.endpoint.EndpointError`."""
+    """The worker's end: a plain link, unless something is to go wrong on it. Raises `actors.transport.endpoint.EndpointError`."""
     planned = of_link(faults)
     if not planned:
         return Link.connect(endpoint, on_message, on_lost=on_lost)

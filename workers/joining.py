@@ -12,13 +12,13 @@ import anyio
 import structlog
 from msgspec.structs import replace
 
-from actors.endpoint import EndpointError, check_address
-from actors.keys import from_z85
-from actors.link import CurveKeys, Link, LinkClosed, LinkFull
-from actors.origin import Origin
-from actors.supervision import Policy, Restart, RestartPolicy
-from actors.worker import Deadlines, WorkerState, WorkerStatus, WorkerUnavailable
-from actors.worker_process import CommandLine, WorkerProcess
+from actors.process.exit_cause import Origin
+from actors.supervision.policy import Policy, Restart, RestartPolicy
+from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus, WorkerUnavailable
+from actors.supervision.worker_process import CommandLine, WorkerProcess
+from actors.transport.endpoint import EndpointError, check_address
+from actors.transport.keys import from_z85
+from actors.transport.link import CurveKeys, Link, LinkClosed, LinkFull
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
@@ -200,7 +200,7 @@ class Joining:
         deadlines: Deadlines | None = None,
         on_status: Callable[[WorkerStatus], None] | None = None,
     ) -> None:
-        """Raises `actors.endpoint.EndpointError` for an address that is none."""
+        """Raises `actors.transport.endpoint.EndpointError` for an address that is none."""
         check_address(address, secured=True)
         self.process = WorkerProcess(name, command, self, policy=policy, deadlines=deadlines)
         self._connect = functools.partial(Session, self.process, address, keys)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from actors.cgroups import cgroups
+from actors.process.cgroups import cgroups
 from workers.refused import LoadRefused
 from workers.spec import Quantize
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from actors.link import Link, LinkClosed, LinkFull
+from actors.transport.link import Link, LinkClosed, LinkFull
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.codec import encode
 from protocol.events import Event

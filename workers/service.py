@@ -14,7 +14,7 @@ import anyio.to_thread
 import structlog
 from msgspec.structs import replace
 
-from actors.link import LinkClosed
+from actors.transport.link import LinkClosed
 from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, PROTOCOL_VERSION, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
@@ -72,7 +72,7 @@ class WorkerService:
     async def run(self, on_started: Callable[[], None] = lambda: None) -> Left:
         """Connect, load, serve and leave. `on_started` is called when `leave_threadsafe` may be.
 
-        Raises `actors.endpoint.EndpointError` for an address that is none.
+        Raises `actors.transport.endpoint.EndpointError` for an address that is none.
         """
         self._loop = asyncio.get_running_loop()
         self._left = anyio.Event()

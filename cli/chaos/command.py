@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from actors.endpoint import is_loopback
+from actors.transport.endpoint import is_loopback
 from cli.administration import Administration
 from cli.chaos.asking import AddressRefused, Server
 from cli.chaos.faults import OUTSIDE, WITHIN

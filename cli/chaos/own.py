@@ -15,9 +15,9 @@ from typing import Any
 
 import anyio
 
-from actors.logs import configure_logging
-from actors.supervision import RestartPolicy
-from actors.worker import Deadlines
+from actors.process.logs import configure_logging
+from actors.supervision.policy import RestartPolicy
+from actors.supervision.worker import Deadlines
 from cli.model import ChosenModel
 from cli.options import CommandFailed
 from cli.serve import gateway_settings

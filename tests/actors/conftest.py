@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.endpoint import LocalEndpoint
+from actors.transport.endpoint import LocalEndpoint
 
 
 @pytest.fixture

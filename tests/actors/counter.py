@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 
 from actors.actor import Actor, Ref, Terminated
-from actors.supervision import RestartPolicy
+from actors.supervision.policy import RestartPolicy
 
 AT_ONCE = RestartPolicy(max_failures=3, first_delay_s=0.0, max_delay_s=0.0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from actors.actor import Actor, ActorStopped, AskFailed, AskTimeout, Ref, ReplySlot, Terminated
 from actors.mailbox import MailboxFull
-from actors.supervision import NeverRestart
+from actors.supervision.policy import NeverRestart
 from actors.system import TURN, ActorSystem
 from tests.actors.counter import AT_ONCE, Block, Counter, Fail, Watch
 

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from actors.actor import Actor, AskFailed, Terminated, Unrecoverable
-from actors.supervision import NeverRestart, RestartPolicy
+from actors.supervision.policy import NeverRestart, RestartPolicy
 from actors.system import ActorFailed, ActorSystem
 from tests.actors.counter import AT_ONCE, Counter, Fail
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.worker_process import WorkerState, WorkerStatus
+from actors.supervision.worker_process import WorkerState, WorkerStatus
 from cli.invitation import Invitation, base_url, curl_line
 from cli.settings import Settings
 from protocol.events import Gauges

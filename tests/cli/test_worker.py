@@ -8,10 +8,10 @@ import anyio
 import httpx
 import pytest
 
-from actors.allow_list import AllowList
-from actors.keys import make_gateway_key, make_key
-from actors.link import CurveKeys
-from actors.supervision import RestartPolicy
+from actors.supervision.policy import RestartPolicy
+from actors.transport.allow_list import AllowList
+from actors.transport.keys import make_gateway_key, make_key
+from actors.transport.link import CurveKeys
 from cli.options import CommandFailed
 from cli.settings import Settings
 from cli.worker import keep_joined, worker_keys

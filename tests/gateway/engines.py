@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from actors.origin import Origin
+from actors.process.exit_cause import Origin
 from gateway.call import Call
 from protocol.commands import Cancel, Command, Stop, Submit
 from protocol.errors import ErrorCode

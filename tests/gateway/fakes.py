@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.origin import Origin
-from actors.worker import WorkerState, WorkerStatus, WorkerUnavailable
+from actors.process.exit_cause import Origin
+from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.router import Router
 from gateway.workers import Role
 from protocol.commands import Cancel, Command, Submit
@@ -32,7 +32,7 @@ ONE_TOKEN = Usage(3, 1)
 
 
 class FakeWorker:
-    """Implements `actors.worker_process.Worker`. `sent` has every message that the gateway posted, whole."""
+    """Implements `actors.supervision.worker_process.Worker`. `sent` has every message that the gateway posted, whole."""
 
     def __init__(self, name: str = "w0", *, model: str = "tiny", slots: int = 4, context: int = 128) -> None:
         hello = Hello(1, name, 1, 4242, model, "scripted", "none", slots, context, DIGEST)

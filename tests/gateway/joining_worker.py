@@ -10,11 +10,11 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from actors.keys import read_key, to_z85
-from actors.link import CurveKeys
-from actors.logs import configure_logging
-from actors.supervision import RestartPolicy
-from actors.worker import Deadlines
+from actors.process.logs import configure_logging
+from actors.supervision.policy import RestartPolicy
+from actors.supervision.worker import Deadlines
+from actors.transport.keys import read_key, to_z85
+from actors.transport.link import CurveKeys
 from cli.serve import worker_command
 from workers.joining import Joining
 from workers.spec import WorkerSpec

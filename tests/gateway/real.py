@@ -10,9 +10,9 @@ import anyio
 import httpx
 import msgspec
 
-from actors.supervision import RestartPolicy
-from actors.supervisor import Supervisor
-from actors.worker import Deadlines, WorkerState, WorkerStatus
+from actors.supervision.policy import RestartPolicy
+from actors.supervision.supervisor import Supervisor
+from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.app import create_app
 from gateway.fleet import Fleet
 from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch

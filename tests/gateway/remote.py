@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 import msgspec
 
-from actors.allow_list import AllowList
-from actors.keys import KeyPair, make_gateway_key, make_key
-from actors.worker import Deadlines, WorkerState, WorkerStatus
+from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
+from actors.transport.allow_list import AllowList
+from actors.transport.keys import KeyPair, make_gateway_key, make_key
 from gateway.launch import WorkerLaunch
 from gateway.reception import Reception
 from gateway.settings import GatewaySettings

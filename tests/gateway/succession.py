@@ -16,7 +16,7 @@ from cli.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.daemon import run_daemon
 from gateway.settings import GatewaySettings
-from actors.worker import Deadlines
+from actors.supervision.worker import Deadlines
 from tests.gateway.real import launch
 
 port, grace_s, *door = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]

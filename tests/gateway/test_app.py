@@ -6,8 +6,8 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.origin import Origin
-from actors.worker import LastFailure, WorkerState
+from actors.process.exit_cause import Origin
+from actors.supervision.worker import LastFailure, WorkerState
 from gateway.breaker import TRIP_AFTER
 from protocol.events import Gauges
 from tests.gateway.fakes import FakeWorker

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import structlog
 
-from actors.supervision import RestartPolicy
-from actors.worker import Deadlines, WorkerState, WorkerStatus
+from actors.supervision.policy import RestartPolicy
+from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.launch import WorkerLaunch
 from gateway.server import BindError, listen

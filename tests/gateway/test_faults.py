@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from actors.worker import Deadlines, WorkerState
+from actors.supervision.worker import Deadlines, WorkerState
 from tests.gateway.real import Real, launch, real_gateway
 from tests.gateway.serving import COMPLETION
 from tests.gateway.test_metrics import scrape

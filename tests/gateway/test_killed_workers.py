@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.worker import Deadlines
+from actors.supervision.worker import Deadlines
 from gateway.suspicion import MAX_TRIES
 from tests.gateway.panicking import POISON
 from tests.gateway.real import Real, gather, launch, real_gateway

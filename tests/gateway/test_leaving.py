@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.origin import Origin
-from actors.worker import WorkerState
+from actors.process.exit_cause import Origin
+from actors.supervision.worker import WorkerState
 from gateway.suspicion import suspect
 from gateway.workers import Role
 from protocol.errors import ErrorCode

@@ -10,8 +10,8 @@ import anyio
 import httpx
 import pytest
 
-from actors.worker import Deadlines, WorkerState
-from actors.worker_process import WorkerProcess
+from actors.supervision.worker import Deadlines, WorkerState
+from actors.supervision.worker_process import WorkerProcess
 from gateway.launch import CommandLine, LaunchRefused
 from tests.gateway.real import Real, launch, real_gateway
 from tests.gateway.serving import COMPLETION, events, open_raw

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from actors.origin import Origin
+from actors.process.exit_cause import Origin
 from gateway.suspicion import MAX_TRIES
 from protocol.errors import ErrorCode
 from tests.gateway.fakes import FakeWorker

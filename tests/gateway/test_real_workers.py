@@ -8,7 +8,7 @@ import anyio
 import httpx
 import pytest
 
-from actors.worker import WorkerState
+from actors.supervision.worker import WorkerState
 from tests.gateway.real import Real, gather, launch, real_gateway
 from tests.gateway.serving import CHAT, COMPLETION, events, open_raw
 from tests.gateway.test_metrics import scrape

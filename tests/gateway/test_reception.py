@@ -8,8 +8,8 @@ import anyio.lowlevel
 import pytest
 import zmq
 
-from actors.allow_list import AllowList
-from actors.keys import from_z85, make_gateway_key
+from actors.transport.allow_list import AllowList
+from actors.transport.keys import from_z85, make_gateway_key
 from gateway.fleet import Fleet
 from gateway.reception import Reception
 from gateway.router import Router

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from actors.worker import Deadlines, WorkerState
+from actors.supervision.worker import Deadlines, WorkerState
 from tests.gateway.real import Real, launch
 from tests.gateway.remote import doorway, until_gone
 from tests.gateway.serving import COMPLETION

@@ -7,7 +7,7 @@ import anyio
 import pytest
 import structlog
 
-from actors.worker import WorkerState
+from actors.supervision.worker import WorkerState
 from gateway.router import DEADLINE_MARGIN_S
 from gateway.workers import Role
 from protocol.errors import ErrorCode

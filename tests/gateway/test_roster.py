@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.worker import WorkerState
+from actors.supervision.worker import WorkerState
 from gateway.breaker import FIRST_COOLDOWN_S, TRIP_AFTER, Circuit
 from gateway.call import Call
 from gateway.errors import ApiError

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.worker import WorkerState
+from actors.supervision.worker import WorkerState
 from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.plan import Plan

@@ -30,8 +30,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from actors.origin import Origin
-from actors.worker import WorkerState
+from actors.process.exit_cause import Origin
+from actors.supervision.worker import WorkerState
 from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.plan import Choice

@@ -9,8 +9,8 @@ import anyio.to_thread
 import httpx
 import pytest
 
-from actors.allow_list import AllowList
-from actors.keys import make_gateway_key, make_key
+from actors.transport.allow_list import AllowList
+from actors.transport.keys import make_gateway_key, make_key
 from cli.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.app import create_app

@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from actors.origin import Origin
+from actors.process.exit_cause import Origin
 from gateway.requests import RequestDecoder
 from gateway.router import Router
 from gateway.settings import GatewaySettings

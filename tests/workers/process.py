@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from actors.endpoint import LocalEndpoint
-from actors.link import Link
+from actors.transport.endpoint import LocalEndpoint
+from actors.transport.link import Link
 from protocol.codec import decode_event, encode
 from protocol.commands import Command, Submit, Welcome
 from protocol.events import Beat, Bye, Event, Failed, Finished, Gauges, Hello, Ready, Step

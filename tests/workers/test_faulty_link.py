@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from actors.endpoint import LocalEndpoint
-from actors.link import Link
-from tests.actors.ends import End
+from actors.transport.endpoint import LocalEndpoint
+from actors.transport.link import Link
+from tests.actors.transport.ends import End
 from workers.faults import Fault
 from workers.faulty_link import NO_FRAME, FaultyLink, connect
 

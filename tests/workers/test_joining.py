@@ -7,11 +7,11 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from actors.endpoint import EndpointError
-from actors.keys import KeyPair
-from actors.link import CurveKeys
-from actors.supervision import RestartPolicy
-from actors.worker import WorkerState
+from actors.supervision.policy import RestartPolicy
+from actors.supervision.worker import WorkerState
+from actors.transport.endpoint import EndpointError
+from actors.transport.keys import KeyPair
+from actors.transport.link import CurveKeys
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Command
 from workers import joining

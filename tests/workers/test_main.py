@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from actors.endpoint import LocalEndpoint
-from actors.link import Link
+from actors.transport.endpoint import LocalEndpoint
+from actors.transport.link import Link
 from protocol.commands import Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Bye, Failed, Finished, Hello

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from actors.link import LinkClosed, LinkFull
+from actors.transport.link import LinkClosed, LinkFull
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.codec import decode_event
 from protocol.events import Beat, Event, Gauges

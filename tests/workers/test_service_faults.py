@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from actors.endpoint import LocalEndpoint
-from actors.link import Link
+from actors.transport.endpoint import LocalEndpoint
+from actors.transport.link import Link
 from protocol.commands import Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Failed, Finished, Hello, Ready

@@ -1,0 +1,50 @@
+"""Where the door is: an address that only those can reach who should, unless more is asked for."""
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from actors.transport.acceptor import Acceptor
+from actors.transport.endpoint import EndpointError, is_loopback
+
+BACKLOG = 64
+
+
+def door_address(address: str, *, public: bool) -> tuple[str, int]:
+    """Host and port of `tcp://HOST:PORT`. Raises `EndpointError` for what is none, and for an address that strangers
+    can reach (not of this machine or of a private network, by RFC 1918 and 4193) unless `public`."""
+    parts = urlsplit(address)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    host = parts.hostname
+    if parts.scheme != "tcp" or not host or port is None or parts.path:
+        raise EndpointError(f"an address for workers is tcp://HOST:PORT, not {address!r}")
+    if not public and not _is_private(host):
+        raise EndpointError(
+            f"{address} can be reached by anybody. Only workers with a key on the allow-list get in, but say that "
+            "you want it (--allow-public-workers), or give an address of a private network"
+        )
+    return host, port
+
+
+def listen_at(host: str, port: int) -> Acceptor:
+    """A listening socket. Raises `EndpointError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = Acceptor(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
+    except OSError as error:
+        raise EndpointError(f"cannot listen for workers on {host}:{port}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _is_private(host: str) -> bool:
+    if is_loopback(host):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_private and not address.is_unspecified

@@ -1,0 +1,32 @@
+"""A worker of another machine that stands at the door: authenticated, its `Hello` read, and not yet let in."""
+
+from dataclasses import dataclass
+
+from actors.transport.link import Link, LinkClosed, LinkFull
+from protocol.bounds import clip
+from protocol.codec import encode
+from protocol.commands import Welcome
+from protocol.events import Hello
+
+DECLINE_LINGER_S = 0.1
+"""How long a refusal may take to leave; the event loop waits for it, in the rare case that there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Who comes. Whoever gets it owns the link: takes it over, or declines."""
+
+    name: str
+    """Of its key on the allow-list."""
+    address: str
+    """Where it connected from."""
+    hello: Hello
+    link: Link
+
+    def decline(self, why: str) -> None:
+        """Tell it why it must go, as far as it can be told, and close the link."""
+        try:
+            self.link.send_nowait([encode(Welcome(self.hello.incarnation, refusal=clip(why)))])
+        except (LinkClosed, LinkFull):
+            pass  # it has gone by itself
+        self.link.close(DECLINE_LINGER_S)

@@ -1,0 +1,319 @@
+"""A link between two processes: bounded, message by message, one peer at the other end.
+
+The event loop must be asyncio's (for its `add_reader`): a link reads its socket in a loop callback, without a task or a
+queue of its own. libzmq's file descriptor is edge-triggered: it becomes readable when the state *changes*, and any call
+on the socket may use that change up. Hence the two rules here: a callback drains until nothing is left or comes back
+by itself, and every send is followed by a look at the events (ZeroMQ manual, zmq_getsockopt, ZMQ_FD).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import zmq
+
+from actors.transport.curve_authentication import key_of
+from actors.transport.message import MessageRefused, check_message
+from actors.transport.monitor import Change
+from actors.transport.rate_limit import PeerRate
+from actors.transport.receiver import Receiver, Unheard
+from actors.transport.rejections import Refusal
+from actors.transport.sequence_number import number_frame
+from actors.transport.zmq_socket import HIGH_WATER, CurveKeys, LinkSocket
+
+__all__ = ["HIGH_WATER", "CurveKeys", "Link", "LinkClosed", "LinkFull", "MessageRefused"]
+
+DRAIN_BATCH = 64
+"""Messages handled in one turn of the event loop before others get theirs."""
+_EVENTS = int(zmq.EVENTS)
+_NOBLOCK = int(zmq.NOBLOCK)
+_SNDMORE = int(zmq.SNDMORE)
+_POLLIN = int(zmq.POLLIN)
+_POLLOUT = int(zmq.POLLOUT)
+
+OnMessage = Callable[[list[bytes]], None]
+OnLost = Callable[[str], None]
+OnRefused = Callable[[Refusal], None]
+
+_ENDED = "the peer's connection ended"
+_NO_KEY = "the other end refused the key"
+_NO_HANDSHAKE = "the handshake failed: the other end has another key than the one expected, or is no Baton"
+
+
+class LinkFull(Exception):
+    """Raised by a send when the bound of waiting messages is reached, or no peer is there yet. Nothing was sent."""
+
+
+class LinkClosed(Exception):
+    """Raised by a send when this end is closed or the peer is gone. Nothing more will be sent or delivered."""
+
+
+class Link:
+    """One end of a link. Used on the thread of the event loop that it was made on.
+
+    `on_message` is called synchronously on that loop with 1 to MAX_FRAMES_PER_MESSAGE frames, whole and in order. What
+    breaks a bound is counted in `dropped` and not delivered; a frame over MAX_FRAME_BYTES ends the connection inside
+    libzmq before it takes memory, and bytes that are not ZeroMQ's never make one (`refused`). A peer that breaks `rate`
+    is not heard any more. `on_lost` is called once, after the last message, when the connection is gone or was
+    refused. It is never made again, since what it lost could not be told. Messages carry a number: when one is
+    missing, the link counts as lost at the next. Neither callback is called inside a send.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        bind: bool,
+        on_message: OnMessage,
+        on_lost: OnLost | None,
+        keys: CurveKeys | None,
+        rate: PeerRate | None,
+        on_refused: OnRefused | None,
+    ):
+        self._loop = asyncio.get_running_loop()
+        self._bound = bind
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._on_refused = on_refused
+        self._owned = LinkSocket(endpoint, bind, keys)
+        self._socket, self._monitor = self._owned.socket, self._owned.monitor
+        self._receiver = Receiver(self._socket, rate, self._loop.time, self._hears)
+        self._writable: asyncio.Future[None] | None = None
+        self._again: asyncio.Handle | None = None
+        self._draining = False  # inside _drain, which looks at the events by itself after each message
+        self._torn = False  # nothing more can be sent; the loss is told in a turn of the loop of its own
+        self._closed = False
+        self._lost = False
+        self.cut_off = False
+        """The peer is heard no more because of what it sent: it may well be there."""
+        self.refused = 0
+        """Connections that failed their handshake or came second; they disturb nobody."""
+        self.sent = 0
+        """Messages handed to the socket."""
+        self.received = 0
+        """Messages delivered to `on_message`."""
+        self.peer_pid: int | None = None
+        """The process that connected to this end, by the kernel's word; known before its first message is delivered.
+        None over TCP, and where the system does not tell (it does on Linux); 0 for one that was gone too soon."""
+        self.peer_key = ""
+        """The CURVE public key (Z85) of the peer that connected to this end; known before its first message is
+        delivered, empty on a link without keys."""
+        self._loop.add_reader(self._owned.descriptor, self._on_readable)
+        self._loop.add_reader(self._monitor.descriptor, self._on_monitor)
+        # libzmq signals the descriptor again only after a look at the events found nothing: so look once.
+        self._come_back()
+        self._loop.call_soon(self._on_monitor)
+
+    @classmethod
+    def bind(
+        cls,
+        endpoint: str,
+        on_message: OnMessage,
+        *,
+        on_lost: OnLost | None = None,
+        keys: CurveKeys | None = None,
+        rate: PeerRate | None = None,
+        on_refused: OnRefused | None = None,
+    ) -> "Link":
+        """The side that was there first. `tcp://127.0.0.1:*` picks a port; see `address`. `on_refused` hears of each
+        connection and message that is refused; it must not raise.
+
+        Raises `EndpointError` when the address is taken, malformed, or plain TCP on an open interface, and when the
+        system gives no socket.
+        """
+        return cls(endpoint, True, on_message, on_lost, keys, rate, on_refused)
+
+    @classmethod
+    def connect(
+        cls, endpoint: str, on_message: OnMessage, *, on_lost: OnLost | None = None, keys: CurveKeys | None = None
+    ) -> Self:
+        """The side that comes; the other must be there, or `on_lost` is called. Raises `EndpointError`."""
+        return cls(endpoint, False, on_message, on_lost, keys, None, None)
+
+    @property
+    def address(self) -> str:
+        """The address that was bound or connected last, with its port."""
+        return self._owned.address
+
+    @property
+    def closed(self) -> bool:
+        """Nothing can be sent any more."""
+        return self._closed or self._lost or self._torn
+
+    @property
+    def dropped(self) -> int:
+        """Messages refused because they broke a bound."""
+        return self._receiver.dropped
+
+    def hand_over(self, on_message: OnMessage, on_lost: OnLost) -> None:
+        """From now on others hear this end. A loss that was told already is told again, in a turn of the loop."""
+        self._on_message, self._on_lost = on_message, on_lost
+        if self._lost:
+            self._loop.call_soon(on_lost, _ENDED)
+
+    def send_nowait(self, frames: Sequence[bytes]) -> None:
+        """Send one message of `frames`. Raises `LinkFull`, `LinkClosed` or `MessageRefused`; then nothing was sent."""
+        if self.closed:
+            raise LinkClosed("the link is closed")
+        check_message(frames)
+        self._transmit([number_frame(self.sent), *frames])
+        self.sent += 1
+        if not self._draining and self._again is None and self._events() & _POLLIN:
+            self._come_back()
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Like `send_nowait`, but waits for room instead of raising `LinkFull`. One task at a time may wait."""
+        while True:
+            try:
+                return self.send_nowait(frames)
+            except LinkFull:
+                if self._writable is not None:
+                    raise
+                self._writable = self._loop.create_future()
+                self._come_back()
+                try:
+                    await self._writable
+                finally:
+                    self._writable = None
+
+    def _transmit(self, parts: Sequence[bytes]) -> None:
+        """Give a message and its number to the socket. Raises as `send_nowait` does."""
+        last = len(parts) - 1
+        send = self._socket.send
+        for index, part in enumerate(parts):
+            try:
+                send(part, _NOBLOCK if index == last else _NOBLOCK | _SNDMORE)
+            except zmq.Again:
+                if index:  # the peer went away inside the message; what is left of it must not lead the next one
+                    self._tear("the peer left while a message was being sent")
+                    raise LinkClosed("the peer is gone") from None
+                raise LinkFull(f"{HIGH_WATER} messages wait already, or no peer is there") from None
+
+    def drain_now(self) -> None:
+        """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has heard."""
+        self._on_monitor()
+        for _ in range(2 * HIGH_WATER // DRAIN_BATCH):  # what can have been waiting; not what a flood adds meanwhile
+            if self._closed or self._lost or not self._drain():
+                break
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close this end, giving unsent messages up to `linger_s` seconds (blocking). No callback is called after."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._again is not None:
+            self._again.cancel()
+        self._end_wait()
+        self._stop_reading()
+        self._owned.close(0 if self._lost else int(linger_s * 1000))
+
+    def _stop_reading(self) -> None:
+        self._loop.remove_reader(self._owned.descriptor)
+        self._loop.remove_reader(self._monitor.descriptor)
+
+    def _events(self) -> int:
+        return self._socket.getsockopt(_EVENTS)  # type: ignore[return-value]  # EVENTS is an int
+
+    def _come_back(self) -> None:
+        if self._again is None and not self._closed:
+            self._again = self._loop.call_soon(self._on_readable)
+
+    def _on_readable(self) -> None:
+        if not self._monitor.connected:
+            self._on_monitor()  # who connected is noted before it is heard
+        if self._closed or self._lost:
+            return
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        more = True  # stays so when on_message raises: the edge is used up, so this callback must come back by itself
+        try:
+            more = self._drain()
+        finally:
+            if more:
+                self._come_back()
+
+    def _drain(self) -> bool:
+        """Deliver up to DRAIN_BATCH messages; true when more may be waiting."""
+        self._draining = True
+        try:
+            for _ in range(DRAIN_BATCH):
+                state = self._events()
+                if self._writable is not None and state & _POLLOUT and not self._writable.done():
+                    self._writable.set_result(None)
+                if not state & _POLLIN:
+                    return False
+                try:
+                    frames = self._receiver.receive()
+                except Unheard as unheard:
+                    self._refuse(unheard.kind)
+                    if unheard.ends:
+                        self.cut_off = True
+                        self._end(unheard.ends)
+                else:
+                    self.received += 1
+                    self._on_message(frames)
+                if self._closed or self._lost:
+                    return False
+            return True
+        finally:
+            self._draining = False
+
+    def _hears(self, first: zmq.Frame) -> None:
+        """The first message: it is known from now on whose connection this is."""
+        here, self.peer_key = self._monitor.heard(first), key_of(first)
+        if self.peer_pid is None:
+            self.peer_pid = self._monitor.peer_pid()
+        if not here:  # it ended before, and its end could not be told from another one's
+            self._loop.call_soon(self._lose, _ENDED)
+
+    def _refuse(self, why: Refusal) -> None:
+        if self._on_refused is not None:
+            self._on_refused(why)
+
+    def _on_monitor(self) -> None:
+        """Follow the one connection that counts. A second peer is turned away by the PAIR socket itself."""
+        while not (self._closed or self._lost) and (change := self._monitor.next()) is not None:
+            match change:
+                case Change.READY:
+                    if self.peer_pid is None:
+                        self.peer_pid = self._monitor.peer_pid()
+                    self._come_back()  # a send that waits may go on
+                case Change.LOST:
+                    self._lose(_ENDED)
+                case Change.NOBODY:
+                    self._lose("nobody listens at the address")
+                case Change.REFUSED | Change.TURNED_AWAY:
+                    self.refused += 1
+                    key = change is Change.TURNED_AWAY
+                    self._refuse(Refusal.KEY if key else Refusal.HANDSHAKE)
+                    if not self._bound:
+                        self._lose(_NO_KEY if key else _NO_HANDSHAKE)
+
+    def _tear(self, reason: str) -> None:
+        """The connection is beyond use. Told later: whoever sends is not ready to hear."""
+        if not self._torn:
+            self._torn = True
+            self._loop.call_soon(self._lose, reason)
+
+    def _lose(self, reason: str) -> None:
+        if self._closed or self._lost:
+            return
+        try:
+            while self._drain():  # libzmq reports the loss after it queued what had come before
+                pass
+        finally:
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        """Hear nothing more, and say so: once."""
+        if self._closed or self._lost:
+            return
+        self._lost = True
+        self._stop_reading()
+        self._end_wait()
+        if self._on_lost is not None:
+            self._on_lost(reason)
+
+    def _end_wait(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_exception(LinkClosed("the link is closed"))

@@ -1,0 +1,75 @@
+"""Takes whole messages off a link's socket, and holds each against its bounds before anybody hears it."""
+
+from collections.abc import Callable
+
+import zmq
+
+from actors.transport.message import MAX_MESSAGE_BYTES
+from actors.transport.rate_limit import PeerBudget, PeerRate
+from actors.transport.rejections import Refusal
+from actors.transport.sequence_number import gap
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE
+
+_RCVMORE = int(zmq.RCVMORE)
+_NOBLOCK = int(zmq.NOBLOCK)
+
+
+class Unheard(Exception):
+    """Raised by `receive` for a message that nobody is to hear. `ends` says why nothing after it may be heard either;
+    it is empty when the next one may."""
+
+    def __init__(self, kind: Refusal, ends: str = "") -> None:
+        super().__init__(ends or kind.value)
+        self.kind = kind
+        self.ends = ends
+
+
+class Receiver:
+    """What one peer sends, message by message."""
+
+    def __init__(
+        self,
+        socket: "zmq.Socket[bytes]",
+        rate: PeerRate | None,
+        clock: Callable[[], float],
+        on_first: Callable[[zmq.Frame], None],
+    ) -> None:
+        """`on_first` gets the first frame of all, from which libzmq tells who sent it. Without a `rate` there is no
+        bound to how much may come."""
+        self._socket = socket
+        self._budget = None if rate is None else PeerBudget(rate)
+        self._clock = clock
+        self._on_first = on_first
+        self._due = 0  # the number of the message that comes next
+        self.dropped = 0
+        """Messages that broke a bound."""
+
+    def receive(self) -> list[bytes]:
+        """The next message, which must be there. Raises `Unheard`."""
+        socket = self._socket
+        lost = gap(socket.recv(_NOBLOCK) if self._due else self._first(), self._due)
+        self._due += 1
+        frames: list[bytes] = []
+        size = count = 0
+        while socket.getsockopt(_RCVMORE):
+            frame = socket.recv(_NOBLOCK)
+            count += 1
+            size += len(frame)
+            if count <= MAX_FRAMES_PER_MESSAGE and size <= MAX_MESSAGE_BYTES:
+                frames.append(frame)
+            else:
+                frames.clear()
+        if lost:
+            raise Unheard(Refusal.GAP, lost)  # nothing that came after the gap may be taken for what was to come
+        if not frames:
+            self.dropped += 1
+            raise Unheard(Refusal.MESSAGE)
+        if self._budget is not None and (excess := self._budget.spend(size, self._clock())) is not None:
+            # It is not even drained: that could take for ever.
+            raise Unheard(Refusal.FLOOD, f"the peer sent {excess}")
+        return frames
+
+    def _first(self) -> bytes:
+        frame = self._socket.recv(_NOBLOCK, copy=False)
+        self._on_first(frame)
+        return frame.bytes

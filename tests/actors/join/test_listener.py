@@ -1,0 +1,191 @@
+"""The door, over real TCP: who gets in, who does not, and why."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+import zmq
+from structlog.testing import capture_logs
+
+from actors.transport.keys import KeyPair, make_key
+from protocol.bounds import MAX_FRAME_BYTES
+from protocol.codec import encode
+from protocol.commands import Cancel, Welcome
+from protocol.events import Beat, Gauges
+from tests.actors.join.entrance import GENEROUS, HELLO, Client, Entrance, entrance, guest
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_one_on_the_list_gets_a_link_of_its_own(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door, guest(door) as client:
+        (arrival,) = door.arrivals
+        assert (arrival.name, arrival.hello) == ("far", HELLO)
+        assert arrival.address.startswith("127.0.0.1:")
+        assert client.heard == [Welcome(1)]
+        big = b"x" * MAX_FRAME_BYTES
+        await client.link.send([big, b"y"])
+        arrival.link.send_nowait([encode(Cancel(number)) for number in range(100)])
+        await door.until(lambda: bool(door.heard) and len(client.heard) == 101)
+        assert door.heard == [[big, b"y"]]
+        client.link._socket.send_multipart([b"\0" * 8, bytes(MAX_FRAME_BYTES + 1)])
+        await door.until(lambda: bool(door.lost))
+        assert len(door.heard) == 1
+        client.link.close()
+        await door.until(lambda: bool(door.lost))
+        assert door.refused() == {}
+
+
+async def test_a_door_that_was_shut_before_it_opened_stays_shut(tmp_path: Path) -> None:
+    made = Entrance(tmp_path, GENEROUS, None)
+    async with anyio.create_task_group() as group:
+        group.start_soon(made.door.run, made.listener)
+        made.door.shut()
+        await made.until(lambda: made.listener.fileno() < 0)
+        with pytest.raises(ConnectionRefusedError):
+            made.dial()
+        group.cancel_scope.cancel()
+
+
+async def test_what_the_gateway_closes_is_closed_for_the_worker(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door, guest(door) as client:
+        door.arrivals[0].link.close()
+        await door.until(lambda: bool(client.lost))
+
+
+async def test_a_refusal_arrives(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door, guest(door) as client:
+        door.arrivals[0].decline("not today")
+        await door.until(lambda: bool(client.lost))
+        assert client.heard[-1] == Welcome(0, "not today")
+
+
+@pytest.mark.parametrize("wrong", ["key", "server", "plain", "another mechanism"])
+async def test_who_has_not_the_keys_never_says_a_word(tmp_path: Path, wrong: str) -> None:
+    async with entrance(tmp_path) as door:
+        stranger = KeyPair(b"\x07" * 32)
+        keys = {"key": door.keys(stranger), "server": door.keys(server=stranger.public), "plain": None}
+        if wrong == "another mechanism":
+            context = zmq.Context()
+            peer = context.socket(zmq.PAIR)
+            peer.setsockopt_string(zmq.PLAIN_USERNAME, "far")
+            peer.setsockopt_string(zmq.PLAIN_PASSWORD, "secret")
+            peer.connect(f"tcp://127.0.0.1:{door.port}")
+            await door.until(lambda: bool(door.refused()))
+            peer.close(0)
+            context.term()
+        else:
+            async with door.connected(keys[wrong]) as client:
+                with contextlib.suppress(Exception):
+                    client.link.send_nowait([encode(HELLO)])
+                await door.until(lambda: bool(door.refused()) and bool(client.lost))
+        assert set(door.refused()) == {"key" if wrong == "key" else "handshake"}
+        assert door.arrivals == []
+
+
+async def test_the_list_is_read_for_each_and_who_is_taken_off_is_cut_off(tmp_path: Path) -> None:
+    async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door:
+        new = make_key(tmp_path / "new")
+        door.listed.add("new", new.public_text)
+        async with guest(door), door.connected(door.keys(new)) as client:
+            await client.link.send([encode(HELLO)])
+            await door.until(lambda: len(door.arrivals) == 2)
+            assert [arrival.name for arrival in door.arrivals] == ["far", "new"]
+            door.listed.remove("new")
+            await door.until(lambda: bool(client.lost))
+            assert not door.arrivals[0].link.closed
+            door.listed.remove("far")
+            await door.until(lambda: len(door.lost) == 2)
+            async with door.connected(door.keys()) as late:
+                await door.until(lambda: bool(late.lost))
+        assert set(door.refused()) == {"key"}
+
+
+async def test_who_is_listed_under_another_name_comes_again_under_that(tmp_path: Path) -> None:
+    async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door, guest(door) as client:
+        door.listed.remove("far")
+        door.listed.add("near", door.worker.public_text)
+        await door.until(lambda: bool(client.lost))
+        async with guest(door):
+            assert [arrival.name for arrival in door.arrivals] == ["far", "near"]
+
+
+async def test_a_spoiled_file_locks_out_its_worker_alone_and_is_told_once(tmp_path: Path) -> None:
+    async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door:
+        new = make_key(tmp_path / "new")
+        door.listed.add("new", new.public_text)
+        with capture_logs() as told:
+            async with guest(door) as near, door.connected(door.keys(new)) as client:
+                await client.link.send([encode(HELLO)])
+                await door.until(lambda: len(door.arrivals) == 2)
+                file = tmp_path / "workers" / "new.pub"
+                file.write_text(new.public_text[:10])
+                await door.until(lambda: bool(client.lost))
+                async with door.connected(door.keys(new)) as again:
+                    await door.until(lambda: bool(again.lost))
+                file.write_text(new.public_text)
+                async with door.connected(door.keys(new)) as mended:
+                    await mended.link.send([encode(HELLO)])
+                    await door.until(lambda: len(door.arrivals) == 3)
+                assert near.lost == []
+        assert door.refused() == {"key": 1}
+        (line,) = [each for each in told if each["event"] == "allow_list_refused"]
+        assert line["problem"] == "new.pub: a key has 64 hexadecimal digits"
+
+
+async def test_recorded_bytes_are_worth_nothing(tmp_path: Path) -> None:
+    """All that one connection of a true worker said, said again."""
+    async with entrance(tmp_path) as door:
+        recorded = bytearray()
+
+        async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", door.port)
+
+            async def there() -> None:
+                while data := await reader.read(65536):
+                    recorded.extend(data)
+                    far_writer.write(data)
+                far_writer.close()
+
+            async def back() -> None:
+                while data := await far_reader.read(65536):
+                    writer.write(data)
+                writer.close()
+
+            await asyncio.gather(there(), back())
+
+        tap = await asyncio.start_server(record, "127.0.0.1", 0)
+        async with tap:
+            client = Client(f"tcp://127.0.0.1:{tap.sockets[0].getsockname()[1]}", door.keys())
+            await client.link.send([encode(HELLO)])
+            await door.until(lambda: bool(client.heard))
+            client.link.close()
+            await door.until(lambda: bool(door.lost))
+        assert len(recorded) > 400
+        with door.dial() as again:
+            again.sendall(recorded)
+            await door.until(lambda: bool(door.refused()))
+        assert len(door.arrivals) == 1
+        assert set(door.refused()) == {"handshake"}
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([b"\xc1"], "frame"),
+        ([b""], "frame"),
+        ([encode(Beat(Gauges()))], "frame"),
+        ([encode(HELLO), encode(HELLO)], "frame"),
+        ([b"\x92\xa5hello\x01"], "frame"),
+        ([b"\x93\xa5hello\xa1x\xc0"], "frame"),
+    ],
+    ids=["no msgpack", "empty", "beat first", "two hellos", "too short", "wrong types"],
+)
+async def test_a_first_message_that_is_no_hello_is_refused(tmp_path: Path, frames: list[bytes], reason: str) -> None:
+    async with entrance(tmp_path) as door, door.connected(door.keys()) as client:
+        await client.link.send(frames)
+        await door.until(lambda: bool(client.lost))
+        assert (door.refused(), door.arrivals) == ({reason: 1}, [])

@@ -1,0 +1,217 @@
+"""The link: round trips, callbacks, and every way a peer goes away."""
+
+import asyncio
+import itertools
+import os
+import sys
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+import pytest
+import zmq
+
+from actors.transport.endpoint import LocalEndpoint
+from actors.transport.link import DRAIN_BATCH, Link, LinkClosed, LinkFull
+from actors.transport.sequence_number import number_frame
+from tests.actors.transport.ends import End, pair, raw_peer, settle
+
+pytestmark = pytest.mark.anyio
+
+
+DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+
+
+async def test_messages_arrive_whole_and_in_order_both_ways(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        sent = [[b"%d" % number, b"", b"x" * number] for number in range(300)]
+        for message in sent:
+            there.link.send_nowait(message)
+        await here.until(lambda: len(here.messages) == 300)
+        assert here.messages == sent
+        here.link.send_nowait([b"back"])
+        await there.until(lambda: there.messages == [[b"back"]])
+        assert (here.link.received, there.link.sent, here.link.dropped) == (300, 300, 0)
+
+
+async def test_a_reply_sent_inside_the_callback_is_not_lost(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+
+        def echo(frames: list[bytes]) -> None:
+            there.link.send_nowait(frames)
+
+        there.link._on_message = echo
+        there.link.send_nowait([b"open"])
+        await here.until(lambda: len(here.messages) == 1)
+        for number in range(500):
+            here.link.send_nowait([b"%d" % number])
+        await here.until(lambda: len(here.messages) == 501)
+
+
+async def test_a_callback_that_raises_does_not_stop_the_link(endpoint: str) -> None:
+    raised: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
+    async with pair(endpoint) as (here, there):
+
+        def fragile(frames: list[bytes]) -> None:
+            here.heard(frames)
+            if frames == [b"bad"]:
+                raise LookupError("in the callback")
+
+        here.link._on_message = fragile
+        for frame in (b"bad", b"good"):
+            there.link.send_nowait([frame])
+        await here.until(lambda: len(here.messages) == 2)
+    assert [type(error) for error in raised] == [LookupError]
+
+
+async def test_a_flood_lets_the_loop_turn(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        turns: list[int] = []
+
+        def turn() -> None:
+            turns.append(len(here.messages))
+            if len(here.messages) < 500:
+                asyncio.get_running_loop().call_soon(turn)
+
+        for number in range(500):
+            there.link.send_nowait([b"%d" % number])
+        turn()
+        await here.until(lambda: len(here.messages) == 500)
+        await settle()
+        assert max(b - a for a, b in itertools.pairwise(turns)) <= 2 * DRAIN_BATCH
+
+
+async def test_a_waiting_send_is_told_that_the_link_closed(endpoint: str) -> None:
+    here = End()
+    here.link = Link.bind(endpoint, here.heard)
+    with pytest.raises(LinkFull, match="no peer is there"):
+        here.link.send_nowait([b"x"])
+    outcome: list[type[Exception]] = []
+
+    async def send() -> None:
+        try:
+            await here.link.send([b"x"])
+        except LinkClosed as error:
+            outcome.append(type(error))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(send)
+        await settle()
+        await settle()
+        here.link.close()
+    assert outcome == [LinkClosed]
+
+
+@pytest.mark.parametrize("leaver", [0, 1], ids=["binder", "connector"])
+async def test_the_peer_s_leaving_is_told_once_after_its_last_message(endpoint: str, leaver: int) -> None:
+    async with pair(endpoint) as ends:
+        gone, left = ends[leaver], ends[1 - leaver]
+        ends[1].link.send_nowait([b"open"])
+        await ends[0].until(lambda: bool(ends[0].messages))
+        for number in range(200):
+            gone.link.send_nowait([b"%d" % number])
+        gone.link.close()
+        await left.until(lambda: bool(left.lost))
+        assert left.messages[-200:] == [[b"%d" % number] for number in range(200)]
+        assert len(left.lost) == 1
+        assert (left.link.closed, left.link.cut_off) == (True, False)
+        with pytest.raises(LinkClosed):
+            left.link.send_nowait([b"x"])
+        with pytest.raises(LinkClosed):
+            gone.link.send_nowait([b"x"])
+
+
+class FakeSend:
+    """A socket with another `send`."""
+
+    def __init__(self, real: "zmq.Socket[bytes]", send: Callable[[bytes, int], None]) -> None:
+        self._real = real
+        self.send = send
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
+async def test_a_peer_that_leaves_inside_a_message_ends_the_link(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had come before is delivered, and the loss is told, but not inside the send."""
+    async with pair(endpoint) as (here, there):
+        there.link.send_nowait([b"open"])
+        await here.until(lambda: bool(here.messages))
+        here.messages.clear()
+        there.link.send_nowait([b"came before"])
+        sent: list[bytes] = []
+
+        def send(frame: bytes, flags: int) -> None:
+            if sent:
+                raise zmq.Again
+            sent.append(frame)
+
+        real = here.link._socket
+        while not int(real.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            pass  # the loop does not turn: nothing is delivered yet
+        monkeypatch.setattr(here.link, "_socket", FakeSend(real, send))
+        with pytest.raises(LinkClosed):
+            here.link.send_nowait([b"one", b"two"])
+        assert sent == [number_frame(0)]
+        assert (here.messages, here.lost) == ([], [])
+        assert here.link.closed
+        with pytest.raises(LinkClosed):
+            here.link.send_nowait([b"three"])
+        await here.until(lambda: bool(here.lost))
+        assert here.messages == [[b"came before"]]
+        assert len(here.lost) == 1
+
+
+async def test_nobody_at_the_address_is_a_loss(endpoint: str) -> None:
+    there = End()
+    there.link = Link.connect(endpoint, there.heard, on_lost=there.gone)
+    there.link.send_nowait([b"queued"])
+    await there.until(lambda: bool(there.lost))
+    there.link.close()
+
+
+async def test_no_callback_after_close(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        there.link.send_nowait([b"one"])
+        there.link.send_nowait([b"two"])
+
+        def once(frames: list[bytes]) -> None:
+            here.heard(frames)
+            here.link.close()
+
+        here.link._on_message = once
+        await here.until(lambda: bool(here.messages))
+        await settle()
+        assert (here.messages, here.lost) == ([[b"one"]], [])
+
+
+async def test_drain_now_delivers_without_a_turn_of_the_loop(endpoint: str) -> None:
+    async with raw_peer(endpoint) as (here, peer):
+        peer.send(b"open")
+        await here.until(lambda: bool(here.messages))
+        for _ in range(3 * DRAIN_BATCH):
+            peer.send(b"x")
+        poller = zmq.Poller()
+        poller.register(here.link._socket, zmq.POLLIN)
+        while len(here.messages) < 1 + 3 * DRAIN_BATCH:
+            assert poller.poll(10_000)
+            here.link.drain_now()
+
+
+async def test_a_closed_link_leaves_no_descriptor(endpoint: str) -> None:
+    async with pair(endpoint):
+        await settle()
+
+    async def exchange() -> None:
+        with LocalEndpoint() as fresh:
+            async with pair(fresh.address) as (here, there):
+                there.link.send_nowait([b"x"])
+                await here.until(lambda: bool(here.messages))
+
+    before = len(os.listdir(DESCRIPTORS))
+    for _ in range(5):
+        await exchange()
+    assert len(os.listdir(DESCRIPTORS)) == before
