@@ -28,11 +28,11 @@ from bench.command_line import at_least, command_line
 from cli.model import ChosenModel
 from cli.serve import worker_launches
 from cli.settings import Settings
-from gateway.fleet import Fleet, Member
-from gateway.requests import RequestDecoder
-from gateway.router import Router
+from gateway.fleet.fleet import Fleet, Member
+from gateway.openai.decoding import RequestDecoder
+from gateway.routing.router import Router
+from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
-from gateway.workers import Role
 
 HANG_S = 1.0
 """The least bound for a hang in this benchmark; as one is a suspension noticed where the system does not tell of it."""

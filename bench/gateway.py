@@ -41,11 +41,11 @@ from actors.process.descriptors import raise_limit
 from actors.process.logs import configure_logging
 from bench.command_line import above_zero, at_least, command_line, levels
 from gateway.daemon import run_daemon
-from gateway.launch import WorkerLaunch
-from gateway.server import listen, serve
+from gateway.fleet.launch import WorkerLaunch
+from gateway.http.server import listen, serve
+from gateway.openai.sse import DONE, EventWriter
+from gateway.routing.sequence import Piece
 from gateway.settings import GatewaySettings
-from gateway.sse import DONE, EventWriter
-from gateway.streams import Piece
 from workers.spec import ScriptedSpec, WorkerSpec
 
 FLAT_OUT_TOKENS = 1500

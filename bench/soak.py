@@ -57,7 +57,7 @@ from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.serve import worker_command
 from cli.settings import Settings
-from gateway.launch import WorkerLaunch
+from gateway.fleet.launch import WorkerLaunch
 from workers.spec import ScriptedSpec, WorkerSpec
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

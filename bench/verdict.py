@@ -9,7 +9,7 @@ from bench.server_log import Failures
 from cli.chaos.asking import Request
 from cli.chaos.heard import Heard
 from cli.chaos.rounds import percentile
-from gateway.suspicion import MAX_TRIES
+from gateway.routing.failure_attribution import MAX_TRIES
 
 STEPS = frozenset({"step_failed", "not_finite"})
 """What a request ends with whose step failed, once more."""

@@ -11,9 +11,9 @@ import structlog
 from actors.process.descriptors import NoDescriptors, check_free
 from cli.invitation import base_url
 from cli.settings import Settings
-from gateway.hand_over import Offer
-from gateway.pickup import Unreachable
-from gateway.succession import TakeOverFailed
+from gateway.fleet.hand_over import Offer
+from gateway.fleet.take_over import TakeOverFailed
+from gateway.streaming.resume_endpoint import Unreachable
 
 TIMEOUT_S = 10.0
 GONE_S = 0.5
@@ -30,7 +30,7 @@ _log = structlog.get_logger("cli.predecessor")
 
 
 class HttpAnswer:
-    """Implements `gateway.pickup.Answer`."""
+    """Implements `gateway.streaming.resume_endpoint.Answer`."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.status = response.status_code
@@ -51,7 +51,7 @@ class HttpAnswer:
 
 
 class HttpPredecessor:
-    """Implements `gateway.succession.Predecessor` for a gateway on the address of these settings."""
+    """Implements `gateway.fleet.take_over.Predecessor` for a gateway on the address of these settings."""
 
     def __init__(self, settings: Settings, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s

@@ -18,10 +18,10 @@ from cli.options import CommandFailed
 from cli.predecessor import HttpPredecessor
 from cli.settings import Settings, flag
 from gateway.daemon import WorkersGaveUp, run_daemon
-from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
-from gateway.server import BindError
+from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
+from gateway.fleet.take_over import TakeOverFailed
+from gateway.http.server import BindError
 from gateway.settings import GatewaySettings, SettingsError
-from gateway.succession import TakeOverFailed
 from workers.checkpoint import CheckpointError, same_text
 from workers.spec import WorkerSpec
 

@@ -10,19 +10,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway.admin import Admin, Succession
-from gateway.errors import ApiError, from_code
-from gateway.gate import Gate
-from gateway.generate import Generate
-from gateway.hand_over import HandOver
-from gateway.operations import Operations
-from gateway.pickup import STREAMS, PickUp
-from gateway.reply import DEFECT
-from gateway.requests import RequestDecoder
-from gateway.resumable import ResumableStreams
-from gateway.router import Router
+from gateway.admin.endpoints import Admin, Succession
+from gateway.admin.status import Status
+from gateway.fleet.hand_over import HandOver
+from gateway.fleet.operations import Operations
+from gateway.http.errors import ApiError, from_code
+from gateway.http.front_door import Gate
+from gateway.openai.decoding import RequestDecoder
+from gateway.openai.endpoint import Generate
+from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.status import Status
+from gateway.streaming.reply import DEFECT
+from gateway.streaming.resumable import ResumableStreams
+from gateway.streaming.resume_endpoint import STREAMS, PickUp
 from protocol.errors import ErrorCode
 
 

@@ -12,18 +12,18 @@ from actors.supervision.policy import Policy
 from actors.supervision.worker import Deadlines, WorkerStatus
 from actors.transport.endpoint import sweep
 from gateway.app import create_app
-from gateway.fleet import Fleet
-from gateway.hand_over import HandOver
-from gateway.launch import WorkerLaunch
-from gateway.listener import Listener
-from gateway.operations import Operations
-from gateway.pickup import PickUp
-from gateway.reception import Reception
-from gateway.resumable import ResumableStreams
-from gateway.router import DEADLINE_MARGIN_S, Router
-from gateway.server import BindError, listen, serve
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.hand_over import HandOver
+from gateway.fleet.launch import WorkerLaunch
+from gateway.fleet.operations import Operations
+from gateway.fleet.remote_join import Reception
+from gateway.fleet.take_over import Predecessor, TakeOverFailed, take_over
+from gateway.http.listener import Listener
+from gateway.http.server import BindError, listen, serve
+from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
-from gateway.succession import Predecessor, TakeOverFailed, take_over
+from gateway.streaming.resumable import ResumableStreams
+from gateway.streaming.resume_endpoint import PickUp
 
 _log = structlog.get_logger("gateway.daemon")
 

@@ -27,7 +27,8 @@ class GatewaySettings:
     listen_workers: str = ""
     """Where workers of other machines join, `tcp://HOST:PORT`; empty is nowhere."""
     keys_dir: str = ""
-    """The folder of the gateway's key and of the keys that may join: see `actors.transport.keys` and `actors.transport.allow_list`."""
+    """The folder of the gateway's key and of the keys that may join: see `actors.transport.keys` and
+    `actors.transport.allow_list`."""
     allow_public_workers: bool = False
     """`listen_workers` may be an address that strangers can reach."""
 

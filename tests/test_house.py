@@ -26,7 +26,7 @@ DOORS = {
     "iree": ("workers/iree/",),
     "jax": ("workers/iree/", "models/"),
     "jaxlib": ("workers/iree/", "models/"),
-    "hypercorn": ("gateway/server.py",),
+    "hypercorn": ("gateway/http/server.py",),
     "starlette": ("gateway/",),
     "prometheus_client": ("gateway/",),
     "tokenizers": ("workers/", "models/"),
@@ -105,8 +105,8 @@ def test_imports_point_one_way_and_enter_by_their_door(package: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("gateway/router.py", "import workers.spec"),
-        ("workers/engine.py", "from gateway.router import Router"),
+        ("gateway/routing/router.py", "import workers.spec"),
+        ("workers/engine.py", "from gateway.routing.router import Router"),
         ("protocol/codec.py", "import actors"),
         ("protocol/codec.py", "import json"),
         ("actors/actor.py", "def f():\n    import zmq.asyncio"),
@@ -127,7 +127,7 @@ def test_a_breach_is_found(file: str, source: str) -> None:
         ("cli/main.py", "import workers.spec"),
         ("actors/transport/link.py", "import zmq.asyncio"),
         ("workers/mlx/runner.py", "import mlx.core as mx"),
-        ("gateway/server.py", "import hypercorn"),
+        ("gateway/http/server.py", "import hypercorn"),
         ("actors/process/child.py", "from . import link"),
     ],
 )

@@ -23,7 +23,7 @@ from cli.options import CommandFailed
 from cli.serve import gateway_settings
 from cli.settings import Settings, load
 from gateway.daemon import run_daemon
-from gateway.launch import WorkerLaunch
+from gateway.fleet.launch import WorkerLaunch
 
 HOST = "127.0.0.1"
 POLICY = RestartPolicy(max_failures=64, window_s=1.0, first_delay_s=0.05, max_delay_s=0.25)

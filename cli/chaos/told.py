@@ -15,7 +15,7 @@ import msgspec
 from cli.model import ChosenModel
 from cli.serve import worker_command, worker_launches, worker_specs
 from cli.settings import Settings
-from gateway.launch import WorkerLaunch
+from gateway.fleet.launch import WorkerLaunch
 from workers.faults import Fault
 from workers.spec import WorkerSpec
 

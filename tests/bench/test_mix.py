@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bench.mix import deterministic, requests, visits
-from gateway.requests import RequestDecoder
+from gateway.openai.decoding import RequestDecoder
 from gateway.settings import GatewaySettings
 
 MIX = requests(random.Random("a"), 300, longest=40, tokens=60)

@@ -9,7 +9,7 @@ from bench.server_log import Failures
 from bench.verdict import FEW, MOST_REFUSED, SHOWN, Tally, Verdict, explained, judge, kin
 from cli.chaos.asking import Request
 from cli.chaos.heard import Choice, Heard
-from gateway.suspicion import MAX_TRIES
+from gateway.routing.failure_attribution import MAX_TRIES
 
 REQUEST = Request("/v1/completions", {"n": 2})
 WHOLE = Heard(200, {0: Choice("ab", [1, 2], ["stop"]), 1: Choice("c", [3], ["length"])}, {"id"}, [(5, 3)], ends=1)

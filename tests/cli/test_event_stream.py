@@ -14,7 +14,7 @@ from cli.answers import Ask, RemoteAnswers, Summary
 from cli.event_stream import EventStream
 from cli.options import CommandFailed
 from protocol.request import Limits, Sampling
-from tests.gateway.cutting import breaking_way
+from tests.gateway.faults.cutting import breaking_way
 from tests.gateway.real import launch, real_gateway
 
 BODY = {"stream": True, "stream_options": {"include_usage": True}}

@@ -14,8 +14,8 @@ import pytest
 
 from cli.predecessor import HttpPredecessor
 from cli.settings import Settings
-from gateway.pickup import Unreachable
-from gateway.succession import TakeOverFailed
+from gateway.fleet.take_over import TakeOverFailed
+from gateway.streaming.resume_endpoint import Unreachable
 
 pytestmark = pytest.mark.anyio
 

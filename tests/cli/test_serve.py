@@ -20,7 +20,7 @@ from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.serve import gateway_settings, like_command, log_level, run_server, worker_command, worker_launches
 from cli.settings import Settings
-from gateway.launch import LaunchRefused
+from gateway.fleet.launch import LaunchRefused
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.cli.terminal import Terminal
 from workers.spec import WorkerSpec

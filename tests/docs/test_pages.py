@@ -10,7 +10,7 @@ import typer.main
 
 from cli.main import app
 from cli.settings import Settings, flag, load
-from gateway.requests import RequestDecoder
+from gateway.openai.decoding import RequestDecoder
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from workers.runner import Runner
@@ -103,7 +103,7 @@ def test_every_error_code_is_listed() -> None:
     listed = {
         code for row in re.findall(r"^\| \d+.*? \| (.*?) \|", page, re.MULTILINE) for code in re.findall(r"\w+", row)
     }
-    sources = "".join(file.read_text() for file in (ROOT / "gateway").glob("*.py"))
+    sources = "".join(file.read_text() for file in (ROOT / "gateway").rglob("*.py"))
     raised = set(re.findall(r'(?:ApiError|super\(\).__init__)\([45]\d\d, .*"([a-z]+(?:_[a-z]+)+)"', sources))
     assert {code.value for code in ErrorCode} | raised <= listed
     assert {"invalid_api_key", "stream_taken", "body_too_large"} <= raised, "what is raised is found"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from actors.process.exit_cause import Origin
-from gateway.call import Call
+from gateway.routing.request_group import Call
 from protocol.commands import Cancel, Command, Stop, Submit
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished, Gauges, Logprobs, Step

@@ -7,8 +7,8 @@ from typing import Any
 
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
-from gateway.router import Router
-from gateway.workers import Role
+from gateway.routing.router import Router
+from gateway.routing.worker_handle import Role
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
 from protocol.events import (
@@ -32,7 +32,8 @@ ONE_TOKEN = Usage(3, 1)
 
 
 class FakeWorker:
-    """Implements `actors.supervision.worker_process.Worker`. `sent` has every message that the gateway posted, whole."""
+    """Implements `actors.supervision.worker_process.Worker`. `sent` has every message that the gateway posted,
+    whole."""
 
     def __init__(self, name: str = "w0", *, model: str = "tiny", slots: int = 4, context: int = 128) -> None:
         hello = Hello(1, name, 1, 4242, model, "scripted", "none", slots, context, DIGEST)

@@ -14,11 +14,11 @@ from actors.supervision.policy import RestartPolicy
 from actors.supervision.supervisor import Supervisor
 from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.app import create_app
-from gateway.fleet import Fleet
-from gateway.launch import CommandLine, LaunchRefused, WorkerLaunch
-from gateway.operations import Operations
-from gateway.router import Router
-from gateway.server import listen, serve
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
+from gateway.fleet.operations import Operations
+from gateway.http.server import listen, serve
+from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from protocol.events import Event
 from workers.faults import Fault

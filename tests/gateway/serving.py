@@ -11,9 +11,9 @@ import anyio.lowlevel
 import httpx
 
 from gateway.app import create_app
-from gateway.listener import Listener
-from gateway.router import Router
-from gateway.server import listen, serve
+from gateway.http.listener import Listener
+from gateway.http.server import listen, serve
+from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.gateway.fakes import FakeWorker
 

@@ -8,7 +8,7 @@ import pytest
 
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import LastFailure, WorkerState
-from gateway.breaker import TRIP_AFTER
+from gateway.routing.circuit_breaker import TRIP_AFTER
 from protocol.events import Gauges
 from tests.gateway.fakes import FakeWorker
 from tests.gateway.serving import CHAT, COMPLETION, serving

@@ -19,10 +19,10 @@ import structlog
 from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
 from gateway.daemon import WorkersGaveUp, run_daemon
-from gateway.launch import WorkerLaunch
-from gateway.server import BindError, listen
+from gateway.fleet.launch import WorkerLaunch
+from gateway.fleet.take_over import TakeOverFailed
+from gateway.http.server import BindError, listen
 from gateway.settings import GatewaySettings
-from gateway.succession import TakeOverFailed
 from tests.gateway.real import launch
 from tests.gateway.serving import COMPLETION, events
 from workers.faults import Fault

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.counters import COUNTED, Counters
+from gateway.routing.counters import COUNTED, Counters
 from protocol.events import Delta, Gauges, Step, Usage
 from tests.gateway.real import Real
 from tests.gateway.serving import COMPLETION, Served, serving

@@ -5,11 +5,11 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.call import Call
-from gateway.requests import RequestDecoder
-from gateway.router import Router
+from gateway.openai.decoding import RequestDecoder
+from gateway.routing.failure_attribution import CLEARED_AFTER
+from gateway.routing.request_group import Call
+from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.suspicion import CLEARED_AFTER
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from tests.gateway.fakes import FakeWorker

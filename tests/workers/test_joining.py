@@ -1,4 +1,4 @@
-"""How a worker stays joined: what it does between two links to its gateway. See also tests/gateway/test_remote.py."""
+"""How a worker stays joined: what it does between two links to its gateway. See also tests/gateway/fleet/test_remote.py."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,0 +1,1 @@
+"""Status and administration endpoints, and the chat page."""

@@ -1,0 +1,189 @@
+"""The endpoints that change something: drain, restart, reload. They start an operation and do not wait for its end."""
+
+import os
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import anyio
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.fleet.hand_over import AlreadyGiven, HandOver
+from gateway.fleet.operations import Busy, Operation, Operations
+from gateway.http.errors import ApiError, invalid
+from gateway.openai.invalid_body import refusal
+from gateway.settings import GatewaySettings
+from protocol.bounds import Label
+
+MAX_BODY_BYTES = 64 * 1024
+MAX_GRACE_S = 86400.0
+
+Body = TypeVar("Body", bound=Struct)
+
+
+class Leave(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a worker is to leave."""
+
+    grace_s: Annotated[float, Meta(ge=0.0, le=MAX_GRACE_S)] | None = None
+    """Time for what it has to finish, before it goes on elsewhere; None is `shutdown_grace_s`."""
+
+
+class LeaveAll(Leave, frozen=True, forbid_unknown_fields=True):
+    """How the workers are to leave, and whose."""
+
+    model: Label = ""
+    """Its workers alone; empty is all."""
+
+
+class Reload(LeaveAll, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """As `LeaveAll`, with another checkpoint."""
+
+    checkpoint: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """A directory on the gateway's machine."""
+
+
+class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a request that says all by its path."""
+
+
+class Successor(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whom another gateway, which has taken the port, asks to leave."""
+
+    pid: int
+
+
+class Admin:
+    """Each method answers one route. What is accepted is answered 202, with the operation."""
+
+    def __init__(self, operations: Operations, settings: GatewaySettings) -> None:
+        self._operations = operations
+        self._settings = settings
+
+    def routes(self) -> list[Route]:
+        """What there is under `/admin` besides the list of workers."""
+        return [
+            Route("/admin/operation", self.operation),
+            Route("/admin/workers/{name}/drain", self.drain, methods=["POST"]),
+            Route("/admin/workers/{name}/restart", self.restart, methods=["POST"]),
+            Route("/admin/restart", self.restart_all, methods=["POST"]),
+            Route("/admin/reload", self.reload, methods=["POST"]),
+        ]
+
+    async def operation(self, _: Request) -> Response:
+        """`GET /admin/operation`: the latest one, running or ended."""
+        return _answer(self._operations.latest, 200)
+
+    async def drain(self, request: Request) -> Response:
+        """`POST /admin/workers/{name}/drain`."""
+        leave = await _body(request, Leave, self._settings.body_timeout_s)
+        name = request.path_params["name"]
+        return self._begin(lambda: self._operations.drain(name, self._grace(leave)), "worker", name)
+
+    async def restart(self, request: Request) -> Response:
+        """`POST /admin/workers/{name}/restart`."""
+        leave = await _body(request, Leave, self._settings.body_timeout_s)
+        name = request.path_params["name"]
+        return self._begin(lambda: self._operations.restart(name, self._grace(leave)), "worker", name)
+
+    async def restart_all(self, request: Request) -> Response:
+        """`POST /admin/restart`, with `?rolling` so that another worker is ready before one leaves."""
+        leave = await _body(request, LeaveAll, self._settings.body_timeout_s)
+        rolling = "rolling" in request.query_params
+        begin = self._operations.replace_all if rolling else self._operations.restart_all
+        return self._begin(lambda: begin(self._grace(leave), leave.model), "model", leave.model)
+
+    async def reload(self, request: Request) -> Response:
+        """`POST /admin/reload`."""
+        wanted = await _body(request, Reload, self._settings.body_timeout_s)
+        grace_s = self._grace(wanted)
+        return self._begin(
+            lambda: self._operations.replace_all(grace_s, wanted.model, wanted.checkpoint), "model", wanted.model
+        )
+
+    def _grace(self, leave: Leave) -> float:
+        return self._settings.shutdown_grace_s if leave.grace_s is None else leave.grace_s
+
+    def _begin(self, begin: Callable[[], Operation], kind: str, name: str) -> Response:
+        try:
+            return _answer(begin(), 202)
+        except KeyError as error:
+            raise ApiError(404, f"there is no {kind} {name[:128]!r}", f"{kind}_not_found", param=kind) from error
+        except Busy as error:
+            raise ApiError(409, str(error), "operation_under_way") from error
+
+
+class Succession:
+    """What another gateway asks, which is to take this one's place."""
+
+    def __init__(self, hand_over: HandOver, settings: GatewaySettings) -> None:
+        self._hand_over = hand_over
+        self._body_s = settings.body_timeout_s
+
+    def routes(self) -> list[Route]:
+        """Under `/admin`."""
+        return [
+            Route("/admin/gateway", self.gateway),
+            Route("/admin/gateway/offer", self.offer, methods=["POST"]),
+            Route("/admin/gateway/leave", self.leave, methods=["POST"]),
+        ]
+
+    async def gateway(self, _: Request) -> Response:
+        """`GET /admin/gateway`: which process this is."""
+        return _json({"pid": os.getpid()}, 200)
+
+    async def offer(self, request: Request) -> Response:
+        """`POST /admin/gateway/offer`: see `gateway.fleet.hand_over.Offer`. Changes nothing yet."""
+        await _body(request, Nothing, self._body_s)
+        try:
+            return _json(self._hand_over.offer(), 202)
+        except AlreadyGiven as error:
+            raise ApiError(409, str(error), "another_gateway") from error
+
+    async def leave(self, request: Request) -> Response:
+        """`POST /admin/gateway/leave`: to the gateway of that process alone, for two of them may have the port."""
+        wanted = await _body(request, Successor, self._body_s)
+        if wanted.pid != os.getpid():
+            raise ApiError(409, f"this is the gateway of process {os.getpid()}", "another_gateway", param="pid")
+        self._hand_over.leave()
+        return _json({"pid": wanted.pid}, 202)
+
+
+def _json(value: Any, status: int) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _body(request: Request, kind: type[Body], within_s: float) -> Body:
+    """A JSON object, or nothing. Raises `ApiError`."""
+    # A page of another origin can send other types unasked.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "the content-type must be application/json", "unsupported_media_type")
+    body = bytearray()
+    try:
+        with anyio.fail_after(within_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise ApiError(413, f"the body is over the bound of {MAX_BODY_BYTES} bytes", "body_too_large")
+    except (TimeoutError, ClientDisconnect) as error:
+        raise ApiError(408, "the body did not arrive in time", "timeout") from error
+    try:
+        return msgspec.json.decode(bytes(body) or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise refusal(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise invalid(None, f"the body is not valid JSON: {error}", "invalid_json") from error
+
+
+def _answer(operation: Operation | None, status: int) -> Response:
+    value: dict[str, Any] = {"operation": None}
+    if operation is not None:
+        value["operation"] = {
+            "number": operation.number,
+            "name": operation.name,
+            "outcome": operation.outcome.value,
+            "lines": operation.lines,
+        }
+    return _json(value, status)

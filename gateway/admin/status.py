@@ -1,0 +1,147 @@
+"""What can be asked about the gateway itself: models, health, workers, metrics, and the page to chat on."""
+
+import asyncio
+from importlib import resources
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from actors.supervision.worker import LastFailure, WorkerState, WorkerStatus
+from gateway.metrics import CONTENT_TYPE
+from gateway.routing.router import Router
+from gateway.routing.worker_handle import Seat
+from gateway.settings import GatewaySettings
+
+PAGE_RESUME_S = 60.0
+"""How long the page asks for an answer to be kept when its connection ends."""
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+class Status:
+    """The endpoints that only look. Each method answers one route."""
+
+    def __init__(self, router: Router, settings: GatewaySettings, created: int) -> None:
+        self._router = router
+        self._settings = settings
+        self._created = created
+        resume_s = min(PAGE_RESUME_S, settings.resume_most_s)
+        page = resources.files("gateway.admin").joinpath("page.html").read_text(encoding="utf-8")
+        self._page = page.replace("{{resume_s}}", f"{resume_s:g}").encode()
+
+    async def models(self, _: Request) -> Response:
+        """`GET /v1/models`."""
+        return _json({"object": "list", "data": [self._model(name) for name in self._router.models()]})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/{id}`. Raises `ApiError` for an unknown one."""
+        name = request.path_params["id"]
+        if name not in self._router.models():
+            raise self._router.no_model(name, param="id")
+        return _json(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        hellos = [seat.status.hello for seat in self._router.seats() if seat.model == name]
+        context = max((hello.context for hello in hellos if hello is not None), default=None)
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "baton",
+            "max_model_len": context,
+        }
+
+    async def live(self, _: Request) -> Response:
+        """`GET /health/live`: the event loop turns."""
+        return _json({"status": "live"})
+
+    async def ready(self, _: Request) -> Response:
+        """`GET /health/ready`: 200 when some worker is ready and showed progress lately, and admission is open.
+
+        `given_up` names the workers that are not started again.
+        """
+        given_up = [seat.name for seat in self._router.seats() if seat.status.state is WorkerState.GIVEN_UP]
+        now = asyncio.get_running_loop().time()
+        progressing = {
+            name: any(
+                seat.progressing(now, self._settings.progress_timeout_s)
+                for seat in self._router.seats()
+                if seat.model == name
+            )
+            for name in self._router.models()
+        }
+        if any(progressing.values()) and not self._router.draining:
+            return _json({"status": "ready", "models": progressing, "given_up": given_up})
+        status = "draining" if self._router.draining else "not ready"
+        retry = {"retry-after": str(self._settings.retry_after_s)}
+        return _json({"status": status, "models": progressing, "given_up": given_up}, 503, retry)
+
+    async def workers(self, _: Request) -> Response:
+        """`GET /admin/workers`."""
+        now = asyncio.get_running_loop().time()
+        return _json({"workers": [_worker(seat, now) for seat in self._router.seats()]})
+
+    async def metrics(self, _: Request) -> Response:
+        """`GET /metrics`."""
+        return Response(self._router.metrics.render(), headers={"content-type": CONTENT_TYPE.decode()})
+
+    async def page(self, _: Request) -> Response:
+        """`GET /`."""
+        return Response(self._page, headers=_PAGE_HEADERS, media_type="text/html; charset=utf-8")
+
+
+def _device(status: WorkerStatus) -> str | None:
+    """The device that was taken; until that is known, the one that was asked for."""
+    if status.ready is not None and status.ready.device:
+        return status.ready.device
+    return None if status.hello is None else status.hello.device
+
+
+def _failure(last: LastFailure, now: float) -> dict[str, Any]:
+    return {
+        "incarnation": last.incarnation,
+        "origin": last.origin.value,
+        "reason": last.reason,
+        "ago_s": round(max(0.0, now - last.at), 3),
+    }
+
+
+def _worker(seat: Seat, now: float) -> dict[str, Any]:
+    status = seat.status
+    hello, gauges = status.hello, status.gauges
+    return {
+        "name": seat.name,
+        "model": seat.model,
+        "backend": None if hello is None else hello.backend,
+        "device": _device(status),
+        "pid": status.pid,
+        # Of a worker of another machine, whose pid is that machine's.
+        "address": status.address or None,
+        "incarnation": status.incarnation,
+        "state": status.state.value,
+        "role": seat.role.value,
+        "circuit": seat.breaker.state(now).value,
+        "restarts": status.restarts,
+        "reason": status.reason,
+        "last_failure": None if status.last_failure is None else _failure(status.last_failure, now),
+        "slots_total": 0 if hello is None else hello.slots,
+        "slots_active": gauges.slots_active,
+        "queue_depth": gauges.queue_depth,
+        "steps": gauges.steps,
+        "slowest_step_s": gauges.slowest_step_ms / 1000,
+        "hang_after_s": status.hang_s,
+        # A worker without a process has shown none.
+        "last_progress_s": None if status.pid is None else round(max(0.0, now - status.last_progress), 3),
+    }

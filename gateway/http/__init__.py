@@ -1,0 +1,1 @@
+"""The HTTP server under every dialect: listener, exchange, authentication, body budget, errors."""

@@ -1,0 +1,212 @@
+"""One HTTP exchange on plain ASGI: the body in, the answer out, and a client that may leave or stall at any moment."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import anyio
+from starlette.types import Receive, Scope, Send
+
+from gateway.http.body_budget import HeldBody
+from gateway.http.credentials import presented_key
+from gateway.http.errors import ApiError
+from gateway.openai.sse import DONE, error_event
+from gateway.settings import GatewaySettings
+
+JSON = b"application/json"
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientGone(Exception):
+    """Raised when the client left before its body was whole: there is nobody to answer."""
+
+
+class Exchange:
+    """Reads one request and writes one response. One task uses it, beside the one in `until_gone`."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings) -> None:
+        self.token = secrets.token_hex(12)
+        """What makes the ids of this exchange unique."""
+        self.request_id: str = scope.get("baton.request_id") or self.token
+        self.created = int(time.time())
+        self._id_header = (b"x-request-id", self.request_id.encode())
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._settings = settings
+        self.begun = False
+        """An event stream was started."""
+        self._done = False
+        self._sending = False
+        self._sends = 0
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    @property
+    def query(self) -> str:
+        """The parameters of the request's address."""
+        query: bytes = self._scope.get("query_string", b"")
+        return query.decode("latin-1")
+
+    def header(self, name: bytes) -> str:
+        """A header of the request; empty when it has none. `name` is in lower case."""
+        return self._headers.get(name, b"").decode("latin-1").strip()
+
+    @property
+    def last_event_id(self) -> str:
+        """The event after which a client wants to go on; empty when it does not say."""
+        return self.header(b"last-event-id")
+
+    @property
+    def key(self) -> bytes:
+        """The key that the client showed, whether one is needed or not."""
+        return presented_key(self._scope) or b""
+
+    @property
+    def delivered(self) -> bool:
+        """The last byte of the answer was given to the connection."""
+        return self._done and not self._sending
+
+    @property
+    def sending(self) -> bool:
+        """Events wait for the connection to take them."""
+        return self._sending
+
+    async def body(self, held: HeldBody) -> bytes:
+        """The whole JSON body, which grows `held`. Raises `ApiError` for another type, a size over a bound or a slow
+        client, and `ClientGone`."""
+        kind = self._headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        bound = self._settings.max_body_bytes
+        parts: list[bytes] = []
+        size = 0
+        problem: ApiError | None = None
+        try:
+            with anyio.fail_after(self._settings.body_timeout_s):
+                # A client that is over a bound by little is read to its end, for its own reading to work.
+                async for part in self._parts():
+                    size += len(part)
+                    if problem is None:
+                        problem = self._grow(held, size, part)
+                        parts.append(part)
+                    if problem is not None:
+                        parts.clear()
+                        held.shrink()
+                    if size > 2 * bound:
+                        break
+        except TimeoutError as error:
+            # Not kept until the answer has gone: on HTTP/2 that takes as long again.
+            parts.clear()
+            held.shrink()
+            raise ApiError(408, "the body did not arrive in time", "timeout", headers=[CLOSE]) from error
+        if problem is not None:
+            raise problem
+        # A cross-site form can post text/plain without asking; this type it cannot send unasked.
+        if kind != JSON:
+            raise ApiError(415, "the content-type must be application/json", "unsupported_media_type")
+        return b"".join(parts)
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises `ClientGone`."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = message.get("more_body", False)
+            yield message.get("body", b"")
+
+    def _grow(self, held: HeldBody, size: int, part: bytes) -> ApiError | None:
+        """Make room for a part of a body that has `size` bytes with it; why there is none."""
+        bound = self._settings.max_body_bytes
+        if size > bound:
+            return ApiError(413, f"the body is over the bound of {bound} bytes", "body_too_large", headers=[CLOSE])
+        try:
+            held.grow(len(part))
+        except ApiError as full:
+            return full
+        return None
+
+    async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """Send a whole JSON response. A client that does not take it in time is dropped."""
+        self._done = True
+        length = (b"content-length", str(len(body)).encode())
+        start = {"type": "http.response.start", "status": status}
+        with anyio.move_on_after(self._settings.client_stall_s):
+            await self._send({**start, "headers": [(b"content-type", JSON), length, self._id_header, *(headers or [])]})
+            await self._send({"type": "http.response.body", "body": body})
+
+    async def respond_empty(self) -> None:
+        """Send 204: it is so, and there is nothing to say."""
+        self._done = True
+        with anyio.move_on_after(self._settings.client_stall_s):
+            await self._send({"type": "http.response.start", "status": 204, "headers": [self._id_header]})
+            await self._send({"type": "http.response.body", "body": b""})
+
+    async def refuse(self, error: ApiError) -> None:
+        """Send an error as the response. What is left of the body is thrown away meanwhile, or a server with a full
+        queue of it could not end the exchange."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.until_gone, None)
+            await self.respond(error.status, error.body(), error.headers)
+            group.cancel_scope.cancel()
+
+    async def attended(self, work: Callable[[anyio.CancelScope], Awaitable[None]]) -> None:
+        """Do `work` while the client is there. Its argument is the scope that is cancelled when it is not."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.until_gone, group.cancel_scope)
+            await work(group.cancel_scope)
+            group.cancel_scope.cancel()
+
+    async def start_events(self, scope: anyio.CancelScope, stream_id: str = "") -> None:
+        """Start an event stream. `scope` is cancelled when the client takes nothing for too long. `stream_id` is that
+        of one that can be picked up again."""
+        self._watch(scope, -1)
+        self.begun = True
+        headers = [*_EVENT_HEADERS, self._id_header]
+        if stream_id:
+            headers.append((b"x-stream-id", stream_id.encode()))
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def events(self, chunk: bytes, more: bool = True) -> None:
+        """Send rendered events; the last ones with `more` false."""
+        self._sending = True
+        self._done = not more
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+        self._sending = False
+        self._sends += 1
+
+    async def end(self, error: ApiError) -> None:
+        """Say why there is no more answer, or none: as the last events, or as the response."""
+        if self.begun:
+            await self.events(error_event(error) + DONE, more=False)
+        else:
+            await self.respond(error.status, error.body(), error.headers)
+
+    def _watch(self, scope: anyio.CancelScope, sends: int) -> None:
+        """Look now and then whether the same send still waits: cheaper than a timer for each. A stall is seen after
+        once to twice its time."""
+        if self._sending and sends == self._sends:
+            scope.cancel()
+            return
+        loop = asyncio.get_running_loop()
+        self._watchdog = loop.call_later(self._settings.client_stall_s, self._watch, scope, self._sends)
+
+    async def until_gone(self, scope: anyio.CancelScope | None) -> None:
+        """Wait for the client to leave, then cancel `scope`; not when it left because it has its answer."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if scope is not None and not self._done:
+            scope.cancel()
+
+    def close(self) -> None:
+        """Stop watching the client."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+
+CLOSE = (b"connection", b"close")

@@ -1,0 +1,1 @@
+"""OpenAI's API: request schema, decoding, rendering, server-sent events."""

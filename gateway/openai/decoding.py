@@ -1,0 +1,165 @@
+"""Bodies in: decoded once, at the door, into typed structs, and turned into the sequences that they ask for."""
+
+import secrets
+import time
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.http.errors import invalid
+from gateway.openai.invalid_body import refusal
+from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
+from gateway.openai.unsupported import refuse_set
+from gateway.routing.plan import Choice, Form, Plan
+from gateway.settings import GatewaySettings
+from protocol.bounds import MAX_SEED, MAX_TEXT
+from protocol.request import Bias, ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
+
+COMPLETION_MAX_TOKENS = 16
+"""What OpenAI's completions endpoint generates when nothing is said."""
+
+Body = TypeVar("Body", CompletionBody, ChatBody)
+
+
+class RequestDecoder:
+    """Decodes the bodies of the two endpoints into plans. Every refusal is an `ApiError` that names its field."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._completion = msgspec.json.Decoder(CompletionBody)
+        self._chat = msgspec.json.Decoder(ChatBody)
+
+    def completion(self, raw: bytes) -> Plan:
+        """Decode a body of `/v1/completions`."""
+        body = _decode(self._completion, raw)
+        refuse_set(body)
+        prompts = _prompts(body.prompt)
+        limit = body.max_tokens or COMPLETION_MAX_TOKENS
+        top = None if body.logprobs is False else body.logprobs
+        return self._plan(body, prompts, limit, top, size=len(raw))
+
+    def chat(self, raw: bytes) -> Plan:
+        """Decode a body of `/v1/chat/completions`."""
+        body = _decode(self._chat, raw)
+        refuse_set(body)
+        limit = body.max_completion_tokens
+        if limit is None:
+            limit = body.max_tokens
+        elif body.max_tokens not in (None, limit):
+            raise invalid("max_tokens", "`max_tokens` and `max_completion_tokens` differ; send one of them")
+        if body.top_logprobs and not body.logprobs:
+            raise invalid("top_logprobs", "`top_logprobs` goes with `logprobs: true` only")
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
+        return self._plan(body, [ChatInput(messages, now=int(time.time()))], limit, top, size=len(raw))
+
+    def _plan(
+        self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, top: int | None, *, size: int
+    ) -> Plan:
+        n = body.n or 1
+        self._check_fanout(len(inputs), n, size)
+        if body.stream_options is not None and not body.stream:
+            raise invalid("stream_options", "`stream_options` goes with `stream: true` only")
+        if limit is not None and (body.min_tokens or 0) > limit:
+            raise invalid("min_tokens", f"`min_tokens` is over the {limit} tokens that are generated at most")
+        limits = Limits(
+            max_tokens=limit,
+            stop=_stops(body.stop),
+            ignore_eos=bool(body.ignore_eos),
+            deadline_ms=int(self._settings.request_timeout_s * 1000),
+            min_tokens=body.min_tokens or 0,
+        )
+        # A seed gives a prompt the same choices whatever stands beside it; without one, equal prompts should differ.
+        first = secrets.randbits(63) if body.seed is None else body.seed
+        seeds = (first + (index if body.seed is None else index % n) for index in range(len(inputs) * n))
+        # They differ in their seed alone: what is large about it they share.
+        sampling = _sampling(body, top)
+        choices = tuple(
+            Choice(inputs[index // n], replace(sampling, seed=seed & MAX_SEED), limits, body.cache_salt or "")
+            for index, seed in enumerate(seeds)
+        )
+        options = body.stream_options or StreamOptions()
+        form = Form(
+            chat=isinstance(body, ChatBody),
+            per_prompt=n,
+            stream=bool(body.stream),
+            include_usage=bool(options.include_usage),
+            return_token_ids=bool(body.return_token_ids),
+            logprobs=top is not None,
+            resume_s=self._resume_s(options),
+        )
+        return Plan(body.model, choices, form)
+
+    def _resume_s(self, options: StreamOptions) -> float:
+        wanted, most = options.resume_s or 0.0, self._settings.resume_most_s
+        if wanted > most:
+            kept = f"for {most:g} s at most" if most else "not"
+            raise invalid("stream_options.resume_s", f"`stream_options.resume_s`: streams are kept {kept} here")
+        return wanted
+
+    def _check_fanout(self, prompts: int, n: int, size: int) -> None:
+        settings, count = self._settings, prompts * n
+        field = "n" if n > 1 else "prompt"
+        if count > settings.max_choices:
+            asked = f"prompts times n, {prompts} x {n}, are {count} sequences"
+            raise invalid(field, f"{asked}; one request may have {settings.max_choices}")
+        if count > 1 and count * size > min(settings.max_fanout_bytes, settings.max_total_body_bytes):
+            raise invalid(field, f"{count} sequences of a body of {size} bytes are too much for one request")
+
+
+def _decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise refusal(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(None, f"the body is not valid JSON: {str(error)[:200]}", "invalid_json") from error
+    except RecursionError as error:
+        raise invalid(None, "the body is nested too deeply", "invalid_json") from error
+
+
+def _prompts(prompt: Any) -> list[Input]:
+    """The inputs of a prompt: a string, strings, token ids or lists of token ids; not a mixture."""
+    if isinstance(prompt, str):
+        return [TextInput(prompt)]
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        raise invalid("prompt", "`prompt` mixes strings, token ids and lists; it must be one of them")
+    kind = kinds.pop()
+    if kind is str:
+        return [TextInput(item) for item in prompt]
+    if kind is int:
+        return [TokensInput(prompt)]
+    return [TokensInput(item) for item in prompt]
+
+
+def _message(message: ChatMessage, at: str) -> Message:
+    refuse_set(message, f"{at}.")
+    content = message.content
+    if not isinstance(content, str):
+        content = "\n".join(part.text for part in content)
+        if len(content) > MAX_TEXT:
+            raise invalid(f"{at}.content", f"`{at}.content` has over {MAX_TEXT} characters")
+    return Message("system" if message.role == "developer" else message.role, content)
+
+
+def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else stop
+
+
+def _sampling(body: CompletionBody | ChatBody, logprobs: int | None) -> Sampling:
+    """All but the seed."""
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=body.top_k or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=tuple(Bias(token, bias) for token, bias in (body.logit_bias or {}).items()),
+        logprobs=logprobs,
+    )

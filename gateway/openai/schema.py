@@ -1,0 +1,134 @@
+"""The bodies of the two endpoints as types: OpenAI's fields and Baton's own, each with its bounds."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from gateway.openai.unsupported import Generation
+from protocol.bounds import (
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_FRAMES_PER_MESSAGE,
+    MAX_MESSAGES,
+    MAX_NAME,
+    MAX_REPETITION,
+    MAX_SEED,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MAX_TOKENS,
+    MAX_TOP_K,
+    MAX_TOP_LOGPROBS,
+    MIN_REPETITION,
+    Name,
+    Stop,
+    Text,
+    TokenId,
+)
+from protocol.request import Penalty
+
+MAX_PARTS = 256
+MAX_LABEL = 512
+MAX_METADATA = 16
+
+Label = Annotated[str, Meta(max_length=MAX_LABEL)]
+TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+Biases = Annotated[dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]], Meta(max_length=MAX_BIASES)]
+Stops = Stop | Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
+TokenPrompt = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
+Prompt = Text | Annotated[tuple[Text | TokenId | TokenPrompt, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """`include_usage` adds a last chunk with the counts of the whole request. `resume_s`, Baton's own, is how many
+    seconds the stream is kept for a client whose connection ended."""
+
+    include_usage: bool | None = None
+    resume_s: Annotated[float, Meta(ge=0)] | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class _Body(Generation, kw_only=True):
+    """What both endpoints share. OpenAI's defaults; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`
+    and `return_token_ids` are added, under the names that they have in vLLM."""
+
+    model: Name
+    n: Annotated[int, Meta(ge=1, le=MAX_FRAMES_PER_MESSAGE)] | None = None
+    max_tokens: TokenCount | None = None
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION, le=MAX_REPETITION)] | None = None
+    logit_bias: Biases | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    stop: Stops | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
+    # Labels of the client's own, which change no answer.
+    user: Label | None = None
+    metadata: Annotated[dict[Label, Label], Meta(max_length=MAX_METADATA)] | None = None
+    prompt_cache_key: Label | None = None
+    safety_identifier: Label | None = None
+
+
+class CompletionBody(_Body, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: Prompt
+    logprobs: TopLogprobs | Literal[False] | None = None
+    """How many most likely tokens to report with each."""
+    # Refused when they ask for something: see `gateway.openai.unsupported`.
+    best_of: Any = None
+    echo: Any = None
+    suffix: Any = None
+
+
+class TextPart(Struct, forbid_unknown_fields=True):
+    """One part of a message's content; text is the only kind."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One message. `developer` is what newer clients call `system`, and reaches the template under that name."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[tuple[TextPart, ...], Meta(min_length=1, max_length=MAX_PARTS)]
+    # Refused when they say something, for they would not reach the template; replies sent back carry many as `null`.
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+    name: Any = None
+    refusal: Any = None
+    tool_call_id: Any = None
+    tool_calls: Any = None
+
+
+class ChatBody(_Body, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    # Refused when they ask for something: see `gateway.openai.unsupported`.
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    response_format: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None

@@ -1,0 +1,1 @@
+"""Which worker computes which sequence: pool, placement, wait queue, failure attribution, quarantine."""

@@ -1,0 +1,210 @@
+"""Live sequences: what a worker delivered, what the client has not taken yet, and the one way each of them ended."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.routing.failure import Charge
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from protocol.events import Delta, Finished, Logprobs, Usage
+from protocol.request import TokensInput
+
+if TYPE_CHECKING:
+    from gateway.routing.request_group import Call
+
+_log = structlog.get_logger("gateway.routing.sequence")
+
+
+class Cause(StrEnum):
+    """Why a sequence goes on without the worker that it was on."""
+
+    DIED = "died"
+    """The worker exited, hung or broke the protocol, which may be due to what it computed."""
+    KILLED = "killed"
+    """Somebody ended, suspended or cut off the worker from outside."""
+    LEFT = "left"
+    """The worker leaves, and not because of what it computes: it was stopped, or its device fails."""
+    MOVED = "moved"
+    """It was taken off a worker that goes on living."""
+    STEP = "step_failed"
+    """An engine step failed with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a sequence ended without an answer; `field` is the request field at fault, when one is."""
+
+    code: ErrorCode
+    text: str
+    field: str = ""
+
+
+class Piece(Struct, frozen=True, gc=False):
+    """What one sequence got since its client last took. `reason` is set on its last piece alone."""
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    reason: Literal["stop", "length"] | None
+    logprobs: tuple[Logprobs, ...] = ()
+    """One for each of the tokens, where the request asked for them."""
+
+
+class Stream:
+    """One live sequence, owned by its call. It ends exactly once: with `usage`, with `failure`, or cancelled.
+
+    It keeps what another worker needs to go on with it: its `submit`, and in `tokens` every id that was delivered. What
+    it is computed by may change; what it has delivered stays. Its backlog is bounded by `limit`, its own `max_tokens`
+    or its worker's context.
+    """
+
+    __slots__ = (
+        "_logprobs",
+        "_taken",
+        "_text",
+        "call",
+        "cause",
+        "charges",
+        "continued",
+        "ended",
+        "failure",
+        "first_at",
+        "index",
+        "kind",
+        "last_at",
+        "limit",
+        "loss",
+        "opened_at",
+        "order",
+        "reason",
+        "since_replay",
+        "submit",
+        "tokens",
+        "usage",
+        "waited",
+        "worker",
+    )
+
+    def __init__(self, submit: Submit, index: int, call: "Call", *, now: float) -> None:
+        self.submit = submit
+        self.index = index
+        self.call = call
+        self.order = submit.stream
+        """Its place among all sequences in the order of their admission."""
+        self.limit = submit.limits.max_tokens or 0
+        self.opened_at = now
+        self.first_at = 0.0
+        self.last_at = now
+        self.tokens: list[int] = []
+        self.ended = False
+        self.reason: Literal["stop", "length"] | None = None
+        self.usage: Usage | None = None
+        self.failure: Failure | None = None
+        self.worker = ""
+        """The worker that computes it; empty while it waits for one."""
+        self.waited = False
+        """It has been without a worker: no worker's full queue is reason to refuse it now."""
+        self.kind: tuple[str, str] | None = None
+        """Backend and config digest of the worker that computed it first: equal kinds compute equal tokens."""
+        self.continued = False
+        """A worker of another kind went on with it."""
+        self.cause: Cause | None = None
+        """Why it lost its last worker, until the next one brings something."""
+        self.loss = ""
+        self.charges: tuple[Charge, ...] = ()
+        """The failures at which it ran, one after the other, until it has got past that point. See
+        `gateway.routing.failure_attribution`, which bounds their number."""
+        self.since_replay = 0
+        """Tokens that came since the last of them."""
+        self._text: list[str] = []
+        self._logprobs: list[Logprobs] = []
+        self._taken = 0
+
+    def submit_as(self, number: int, now: float) -> Submit:
+        """What a worker is told in order to compute it, under a number that no worker has seen yet.
+
+        The tokens that were delivered go along: they count as generated and do not come again. Of its time it has what
+        is left.
+        """
+        limits = self.submit.limits
+        if limits.deadline_ms:
+            left = limits.deadline_ms - int((now - self.opened_at) * 1000)
+            limits = replace(limits, deadline_ms=max(1, left))
+        return replace(self.submit, stream=number, limits=limits, resume=tuple(self.tokens))
+
+    def place(self, submit: Submit, worker: str, kind: tuple[str, str], context: int) -> None:
+        """A worker of this kind got `submit`. It holds `context` tokens."""
+        self.submit = replace(self.submit, stream=submit.stream)
+        self.limit = submit.limits.max_tokens or context
+        self.worker = worker
+        if not self.tokens:
+            self.kind = kind
+        self.continued = self.continued or kind != self.kind
+
+    def leave(self, cause: Cause, loss: str) -> None:
+        """It has no worker any more; `loss` says why in words."""
+        _log.info(
+            "stream_lost",
+            request=self.call.request,
+            choice=self.index,
+            worker=self.worker,
+            cause=str(cause),
+            reason=loss,
+        )
+        self.worker = ""
+        self.cause = cause
+        self.loss = loss
+
+    def push(self, delta: Delta | Finished) -> bool:
+        """Add what a step brought. False when that is over the limit: a defect of the worker, and nothing was added."""
+        if len(self.tokens) + len(delta.tokens) > self.limit:
+            return False
+        self.tokens += delta.tokens
+        if delta.text:
+            self._text.append(delta.text)
+        if delta.logprobs:
+            self._logprobs += delta.logprobs
+        self.call.changed(self)
+        return True
+
+    def finish(self, reason: Literal["stop", "length"], usage: Usage) -> None:
+        """The good end."""
+        self.reason = reason
+        self.usage = usage
+        self._end()
+
+    def fail(self, failure: Failure) -> None:
+        """The bad end."""
+        self.failure = failure
+        self._end()
+
+    def cancel(self) -> None:
+        """The end that nobody is told of: the client is gone."""
+        self._end()
+
+    def _end(self) -> None:
+        if self.ended:
+            raise RuntimeError(f"stream {self.submit.stream} ended twice")
+        self.ended = True
+        # Whoever has yet to take the answer may take minutes.
+        self.submit = replace(self.submit, input=TokensInput(()))
+        self.call.changed(self)
+
+    def take(self, with_tokens: bool) -> Piece | None:
+        """What the client has not had yet, in one piece however many steps it took; None when there is nothing."""
+        text = "".join(self._text)
+        self._text.clear()
+        tokens: tuple[int, ...] = ()
+        if with_tokens and self._taken < len(self.tokens):
+            tokens = tuple(self.tokens[self._taken :])
+            self._taken = len(self.tokens)
+        logprobs = tuple(self._logprobs)
+        self._logprobs.clear()
+        if not (text or tokens or self.reason is not None):
+            return None
+        return Piece(self.index, text, tokens, self.reason, logprobs)

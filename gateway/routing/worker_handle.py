@@ -1,0 +1,222 @@
+"""One worker as the router sees it: its status, its counts, and the sequences it holds for the gateway."""
+
+import asyncio
+from asyncio import TimerHandle
+from collections.abc import Iterable
+from enum import StrEnum
+
+from actors.supervision.worker import Worker, WorkerState, WorkerStatus, WorkerUnavailable
+from gateway.http.body_budget import HeldBody
+from gateway.metrics import Metrics, Observed, WorkerSample
+from gateway.routing.circuit_breaker import Breaker, Circuit
+from gateway.routing.counters import Counters
+from gateway.routing.failure import FailureId
+from gateway.routing.failure_attribution import Standing, suspect
+from gateway.routing.sequence import Stream
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE
+from protocol.commands import Cancel, Submit
+from protocol.events import SILENT_S
+
+CANCEL_RETRY_S = 0.02
+FULL_S = 0.25
+"""Time until a worker that had no room for what another one lost is asked again, or until something ends on it."""
+STALLS = 4
+"""As many stalls as `Seat.stalled` sees make a hang."""
+
+
+class Role(StrEnum):
+    """Whether a worker is given requests, or is kept ready to be."""
+
+    ACTIVE = "active"
+    STANDBY = "standby"
+
+
+class Seat:
+    """Owned by the router. `live` has the sequences by their number, in the order in which the worker got them."""
+
+    def __init__(self, worker: Worker, name: str, model: str, metrics: Metrics, role: Role = Role.ACTIVE) -> None:
+        self.worker = worker
+        self.name = name
+        self.model = model
+        self.role = role
+        """Changed by the roster alone."""
+        self.promotions = 0
+        """How often it was made active."""
+        self.breaker = Breaker()
+        self.standing = Standing()
+        self.incarnation = worker.status.incarnation
+        self.counters = Counters()
+        self.live: dict[int, Stream] = {}
+        self.slots = 0
+        """Of the worker that is there or was there last."""
+        self.reached = 0
+        """See `Gauges.reached`."""
+        self._closed = -1
+        self._full_until = 0.0
+        self._uncancelled: list[Cancel] = []
+        self._unanswered: dict[int, HeldBody] = {}
+        self._retry: TimerHandle | None = None
+        self._metrics = metrics
+        self._backend = "unknown"
+        self.observed: Observed = metrics.of(model, self._backend, name)
+        self.refresh(worker.status)
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The worker's status, now."""
+        return self.worker.status
+
+    @property
+    def backend(self) -> str:
+        """What the worker said that it computes with; kept while it restarts, so that its series go on."""
+        return self._backend
+
+    @property
+    def ready(self) -> bool:
+        """The worker takes requests."""
+        status = self.worker.status
+        return status.state is WorkerState.READY and status.incarnation == self.incarnation != self._closed
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Backend and config digest: workers of one kind compute the same tokens."""
+        hello = self.worker.status.hello
+        return (hello.backend, hello.config_digest) if hello is not None else ("", "")
+
+    def close(self) -> None:
+        """This incarnation gets no more requests."""
+        self._closed = self.incarnation
+
+    def full(self, now: float) -> bool:
+        """It refused something lately, and nothing has ended on it since."""
+        return now < self._full_until
+
+    def refused(self, now: float) -> None:
+        """It had no room: leave it alone for a while."""
+        self._full_until = now + FULL_S
+
+    @property
+    def tries_suspect(self) -> bool:
+        """The worker may be about to die of one of its sequences, and whoever shares it would see a gap."""
+        return any(map(suspect, self.live.values()))
+
+    def place(self, stream: Stream, submit: Submit) -> None:
+        """The worker was sent a sequence under this number. It may have its body in a queue until it has answered, also
+        when the sequence is cancelled meanwhile."""
+        self.live[submit.stream] = stream
+        self._unanswered[submit.stream] = stream.call.body.need()
+
+    def answered(self, number: int) -> None:
+        """The worker is done with a sequence of this number, if it was sent one."""
+        if (body := self._unanswered.pop(number, None)) is not None:
+            body.release()
+
+    def remove(self, stream: Stream) -> None:
+        """A sequence is not the worker's any more; that may make room."""
+        del self.live[stream.submit.stream]
+        self._full_until = 0.0
+
+    @property
+    def failed_step(self) -> FailureId:
+        """The last of its steps that failed; all rows of one fail together."""
+        return self.incarnation, self.status.gauges.steps_failed
+
+    def pardon(self, failure: FailureId) -> None:
+        """A failure was put down to a request: it is not to count against the worker, within the bounds of its
+        standing."""
+        if not self.standing.pardons(failure):
+            return
+        incarnation, step = failure
+        if step is None:
+            self.worker.pardon_nowait(incarnation)
+        else:
+            self.breaker.pardon(failure)
+
+    def fit(self, now: float) -> bool:
+        """The worker can serve: it takes requests, and they do not keep failing. `now` is the loop's time."""
+        return self.ready and self.breaker.state(now) is not Circuit.OPEN
+
+    def silent(self, now: float) -> bool:
+        """The worker has missed its beats, and nobody knows yet whether it lives: others are given requests before it.
+        `now` is the loop's time."""
+        return now - self.worker.status.last_frame >= SILENT_S
+
+    def stalled(self, now: float) -> bool:
+        """The worker has work and has finished no step for a good part of the time after which that is a hang: twice
+        its longest step at least. `now` is the loop's time."""
+        status = self.worker.status
+        return bool(self.live) and 0 < status.hang_s <= STALLS * (now - status.last_progress)
+
+    def doubtful(self, now: float) -> bool:
+        """The worker may be lost soon, or may just be slow: others are given requests before it."""
+        return self.silent(now) or self.stalled(now)
+
+    def usefulness(self, now: float) -> int:
+        """0 for a worker that cannot serve, 1 for one that may be lost soon, 2 for others."""
+        if not self.fit(now):
+            return 0
+        return 1 if self.doubtful(now) else 2
+
+    def admits(self, now: float) -> bool:
+        """The worker may be given a request now."""
+        return self.role is Role.ACTIVE and self.ready and self.breaker.allows(now, len(self.live))
+
+    def progressing(self, now: float, timeout_s: float) -> bool:
+        """The worker can serve and lately showed that it gets on with what it has. `now` is the loop's time."""
+        return self.fit(now) and now - self.worker.status.last_progress < timeout_s
+
+    def refresh(self, status: WorkerStatus) -> None:
+        """Take over what a status says: the counts, and the labels once they are known."""
+        self.counters.saw(status.incarnation, status.gauges)
+        if status.hello is None:
+            return
+        self.slots = status.hello.slots
+        if status.hello.backend != self._backend:
+            self._backend = status.hello.backend
+            self.observed = self._metrics.of(self.model, self._backend, self.name)
+
+    def cancel(self, streams: Iterable[Stream]) -> None:
+        """Post a cancel for each. A full link must not lose one, or a slot would compute for nobody: they go again."""
+        self._uncancelled.extend(Cancel(stream.submit.stream) for stream in streams)
+        if self._retry is None:
+            self._post_cancels()
+
+    def forget(self) -> None:
+        """The incarnation is gone, and with it what was on its way there."""
+        self._uncancelled.clear()
+        while self._unanswered:
+            self._unanswered.popitem()[1].release()
+
+    def _post_cancels(self) -> None:
+        self._retry = None
+        while batch := self._uncancelled[:MAX_FRAMES_PER_MESSAGE]:
+            try:
+                self.worker.send_nowait(batch)
+            except WorkerUnavailable:
+                self._retry = asyncio.get_running_loop().call_later(CANCEL_RETRY_S, self._post_cancels)
+                return
+            del self._uncancelled[: len(batch)]
+
+    def sample(self) -> WorkerSample:
+        """The worker, for a scrape."""
+        status = self.worker.status
+        self.refresh(status)
+        ready, hello = self.ready, status.hello
+        active = self.role is Role.ACTIVE
+        free = hello.slots - status.gauges.slots_active if ready and active and hello is not None else 0
+        return WorkerSample(
+            model=self.model,
+            backend=self._backend,
+            worker=self.name,
+            counts=self.counters.total,
+            slots_available=max(0, free),
+            queue_depth=status.gauges.queue_depth,
+            kv_tokens=status.gauges.kv_tokens,
+            retained_tokens=status.gauges.retained_tokens,
+            live=len(self.live),
+            ready=ready,
+            restarts=status.restarts,
+            standby=not active,
+            promotions=self.promotions,
+            circuit_open=self.breaker.state(asyncio.get_running_loop().time()) is not Circuit.CLOSED,
+        )

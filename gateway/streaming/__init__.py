@@ -1,0 +1,1 @@
+"""Streamed replies: events in order, replay buffers, and streams that outlive a connection."""

@@ -1,0 +1,52 @@
+"""A worker whose detokenizer panics: `python -m tests.gateway.faults.panicking`, with the arguments of `-m workers`."""
+
+import argparse
+import functools
+
+import anyio
+
+from workers.__main__ import decode_spec
+from workers.backends import Progress
+from workers.loading import Loaded, load
+from workers.service import WorkerService
+from workers.spec import WorkerSpec
+from workers.text.bytes import ByteTokenizer
+
+POISON = "~"
+"""A request whose prompt ends so ends every worker that computes it."""
+
+
+class Panic(BaseException):
+    """As native code's, which is no `Exception`: nothing contains it."""
+
+
+class Panicking(ByteTokenizer):
+    """Bytes; but an answer cannot be made to a prompt that ends in `POISON`."""
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        tokens = super().encode(text, special=special)
+        return [0] if text.endswith(POISON) else tokens
+
+    def piece(self, token: int, *, first: bool = False) -> bytes:
+        if first:
+            raise Panic("the detokenizer")
+        return b"" if token == 0 else super().piece(token)
+
+
+def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
+    loaded = load(spec, progress)
+    return Loaded(loaded.engine, Panicking(), loaded.context)
+
+
+def main() -> int:
+    """Serve until told to stop."""
+    parser = argparse.ArgumentParser()
+    for name, kind in (("endpoint", str), ("incarnation", int), ("spec", decode_spec)):
+        parser.add_argument(f"--{name}", required=True, type=kind)
+    given = parser.parse_args()
+    service = WorkerService(given.spec, given.endpoint, given.incarnation, load=_load)
+    return anyio.run(functools.partial(service.run)).exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,78 @@
+"""Workers that somebody else ends: no evidence against a request, but nothing is tried without end."""
+
+from typing import Any
+
+import pytest
+
+from actors.process.exit_cause import Origin
+from gateway.routing.failure_attribution import MAX_TRIES
+from protocol.errors import ErrorCode
+from tests.gateway.fakes import FakeWorker
+from tests.gateway.virtual import BACKEND
+from tests.gateway.world import World, clear, failure, last, number
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> Any:
+    return BACKEND
+
+
+def kill(worker: FakeWorker) -> None:
+    worker.die(origin=Origin.OUTSIDE)
+    worker.come_back()
+
+
+async def test_all_go_on_at_once_and_together() -> None:
+    world = World(slots=8)
+    calls = [world.open() for _ in range(8)]
+    kill(world["a"])
+    assert len(world["a"].submits) == 16
+    assert not any(call.waiting for call in calls)
+    for call in calls:
+        world["a"].finish(number(call))
+    assert world.replays() == {("killed", "resumed"): 8}
+    assert world["a"].pardoned == [], "the worker did die"
+
+
+async def test_one_is_not_tried_more_often_than_the_bound_and_the_last_time_apart() -> None:
+    world = World()
+    first, second = world.open("first"), world.open("second")
+    for _ in range(MAX_TRIES - 1):
+        kill(world["a"])
+    assert (first.waiting, second.waiting) == (False, True)
+    kill(world["a"])
+    assert failure(first) is ErrorCode.QUARANTINED
+    assert not second.waiting
+    world["a"].finish(number(second))
+    assert second.failure is None
+    assert world["a"].pardoned == [1, 2, 3, 4], "they were put down to the first one"
+
+
+async def test_one_that_gets_on_between_is_innocent_for_ever() -> None:
+    world = World()
+    call = world.open()
+    for _ in range(3 * MAX_TRIES):
+        kill(world["a"])
+        clear(world["a"], last(world["a"]))
+    assert not call.ended
+    assert world["a"].pardoned == []
+
+
+async def test_one_that_kills_is_found_among_kills_from_outside() -> None:
+    world = World("a", "b", "c")
+    call = world.open()
+    world["a"].die()
+    kill(world["b"])
+    world["c"].die()
+    assert failure(call) is ErrorCode.QUARANTINED
+    assert [world[name].pardoned for name in "abc"] == [[1], [], [1]], "the one from outside counts"
+
+
+async def test_a_client_that_leaves_takes_no_death_from_outside_with_it() -> None:
+    world = World()
+    call = world.open()
+    kill(world["a"])
+    call.cancel_nowait()
+    assert world["a"].pardoned == []

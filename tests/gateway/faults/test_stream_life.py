@@ -1,0 +1,324 @@
+"""The life of streams with deaths at every point: the real router and the real worker's code, in any interleaving.
+
+Checked throughout: a live sequence is in one place, every change of the real code is a step of the table of a stream's
+life (`journal.LIFE`), and what was delivered is the beginning of the undisturbed answer. Checked at the end: every
+sequence ended once, with just that answer, or with an error for which there was reason; and that every step of the
+table was taken by some stream.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from actors.process.exit_cause import Origin
+from actors.supervision.worker import WorkerState
+from gateway.http.errors import ApiError
+from gateway.openai.decoding import RequestDecoder
+from gateway.routing.failure_attribution import MAX_TRIES, suspect
+from gateway.routing.plan import Choice
+from gateway.routing.quarantine import REFUSED_AFTER
+from gateway.routing.request_group import Call
+from gateway.routing.router import Router
+from gateway.routing.sequence import Stream
+from gateway.routing.worker_handle import Role
+from gateway.settings import GatewaySettings
+from protocol.errors import ErrorCode
+from protocol.request import Input
+from tests.gateway.engines import Answer, EngineWorker, answer_of, undisturbed
+from tests.gateway.faults.journal import LIFE, Journal, Phase
+from tests.gateway.virtual import VirtualLoop
+
+WORKERS = ("a", "b", "s")
+UNLIKE = "s"
+"""Computes the same tokens, and says that it may not."""
+TIMEOUT_S = 3600.0
+rarely = st.sampled_from([False] * 9 + [True])
+worker_names = st.sampled_from(WORKERS)
+
+
+class StreamLife(RuleBasedStateMachine):
+    """Two workers, a standby, and what may happen to them and to their clients."""
+
+    calls = Bundle("calls")
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self.journal = journal
+        self.loop = VirtualLoop()
+        self.texts: dict[Stream, str] = {}
+        self.reasons: Counter[Stream] = Counter()
+        self.deaths: Counter[Stream] = Counter()
+        """At which it was there; one from within counts as two from outside."""
+        self.expected: dict[Stream, Answer] = {}
+        self.inputs: dict[Stream, Input] = {}
+        """Of the streams themselves nothing is left of it when they have ended."""
+        self.let_go: set[Call] = set()
+        self.shut = False
+        self._do(self._begin)
+
+    def _begin(self) -> None:
+        chosen = GatewaySettings(worker_wait_s=1e4, max_waiting_streams=1000, request_timeout_s=TIMEOUT_S)
+        self.decoder = RequestDecoder(chosen)
+        self.router = Router(chosen)
+        roles = {"s": Role.STANDBY}
+        self.workers = {name: EngineWorker(name, slots=2, queue=1) for name in WORKERS}
+        status = self.workers[UNLIKE].status
+        assert status.hello is not None
+        other = msgspec.structs.replace(status.hello, config_digest="another")
+        self.workers[UNLIKE].status = dataclasses.replace(status, hello=other)
+        for name, worker in self.workers.items():
+            worker.join(self.router, roles.get(name, Role.ACTIVE))
+
+    def _do(self, act: Callable[[], Any], seconds: float = 0.0) -> Any:
+        async def run() -> Any:
+            done = act()
+            await asyncio.sleep(seconds)
+            return done
+
+        return self.loop.run_until_complete(run())
+
+    @rule(
+        target=calls,
+        n=st.integers(1, 3),
+        stop=st.sampled_from([(), ("e",), ("é", "zz"), ("ez ",)]),
+        limit=st.integers(1, 30),
+        heat=st.sampled_from([0, 1]),
+        stream=st.booleans(),
+        prompt=st.sampled_from(["p", "another prompt", "x" * 70]),
+    )
+    def open(
+        self, n: int, stop: tuple[str, ...], limit: int, heat: int, stream: bool, prompt: str
+    ) -> Call | MultipleResults[Call]:
+        body = {"model": "tiny", "n": n, "max_tokens": limit, "temperature": heat, "stream": stream, "prompt": prompt}
+        plan = self.decoder.completion(json.dumps(body | {"stop": stop, "seed": 5}).encode())
+        try:
+            call: Call = self._do(lambda: self.router.open(plan, "r"))
+        except ApiError as error:
+            if not self._rightly_refused(ErrorCode(error.code), plan.choices[0]):
+                raise
+            return multiple()
+        for each in call.streams:
+            self.expected[each] = self._do(functools.partial(undisturbed, each.submit))
+            self.inputs[each] = each.submit.input
+            self.texts[each] = ""
+        return call
+
+    def _rightly_refused(self, code: ErrorCode, choice: Choice) -> bool:
+        if code is ErrorCode.UNAVAILABLE:  # all that are there fail what they get
+            now = self.loop.time()
+            return not any(seat.admits(now) for seat in self.router.seats()) and any(map(self._runs, WORKERS))
+        verdicts = self._verdicts(choice)
+        return (code is ErrorCode.DRAINING and self.shut) or (
+            code is ErrorCode.QUARANTINED and verdicts >= REFUSED_AFTER
+        )
+
+    def _verdicts(self, choice: Choice) -> int:
+        """How often such a request was quarantined."""
+        return sum(
+            self.inputs[stream] == choice.input and stream.submit.sampling.temperature == choice.sampling.temperature
+            for stream in self.expected
+            if stream.failure is not None and stream.failure.code is ErrorCode.QUARANTINED
+        )
+
+    @rule(times=st.integers(1, 8))
+    def all_step(self, times: int) -> None:
+        for _ in range(times):
+            for name in WORKERS:
+                self.step(name)
+
+    @rule(name=worker_names)
+    def step(self, name: str) -> None:
+        if self._runs(name):
+            self._do(self.workers[name].step)
+        if self._runs(name) and self.workers[name].told_to_stop:
+            self.end(name, "leaves")
+
+    @rule(name=worker_names, times=st.sampled_from([1, 1, 1, 5]))
+    def steps_fail(self, name: str, times: int) -> None:
+        for _ in range(times):
+            if self._runs(name):
+                ran = list(self.router.roster[name].live.values())
+                self.deaths.update(dict.fromkeys(ran, MAX_TRIES // 2))
+                self._do(self.workers[name].fail_step)
+
+    @rule(name=worker_names)
+    def link_has_no_room(self, name: str) -> None:
+        self.workers[name].full = not self.workers[name].full
+
+    @rule()
+    def change_places(self) -> None:
+        """As a rolling restart does."""
+        seats = list(self.router.seats())
+        active = next(seat for seat in seats if seat.role is Role.ACTIVE)
+        standby = next(seat for seat in seats if seat.role is Role.STANDBY)
+        self._do(functools.partial(self.router.roster.swap, active, standby))
+
+    @rule(really=rarely, at_once=st.booleans())
+    def gateway_ends(self, really: bool, at_once: bool) -> None:
+        if really:
+            self.shut = True
+            self._do(self.router.drain_nowait)
+            if at_once:
+                self._do(functools.partial(self.router.fail_all, "the gateway is shutting down"))
+
+    @rule(
+        name=worker_names,
+        how=st.sampled_from(
+            ["dies", "dies before its frames arrive", "is killed", "is replaced", "fails with last words", "leaves"]
+        ),
+    )
+    def end(self, name: str, how: str) -> None:
+        if not self._runs(name):
+            return
+        worker = self.workers[name]
+        if how == "dies before its frames arrive":
+            self._do(lambda: worker.step(arrives=False))
+        if how in ("leaves", "fails with last words"):
+            self._do(worker.answer)
+        if how != "leaves":
+            weight = 1 if how == "is killed" else MAX_TRIES // 2
+            self.deaths.update(dict.fromkeys(self.router.roster[name].live.values(), weight))
+        fail = functools.partial(worker.leave, ErrorCode.LOST)
+        kill = functools.partial(worker.die, origin=Origin.OUTSIDE)
+        ends: dict[str, Callable[[], None]] = {
+            "is killed": kill,
+            "is replaced": worker.restart,
+            "leaves": worker.leave,
+            "fails with last words": fail,
+        }
+        self._do(ends.get(how, worker.die))
+
+    def _runs(self, name: str) -> bool:
+        return self.workers[name].status.state is WorkerState.READY
+
+    @rule(call=calls, times=st.integers(2, 4))
+    def kill_each_worker_that_it_gets(self, call: Call, times: int) -> None:
+        for _ in range(times):
+            name = next((stream.worker for stream in call.streams if stream.worker), "")
+            if name:
+                self.end(name, "dies")
+                self.come_back(name)
+
+    @rule(name=worker_names)
+    def migrate(self, name: str) -> None:
+        self._do(lambda: self.router.migrate(name))
+
+    @rule(name=worker_names)
+    def come_back(self, name: str) -> None:
+        if not self._runs(name):
+            self._do(self.workers[name].come_back)
+
+    @rule(call=calls)
+    def take(self, call: Call) -> None:
+        for piece in self._do(lambda: call.take(with_tokens=False)):
+            stream = call.streams[piece.index]
+            self.texts[stream] += piece.text
+            self.reasons[stream] += piece.reason is not None
+
+    @rule(call=calls, really=st.sampled_from([False, False, False, True]))
+    def client_leaves(self, call: Call, really: bool) -> None:
+        if really:
+            self.let_go.add(call)
+            self._do(call.cancel_nowait)
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 30.0, 30.0, TIMEOUT_S + 30.0]))
+    def wait(self, seconds: float) -> None:
+        self._do(lambda: None, seconds)
+
+    @invariant()
+    def a_live_sequence_is_in_one_place(self) -> None:
+        live = self.router._placement.live()
+        assert len(live) == len(set(live))
+        assert set(live) == {stream for stream in self.expected if not stream.ended}
+        for stream in self.expected:
+            phase = Phase.ENDED if stream.ended else Phase.PLACED if stream.worker else Phase.WAITING
+            assert self.journal.phase(stream) is phase
+        assert not self.journal.illegal
+        for seat in self.router.seats():
+            assert sum(suspect(stream) for stream in seat.live.values()) <= 1, "suspects run apart"
+
+    @invariant()
+    def what_was_delivered_is_the_beginning_of_the_answer(self) -> None:
+        for stream, answer in self.expected.items():
+            assert answer.tokens[: len(stream.tokens)] == tuple(stream.tokens)
+            assert answer.text.startswith(self.texts[stream])
+
+    def teardown(self) -> None:
+        for name in WORKERS:
+            self.workers[name].full = False
+            if not self.router.roster[name].ready:
+                self._do(self.workers[name].restart)
+        for _ in range(2000):
+            for name in WORKERS:
+                self._do(self.workers[name].step)
+            for call in {stream.call for stream in self.expected}:
+                self.take(call)
+                if call.failure is not None:
+                    self._do(call.cancel_nowait)  # as the endpoint does, which frees the rest of the request
+            if all(stream.ended for stream in self.expected):
+                break
+            self._do(lambda: None, 0.3)
+        self._check_ends()
+        self.loop.close()
+
+    def _check_ends(self) -> None:
+        for stream, answer in self.expected.items():
+            assert stream.ended
+            if stream.usage is not None:
+                assert answer_of(stream.call, stream.index, self.texts[stream]) == answer
+                assert self.reasons[stream] == 1
+                assert stream.continued == self.journal.mixed(stream)
+            elif stream.failure is not None:
+                self._check_failure(stream, stream.failure.code)
+            else:
+                assert stream.call in self.let_go or stream.call.failure is not None
+        assert self.router.waiting() == {"tiny": 0}
+        self.loop.run_until_complete(self.router.idle())
+
+    def _check_failure(self, stream: Stream, code: ErrorCode) -> None:
+        if code in (ErrorCode.QUARANTINED, ErrorCode.STEP):
+            assert self.deaths[stream] >= MAX_TRIES, "nobody is blamed for one death, or for a few from outside"
+        elif code is ErrorCode.OVERLOADED:
+            assert not stream.waited, "only newcomers are refused"
+            assert not stream.tokens
+        elif code is ErrorCode.DEADLINE:
+            assert self.loop.time() - stream.opened_at >= TIMEOUT_S
+        else:
+            assert (code, self.shut) == (ErrorCode.DRAINING, True), stream.failure
+
+
+def test_streams_live_through_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    journal = Journal(monkeypatch)
+
+    class Journaled(StreamLife):
+        def __init__(self) -> None:
+            super().__init__(journal)
+
+    # Hypothesis has the same examples each time in CI, unless told otherwise.
+    chosen = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=False)
+    for _ in range(5):  # what is rare may be missing once
+        run_state_machine_as_test(Journaled, settings=chosen)
+        if set(journal.taken) == set(LIFE):
+            return
+    pytest.fail(f"steps that no stream ever takes: {set(LIFE) - set(journal.taken)}")

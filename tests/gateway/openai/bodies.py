@@ -1,0 +1,33 @@
+"""Bodies at the door, as short as a test wants them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.http.errors import ApiError
+from gateway.openai.decoding import RequestDecoder
+from gateway.routing.plan import Plan
+from gateway.settings import GatewaySettings
+
+COMPLETION = {"model": "tiny", "prompt": "hi"}
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+DECODER = RequestDecoder(GatewaySettings())
+
+
+def completion(**fields: Any) -> Plan:
+    return DECODER.completion(json.dumps(COMPLETION | fields).encode())
+
+
+def chat(**fields: Any) -> Plan:
+    return DECODER.chat(json.dumps(CHAT | fields).encode())
+
+
+def refusal(call: Any, **fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        call(**fields)
+    return caught.value
+
+
+def message(**fields: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "hi"} | fields]

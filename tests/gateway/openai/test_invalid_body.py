@@ -1,0 +1,205 @@
+"""Bodies that are refused at the door: every refusal names its field."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http.errors import ApiError
+from gateway.openai.schema import MAX_LABEL, MAX_METADATA, MAX_PARTS, ChatBody, CompletionBody
+from protocol.bounds import (
+    MAX_MESSAGES,
+    MAX_NAME,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MAX_TOKENS,
+    MAX_TOP_K,
+)
+from tests.gateway.openai.bodies import DECODER, chat, completion, message, refusal
+
+BAD: list[tuple[str, Any, str]] = [
+    ("model", "", "model"),
+    ("model", 7, "model"),
+    ("model", "m" * 129, "model"),
+    ("n", 0, "n"),
+    ("n", 65, "n"),
+    ("n", 10**30, "n"),
+    ("n", 1.5, "n"),
+    ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", MAX_TOKENS + 1, "max_tokens"),
+    ("temperature", -0.1, "temperature"),
+    ("temperature", MAX_TEMPERATURE + 1, "temperature"),
+    ("temperature", "hot", "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_p", 1.1, "top_p"),
+    ("top_k", -1, "top_k"),
+    ("top_k", MAX_TOP_K + 1, "top_k"),
+    ("min_p", -0.1, "min_p"),
+    ("min_p", 1.1, "min_p"),
+    ("seed", -1, "seed"),
+    ("seed", MAX_SEED + 1, "seed"),
+    ("stop", "", "stop"),
+    ("stop", [""], "stop[0]"),
+    ("stop", ["x"] * (MAX_STOPS + 1), "stop"),
+    ("stop", "x" * (MAX_STOP_CHARS + 1), "stop"),
+    ("stop", 7, "stop"),
+    ("stream", "yes", "stream"),
+    ("stream_options", {"include_usage": True}, "stream_options"),
+    ("stream_options", {"include_obfuscation": True}, "stream_options.include_obfuscation"),
+    ("stream_options", {"other": True}, "stream_options.other"),
+    ("ignore_eos", 1, "ignore_eos"),
+    ("return_token_ids", "x", "return_token_ids"),
+    ("user", "u" * (MAX_LABEL + 1), "user"),
+    ("cache_salt", "s" * (MAX_NAME + 1), "cache_salt"),
+    ("metadata", {str(i): "" for i in range(MAX_METADATA + 1)}, "metadata"),
+    ("no_such_field", 1, "no_such_field"),
+    ("chat_template_kwargs", {}, "chat_template_kwargs"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "param"), BAD, ids=[f"{f}={str(v)[:20]}" for f, v, _ in BAD])
+@pytest.mark.parametrize("call", [completion, chat], ids=["completion", "chat"])
+def test_a_bad_field_is_named(call: Any, field: str, value: Any, param: str) -> None:
+    error = refusal(call, **{field: value})
+    assert error.status == 400
+    assert error.param == param
+    assert field in error.message
+    assert json.loads(error.body())["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        pytest.param(None, "prompt", id="null"),
+        pytest.param(7, "prompt", id="number"),
+        pytest.param([], "prompt", id="empty list"),
+        pytest.param([[]], "prompt[0]", id="empty tokens"),
+        pytest.param([1, "a"], "prompt", id="mixed"),
+        pytest.param(["a", [1]], "prompt", id="mixed with a list"),
+        pytest.param([1, -1], "prompt[1]", id="negative id"),
+        pytest.param([2**31], "prompt[0]", id="id over 31 bits"),
+        pytest.param([1.5], "prompt[0]", id="fraction"),
+        pytest.param([[["a"]]], "prompt[0][0]", id="too deep"),
+        pytest.param(["a"] * 65, "prompt", id="too many"),
+    ],
+)
+def test_a_bad_prompt_is_named(prompt: Any, param: str) -> None:
+    assert refusal(completion, prompt=prompt).param == param
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        pytest.param([], "messages", id="none"),
+        pytest.param("hi", "messages", id="string"),
+        pytest.param(message() * (MAX_MESSAGES + 1), "messages", id="too many"),
+        pytest.param([{"role": "user"}], "messages[0].content", id="no content"),
+        pytest.param([{"content": "x"}], "messages[0].role", id="no role"),
+        pytest.param(message(role="tool"), "messages[0].role", id="tool role"),
+        pytest.param(message(content=None), "messages[0].content", id="null content"),
+        pytest.param(message(content=[]), "messages[0].content", id="no parts"),
+        pytest.param(message(content=[{"type": "text"}]), "messages[0].content[0].text", id="part without text"),
+        pytest.param(
+            message(content=[{"type": "image_url", "image_url": {"url": "http://x"}}]),
+            "messages[0].content[0].type",
+            id="image",
+        ),
+        pytest.param(
+            message(content=[{"type": "text", "text": ""}] * (MAX_PARTS + 1)), "messages[0].content", id="many parts"
+        ),
+        pytest.param(message() + message(name="bob"), "messages[1].name", id="name"),
+        pytest.param(message(tool_calls=[{}]), "messages[0].tool_calls", id="tool calls"),
+        pytest.param(message(other=1), "messages[0].other", id="unknown field"),
+    ],
+)
+def test_bad_messages_are_named(messages: Any, param: str) -> None:
+    assert refusal(chat, messages=messages).param == param
+
+
+@pytest.mark.parametrize(
+    ("call", "fields", "sentence"),
+    [
+        (
+            chat,
+            {"messages": message(role="king")},
+            "`messages[0].role` takes system, developer, user or assistant, not 'king'",
+        ),
+        (
+            chat,
+            {"messages": message(content=[{"type": "image_url", "text": ""}])},
+            "`messages[0].content[0].type` takes text, the only kind of content here, not 'image_url'",
+        ),
+        (completion, {"logprobs": True}, "`logprobs` takes a number from 0 to 20, not True"),
+        (
+            completion,
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "`stream_options.include_obfuscation` takes false, not True",
+        ),
+        (chat, {"prompt": "x"}, "`prompt` is not a parameter that Baton knows here: it belongs to /v1/completions"),
+        (
+            completion,
+            {"messages": message()},
+            "`messages` is not a parameter that Baton knows here: it belongs to /v1/chat/completions",
+        ),
+        (completion, {"n": 65}, "prompts times n, 1 x 65, are 65 sequences; one request may have 64"),
+    ],
+)
+def test_what_would_have_been_right_is_told(call: Any, fields: dict[str, Any], sentence: str) -> None:
+    assert refusal(call, **fields).message == sentence
+
+
+def test_unknown_and_missing_fields_are_told_in_a_sentence() -> None:
+    assert refusal(completion, foo=1).message == "`foo` is not a parameter that Baton knows"
+    assert refusal(chat, messages=message(other=1)).message == "`messages[0].other` is not a parameter that Baton knows"
+    with pytest.raises(ApiError) as caught:
+        DECODER.completion(b'{"prompt": "hi"}')
+    assert (caught.value.message, caught.value.param) == ("`model` is required", "model")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"model": "\\ud800"}',
+        b'{"model": "\xff"}',
+        b'{"tools":' + b"[" * 100_000,
+    ],
+    ids=["empty", "cut", "array", "null", "binary", "surrogate", "bad utf-8", "deep"],
+)
+@pytest.mark.parametrize("chatting", [False, True], ids=["completion", "chat"])
+def test_what_is_not_a_body_is_refused(raw: bytes, chatting: bool) -> None:
+    with pytest.raises(ApiError) as caught:
+        (DECODER.chat if chatting else DECODER.completion)(raw)
+    assert caught.value.status == 400
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted({*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__})), _json)
+)
+def test_no_json_object_is_more_than_refused(fields: dict[str, Any]) -> None:
+    for call in (completion, chat):
+        try:
+            call(**fields)
+        except ApiError as error:
+            json.loads(error.body())
+
+
+@given(st.binary(max_size=64))
+def test_no_bytes_are_more_than_refused(raw: bytes) -> None:
+    with pytest.raises(ApiError):
+        DECODER.completion(raw)

@@ -1,0 +1,96 @@
+"""Where lost sequences and newcomers go when workers have no room."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.routing.worker_handle import FULL_S
+from protocol.errors import ErrorCode
+from tests.gateway.virtual import BACKEND
+from tests.gateway.world import World, failure, number
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> Any:
+    return BACKEND
+
+
+async def test_a_worker_without_room_is_not_flooded() -> None:
+    world = World("a", "b", max_streams_per_worker=64, max_waiting_streams=0)
+    lost, kept = world.open(n=64), world.open(n=64)
+    assert (lost.worker, kept.worker) == ("a", "b")
+    world["a"].die()
+    assert len(world["b"].submits) == 64
+    world["b"].finish(number(kept))
+    assert len(world["b"].submits) == 64, "a suspect wants a free slot"
+    for index in range(1, 62):
+        world["b"].finish(number(kept, index))
+    assert len(world["b"].submits) == 65
+
+
+async def test_overloaded_on_one_is_tried_on_another() -> None:
+    world = World("a", "b", "c")
+    call = world.open()
+    world["a"].die()
+    assert call.worker == "b"
+    world["b"].fail(number(call), ErrorCode.OVERLOADED)
+    assert call.worker == "c"
+    world["c"].fail(number(call), ErrorCode.OVERLOADED)
+    assert call.waiting, "and then it waits"
+    await anyio.sleep(FULL_S)
+    assert not call.waiting
+
+
+async def test_overloaded_is_asked_again_when_something_ends_there() -> None:
+    world = World("a", "b")
+    call, other = world.open(), world.open()
+    world["a"].die()
+    world["b"].fail(number(call), ErrorCode.OVERLOADED)
+    assert call.waiting
+    world["b"].finish(number(other))
+    assert not call.waiting
+
+
+async def test_a_newcomer_is_told_that_a_worker_is_overloaded() -> None:
+    world = World()
+    call = world.open()
+    world["a"].fail(number(call), ErrorCode.OVERLOADED)
+    assert failure(call) is ErrorCode.OVERLOADED
+
+
+async def test_a_newcomer_that_one_worker_has_no_room_for_is_given_to_another() -> None:
+    world = World("a", "b", "c")
+    call = world.open()
+    assert call.worker == "a"
+    world["a"].fail(number(call), ErrorCode.OVERLOADED)
+    assert call.worker == "b"
+    world["c"].full = True
+    world["b"].fail(number(call), ErrorCode.OVERLOADED)
+    assert call.waiting, "the link to the last one may have room soon"
+    await anyio.sleep(FULL_S)
+    assert not call.waiting
+
+
+async def test_a_newcomer_that_no_worker_has_room_for_is_told() -> None:
+    world = World("a", "b", "c")
+    refused = world.open()
+    for name in "abc":
+        assert not refused.ended
+        world[name].fail(number(refused), ErrorCode.OVERLOADED)
+    assert failure(refused) is ErrorCode.OVERLOADED
+    assert world.replays() == {}
+    assert not any(refused.streams[0] in seat.live.values() for seat in world.router.seats())
+
+
+async def test_a_full_link_is_tried_again() -> None:
+    world = World("a", "b")
+    call = world.open()
+    world["b"].full = True
+    world["a"].die()
+    assert call.waiting
+    world["b"].full = False
+    await anyio.sleep(FULL_S)
+    assert call.worker == "b"
