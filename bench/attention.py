@@ -22,15 +22,15 @@ import numpy as np
 from bench.command_line import at_least, command_line
 from bench.limits import read_bandwidth
 from bench.shapes import SHAPES
-from workers.affinity import usable_cores
-from workers.iree.compiler import Compiler
-from workers.iree.cpu import Cpu
-from workers.iree.device import Device, Module
-from workers.iree.kernels.arithmetic import arithmetic_of
-from workers.iree.kernels.attention import POSITIONS
-from workers.iree.lower import Graph, module, struct
-from workers.iree.ops import Cache, Place
-from workers.iree.tiled import TiledOps
+from workers.host.cores import usable_cores
+from workers.iree.build.compiler import Compiler
+from workers.iree.build.lower import Graph, module, struct
+from workers.iree.device.cpu import Cpu
+from workers.iree.device.device import Device, Module
+from workers.iree.kernels.attention.attention import POSITIONS
+from workers.iree.kernels.matmul.arithmetic import arithmetic_of
+from workers.iree.model.ops import Cache, Place
+from workers.iree.model.tiled_ops import TiledOps
 
 DTYPE = "bfloat16"
 

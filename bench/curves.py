@@ -30,8 +30,8 @@ from bench.peak import Peak
 from bench.plots import plot_curves
 from bench.rounds import RefusedError, markdown
 from bench.shapes import SHAPES, default_cache, make_model
-from workers.affinity import usable_cores
-from workers.checkpoint import ModelConfig
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.host.cores import usable_cores
 
 ROWS = tuple(range(1, 33))
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)

@@ -22,8 +22,8 @@ from bench.ours import Engine, Setup
 from bench.rounds import RefusedError
 from bench.shapes import SHAPES, default_cache, make_model
 from bench.usage import psutil
-from workers.checkpoint import ModelConfig
-from workers.runner import Chunk, Runner
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.engine.runner import Chunk, Runner
 
 FIRST = 256
 STEPS = 16

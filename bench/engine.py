@@ -46,8 +46,8 @@ from bench.plots import plot_engine
 from bench.rounds import Others, RefusedError, Series, interleave, markdown, ratio
 from bench.shapes import SHAPES, default_cache, make_model
 from bench.to_gguf import Kind, convert
-from workers.affinity import usable_cores
-from workers.checkpoint import ModelConfig
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.host.cores import usable_cores
 
 CONTEXT = 1024
 PROMPT = 64

@@ -46,7 +46,7 @@ from gateway.http.server import listen, serve
 from gateway.openai.sse import DONE, EventWriter
 from gateway.routing.sequence import Piece
 from gateway.settings import GatewaySettings
-from workers.spec import ScriptedSpec, WorkerSpec
+from workers.process.spec import ScriptedSpec, WorkerSpec
 
 FLAT_OUT_TOKENS = 1500
 

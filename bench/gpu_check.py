@@ -36,11 +36,11 @@ from bench.gpu_stages import PREFILL, SLOTS, Result
 from bench.rounds import markdown
 from bench.shapes import SHAPES, default_cache
 from tests.checkpoints import make_checkpoint
-from workers.affinity import usable_cores
-from workers.iree.device import available_drivers
-from workers.iree.gpu import VULKAN_TARGETS, gpu_flags
-from workers.iree.recipe import Recipe
-from workers.spec import Dtype
+from workers.host.cores import usable_cores
+from workers.iree.build.recipe import Recipe
+from workers.iree.device.device import available_drivers
+from workers.iree.device.gpu import VULKAN_TARGETS, gpu_flags
+from workers.process.spec import Dtype
 
 STAGES = Path(__file__).with_name("gpu_stages.py")
 TARGETS: Mapping[str, tuple[tuple[str, Dtype], ...]] = {

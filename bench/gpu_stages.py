@@ -25,22 +25,22 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.families import Family
 from tests.gate import run_gate
-from workers.checkpoint import ModelConfig, open_weights
-from workers.iree.compiler import Compiler
-from workers.iree.device import Device
-from workers.iree.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
-from workers.iree.graphs import KV, Plan, decode_buckets, prefill_chunks
-from workers.iree.lower import Graph, module, struct
-from workers.iree.model import rope_frequencies
-from workers.iree.ops import Cache
-from workers.iree.plain import PlainOps
+from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.engine.runner import Draw, Row
+from workers.iree.batch_inputs import Angles
+from workers.iree.build.compiler import Compiler
+from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.plan import KV, Plan, decode_buckets, prefill_chunks
+from workers.iree.build.recipe import PLAIN_TILE
+from workers.iree.device.device import Device
+from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.probe import probe_driver
-from workers.iree.recipe import PLAIN_TILE
-from workers.iree.rows import Angles
+from workers.iree.model.decoder import rope_frequencies
+from workers.iree.model.ops import Cache
+from workers.iree.model.plain_ops import PlainOps
+from workers.iree.model.stored_parameters import build, stored_parameters
 from workers.iree.runner import IreeRunner
-from workers.iree.storage import build, stored_parameters
-from workers.runner import Draw, Row
-from workers.spec import Dtype
+from workers.process.spec import Dtype
 
 SLOTS, CONTEXT, PREFILL = 8, 256, 128
 PROMPT, STEPS = 8, 40

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.architectures.tensors import tensors
-from workers.checkpoint import ModelConfig
-from workers.runner import Runner
+from workers.checkpoints.architectures.tensors import tensors
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.engine.runner import Runner
 
 BLOCK = 512 << 20
 """Bytes that one pass reads: more than any cache holds."""

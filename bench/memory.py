@@ -32,9 +32,9 @@ from bench.rounds import markdown
 from bench.usage import psutil
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from workers.backends import load_runner
-from workers.engine import BatchEngine, Request
-from workers.spec import WorkerSpec
+from workers.engine.engine import BatchEngine, Request
+from workers.process.backends import load_runner
+from workers.process.spec import WorkerSpec
 
 CONTEXT = 256
 MAX_LIVE = 64

@@ -24,9 +24,9 @@ from mlx_lm.utils import load_model
 from bench.command_line import at_least, command_line, levels
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from workers.checkpoint import ModelConfig
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.engine.runner import Chunk, Draw, NotFiniteError, Row
 from workers.mlx.runner import MlxRunner
-from workers.runner import Chunk, Draw, NotFiniteError, Row
 
 GREEDY = Sampling()
 

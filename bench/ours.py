@@ -24,13 +24,13 @@ import msgspec
 from bench.load import Answer, BadAnswerError, request
 from bench.rounds import RefusedError
 from bench.shapes import TOKENS
-from workers.backends import load_runner
-from workers.engine import BatchEngine, Request
-from workers.iree.compiler import CompileError
-from workers.refused import LoadRefused
-from workers.request import RequestRefused, StepResult
-from workers.runner import Runner
-from workers.spec import WorkerSpec
+from workers.engine.engine import BatchEngine, Request
+from workers.engine.request import RequestRefused, StepResult
+from workers.engine.runner import Runner
+from workers.errors import LoadRefused
+from workers.iree.build.compiler import CompileError
+from workers.process.backends import load_runner
+from workers.process.spec import WorkerSpec
 
 START_TIMEOUT_S = 900
 """A first start compiles every graph."""

@@ -1,7 +1,7 @@
 """The plan of faults of a soak: pure functions of its seed, so that a failure can be run again.
 
 There are two kinds. Some strike from outside at a drawn time: SIGKILL and SIGSTOP to a drawn worker. The others are in
-the worker's own plan (`workers/faults.py`): each incarnation but the first is told what goes wrong in its life.
+the worker's own plan (`workers/faults/plan.py`): each incarnation but the first is told what goes wrong in its life.
 """
 
 import random
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.chaos.faults import FIRST_MESSAGE, LOADS, SLOW_S
-from workers.faults import CALL_FAULTS, LINK_FAULTS, CallFault, Fault, LinkFault
+from workers.faults.plan import CALL_FAULTS, LINK_FAULTS, CallFault, Fault, LinkFault
 
 OUTSIDE = ("kill", "stop")
 FAILED_LOADS = 0.4

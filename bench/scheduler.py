@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.command_line import at_least, command_line
-from workers.engine import BatchEngine, Request
-from workers.runner import Chunk, Draw, Row, RunnerCapabilities, TokenLogprobs
+from workers.engine.engine import BatchEngine, Request
+from workers.engine.runner import Chunk, Draw, Row, RunnerCapabilities, TokenLogprobs
 
 ROWS = (1, 8, 64)
 PROMPT = tuple(range(16))

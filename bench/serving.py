@@ -23,9 +23,9 @@ from bench.load import run_level
 from bench.ours import Setup, server
 from bench.shapes import SHAPES, default_cache, make_model
 from protocol.request import Sampling
-from workers.backends import load_runner
-from workers.engine import BatchEngine, Request
-from workers.runner import Runner
+from workers.engine.engine import BatchEngine, Request
+from workers.engine.runner import Runner
+from workers.process.backends import load_runner
 
 CONTEXT = 1024
 PROMPT = tuple(3 + i % 300 for i in range(64))

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkpoints import make_checkpoint
-from workers.backends import cache_dir
-from workers.spec import WorkerSpec
+from workers.process.backends import cache_dir
+from workers.process.spec import WorkerSpec
 
 _LLAMA_110M: dict[str, Any] = {
     "family": "llama",

@@ -58,7 +58,7 @@ from cli.options import CommandFailed
 from cli.serve import worker_command
 from cli.settings import Settings
 from gateway.fleet.launch import WorkerLaunch
-from workers.spec import ScriptedSpec, WorkerSpec
+from workers.process.spec import ScriptedSpec, WorkerSpec
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 LONGEST_S = 120.0

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.command_line import command_line
-from workers.checkpoint import CheckpointError, ModelConfig, open_weights
-from workers.description import read_json
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.json_files import read_json
 
 Kind = Literal["f32", "bf16", "q8_0", "q4_0"]
 TYPES = {

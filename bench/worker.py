@@ -27,12 +27,12 @@ from protocol.codec import decode_event, encode
 from protocol.commands import Stop, Submit, Welcome
 from protocol.events import Bye, Event, Failed, Finished, Hello, Ready, Step
 from protocol.request import Limits, Sampling, TextInput
-from workers.delivery import Delivery, Outcome
-from workers.engine import BatchEngine
-from workers.request import Request
-from workers.scripted import ScriptedRunner
-from workers.spec import WorkerSpec
-from workers.text.bytes import ByteTokenizer
+from workers.engine.engine import BatchEngine
+from workers.engine.request import Request
+from workers.engine.scripted_runner import ScriptedRunner
+from workers.process.output_processor import Delivery, Outcome
+from workers.process.spec import WorkerSpec
+from workers.text.byte_tokenizer import ByteTokenizer
 
 
 @dataclass(frozen=True)

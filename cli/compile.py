@@ -10,7 +10,7 @@ from cli.local import loading_status
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
-from workers.backends import compile_ahead
+from workers.process.backends import compile_ahead
 
 
 def compile_model(settings: Settings, *, as_json: bool) -> None:

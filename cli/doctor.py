@@ -17,10 +17,10 @@ from rich.text import Text
 from cli.model import ChosenModel, worker_spec
 from cli.settings import Settings
 from models import builtin_path
-from workers.affinity import find_cores
-from workers.backends import PACKAGES, cache_dir, missing_packages
-from workers.memory import free_bytes
-from workers.probe import Probe, short
+from workers.host.cores import find_cores
+from workers.host.memory import free_bytes
+from workers.host.probe import Probe, short
+from workers.process.backends import PACKAGES, cache_dir, missing_packages
 
 PROBE_SECONDS = 120.0
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "i8mm", "sve")
@@ -47,7 +47,7 @@ def probe_backend(backend: str, python: str = sys.executable) -> list[Probe]:
     if missing:
         advice = f"pip install 'baton[{backend}]'"
         return [Probe(backend, "", False, f"not installed: {', '.join(missing)}", advice)]
-    command = [python, "-P", "-m", "workers.probe", backend]
+    command = [python, "-P", "-m", "workers.host.probe", backend]
     try:
         answer = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=True)
         return msgspec.json.decode(answer.stdout, type=list[Probe])

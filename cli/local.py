@@ -15,10 +15,10 @@ from cli.settings import Settings
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import ChatInput, TextInput
-from workers.backends import Progress
-from workers.loading import Loaded, load
+from workers.process.backends import Progress
+from workers.process.loading import Loaded, load
+from workers.process.spec import WorkerSpec
 from workers.session import Session, SessionError
-from workers.spec import WorkerSpec
 
 
 def load_here(spec: WorkerSpec) -> Loaded:

@@ -7,10 +7,10 @@ from cli.options import CommandFailed
 from cli.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
-from workers.checkpoint import CheckpointError, resolve_model
-from workers.loading import describe
-from workers.refused import LoadRefused
-from workers.spec import WorkerSpec
+from workers.checkpoints.checkpoint import CheckpointError, resolve_model
+from workers.errors import LoadRefused
+from workers.process.loading import describe
+from workers.process.spec import WorkerSpec
 
 BUILTIN_NAME = "baton-tiny"
 SCRIPTED_NAME = "scripted"

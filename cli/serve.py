@@ -22,8 +22,8 @@ from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.http.server import BindError
 from gateway.settings import GatewaySettings, SettingsError
-from workers.checkpoint import CheckpointError, same_text
-from workers.spec import WorkerSpec
+from workers.checkpoints.checkpoint import CheckpointError, same_text
+from workers.process.spec import WorkerSpec
 
 _log = structlog.get_logger("cli.serve")
 

@@ -19,7 +19,7 @@ from cli.options import CommandFailed
 from cli.serve import log_level, worker_command
 from cli.settings import Settings, flag
 from protocol.bounds import MAX_NAME
-from workers.joining import Joining, WorkerGaveUp
+from workers.process.remote_agent import Joining, WorkerGaveUp
 
 _NEEDED = {
     "join": "the address that the gateway has as --listen-workers",

@@ -74,7 +74,7 @@ class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fals
     """How the next token is drawn. The noise depends on (seed, position) alone, never on the batch.
 
     Logits are changed by logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty together
-    (`workers/edits.py`), then by temperature, top_k, top_p, min_p (`workers/sampling.py`).
+    (`workers/sampling/logit_edits.py`), then by temperature, top_k, top_p, min_p (`workers/sampling/sample.py`).
     """
 
     temperature: Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)] = 0.0

@@ -1,8 +1,8 @@
 """Compiles the graphs of a runner without the process that the product starts for it.
 
 What is compiled and kept is the same. That process imports jax anew for each runner, which takes seconds, and here jax
-is imported already. The process itself is tested in tests/workers/iree/test_builder.py, and so is the thread that uses
-it in test_library.py.
+is imported already. The process itself is tested in tests/workers/iree/build/test_compile_client.py, and so is the
+thread that uses it in test_library.py.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 from unittest import mock
 
-from workers.iree.builder import Builder, Built, Group
+from workers.iree.build.compile_client import Builder, Built, Group
 
 
 class CompileHere:
-    """A `workers.iree.builder.CompileProcess` that traces in this process."""
+    """A `workers.iree.build.compile_client.CompileProcess` that traces in this process."""
 
     def __init__(self, builder: Builder, parallel: int) -> None:
         self._builder = builder

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from workers.affinity import usable_cores
+from workers.host.cores import usable_cores
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])

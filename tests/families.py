@@ -1,6 +1,6 @@
 """How the families' checkpoints differ: fields of config.json, and the names and shapes of their tensors.
 
-Written from transformers' models, not from `workers.architectures`, which is tested with it.
+Written from transformers' models, not from `workers.checkpoints.architectures`, which is tested with it.
 """
 
 from collections.abc import Iterator, Mapping

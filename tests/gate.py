@@ -15,12 +15,12 @@ from unittest import mock
 from msgspec import structs
 
 from protocol.request import Bias, Sampling
-from workers.cuts import cut
-from workers.engine import BatchEngine, Request
-from workers.prefix import PrefixPolicy
-from workers.request import Token
-from workers.runner import Runner, RunnerCapabilities
-from workers.shaping import AllowedTokens
+from workers.engine.chunking import cut
+from workers.engine.engine import BatchEngine, Request
+from workers.engine.logits_processors import AllowedTokens
+from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import Token
+from workers.engine.runner import Runner, RunnerCapabilities
 
 SAMPLINGS = (
     Sampling(),

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from protocol.request import Sampling
 from tests.gate import SAMPLINGS, alone, replace_seed
-from workers.engine import BatchEngine, Request
-from workers.prefix import PrefixPolicy
-from workers.runner import Chunk, Draw, Row, Runner
+from workers.engine.engine import BatchEngine, Request
+from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.runner import Chunk, Draw, Row, Runner
 
 
 @dataclass(frozen=True)

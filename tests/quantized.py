@@ -1,4 +1,5 @@
-"""Checkpoints in the formats of AutoGPTQ and AutoAWQ, made of plain ones: what `workers.quantization` unpacks.
+"""Checkpoints in the formats of AutoGPTQ and AutoAWQ, made of plain ones: what `workers.checkpoints.quantized_matrix`
+unpacks.
 
 GPTQ packs the inputs of a matrix into words, and AWQ eight outputs in an order of its own; both keep matrices
 transposed, and zeros as levels. https://github.com/AutoGPTQ/AutoGPTQ, https://github.com/casper-hansen/AutoAWQ.
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from tests.checkpoints import write_safetensors
 from tests.families import Tensors
-from workers.checkpoint import open_weights
-from workers.quantization import GroupFormat, Quantized
+from workers.checkpoints.checkpoint import open_weights
+from workers.checkpoints.quantized_matrix import GroupFormat, Quantized
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output that lies in each of a word's eight fields."""

@@ -21,9 +21,9 @@ from cli.settings import Settings
 from models import builtin_path
 from protocol.request import Limits, Sampling
 from tests.cli.test_serve import read_until, serving, url_of
-from workers.runner import NotFiniteError
+from workers.engine.runner import NotFiniteError
+from workers.process.spec import Backend, WorkerSpec
 from workers.session import Session
-from workers.spec import Backend, WorkerSpec
 
 PROMPTS = (
     "The capital of France is",

@@ -105,13 +105,13 @@ def test_imports_point_one_way_and_enter_by_their_door(package: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("gateway/routing/router.py", "import workers.spec"),
-        ("workers/engine.py", "from gateway.routing.router import Router"),
+        ("gateway/routing/router.py", "import workers.process.spec"),
+        ("workers/engine/engine.py", "from gateway.routing.router import Router"),
         ("protocol/codec.py", "import actors"),
         ("protocol/codec.py", "import json"),
         ("actors/actor.py", "def f():\n    import zmq.asyncio"),
-        ("workers/engine.py", "from mlx import core"),
-        ("workers/backends.py", "import importlib\nimportlib.import_module('iree.runtime')"),
+        ("workers/engine/engine.py", "from mlx import core"),
+        ("workers/process/backends.py", "import importlib\nimportlib.import_module('iree.runtime')"),
         ("gateway/app.py", "from hypercorn.asyncio import serve"),
         ("cli/main.py", "import pickle"),
         ("cli/main.py", "from tests import checkpoints"),
@@ -124,7 +124,7 @@ def test_a_breach_is_found(file: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("cli/main.py", "import workers.spec"),
+        ("cli/main.py", "import workers.process.spec"),
         ("actors/transport/link.py", "import zmq.asyncio"),
         ("workers/mlx/runner.py", "import mlx.core as mx"),
         ("gateway/http/server.py", "import hypercorn"),

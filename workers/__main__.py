@@ -23,10 +23,10 @@ from actors.process.logs import configure_logging
 from actors.process.parent_death import die_with_parent
 from actors.transport.endpoint import EndpointError
 from protocol.errors import ByeReason
-from workers.ending import EXIT_CODES, Left
-from workers.orphan import GatewayWatch
-from workers.service import WorkerService
-from workers.spec import WorkerSpec
+from workers.process.exit_codes import EXIT_CODES, Left
+from workers.process.gateway_watch import GatewayWatch
+from workers.process.service import WorkerService
+from workers.process.spec import WorkerSpec
 
 EXIT_USAGE = 2
 SWITCH_S = 0.0005

@@ -13,12 +13,12 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Logprobs, Step
 from protocol.request import ChatInput, FinishReason, Input, Limits, Sampling, TextInput, TokensInput
-from workers.backends import Progress
-from workers.delivery import Delivery, Outcome
-from workers.engine import BatchEngine
-from workers.loading import Loaded, load
-from workers.request import GREEDY, Request, RequestRefused
-from workers.spec import WorkerSpec
+from workers.engine.engine import BatchEngine
+from workers.engine.request import GREEDY, Request, RequestRefused
+from workers.process.backends import Progress
+from workers.process.loading import Loaded, load
+from workers.process.output_processor import Delivery, Outcome
+from workers.process.spec import WorkerSpec
 from workers.text.vocabulary import Vocabulary
 
 Prompt = str | Sequence[int] | Input
@@ -94,7 +94,7 @@ class Session:
 
     @classmethod
     def open(cls, spec: WorkerSpec, progress: Progress = lambda phase, done, total: None) -> Self:
-        """Load the model of `spec`. Raises what `workers.loading.load` raises."""
+        """Load the model of `spec`. Raises what `workers.process.loading.load` raises."""
         return cls.of(load(spec, progress))
 
     @classmethod

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping
 from typing import get_args
 
-from workers.faults import LINK_FAULTS, CallFault, Fault, LinkFault, LoadFault
+from workers.faults.plan import LINK_FAULTS, CallFault, Fault, LinkFault, LoadFault
 
 OUTSIDE: Mapping[str, int] = {
     "kill": signal.SIGKILL,

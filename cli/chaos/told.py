@@ -16,8 +16,8 @@ from cli.model import ChosenModel
 from cli.serve import worker_command, worker_launches, worker_specs
 from cli.settings import Settings
 from gateway.fleet.launch import WorkerLaunch
-from workers.faults import Fault
-from workers.spec import WorkerSpec
+from workers.faults.plan import Fault
+from workers.process.spec import WorkerSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from cli.chaos.heard import Heard
 from cli.chaos.rounds import Noticed, Strike, compare, percentile, play
 from cli.chaos.watched import Watched
 from cli.options import CommandFailed
-from workers.faults import Fault
+from workers.faults.plan import Fault
 
 MOST_FAULTS = 3
 """For one worker, of those that count: a server gives up a worker that fails five times within five minutes."""

@@ -16,7 +16,7 @@ from bench import gpu_check, gpu_stages
 from bench.gpu_check import Outcome, Stage, agreement, run, run_all, stages, table
 from bench.gpu_stages import SLOTS, STEPS, Result
 from tests.compiling import compiling_here
-from workers.iree.drivers import GENERIC_DEVICE
+from workers.iree.device.drivers import GENERIC_DEVICE
 
 SCRIPT = """import json, sys, time
 kind, *_, out = sys.argv[1:]

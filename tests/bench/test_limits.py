@@ -3,7 +3,7 @@ from pathlib import Path
 from bench.limits import Work, multiply_adds
 from bench.peak import Peak
 from tests.checkpoints import make_checkpoint
-from workers.checkpoint import ModelConfig
+from workers.checkpoints.checkpoint import ModelConfig
 
 
 def test_a_step_takes_as_long_as_the_slower_of_the_two() -> None:

@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 
 from bench.memory import Sample, Soak, SoakError, judge
-from workers.engine import BatchEngine
-from workers.faults import raising
-from workers.faulty_runner import with_faults
-from workers.runner import Row, Runner
-from workers.scripted import ScriptedRunner
+from workers.engine.engine import BatchEngine
+from workers.engine.runner import Row, Runner
+from workers.engine.scripted_runner import ScriptedRunner
+from workers.faults.faulty_runner import with_faults
+from workers.faults.plan import raising
 
 FLAT = [Sample(250 * n, 10_000_000, 4096, 0, 0, 19, 8, 1000) for n in range(1, 21)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench.plan import OUTSIDE, blows, kinds, may_fail_to_start, of_life
 from cli.chaos.faults import FIRST_MESSAGE, LOADS
-from workers.faults import CALL_FAULTS, LINK_FAULTS, Fault
+from workers.faults.plan import CALL_FAULTS, LINK_FAULTS, Fault
 
 LIVES = [of_life(7, f"w{worker}", life, calls=200) for worker in range(4) for life in range(1, 101)]
 

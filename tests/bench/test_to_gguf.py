@@ -9,7 +9,7 @@ import pytest
 from bench.to_gguf import Kind, convert, step_bytes
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.families import Family
-from workers.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 
 ROUNDING = {"bf16": 0.0, "q8_0": 1 / 127, "q4_0": 1 / 8}
 """The most that a value may be off by, in parts of the largest of its 32 neighbours."""

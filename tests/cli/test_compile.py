@@ -14,9 +14,9 @@ from cli.compile import compile_model
 from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
-from workers.backends import Progress
-from workers.iree.builder import Built
-from workers.spec import WorkerSpec
+from workers.iree.build.compile_client import Built
+from workers.process.backends import Progress
+from workers.process.spec import WorkerSpec
 
 
 @pytest.fixture

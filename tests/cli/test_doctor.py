@@ -9,9 +9,9 @@ from rich.console import Console
 
 from cli import doctor
 from cli.settings import Settings
-from workers.affinity import find_cores
-from workers.backends import PACKAGES
-from workers.probe import Probe, short
+from workers.host.cores import find_cores
+from workers.host.probe import Probe, short
+from workers.process.backends import PACKAGES
 
 
 def script(folder: Path, text: str) -> str:

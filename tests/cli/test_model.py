@@ -10,7 +10,7 @@ from cli.options import CommandFailed
 from cli.settings import Settings
 from models import builtin_path
 from tests.checkpoints import make_checkpoint
-from workers.checkpoint import CheckpointError
+from workers.checkpoints.checkpoint import CheckpointError
 
 
 def test_no_model_is_the_builtin_one() -> None:

@@ -23,7 +23,7 @@ from cli.settings import Settings
 from gateway.fleet.launch import LaunchRefused
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.cli.terminal import Terminal
-from workers.spec import WorkerSpec
+from workers.process.spec import WorkerSpec
 
 SERVE = ("-m", "cli", "serve", "--backend", "scripted", "--port", "0", "--log-level", "warning")
 DEADLINE_S = 100.0

@@ -17,7 +17,7 @@ from cli.settings import Settings
 from cli.worker import keep_joined, worker_keys
 from tests.cli.test_serve import DEADLINE_S, SERVE, read_until, serving, url_of
 from tests.ports import port_for_later
-from workers.joining import Joining, WorkerGaveUp
+from workers.process.remote_agent import Joining, WorkerGaveUp
 
 
 def test_it_needs_an_address_and_both_keys(tmp_path: Path) -> None:

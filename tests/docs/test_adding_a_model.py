@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkpoints import make_checkpoint
-from workers.checkpoint import ModelConfig
+from workers.checkpoints.checkpoint import ModelConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-model.md"
 

@@ -13,7 +13,7 @@ from cli.settings import Settings, flag, load
 from gateway.openai.decoding import RequestDecoder
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
-from workers.runner import Runner
+from workers.engine.runner import Runner
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.md")])

@@ -14,11 +14,11 @@ from protocol.commands import Cancel, Command, Stop, Submit
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished, Gauges, Logprobs, Step
 from tests.gateway.fakes import FakeWorker
-from workers.delivery import Delivery, Outcome
-from workers.engine import BatchEngine
-from workers.request import End, Failure, RequestRefused
-from workers.scripted import ScriptedRunner
-from workers.text.bytes import EOS_ID, ByteTokenizer
+from workers.engine.engine import BatchEngine
+from workers.engine.request import End, Failure, RequestRefused
+from workers.engine.scripted_runner import ScriptedRunner
+from workers.process.output_processor import Delivery, Outcome
+from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 
 LETTERS = (*"aé😀e z".encode() * 3, EOS_ID)
 """What is drawn: characters of one, two and four bytes, mostly cut in the middle, and the end of the answer."""

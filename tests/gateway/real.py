@@ -21,8 +21,8 @@ from gateway.http.server import listen, serve
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from protocol.events import Event
-from workers.faults import Fault
-from workers.spec import ScriptedSpec, WorkerSpec
+from workers.faults.plan import Fault
+from workers.process.spec import ScriptedSpec, WorkerSpec
 
 
 def launch(

@@ -25,7 +25,7 @@ from gateway.http.server import BindError, listen
 from gateway.settings import GatewaySettings
 from tests.gateway.real import launch
 from tests.gateway.serving import COMPLETION, events
-from workers.faults import Fault
+from workers.faults.plan import Fault
 
 pytestmark = pytest.mark.anyio
 

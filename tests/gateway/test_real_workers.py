@@ -12,7 +12,7 @@ from actors.supervision.worker import WorkerState
 from tests.gateway.real import Real, gather, launch, real_gateway
 from tests.gateway.serving import CHAT, COMPLETION, events, open_raw
 from tests.gateway.test_metrics import scrape
-from workers.faults import raising
+from workers.faults.plan import raising
 
 pytestmark = pytest.mark.anyio
 

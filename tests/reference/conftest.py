@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
-from workers.checkpoint import ModelConfig, open_weights
-from workers.runner import Runner
+from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.engine.runner import Runner
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},

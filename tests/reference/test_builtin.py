@@ -8,7 +8,7 @@ import pytest
 
 from models import builtin_path, draft_path
 from tests.reference.conftest import CONTEXT, Reference, load_runner
-from workers.runner import Chunk
+from workers.engine.runner import Chunk
 from workers.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.reference

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.families import ARCHITECTURES
-from workers.checkpoint import ModelConfig
+from workers.checkpoints.checkpoint import ModelConfig
 
 pytestmark = pytest.mark.reference
 

@@ -11,7 +11,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.drawn import drawn
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
-from workers.runner import Chunk, Draw, Row
+from workers.engine.runner import Chunk, Draw, Row
 
 pytestmark = pytest.mark.reference
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 from tests.drawn import drawn
 from tests.reference.conftest import CONTEXT, PROMPT, Pair
-from workers.cuts import cut
-from workers.runner import Chunk, Draw, Row, Runner
+from workers.engine.chunking import cut
+from workers.engine.runner import Chunk, Draw, Row, Runner
 
 pytestmark = pytest.mark.reference
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from protocol.request import Bias, Sampling
-from workers.edits import shaped
-from workers.request import Request
-from workers.shaping import AllowedTokens, Shaping
+from workers.engine.logits_processors import AllowedTokens, Shaping
+from workers.engine.request import Request
+from workers.sampling.logit_edits import shaped
 
 pytestmark = pytest.mark.reference
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.reference.conftest import PROMPT, Pair, Reference
-from workers.engine import BatchEngine
+from workers.engine.engine import BatchEngine
 from workers.session import Session
 from workers.text.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from tests.reference.conftest import load_runner
 from tests.reference.test_families import CONTEXT, TOKENS, TOLERANCE
-from workers.runner import Chunk
+from workers.engine.runner import Chunk
 
 pytestmark = pytest.mark.reference
 

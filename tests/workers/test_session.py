@@ -10,15 +10,15 @@ import pytest
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
-from workers.engine import BatchEngine
-from workers.faults import PlannedFault, raising
-from workers.faulty_runner import with_faults
-from workers.request import RequestRefused
-from workers.runner import Runner
-from workers.scripted import ScriptedRunner
+from workers.engine.engine import BatchEngine
+from workers.engine.request import RequestRefused
+from workers.engine.runner import Runner
+from workers.engine.scripted_runner import ScriptedRunner
+from workers.faults.faulty_runner import with_faults
+from workers.faults.plan import PlannedFault, raising
+from workers.process.spec import WorkerSpec
 from workers.session import Session, SessionError
-from workers.spec import WorkerSpec
-from workers.text.bytes import ByteTokenizer
+from workers.text.byte_tokenizer import ByteTokenizer
 
 SEEDED = Sampling(temperature=1.0, seed=5)
 
@@ -242,7 +242,7 @@ def test_a_failing_step_is_an_error_and_the_session_goes_on() -> None:
 
 
 def test_a_model_that_is_not_there_is_said_by_name(tmp_path: Path) -> None:
-    from workers.description import CheckpointError
+    from workers.checkpoints.json_files import CheckpointError
 
     with pytest.raises(CheckpointError, match=r"config\.json"):
         Session.open(WorkerSpec("w0", "m", str(tmp_path / "none"), backend="mlx"))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.iree.ops import Cache
+from workers.iree.model.ops import Cache
 
 CAN_DROP = sys.platform == "linux"
 """Elsewhere pages that are dropped may come back with what they held."""

@@ -10,26 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.affinity import cores_each
-from workers.checkpoint import ModelConfig, open_weights
-from workers.iree.archive import Archive, open_archive
-from workers.iree.buffers import Input, Resident
-from workers.iree.builder import Builder
-from workers.iree.device import Device
-from workers.iree.drawing import Drawing
-from workers.iree.drivers import choose_device
-from workers.iree.graphs import Plan
-from workers.iree.kernels.code import LANES
-from workers.iree.kv import HostKv
-from workers.iree.library import Library
-from workers.iree.lower import SCOPE
-from workers.iree.model import rope_frequencies
-from workers.iree.recipe import Recipe
-from workers.iree.rows import Angles, DecodeInputs, Run, runs_of
-from workers.iree.storage import quantization_of
-from workers.iree.tiled import TiledOps
-from workers.memory import Needed, free_bytes
-from workers.runner import (
+from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.engine.runner import (
     Chunk,
     Draw,
     NotFiniteError,
@@ -41,13 +23,31 @@ from workers.runner import (
     check_draws,
     check_rows,
 )
-from workers.spec import Dtype, Quantize
+from workers.host.cores import cores_each
+from workers.host.memory import Needed, free_bytes
+from workers.iree.batch_inputs import Angles, DecodeInputs, Run, runs_of
+from workers.iree.build.compile_client import Builder
+from workers.iree.build.lower import SCOPE
+from workers.iree.build.plan import Plan
+from workers.iree.build.recipe import Recipe
+from workers.iree.build.weight_archive import Archive, open_archive
+from workers.iree.device.buffers import Input, Resident
+from workers.iree.device.device import Device
+from workers.iree.device.drivers import choose_device
+from workers.iree.graph_registry import Library
+from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kv import HostKv
+from workers.iree.model.decoder import rope_frequencies
+from workers.iree.model.stored_parameters import quantization_of
+from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.sampler import Drawing
+from workers.process.spec import Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
 
 
 class IreeRunner:
-    """`workers.runner.Runner` on IREE. Owns the device and the cache; used only by the thread that loaded it."""
+    """`workers.engine.runner.Runner` on IREE. Owns the device and the cache; used only by the thread that loaded it."""
 
     def __init__(self, builder: Builder, device: Device, archive: Archive, kv_rows: int = 0) -> None:
         """`kv_rows` as in `RunnerCapabilities`."""

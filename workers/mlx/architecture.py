@@ -10,9 +10,9 @@ from typing import Any
 import mlx.nn as nn
 from mlx_lm.utils import load_model
 
-from workers.architectures.fields import Fields
-from workers.architectures.wrapper import by_itself, unwrap
-from workers.checkpoint import CheckpointError, ModelConfig
+from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.wrapper import by_itself, unwrap
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.mlx.parts import (
     CappedAttention,
     ExactlyScaled,

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from workers.probe import Probe, short
+from workers.host.probe import Probe, short
 
 ADVICE = "on Linux: pip install 'mlx[cpu]', or 'mlx[cuda]' with an NVIDIA GPU"
 

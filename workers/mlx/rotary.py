@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from workers.architectures.rope import Rope
+from workers.checkpoints.architectures.rope import Rope
 
 
 class Rotary:

@@ -14,15 +14,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
-from workers.architectures.config import WeightDtype
-from workers.checkpoint import ModelConfig, open_weights
-from workers.edits import shaped
-from workers.logprobs import finish, report
-from workers.memory import Needed, free_bytes
-from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
-from workers.mlx.kv import LayerCache, SlotKV, Span
-from workers.narrow import UNDECIDED, narrow
-from workers.runner import (
+from workers.checkpoints.architectures.config import WeightDtype
+from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.engine.runner import (
     Chunk,
     Draw,
     NotFiniteError,
@@ -33,8 +27,14 @@ from workers.runner import (
     check_copy,
     check_draws,
 )
-from workers.sampling import greedy, needs_filters, needs_sampling, parameters, sample
-from workers.spec import Dtype, Quantize
+from workers.host.memory import Needed, free_bytes
+from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
+from workers.mlx.kv import LayerCache, SlotKV, Span
+from workers.process.spec import Dtype, Quantize
+from workers.sampling.logit_edits import shaped
+from workers.sampling.logprobs import finish, report
+from workers.sampling.sample import greedy, needs_filters, needs_sampling, parameters, sample
+from workers.sampling.top_candidates import UNDECIDED, narrow
 
 PREFILL_CHUNKS = (32, 128, 512)
 TENSORS_PER_STEP = 16
@@ -43,7 +43,8 @@ STEPS_PER_CLEAR = 256
 
 
 class MlxRunner:
-    """`workers.runner.Runner` on MLX. Owns the model and the slots' KV; used only by the thread that loaded it."""
+    """`workers.engine.runner.Runner` on MLX. Owns the model and the slots' KV; used only by the thread that loaded
+    it."""
 
     def __init__(self, model: Any, config: ModelConfig, capabilities: RunnerCapabilities, device: mx.Device) -> None:
         self.capabilities = capabilities

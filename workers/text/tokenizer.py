@@ -7,9 +7,9 @@ from typing import Any
 
 import tokenizers
 
-from workers.description import CheckpointError, read_json
-from workers.text.pieces import DecoderRefused, Pieces
+from workers.checkpoints.json_files import CheckpointError, read_json
 from workers.text.template import ChatTemplate, TemplateError
+from workers.text.token_bytes import DecoderRefused, Pieces
 from workers.text.vocabulary import decode
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -8,7 +8,7 @@ import pytest
 from cli.chaos.command import chosen
 from cli.chaos.faults import FIRST_MESSAGE, LOADS, OUTSIDE, SLOW_CALLS, SLOW_S, WITHIN, within
 from cli.options import CommandFailed
-from workers.faults import LINK_FAULTS, CallFault, LoadFault
+from workers.faults.plan import LINK_FAULTS, CallFault, LoadFault
 
 
 def test_every_fault_of_a_plan_can_be_asked_for_but_the_one_that_rightly_ends_a_worker() -> None:

@@ -10,7 +10,7 @@ from cli.chaos.told import Teller, Told
 from cli.model import ChosenModel
 from cli.settings import Settings
 from workers.__main__ import decode_spec
-from workers.faults import Fault
+from workers.faults.plan import Fault
 
 
 @pytest.fixture

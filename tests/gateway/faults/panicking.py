@@ -6,11 +6,11 @@ import functools
 import anyio
 
 from workers.__main__ import decode_spec
-from workers.backends import Progress
-from workers.loading import Loaded, load
-from workers.service import WorkerService
-from workers.spec import WorkerSpec
-from workers.text.bytes import ByteTokenizer
+from workers.process.backends import Progress
+from workers.process.loading import Loaded, load
+from workers.process.service import WorkerService
+from workers.process.spec import WorkerSpec
+from workers.text.byte_tokenizer import ByteTokenizer
 
 POISON = "~"
 """A request whose prompt ends so ends every worker that computes it."""

@@ -14,8 +14,8 @@ from tests.gateway.real import Real, launch, real_gateway
 from tests.gateway.serving import COMPLETION
 from tests.gateway.test_metrics import scrape
 from tests.pids import pid_of
-from workers.engine_thread import MAX_FAILED_STEPS
-from workers.faults import CallFault, Fault, LinkFault
+from workers.faults.plan import CallFault, Fault, LinkFault
+from workers.process.engine_thread import MAX_FAILED_STEPS
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from tests.gateway.faults.panicking import POISON
 from tests.gateway.real import Real, gather, launch, real_gateway
 from tests.gateway.serving import events
 from tests.pids import pid_of
-from workers.faults import CallFault, Fault, LinkFault
+from workers.faults.plan import CallFault, Fault, LinkFault
 
 pytestmark = pytest.mark.anyio
 

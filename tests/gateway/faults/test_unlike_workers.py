@@ -12,8 +12,8 @@ from models import builtin_path
 from tests.gateway.real import Real, gather, real_gateway
 from tests.gateway.serving import events
 from tests.pids import pid_of
-from workers.faults import Fault
-from workers.spec import Backend, WorkerSpec
+from workers.faults.plan import Fault
+from workers.process.spec import Backend, WorkerSpec
 
 pytestmark = pytest.mark.anyio
 

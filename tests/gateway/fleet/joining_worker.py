@@ -16,8 +16,8 @@ from actors.supervision.worker import Deadlines
 from actors.transport.keys import read_key, to_z85
 from actors.transport.link import CurveKeys
 from cli.serve import worker_command
-from workers.joining import Joining
-from workers.spec import WorkerSpec
+from workers.process.remote_agent import Joining
+from workers.process.spec import WorkerSpec
 
 text, address, server, file = sys.argv[1:]
 spec = msgspec.convert(json.loads(text), WorkerSpec)

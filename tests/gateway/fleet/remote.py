@@ -21,7 +21,7 @@ from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.remote_join import Reception
 from gateway.settings import GatewaySettings
 from tests.gateway.real import Real, real_gateway
-from workers.spec import ScriptedSpec, WorkerSpec
+from workers.process.spec import ScriptedSpec, WorkerSpec
 
 SCRIPT = Path(__file__).with_name("joining_worker.py")
 

@@ -17,7 +17,7 @@ from tests.gateway.real import Real, launch, real_gateway
 from tests.gateway.serving import COMPLETION, events, open_raw
 from tests.gateway.traffic import Traffic, ask
 from tests.pids import pid_of
-from workers.faults import Fault
+from workers.faults.plan import Fault
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,10 @@ pytest.importorskip("jax", reason="the IREE backend is not installed: pip instal
 
 from tests.checkpoints import make_checkpoint
 from tests.compiling import compiling_here
-from workers.affinity import usable_cores
-from workers.checkpoint import ModelConfig
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.host.cores import usable_cores
 from workers.iree.runner import IreeRunner, Progress
-from workers.spec import Dtype, Quantize
+from workers.process.spec import Dtype, Quantize
 
 CONTEXT = 96
 """Chunks of 32, 64 and 96: prompts of several chunks, and of chunks that pad beyond the context."""

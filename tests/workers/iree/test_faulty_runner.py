@@ -6,11 +6,11 @@ from structlog.testing import capture_logs
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
-from workers.engine import BatchEngine, Request
-from workers.faults import Fault, PlannedFault, raising
-from workers.faulty_runner import with_faults
+from workers.engine.engine import BatchEngine, Request
+from workers.engine.runner import Chunk, Draw, NotFiniteError, Row
+from workers.faults.faulty_runner import with_faults
+from workers.faults.plan import Fault, PlannedFault, raising
 from workers.iree.runner import IreeRunner
-from workers.runner import Chunk, Draw, NotFiniteError, Row
 
 PROMPT = (3, 7, 11, 2)
 SAMPLINGS = [

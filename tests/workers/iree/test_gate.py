@@ -17,10 +17,10 @@ from tests.families import Family
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
-from workers.iree.graphs import SAMPLE
+from workers.engine.runner import Chunk, Draw, Row
+from workers.iree.build.plan import SAMPLE
 from workers.iree.runner import IreeRunner
-from workers.runner import Chunk, Draw, Row
-from workers.spec import Dtype, Quantize
+from workers.process.spec import Dtype, Quantize
 
 GREEDY = Draw(Sampling(), 1)
 SEEDED = Draw(Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11), 1)

@@ -10,11 +10,11 @@ from tests.checkpoints import make_checkpoint
 from tests.families import Family
 from tests.gate import run_gate
 from tests.workers.iree.conftest import Load, fetch_all
-from workers.checkpoint import CheckpointError
-from workers.iree.device import DeviceError
-from workers.iree.drivers import GENERIC_DEVICE
+from workers.checkpoints.checkpoint import CheckpointError
+from workers.engine.runner import Chunk
+from workers.iree.device.device import DeviceError
+from workers.iree.device.drivers import GENERIC_DEVICE
 from workers.iree.runner import IreeRunner
-from workers.runner import Chunk
 
 CONTEXT = 64
 """Two chunk lengths: what has no kernels of ours takes its time to compile."""

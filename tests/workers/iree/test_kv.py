@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from workers.iree import kv
-from workers.iree.buffers import zero_pages
+from workers.iree.device.buffers import zero_pages
 from workers.iree.kv import HostKv
-from workers.iree.ops import Cache
+from workers.iree.model.ops import Cache
 
 LAYOUTS = [pytest.param(None, id="plain"), pytest.param((16, 2), id="bf16-tiles"), pytest.param((16, 1), id="tiles")]
 CACHE = Cache(layers=2, slots=3, heads=2, head_dim=32, capacity=64, tile=16)

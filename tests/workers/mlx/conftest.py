@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workers.checkpoint import ModelConfig
+from workers.checkpoints.checkpoint import ModelConfig
 
 collect_ignore_glob: list[str] = []
 try:

@@ -14,11 +14,11 @@ from mlx_lm.utils import load_model
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.workers.mlx.conftest import Load
-from workers.checkpoint import CheckpointError, ModelConfig
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
+from workers.engine.runner import Chunk
 from workers.mlx import architecture
 from workers.mlx.architecture import ADAPTERS, LLAMA, Adapter, bind_module, load_architecture
 from workers.mlx.parts import ragged_attention
-from workers.runner import Chunk
 
 TOKENS = tuple(range(3, 90))
 

@@ -9,10 +9,10 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import alone
 from tests.workers.mlx.conftest import load_runner
-from workers import backends
-from workers.checkpoint import CheckpointError
-from workers.engine import Request
-from workers.spec import WorkerSpec
+from workers.checkpoints.checkpoint import CheckpointError
+from workers.engine.engine import Request
+from workers.process import backends
+from workers.process.spec import WorkerSpec
 
 
 def spec(path: Path, **options: Any) -> WorkerSpec:

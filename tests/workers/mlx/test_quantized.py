@@ -9,9 +9,9 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.quantized import requantize
 from tests.workers.mlx.conftest import Load
-from workers.checkpoint import CheckpointError
+from workers.checkpoints.checkpoint import CheckpointError
+from workers.engine.runner import Chunk
 from workers.mlx.runner import weight_bytes
-from workers.runner import Chunk
 
 TOKENS = tuple(range(5, 25))
 

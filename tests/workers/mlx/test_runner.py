@@ -1,4 +1,4 @@
-"""The MLX runner keeps the promises of `workers.runner.Runner`."""
+"""The MLX runner keeps the promises of `workers.engine.runner.Runner`."""
 
 import json
 import threading
@@ -16,9 +16,9 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.conftest import Load, load_runner
-from workers.checkpoint import CheckpointError, ModelConfig, open_weights
-from workers.engine import BatchEngine, Request
-from workers.runner import Chunk, Draw, NotFiniteError, Row, Runner
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.engine.engine import BatchEngine, Request
+from workers.engine.runner import Chunk, Draw, NotFiniteError, Row, Runner
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.bounds import MAX_STOP_CHARS, MAX_STOPS
-from workers.text.bytes import ByteTokenizer
+from workers.text.byte_tokenizer import ByteTokenizer
+from workers.text.detokenizer import TextStream
 from workers.text.stops import StopScanner
-from workers.text.stream import TextStream
 
 
 def reference(text: str, stops: list[str]) -> tuple[str, bool]:

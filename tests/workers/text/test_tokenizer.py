@@ -10,8 +10,8 @@ from tokenizers import decoders
 
 from tests.checkpoints import EOS_ID, make_tokenizer
 from tests.workers.text.samples import BOS, EOS, byte_level, sentencepiece, write
-from workers.description import CheckpointError
-from workers.text.bytes import ByteTokenizer
+from workers.checkpoints.json_files import CheckpointError
+from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "hi"}

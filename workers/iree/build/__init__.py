@@ -1,0 +1,1 @@
+"""From a model to compiled modules: plan, tracing, compile server, caches."""

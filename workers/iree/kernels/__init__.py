@@ -1,0 +1,1 @@
+"""CPU kernels as MLIR text, written by Python."""

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from workers.iree.kernels.arithmetic import Arithmetic
-from workers.iree.kernels.code import FLOATS, LANES, Code, Value
-from workers.iree.kernels.executable import Kernel
-from workers.iree.kernels.linear import stride
+from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
+from workers.iree.kernels.ir.executable import Kernel
+from workers.iree.kernels.matmul.arithmetic import Arithmetic
+from workers.iree.kernels.matmul.linear import stride
 
 ROWS = 4
 """Rows of a workgroup."""

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from workers.architectures.parts import Activation
-from workers.iree.compiler import Compiler
-from workers.iree.cpu import Cpu
-from workers.iree.device import Device
-from workers.iree.kernels.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of
-from workers.iree.kernels.attention import POSITIONS, Attention
-from workers.iree.kernels.code import LANES
-from workers.iree.kernels.linear import gated, linear, stride
+from workers.checkpoints.architectures.parts import Activation
+from workers.iree.build.compiler import Compiler
+from workers.iree.device.cpu import Cpu
+from workers.iree.device.device import Device
+from workers.iree.kernels.attention.attention import POSITIONS, Attention
+from workers.iree.kernels.attention.rope_and_cache import Heads, Place
+from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.partition import SHARES, workgroups
+from workers.iree.kernels.matmul.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of
+from workers.iree.kernels.matmul.linear import gated, linear, stride
 from workers.iree.kernels.norm import Norm, norm
-from workers.iree.kernels.place import Heads, Place
-from workers.iree.kernels.shares import SHARES, workgroups
-from workers.iree.tiled import pack
+from workers.iree.model.tiled_ops import pack
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}

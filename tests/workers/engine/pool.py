@@ -1,0 +1,59 @@
+"""A scheduler over a pool of slots, its requests, and steps that a runner would have done."""
+
+from typing import Any
+
+from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import Request
+from workers.engine.runner import RunnerCapabilities
+from workers.engine.scheduler import Scheduler
+from workers.engine.sequence import Prefill
+
+SHARED = tuple(range(20))
+
+
+def scheduler(
+    slots: int = 2, *, exact: bool = True, least: int = 1, step_tokens: int = 99, block: int = 1, **options: Any
+) -> Scheduler:
+    capabilities = RunnerCapabilities("scripted", "none", "float32", slots, 32, 100, (4, 8), exact, block)
+    policy = options.pop("prefixes", PrefixPolicy(least=least))
+    return Scheduler(capabilities, max_queue=8, step_tokens=step_tokens, prefixes=policy, **options)
+
+
+def ask(stream: int, prompt: tuple[int, ...] = SHARED, *, max_tokens: int | None = 4, tenant: str = "") -> Request:
+    return Request(stream, prompt, max_tokens=max_tokens, tenant=tenant)
+
+
+def admit(one: Scheduler) -> list[int]:
+    """Admit what can be; what is given up for it is clean at once. Returns what was given up."""
+    one.admit(0.0)
+    given_up = []
+    while (slot := one.give_up()) is not None:
+        one.slots.clean(slot)
+        given_up.append(slot)
+        one.admit(0.0)
+    return given_up
+
+
+def prefill(one: Scheduler) -> list[Prefill]:
+    """All chunks of a step."""
+    works = []
+    while call := one.next_call():
+        works += call
+        for work in call:
+            one.prefilled(work)
+            if work.draw is not None:
+                one.accept(work.live, 50)
+    return works
+
+
+def run(one: Scheduler, *requests: Request) -> list[Prefill]:
+    """Submit, admit and prefill."""
+    for request in requests:
+        one.submit(request, 0.0)
+    admit(one)
+    return prefill(one)
+
+
+def end(one: Scheduler, *streams: int) -> None:
+    for stream in streams:
+        assert one.remove(stream) is not None

@@ -1,0 +1,209 @@
+"""A token that makes no numbers ends who has it, and nobody who began with rows beside it."""
+
+import random
+from collections.abc import Sequence
+from unittest import mock
+
+import pytest
+from structlog.testing import capture_logs
+
+from protocol.errors import ErrorCode
+from tests.workers.engine.test_engine_prefix import PROMPT, cold, make, run
+from workers.engine.engine import Request
+from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.runner import Chunk, Draw
+from workers.engine.scripted_runner import ScriptedRunner
+
+BAD = 99
+
+
+class Spoiling(ScriptedRunner):
+    """A token that makes no numbers spoils its own row and those of its call before it, as where a masked value is
+    multiplied by 0: whoever goes on behind them gets no token."""
+
+    def __init__(self, failing_resets: int = 0) -> None:
+        super().__init__(slots=3, context=64, prefill_chunks=(4, 8))
+        self.spoilt: dict[int, int] = {}
+        """The first spoilt row of a slot."""
+        self.failing_resets = failing_resets
+
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        for chunk in chunks:
+            if BAD in chunk.tokens:
+                self.spoilt.setdefault(chunk.slot, chunk.start)
+        tokens = super().prefill(chunks, draws)
+        self._broken |= {chunk.slot for chunk, draw in zip(chunks, draws, strict=True) if draw} & self.spoilt.keys()
+        return [None if chunk.slot in self.spoilt else each for chunk, each in zip(chunks, tokens, strict=True)]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        super().copy_prefix(source, target, length)
+        first = self.spoilt.get(source, length)
+        self.spoilt.pop(target, None)
+        if first < length:
+            self.spoilt[target] = first
+
+    def reset(self, slot: int) -> None:
+        if slot in self.spoilt and self.failing_resets:
+            self.failing_resets -= 1
+            raise RuntimeError("the device does not answer")
+        super().reset(slot)
+        self.spoilt.pop(slot, None)
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["live", "retained"])
+def test_a_prompt_that_others_rows_spoilt_is_computed_without_them(cancelled: bool) -> None:
+    """Those of its neighbour end where it has a token that makes no numbers, which nobody knows yet."""
+    engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(least=1))
+    bad = Request(1, (*PROMPT[:20], BAD, *PROMPT[20:]), max_tokens=3)
+    good = Request(2, (*PROMPT[:20], 7, *PROMPT[20:]), max_tokens=3)
+    engine.submit(bad)
+    for _ in range(3):
+        engine.step()
+    if cancelled:
+        engine.cancel(1)
+    tokens, ends, steps = run(engine, good)
+    assert tokens == cold(good)
+    assert [(end.stream, end.cached_tokens) for end in ends] == [(2, 0)]
+    assert [failure.stream for step in steps for failure in step.failures] == ([] if cancelled else [1])
+    gauges = engine.gauges()
+    assert (gauges.prefix_hits, gauges.prefix_tokens, gauges.slots_active, gauges.kv_tokens) == (0, 0, 0, 0)
+    assert gauges.steps_failed == (not cancelled)
+    assert runner.violations == []
+
+
+def test_a_prompt_that_makes_no_numbers_by_itself_fails_once() -> None:
+    engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(least=1))
+    run(engine, Request(1, PROMPT, max_tokens=3))
+    _, ends, steps = run(engine, Request(2, (*PROMPT, BAD, 3, 4), max_tokens=3), Request(3, (5, 6), max_tokens=2))
+    assert [failure.stream for step in steps for failure in step.failures] == [2]
+    assert [end.stream for end in ends] == [3]
+    assert runner.violations == []
+
+
+def test_a_slot_that_cannot_be_reset_for_another_attempt_fails_its_request() -> None:
+    engine, runner = make(Spoiling(failing_resets=2), step_tokens=8, prefixes=PrefixPolicy(least=1))
+    run(engine, Request(1, PROMPT, max_tokens=3))
+    _, _, steps = run(engine, Request(2, (*PROMPT, BAD, 3), max_tokens=3))
+    (failure,) = [failure for step in steps for failure in step.failures]
+    assert (failure.stream, failure.text) == (2, "reset failed: RuntimeError: the device does not answer")
+    assert len(run(engine, *(Request(stream, (5, stream), max_tokens=2) for stream in range(3, 6)))[1]) == 3
+    assert runner.violations == []
+
+
+class Damaged(Spoiling):
+    """After so many calls no token makes numbers."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.left = calls
+
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        tokens = super().prefill(chunks, draws)
+        self.left -= 1
+        if self.left >= 0:
+            return tokens
+        self._broken |= {chunk.slot for chunk in chunks}
+        return [None] * len(chunks)
+
+
+def test_requests_without_numbers_do_not_count_against_a_model_that_gives_them() -> None:
+    """One client could end the worker of all others with ten such prompts."""
+    engine, runner = make(Spoiling(), step_tokens=8)
+    for stream in range(12):
+        (step,) = run(engine, Request(stream, (BAD, stream), max_tokens=3))[2]
+        assert [(failure.stream, failure.code) for failure in step.failures] == [(stream, ErrorCode.NOT_FINITE)]
+        assert step.failed
+        assert engine.failures_in_a_row == 0
+    gauges = engine.gauges()
+    assert (gauges.steps_failed, gauges.slots_active, gauges.kv_tokens) == (12, 0, 0)
+    assert runner.violations == []
+
+
+def test_requests_without_numbers_count_where_others_have_none_either() -> None:
+    engine, runner = make(Damaged(calls=1), step_tokens=8)
+    run(engine, Request(0, (5, 6), max_tokens=1))
+    for stream in range(1, 4):
+        (step,) = run(engine, Request(stream, (5, stream), max_tokens=3))[2]
+        assert [failure.code for failure in step.failures] == [ErrorCode.STEP]
+        assert engine.failures_in_a_row == stream
+    assert runner.violations == []
+
+
+def test_nothing_is_tried_where_a_neighbour_has_numbers() -> None:
+    engine, runner = make(Spoiling(), step_tokens=64)
+    engine.submit(Request(1, (BAD, 1), max_tokens=3))
+    engine.submit(Request(2, (5, 6), max_tokens=3))
+    step = engine.step()
+    assert [failure.stream for failure in step.failures] == [1]
+    assert (engine.failures_in_a_row, runner.calls) == (0, 2), "one call for the prompts, one for the row that goes on"
+
+
+def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = make(Spoiling(), step_tokens=8)
+    engine.submit(Request(1, (BAD, 1), max_tokens=3))
+    first = runner.prefill
+
+    def prefill(chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        monkeypatch.setattr(runner, "prefill", mock.Mock(side_effect=RuntimeError("the device is gone")))
+        return first(chunks, draws)
+
+    monkeypatch.setattr(runner, "prefill", prefill)
+    with capture_logs() as logs:
+        engine.step()
+    assert engine.failures_in_a_row == 1
+    assert [entry["event"] for entry in logs] == ["step_failed", "probe_failed"]
+    assert engine.idle
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_slot_that_is_not_reset_counts_whatever_the_model_gives(failing: int) -> None:
+    """That of the request, and that of the trial."""
+    engine, _ = make(Spoiling(), step_tokens=8)
+    engine.submit(Request(1, (BAD, 1), max_tokens=3))
+    resets = [None] * (failing - 1) + [RuntimeError("no answer")]
+    with mock.patch.object(Spoiling, "reset", side_effect=resets), capture_logs():
+        assert engine.step().failed
+    assert engine.failures_in_a_row == 1
+
+
+def some_requests(randomness: random.Random) -> list[Request]:
+    """With few beginnings, so that most find rows of others, and a token that makes no numbers in every third."""
+    beginnings = [[randomness.randrange(90) for _ in range(randomness.randint(5, 40))] for _ in range(2)]
+    requests = []
+    for stream in range(12):
+        beginning = randomness.choice(beginnings)
+        prompt = beginning[: randomness.randint(0, len(beginning))]
+        prompt += [randomness.randrange(90) for _ in range(randomness.randint(1, 8))]
+        if stream % 3 == 0:
+            prompt.insert(randomness.randint(0, len(prompt)), BAD)
+        requests.append(Request(stream, tuple(prompt), max_tokens=randomness.choice((1, 3, 30))))
+    return requests
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_who_fails_has_a_token_that_makes_no_numbers_whoever_comes_and_goes(seed: int) -> None:
+    randomness = random.Random(seed)
+    engine, runner = make(
+        Spoiling(),
+        step_tokens=randomness.choice((1, 8, 64)),
+        kv_tokens=randomness.choice((None, 64, 100)),
+        prefixes=PrefixPolicy(most=randomness.choice((None, 40)), least=randomness.choice((1, 4))),
+    )
+    requests = some_requests(randomness)
+    waiting, got = list(requests), {request.stream: list[int]() for request in requests}
+    failed, ended = set[int](), set[int]()
+    with capture_logs():
+        while waiting or not engine.idle:
+            for request in [waiting.pop(0) for _ in range(min(len(waiting), randomness.choice((0, 1, 2))))]:
+                engine.submit(request)
+            if randomness.random() < 0.2:
+                engine.cancel(randomness.randrange(len(requests)))
+            step = engine.step()
+            failed |= {failure.stream for failure in step.failures}
+            ended |= {end.stream for end in step.ends}
+            for token in step.tokens:
+                got[token.stream].append(token.token)
+    assert all(BAD in requests[stream].prompt for stream in failed)
+    assert not any(BAD in requests[stream].prompt for stream in ended)
+    assert {stream: got[stream] for stream in ended} == {stream: cold(requests[stream]) for stream in ended}
+    assert (engine.gauges().slots_active, engine.gauges().kv_tokens, runner.violations) == (0, 0, [])

@@ -1,0 +1,336 @@
+"""Any order of submit, step, cancel, finish and failing calls keeps the engine's promises.
+
+One terminal each; no slot leaked; first come, first admitted; nobody starves; the step budget holds; and every token
+is the one that the request would get alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from structlog.testing import capture_logs
+
+from protocol.errors import ErrorCode
+from protocol.request import Sampling
+from tests.drawn import drawn
+from workers.engine.engine import BatchEngine, Request, RequestRefused, StepResult
+from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.runner import Chunk, Draw, Row
+from workers.engine.scripted_runner import ScriptedRunner
+
+CONTEXT = 24
+LADDER = (3, 6)
+ALPHABET = tuple(range(5))
+EOS = frozenset({4})
+SAMPLINGS = (Sampling(), Sampling(temperature=0.9, seed=3), Sampling(temperature=1.1, seed=1 << 50))
+
+
+TENANTS = ("", "b")
+
+
+def scripted(slots: int, exact_rows: bool) -> "Recorder":
+    return Recorder(
+        slots=slots,
+        context=CONTEXT,
+        vocab_size=8,
+        prefill_chunks=LADDER,
+        exact_rows=exact_rows,
+        alphabet=ALPHABET,
+    )
+
+
+class Recorder(ScriptedRunner):
+    """Keeps the calls of the running step, and fails them and resets when it is told to."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.chunks: list[Chunk] = []
+        self.rows: list[Row] = []
+        self.holder: Callable[[int], int | None]
+        self.tenant: Callable[[int], str]
+        self.owners: dict[int, str] = {}
+        """Whose rows a slot has."""
+        self.copied = 0
+        self.begun: list[int] = []
+        """The streams whose first chunk was asked for, in order."""
+        self.failing_calls: list[bool] = []
+        self.failing_resets = 0
+
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        self.chunks += chunks
+        for chunk in chunks:
+            stream = self.holder(chunk.slot)
+            assert stream is not None
+            if stream not in self.begun:
+                self.begun.append(stream)
+            assert self.owners.setdefault(chunk.slot, self.tenant(stream)) == self.tenant(stream)
+        self._maybe_fail([chunk.slot for chunk in chunks])
+        return super().prefill(chunks, draws)
+
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        self.rows = list(rows)
+        self._maybe_fail([row.slot for row in rows])
+        return super().decode(rows)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        stream = self.holder(target)
+        assert stream is not None
+        if length:
+            assert self.owners[source] == self.tenant(stream), "another tenant's rows"
+        self._maybe_fail([target])
+        super().copy_prefix(source, target, length)
+        self.owners[target] = self.tenant(stream)
+        self.copied += length
+
+    def reset(self, slot: int) -> None:
+        if self.failing_resets:
+            self.failing_resets -= 1
+            raise RuntimeError("told to fail")
+        super().reset(slot)
+        self.owners.pop(slot, None)
+
+    def _maybe_fail(self, slots: list[int]) -> None:
+        if self.failing_calls and self.failing_calls.pop(0):
+            self._broken.update(slots)
+            raise RuntimeError("told to fail")
+
+
+@cache
+def reference(prompt: tuple[int, ...], sampling: Sampling, length: int) -> tuple[int, ...]:
+    """What `length` tokens a request gets from a runner that nobody else uses and no engine drives."""
+    runner = ScriptedRunner(slots=1, context=CONTEXT, vocab_size=8, prefill_chunks=LADDER, alphabet=ALPHABET)
+    for start in range(0, len(prompt), LADDER[-1]):
+        part = prompt[start : start + LADDER[-1]]
+        last = start + len(part) == len(prompt)
+        (token,) = runner.prefill([Chunk(0, part, start, start)], [Draw(sampling, len(prompt)) if last else None])
+    assert token is not None
+    tokens = [token]
+    for index in range(len(prompt), len(prompt) + length - 1):
+        tokens += drawn(runner.decode([Row(0, tokens[-1], index, index, Draw(sampling, index + 1))]))
+    return tuple(tokens)
+
+
+def expected(request: Request) -> tuple[tuple[int, ...], str]:
+    """The whole answer of a request, what it resumes included, and why it ends."""
+    room = CONTEXT - len(request.prompt)
+    length = room if request.max_tokens is None else min(room, request.max_tokens)
+    tokens = reference(request.prompt, request.sampling, length)
+    for index, token in enumerate(tokens):
+        if token in request.eos:
+            return tokens[: index + 1], "stop"
+    return tokens, "length"
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        slots=st.integers(1, 4),
+        max_queue=st.integers(0, 4),
+        step_tokens=st.integers(1, 20),
+        kv_tokens=st.none() | st.integers(CONTEXT, 3 * CONTEXT),
+        exact_rows=st.booleans(),
+        prefixes=st.builds(PrefixPolicy, st.just(True) | st.booleans(), st.none() | st.integers(0, 40), st.just(1)),
+    )
+    def make(
+        self,
+        slots: int,
+        max_queue: int,
+        step_tokens: int,
+        kv_tokens: int | None,
+        exact_rows: bool,
+        prefixes: PrefixPolicy,
+    ) -> None:
+        self.runner = scripted(slots, exact_rows)
+        self.slots, self.max_queue, self.step_tokens = slots, max_queue, step_tokens
+        self.prefixes = prefixes
+        self.pool = kv_tokens or slots * CONTEXT
+        self.engine = BatchEngine(
+            self.runner,
+            max_queue=max_queue,
+            step_tokens=step_tokens,
+            kv_tokens=kv_tokens,
+            prefixes=prefixes,
+            clock=lambda: 0.0,
+        )
+        self.runner.holder = self.engine._scheduler.slots.holder
+        self.runner.tenant = lambda stream: self.asked[stream].tenant if stream in self.asked else ""
+        self.asked: dict[int, Request] = {}
+        self.got: dict[int, list[int]] = {}
+        self.live: set[int] = set()
+        self.terminals: dict[int, str] = {}
+        self.completed = 0
+
+    @rule(
+        length=st.integers(1, CONTEXT - 1),
+        sampling=st.sampled_from(SAMPLINGS),
+        max_tokens=st.none() | st.integers(1, CONTEXT),
+        eos=st.sampled_from((frozenset(), EOS)),
+        split=st.none() | st.integers(0, CONTEXT),
+        own=st.integers(0, CONTEXT),
+        tenant=st.sampled_from(TENANTS),
+    )
+    def submit(
+        self,
+        length: int,
+        sampling: Sampling,
+        max_tokens: int | None,
+        eos: frozenset[int],
+        split: int | None,
+        own: int,
+        tenant: str,
+    ) -> None:
+        """A prompt that begins as all do, and goes on from token `own` in a way of its own."""
+        stream = len(self.asked)
+        prompt = tuple(index % 8 if index < own else (stream >> 3 * (index - own)) & 7 for index in range(length))
+        request = Request(stream, prompt, sampling, max_tokens, eos, tenant=tenant)
+        if split is not None:
+            request = replace(request, resume=expected(request)[0][:split])
+        gauges = self.engine.gauges()
+        free = self.slots - gauges.slots_active
+        if gauges.queue_depth >= self.max_queue + free:
+            with pytest.raises(RequestRefused) as refused:
+                self.engine.submit(request)
+            assert refused.value.code is ErrorCode.OVERLOADED
+            return
+        if gauges.queue_depth >= self.max_queue and self.soiled:
+            return  # a slot that waits for its reset is not free: either answer is right
+        self.engine.submit(request)
+        self.asked[stream] = request
+        self.got[stream] = list(request.resume)
+        self.live.add(stream)
+
+    @rule()
+    def step(self) -> None:
+        self._step()
+
+    @rule(outcomes=st.lists(st.booleans(), min_size=1, max_size=4))
+    def failing_step(self, outcomes: list[bool]) -> None:
+        self.runner.failing_calls = outcomes
+        self._step()
+        self.runner.failing_calls = []
+
+    @rule(resets=st.integers(1, 3))
+    def step_with_failing_resets(self, resets: int) -> None:
+        self.runner.failing_resets = resets
+        self._step()
+        self.runner.failing_resets = 0
+
+    @precondition(lambda self: self.asked)
+    @rule(pick=st.integers(0, 1 << 16), finish=st.booleans())
+    def take_out(self, pick: int, finish: bool) -> None:
+        stream = pick % len(self.asked)
+        end = self.engine.finish(stream) if finish else self.engine.cancel(stream)
+        assert (end is not None) == (stream in self.live)
+        if end is not None:
+            assert end.reason == ("stop" if finish else "cancelled")
+            assert end.completion_tokens == len(self.got[stream])
+            self.completed += finish
+            self._end(stream, "taken out")
+
+    @invariant()
+    def the_runner_was_used_by_its_contract(self) -> None:
+        if hasattr(self, "engine"):
+            assert self.runner.violations == []
+            assert self.runner.begun == sorted(self.runner.begun), "first come, first admitted"
+            assert self.prefixes.enabled or not self.runner.copied
+
+    @invariant()
+    def the_gauges_agree_with_what_is_known(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        gauges = self.engine.gauges()
+        assert gauges.slots_active + gauges.queue_depth == len(self.live)
+        assert gauges.slots_active <= self.slots
+        assert gauges.sequences_completed == self.completed
+        assert self.engine.idle == (not self.live and not self.soiled)
+        if not self.live:
+            assert gauges.kv_tokens == 0
+        slots = self.engine._scheduler.slots
+        assert slots.room >= 0, "more is promised than the pool holds"
+        assert gauges.kv_tokens + gauges.retained_tokens <= self.pool
+        assert gauges.prefix_tokens <= self.runner.copied
+
+    def teardown(self) -> None:
+        """Everything that lives comes to its end within a bounded number of steps."""
+        if not hasattr(self, "engine"):
+            return
+        bound = sum(CONTEXT + 1 for _ in self.live) + 1
+        while not self.engine.idle:
+            self._step()
+            bound -= 1
+            assert bound >= 0, "the engine does not come to an end"
+        assert not self.live
+        assert self.terminals.keys() == self.asked.keys()
+        gauges = self.engine.gauges()
+        assert (gauges.slots_active, gauges.queue_depth, gauges.kv_tokens) == (0, 0, 0)
+        self._all_slots_are_free()
+
+    @property
+    def soiled(self) -> tuple[int, ...]:
+        return self.engine._scheduler.slots.soiled
+
+    def _all_slots_are_free(self) -> None:
+        """As many requests as there are slots run side by side: no slot is lost."""
+        for stream in range(self.slots):
+            self.engine.submit(Request(1000 + stream, (1,), max_tokens=4))
+        self.engine.step()
+        assert self.engine.gauges().queue_depth == 0 or self.step_tokens < self.slots * 2
+        while not self.engine.idle:
+            assert not self.engine.step().failed
+
+    def _step(self) -> None:
+        self.runner.chunks, self.runner.rows = [], []
+        before = self.engine.gauges()
+        busy, soiled = not self.engine.idle, self.soiled
+        with capture_logs():
+            result = self.engine.step()
+        self._check_budget(before.slots_active)
+        self._take(result)
+        moved = self.runner.chunks or self.runner.rows or result.ends or result.failed
+        assert moved or soiled or not busy, "a step without progress"
+        after = self.engine.gauges()
+        if self.prefixes.most is not None:
+            assert after.retained_tokens <= self.prefixes.most
+        assert after.steps == before.steps + busy
+        assert after.steps_failed == before.steps_failed + result.failed
+        assert after.decode_steps == before.decode_steps + bool(self.runner.rows)
+        assert after.decode_tokens == before.decode_tokens + len(result.tokens)
+        if not result.failed:
+            assert after.prefill_tokens == before.prefill_tokens + sum(len(c.tokens) for c in self.runner.chunks)
+
+    def _check_budget(self, active: int) -> None:
+        """Tokens of a step stay within the budget, but for the rows that decode anyway and one chunk."""
+        tokens = sum(len(chunk.tokens) for chunk in self.runner.chunks)
+        if len(self.runner.chunks) > 1:
+            assert tokens + len(self.runner.rows) <= max(self.step_tokens, active)
+        assert len({row.slot for row in self.runner.rows}) == len(self.runner.rows) <= self.slots
+
+    def _take(self, result: StepResult) -> None:
+        for item in result.tokens:
+            self.got[item.stream].append(item.token)
+            whole, _ = expected(self.asked[item.stream])
+            assert self.got[item.stream] == list(whole[: len(self.got[item.stream])])
+        for end in result.ends:
+            whole, reason = expected(self.asked[end.stream])
+            assert (tuple(self.got[end.stream]), end.reason) == (whole, reason)
+            assert end.completion_tokens == len(whole)
+            assert end.prompt_tokens == len(self.asked[end.stream].prompt)
+            self.completed += 1
+            self._end(end.stream, end.reason)
+        for failure in result.failures:
+            assert result.failed
+            assert failure.code is ErrorCode.STEP
+            self._end(failure.stream, "failed")
+
+    def _end(self, stream: int, how: str) -> None:
+        assert stream in self.live, f"stream {stream} ended twice: {self.terminals.get(stream)}, {how}"
+        self.live.remove(stream)
+        self.terminals[stream] = how
+
+
+EngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestEngineMachine = EngineMachine.TestCase

@@ -1,0 +1,25 @@
+"""A model is well when it gives numbers for one token."""
+
+import pytest
+
+from workers.engine.finite_check import NoNumbers, gives_numbers
+from workers.engine.scripted_runner import ScriptedRunner
+
+
+def test_a_model_that_gives_a_token_is_well() -> None:
+    runner = ScriptedRunner()
+    assert gives_numbers(runner, 3)
+    runner.reset(3)
+    assert (runner._history, runner.violations) == (ScriptedRunner()._history, [])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [
+        ("float32", "damaged"),
+        ("bfloat16", "damaged, or overflow in bfloat16: try --dtype float32"),
+        ("float16", "damaged, or overflow in float16: try --dtype bfloat16 or float32"),
+    ],
+)
+def test_the_refusal_names_what_may_help(dtype: str, advice: str) -> None:
+    assert str(NoNumbers(dtype)).endswith(f"its weights are {advice}")

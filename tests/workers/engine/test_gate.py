@@ -1,0 +1,34 @@
+"""The gate itself: it passes on the scripted runner, and it fails on a runner that mixes rows up."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.gate import run_gate
+from workers.engine.runner import Row
+from workers.engine.scripted_runner import ScriptedRunner
+
+
+def make_runner() -> ScriptedRunner:
+    return ScriptedRunner(slots=8, context=64, prefill_chunks=(4, 16, 32))
+
+
+def test_the_gate_passes_on_the_scripted_runner_and_covers_what_it_says() -> None:
+    report = run_gate(make_runner)
+    assert report.requests >= 32
+    assert report.most_active == 8
+    assert min(report.cancelled, report.resumed, report.stopped, report.full, report.masked) >= 1
+    assert min(report.reported, report.shared) >= 1
+
+
+class Leaky(ScriptedRunner):
+    """Its draws depend on how many rows share the step: more than four of them spoil it."""
+
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        tokens = super().decode(rows)
+        return [None if token is None else token ^ 1 for token in tokens] if len(rows) > 4 else tokens
+
+
+def test_the_gate_finds_a_token_that_depends_on_the_batch() -> None:
+    with pytest.raises(AssertionError, match="stream"):
+        run_gate(lambda: Leaky(slots=8, context=64, prefill_chunks=(4, 16, 32)))

@@ -1,0 +1,73 @@
+"""Which rows may be taken: the longest prefix, of the same tenant, and only what a cold run would compute alike."""
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.engine.chunking import cut
+from workers.engine.prefix_match import PrefixPolicy, Written, common_prefix, reusable
+
+tokens = st.lists(st.integers(0, 1), max_size=200)
+
+
+@given(tokens, tokens, st.integers(0, 250))
+def test_a_common_prefix_is_the_longest(one: list[int], other: list[int], most: int) -> None:
+    found = common_prefix(one, other, most)
+    assert one[:found] == other[:found]
+    assert found <= most
+    if found < min(most, len(one), len(other)):
+        assert one[found] != other[found]
+
+
+@given(tokens, st.integers(0, 200), st.integers(0, 250))
+def test_a_common_prefix_ends_where_a_token_differs(shared: list[int], at: int, most: int) -> None:
+    other = [*shared]
+    if at < len(other):
+        other[at] ^= 1
+    assert common_prefix(shared, other, most) == min(at, most, len(shared))
+
+
+def test_tenants_share_nothing() -> None:
+    mine, theirs = Written("a", [1, 2, 3]), Written("b", [1, 2, 3], 3)
+    assert reusable(mine, theirs, 3, exact_rows=True) == 0
+    assert reusable(mine, Written("a", [1, 2, 3], 3), 3, exact_rows=True) == 3
+
+
+def test_only_written_rows_are_taken() -> None:
+    assert reusable(Written("", [1, 2, 3]), Written("", [1, 2, 3], 2), 3, exact_rows=True) == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "source", "shared", "expected"),
+    [
+        (20, 20, 20, 16),  # the last chunk of a source of the same length is whole, but one token must be computed
+        (20, 20, 16, 16),
+        (20, 20, 15, 8),
+        (40, 20, 20, 16),
+        (40, 20, 7, 0),
+        (9, 9, 8, 8),
+        (24, 20, 20, 16),
+    ],
+)
+def test_rows_that_depend_on_their_chunk_are_taken_where_the_cuts_agree(
+    wanted: int, source: int, shared: int, expected: int
+) -> None:
+    ladder = (4, 8)
+    ask = Written("", range(wanted), 0, tuple(accumulate(cut(wanted, ladder))))
+    held = [*range(shared), *[99] * (source - shared)]
+    have = Written("", held, source, tuple(accumulate(cut(source, ladder))))
+    assert reusable(ask, Written("", have.tokens, have.rows, have.ends), wanted - 1, exact_rows=False) == expected
+
+
+def test_what_was_decoded_is_not_taken_where_rows_depend_on_their_chunk() -> None:
+    have = Written("", range(30), 30, (8, 16))
+    assert reusable(Written("", range(40), 0, (8, 16, 24)), have, 39, exact_rows=False) == 16
+
+
+@pytest.mark.parametrize(("options", "field"), [({"most": -1}, "most"), ({"least": 0}, "least")])
+def test_a_wrong_policy_is_refused(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        PrefixPolicy(**options)

@@ -1,0 +1,332 @@
+"""The scheduler's decisions, without a runner: cuts, admission, budgets, limits and refusals at their edges."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import ErrorCode
+from protocol.request import Sampling
+from workers.engine.chunking import CALL_TOKENS, cut
+from workers.engine.request import Request, RequestRefused
+from workers.engine.runner import RunnerCapabilities
+from workers.engine.scheduler import Scheduler
+from workers.engine.sequence import row
+
+LADDERS = [(1,), (16,), (4, 16, 64), (16, 128, 512), (7, 8), (32, 33, 1000)]
+
+
+def scheduler(
+    slots: int = 2,
+    context: int = 32,
+    ladder: tuple[int, ...] = (4, 8),
+    *,
+    max_queue: int = 4,
+    step_tokens: int = 16,
+) -> Scheduler:
+    capabilities = RunnerCapabilities("scripted", "none", "float32", slots, context, 100, ladder)
+    return Scheduler(capabilities, max_queue=max_queue, step_tokens=step_tokens)
+
+
+def request(stream: int = 1, length: int = 5, **fields: Any) -> Request:
+    return Request(stream, tuple(range(length)), **fields)
+
+
+def refusal(one: Scheduler, asked: Request) -> tuple[ErrorCode, str]:
+    with pytest.raises(RequestRefused) as refused:
+        one.submit(asked, 0.0)
+    assert refused.value.text
+    return refused.value.code, refused.value.field
+
+
+def run_chunks(one: Scheduler) -> list[tuple[int, int, bool]]:
+    """All chunks of this step as (stream, tokens, last); the sequences then decode."""
+    chunks = []
+    while call := one.next_call():
+        (work,) = call
+        one.prefilled(work)
+        chunks.append((work.live.request.stream, len(work.chunk.tokens), work.draw is not None))
+        if work.draw is not None:
+            assert one.accept(work.live, 50) is None
+    return chunks
+
+
+@given(st.integers(0, 5000), st.sampled_from(LADDERS))
+def test_a_cut_covers_the_length_and_fits_the_ladder(length: int, ladder: tuple[int, ...]) -> None:
+    parts = cut(length, ladder)
+    assert sum(parts) == length
+    for part in parts:
+        assert 0 < part <= ladder[-1]
+    assert all(part in ladder for part in parts[:-1])
+    assert sorted(parts[:-1], reverse=True) == list(parts[:-1])
+
+
+@given(st.integers(1, 600), st.sampled_from(LADDERS))
+def test_no_other_cut_is_cheaper(length: int, ladder: tuple[int, ...]) -> None:
+    """Against all cuts that take the largest chunk that fits, or end with one that covers the rest."""
+    costs: dict[int, int] = {0: 0}
+    for rest in range(1, ladder[-1]):
+        fitting = next((chunk for chunk in reversed(ladder) if chunk <= rest), None)
+        covering = next(chunk for chunk in ladder if chunk >= rest) + CALL_TOKENS
+        costs[rest] = covering if fitting is None else min(covering, fitting + CALL_TOKENS + costs[rest - fitting])
+    spent = sum(next(chunk for chunk in ladder if chunk >= part) + CALL_TOKENS for part in cut(length, ladder))
+    assert spent == length // ladder[-1] * (ladder[-1] + CALL_TOKENS) + costs[length % ladder[-1]]
+
+
+@pytest.mark.parametrize(
+    ("length", "parts"),
+    [
+        (0, ()),
+        (1, (1,)),
+        (16, (16,)),
+        (17, (16, 1)),
+        (40, (16, 16, 8)),
+        (60, (60,)),
+        (127, (127,)),
+        (128, (128,)),
+        (129, (128, 1)),
+        (257, (128, 128, 1)),
+        (400, (128, 128, 128, 16)),
+        (500, (500,)),
+        (512, (512,)),
+        (1024 + 140, (512, 512, 128, 12)),
+    ],
+)
+def test_where_a_prompt_is_cut(length: int, parts: tuple[int, ...]) -> None:
+    assert cut(length, (16, 128, 512)) == parts
+
+
+def test_of_two_cuts_that_cost_the_same_the_one_with_fewer_calls_is_taken() -> None:
+    assert cut(96, (32, 64, 128)) == (96,)
+
+
+@pytest.mark.parametrize(("length", "ladder"), [(-1, (4,)), (1, ()), (1, (0, 4)), (1, (8, 4)), (1, (4, 4))])
+def test_a_wrong_cut_is_refused(length: int, ladder: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"length|ladder"):
+        cut(length, ladder)
+
+
+@pytest.mark.parametrize(("max_queue", "step_tokens", "field"), [(-1, 1, "max_queue"), (0, 0, "step_tokens")])
+def test_wrong_bounds_are_refused(max_queue: int, step_tokens: int, field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        scheduler(max_queue=max_queue, step_tokens=step_tokens)
+
+
+def test_the_queue_is_bounded_and_free_slots_do_not_count_as_waiting() -> None:
+    one = scheduler(slots=2, max_queue=1)
+    for stream in range(3):
+        one.submit(request(stream), 0.0)
+    assert refusal(one, request(9)) == (ErrorCode.OVERLOADED, "")
+    one.admit(0.0)
+    assert one.queued == 1
+    assert refusal(one, request(9)) == (ErrorCode.OVERLOADED, "")
+    one.remove(2)
+    one.submit(request(9), 0.0)
+    none = scheduler(slots=1, max_queue=0)
+    none.submit(request(1), 0.0)
+    assert refusal(none, request(2)) == (ErrorCode.OVERLOADED, "")
+    none.admit(0.0)
+    assert refusal(none, request(2)) == (ErrorCode.OVERLOADED, "")
+
+
+def test_admission_is_in_order_of_arrival_to_the_lowest_slots() -> None:
+    one = scheduler(slots=2)
+    for stream in (7, 3, 5):
+        one.submit(request(stream), 0.0)
+    one.admit(1.0)
+    assert [one.slots.holder(slot) for slot in (0, 1)] == [7, 3]
+    live = one.remove(7)
+    assert live is not None
+    assert live.admitted == 1.0
+    one.admit(2.0)
+    assert one.slots.active == 1, "the slot is not clean yet"
+    one.slots.clean(0)
+    one.admit(3.0)
+    assert one.slots.holder(0) == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "field"),
+    [
+        (Request(1, ()), ErrorCode.INVALID, "prompt"),
+        (Request(1, (100,)), ErrorCode.INVALID, "prompt"),
+        (Request(1, (-1,)), ErrorCode.INVALID, "prompt"),
+        (Request(1, (1,), resume=(100,)), ErrorCode.INVALID, "resume"),
+        (Request(1, (1,), max_tokens=0), ErrorCode.INVALID, "max_tokens"),
+        (Request(1, (1,), max_tokens=2, resume=(1, 2, 3)), ErrorCode.INVALID, "resume"),
+        (Request(1, (1,), eos=frozenset({9}), resume=(1, 9, 3)), ErrorCode.INVALID, "resume"),
+        (Request(1, (1,) * 32), ErrorCode.CONTEXT, "prompt"),
+        (Request(1, (1,) * 31, resume=(1, 1)), ErrorCode.CONTEXT, "resume"),
+        (Request(1, (1,), Sampling(temperature=-0.1)), ErrorCode.INVALID, "temperature"),
+        (Request(1, (1,), Sampling(temperature=math.nan)), ErrorCode.INVALID, "temperature"),
+        (Request(1, (1,), Sampling(temperature=100.1)), ErrorCode.INVALID, "temperature"),
+        (Request(1, (1,), Sampling(top_k=-1)), ErrorCode.INVALID, "top_k"),
+        (Request(1, (1,), Sampling(top_k=(1 << 20) + 1)), ErrorCode.INVALID, "top_k"),
+        (Request(1, (1,), Sampling(top_p=0.0)), ErrorCode.INVALID, "top_p"),
+        (Request(1, (1,), Sampling(top_p=math.nan)), ErrorCode.INVALID, "top_p"),
+        (Request(1, (1,), Sampling(min_p=1.01)), ErrorCode.INVALID, "min_p"),
+        (Request(1, (1,), Sampling(seed=-1)), ErrorCode.INVALID, "seed"),
+        (Request(1, (1,), Sampling(seed=1 << 63)), ErrorCode.INVALID, "seed"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(asked: Request, code: ErrorCode, field: str) -> None:
+    one = scheduler()
+    assert refusal(one, asked) == (code, field)
+    assert one.idle
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Request(1, (0, 99)),
+        Request(1, (1,) * 31),
+        Request(1, (1,) * 30, resume=(1, 1)),
+        Request(1, (1,), max_tokens=3, resume=(1, 2, 3)),
+        Request(1, (1,), eos=frozenset({9}), resume=(1, 2, 9)),
+        Request(1, (1,), Sampling(100.0, 1 << 20, 1.0, 1.0, (1 << 63) - 1)),
+    ],
+)
+def test_what_is_just_within_the_bounds_is_taken(asked: Request) -> None:
+    one = scheduler()
+    one.submit(asked, 0.0)
+    assert one.queued == 1
+
+
+@pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])
+def test_a_live_stream_is_not_taken_twice(phase: str) -> None:
+    one = scheduler()
+    one.submit(request(1), 0.0)
+    if phase != "waiting":
+        one.admit(0.0)
+    if phase == "decoding":
+        run_chunks(one)
+    assert refusal(one, request(1)) == (ErrorCode.INVALID, "stream")
+
+
+def test_chunks_go_by_the_budget_and_the_oldest_prompt_goes_first() -> None:
+    one = scheduler(slots=4, context=64, step_tokens=16)
+    for stream, length in enumerate((21, 4, 4)):
+        one.submit(request(stream, length), 0.0)
+    one.admit(0.0)
+    # 8 + 8; the last chunk of five does not fit any more, and nobody overtakes it.
+    assert run_chunks(one) == [(0, 8, False), (0, 8, False)]
+    one.admit(0.0)
+    # A last chunk costs one more, for the row that decodes in the same step: 5+1, 4+1, 4+1.
+    assert run_chunks(one) == [(0, 5, True), (1, 4, True), (2, 4, True)]
+    assert [live.request.stream for live in one.decoding()] == [0, 1, 2]
+
+
+def test_decode_rows_take_the_budget_first_but_one_chunk_always_runs() -> None:
+    one = scheduler(slots=4, context=64, step_tokens=3)
+    for stream in range(3):
+        one.submit(request(stream, 1), 0.0)
+        one.admit(0.0)
+        assert run_chunks(one) == [(stream, 1, True)]
+    one.submit(request(5, 20), 0.0)
+    for length in (8, 8, 4):
+        one.admit(0.0)
+        assert run_chunks(one) == [(5, length, length == 4)]
+
+
+def test_a_row_is_the_last_token_in_the_row_after_those_written() -> None:
+    one = scheduler()
+    one.submit(request(1, 5, sampling=Sampling(temperature=1.0, seed=4)), 0.0)
+    one.admit(0.0)
+    (work,) = one.next_call()
+    assert work.draw is not None
+    assert (work.chunk.start, work.chunk.position, work.draw.position) == (0, 0, 5)
+    one.prefilled(work)
+    one.accept(work.live, 42)
+    for index in range(5, 9):
+        after = row(work.live)
+        assert (after.slot, after.token) == (0, 42)
+        assert (after.start, after.position, after.draw.position) == (index, index, index + 1)
+        assert after.draw.sampling.seed == 4
+        one.decoded([work.live])
+        one.accept(work.live, 42)
+    assert one.slots.rows(0) == 9
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens", "reason"),
+    [
+        ({"max_tokens": 1}, 1, "length"),
+        ({"max_tokens": 3}, 3, "length"),
+        ({"max_tokens": 27}, 27, "length"),
+        ({"max_tokens": 28}, 27, "length"),
+        ({}, 27, "length"),
+        ({"eos": frozenset({50})}, 1, "stop"),
+        ({"eos": frozenset({50}), "max_tokens": 1}, 1, "stop"),
+    ],
+)
+def test_when_a_sequence_ends(fields: dict[str, Any], tokens: int, reason: str) -> None:
+    """A prompt of 5 in a context of 32 leaves 27 tokens; end-of-sequence goes before length."""
+    one = scheduler()
+    one.submit(request(1, 5, **fields), 0.0)
+    one.admit(0.0)
+    (work,) = one.next_call()
+    one.prefilled(work)
+    reasons = [one.accept(work.live, 50) for _ in range(tokens)]
+    assert reasons == [None] * (tokens - 1) + [reason]
+    assert work.live.completion_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"max_tokens": 3, "resume": (1, 2, 3)}, "length"),
+        ({"resume": (1,) * 27}, "length"),
+        ({"eos": frozenset({3}), "resume": (1, 2, 3)}, "stop"),
+    ],
+)
+def test_what_had_ended_already_ends_without_a_slot(fields: dict[str, Any], reason: str) -> None:
+    one = scheduler(slots=1)
+    one.submit(request(1, 5, **fields), 0.0)
+    [(live, ended)] = one.admit(0.0)
+    assert (ended, live.slot, live.completion_tokens) == (reason, -1, len(fields["resume"]))
+    assert one.idle
+    assert one.slots.free == 1
+
+
+def test_resumed_tokens_are_cut_after_the_prompt_and_positions_go_on() -> None:
+    one = scheduler(context=64, step_tokens=64)
+    one.submit(request(1, 9, resume=tuple(range(10))), 0.0)
+    one.admit(0.0)
+    works = []
+    while call := one.next_call():
+        (work,) = call
+        one.prefilled(work)
+        works.append(work)
+    assert [(work.chunk.start, len(work.chunk.tokens)) for work in works] == [(0, 8), (8, 1), (9, 8), (17, 2)]
+    assert [work.draw and work.draw.position for work in works] == [None, None, None, 19]
+
+
+@pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])
+def test_a_sequence_is_removed_in_any_phase(phase: str) -> None:
+    one = scheduler()
+    one.submit(request(1, 20), 0.0)
+    if phase != "waiting":
+        one.admit(0.0)
+        (work,) = one.next_call()
+        one.prefilled(work)
+    if phase == "decoding":
+        run_chunks(one)
+        one.admit(0.0)
+        run_chunks(one)
+        assert len(one.decoding()) == 1
+    removed = one.remove(1)
+    assert removed is not None
+    assert one.idle
+    assert one.slots.soiled == (() if phase == "waiting" else (0,))
+    assert one.remove(1) is None
+    assert one.next_call() == []
+
+
+def test_an_end_that_the_model_has_no_row_for_is_left_out() -> None:
+    one = scheduler()
+    one.submit(request(eos=frozenset({7, 100, 4000}), min_tokens=2), 0.0)
+    one.admit(0.0)
+    (live,) = one._prefilling.values()
+    assert live.request.eos == {7}

@@ -1,0 +1,72 @@
+"""What prompts share a prefill call, and how large it is, without a runner."""
+
+import pytest
+
+from tests.workers.engine.pool import admit, ask, scheduler
+from workers.engine.request import Request
+from workers.engine.scheduler import Scheduler
+
+
+def calls(one: Scheduler) -> list[list[tuple[int, int, int]]]:
+    """All calls of a step, each as (stream, start, tokens) of its chunks."""
+    out = []
+    while call := one.next_call():
+        out.append([(work.live.request.stream, work.chunk.start, len(work.chunk.tokens)) for work in call])
+        for work in call:
+            one.prefilled(work)
+            if work.draw is not None:
+                one.accept(work.live, 50)
+    return out
+
+
+def distinct(stream: int, length: int) -> Request:
+    return ask(stream, tuple(range(10 * stream, 10 * stream + length)))
+
+
+@pytest.mark.parametrize(
+    ("block", "lengths", "expected"),
+    [
+        (1, (3, 2, 2), [[(0, 0, 3), (1, 0, 2), (2, 0, 2)]]),
+        (1, (3, 2, 6), [[(0, 0, 3), (1, 0, 2), (2, 0, 3)], [(2, 3, 3)]]),
+        (4, (3, 2, 6), [[(0, 0, 3), (1, 0, 2)], [(2, 0, 6)]]),
+        (4, (5, 2, 6), [[(0, 0, 5)], [(1, 0, 2), (2, 0, 4)], [(2, 4, 2)]]),
+        (1, (1, 1), [[(0, 0, 1), (1, 0, 1)]]),
+    ],
+)
+def test_prompts_share_a_call_that_is_as_large_as_if_they_were_one(
+    block: int, lengths: tuple[int, ...], expected: list[list[tuple[int, int, int]]]
+) -> None:
+    one = scheduler(4, block=block)
+    for stream, length in enumerate(lengths):
+        one.submit(distinct(stream, length), 0.0)
+    admit(one)
+    assert calls(one) == expected
+
+
+def test_where_rows_are_not_exact_each_prompt_has_a_call_of_its_own() -> None:
+    one = scheduler(4, exact=False)
+    for stream in range(3):
+        one.submit(distinct(stream, 2), 0.0)
+    admit(one)
+    assert calls(one) == [[(0, 0, 2)], [(1, 0, 2)], [(2, 0, 2)]]
+
+
+def test_a_call_of_several_prompts_keeps_to_the_budget_and_cuts_the_last() -> None:
+    one = scheduler(4, step_tokens=8)
+    for stream in range(3):
+        one.submit(distinct(stream, 3), 0.0)
+    admit(one)
+    assert calls(one) == [[(0, 0, 3), (1, 0, 3)]], "each last chunk costs one more"
+    one.step_tokens = 5
+    one.admit(0.0)
+    assert calls(one) == [[(2, 0, 3)]]
+
+
+def test_a_prompt_waits_for_one_before_it_whose_rows_it_can_take() -> None:
+    one = scheduler(4, least=2)
+    one.submit(ask(0, (1, 2, 3)), 0.0)
+    one.submit(ask(1, (1, 2, 4)), 0.0)
+    one.submit(ask(2, (9, 9, 9)), 0.0)
+    one.submit(ask(3, (1, 2, 4), tenant="b"), 0.0)
+    admit(one)
+    assert calls(one) == [[(0, 0, 3)], [(1, 2, 1), (2, 0, 3), (3, 0, 3)]]

@@ -1,0 +1,68 @@
+"""The step budget follows what steps cost: streams keep their pace, and prompts go as fast as that allows."""
+
+from typing import Any
+
+import pytest
+
+from workers.engine.token_budget import DEFAULT_STEP_TOKENS, Pace
+
+LADDER = (32, 128, 512)
+
+
+def measured(decode: float, **chunks: float) -> Pace:
+    pace = Pace(LADDER, stretch=4.0)
+    pace.decoded(decode)
+    for size, seconds in chunks.items():
+        pace.prefilled(int(size[1:]), seconds)
+    return pace
+
+
+def test_nobody_is_held_up_by_a_prompt_that_is_alone() -> None:
+    assert measured(0.01, c512=9.0).step_tokens(0) == DEFAULT_STEP_TOKENS
+
+
+def test_before_anything_is_measured_the_budget_is_the_default() -> None:
+    assert Pace(LADDER).step_tokens(3) == DEFAULT_STEP_TOKENS
+    assert Pace(LADDER, most=7).step_tokens(3) == 7
+
+
+@pytest.mark.parametrize(
+    ("chunks", "tokens"),
+    [
+        pytest.param({"c32": 0.08}, 32, id="the smallest chunk always runs"),
+        pytest.param({"c32": 0.02}, 32, id="a chunk that fits once"),
+        pytest.param({"c32": 0.01}, 96, id="a chunk that fits three times"),
+        pytest.param({"c32": 0.02, "c128": 0.03}, 128, id="a larger one that fits exactly"),
+        pytest.param({"c32": 0.02, "c128": 0.031}, 32, id="a larger one that does not"),
+        pytest.param({"c32": 0.0005}, 512, id="one that was never run costs in proportion"),
+        pytest.param({"c32": 0.0}, 512, id="what costs nothing"),
+        pytest.param({"c32": 0.00001}, 512, id="never more than the most"),
+    ],
+)
+def test_a_step_with_a_prompt_takes_four_times_as_long_at_most(chunks: dict[str, float], tokens: int) -> None:
+    assert measured(0.01, **chunks).step_tokens(5) == 5 + tokens + 1
+
+
+def test_a_chunk_counts_as_the_size_that_covers_it() -> None:
+    pace = Pace(LADDER)
+    pace.decoded(0.01)
+    pace.prefilled(33, 0.03)
+    pace.prefilled(900, 5.0)
+    assert pace.step_tokens(1) == 1 + 128 + 1
+
+
+def test_one_spoilt_measurement_changes_nothing() -> None:
+    pace = measured(0.01, c32=0.02, c128=0.03)
+    for _ in range(4):
+        pace.decoded(0.01)
+        pace.prefilled(128, 0.03)
+    before = pace.step_tokens(2)
+    pace.decoded(3.0)
+    pace.prefilled(128, 60.0)
+    assert pace.step_tokens(2) == before
+
+
+@pytest.mark.parametrize(("options", "field"), [({"most": 0}, "most"), ({"stretch": 1.0}, "stretch")])
+def test_wrong_bounds_are_refused(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        Pace(LADDER, **options)

@@ -1,0 +1,87 @@
+"""What is free, and the sentence for what does not fit."""
+
+from pathlib import Path
+
+import pytest
+
+from workers.host.memory import MemoryRefused, Needed, free_bytes
+from workers.process.spec import Quantize
+
+NEEDED = Needed(weights=3_000_000_000, kv=1_000_000_000, slots=8, context=4096)
+
+
+def test_what_fits_to_the_byte_is_taken() -> None:
+    NEEDED.check(4_000_000_000, "none", quantizable=True)
+    NEEDED.check(None, "none", quantizable=True)
+    with pytest.raises(MemoryRefused):
+        NEEDED.check(3_999_999_999, "none", quantizable=True)
+
+
+@pytest.mark.parametrize(
+    ("free", "quantize", "quantizable", "advice"),
+    [
+        (3.5e9, "none", True, "lower --context, --max-batch-size or --kv-bytes, or set --quantize int8 or int4"),
+        (3.5e9, "int8", True, "lower --context, --max-batch-size or --kv-bytes, or set --quantize int4"),
+        (3.5e9, "int4", True, "lower --context, --max-batch-size or --kv-bytes"),
+        (2.0e9, "none", True, "set --quantize int8 or int4"),
+        (2.0e9, "none", False, "free some, or take a smaller model"),
+    ],
+)
+def test_the_sentence_names_what_helps(free: float, quantize: Quantize, quantizable: bool, advice: str) -> None:
+    with pytest.raises(MemoryRefused) as caught:
+        NEEDED.check(int(free), quantize, quantizable=quantizable)
+    assert str(caught.value) == (
+        "the model needs 4.00 GB of memory, 3.00 GB of weights and 1.00 GB of KV cache for 8 slots of 4096 tokens, "
+        f"and {free / 1e9:.2f} GB are free: {advice}"
+    )
+
+
+def test_the_cache_is_counted_as_far_as_it_may_grow() -> None:
+    assert Needed.of(1, 10, 4, 100, 0, None).kv == 4000
+    assert Needed.of(1, 10, 4, 100, 3999, 1).kv == 3999
+    assert Needed.of(1, 10, 4, 100, 4001, 1).kv == 4000
+
+
+def test_a_cache_that_holds_no_context_is_refused_before_anything_is_loaded() -> None:
+    assert Needed.of(1, 10, 4, 100, 1000, None).kv == 1000
+    with pytest.raises(MemoryRefused, match="kv_bytes: 999 bytes hold 99 tokens, fewer than the context of 100, which"):
+        Needed.of(1, 10, 4, 100, 999, None)
+
+
+@pytest.mark.parametrize(
+    ("free", "kv"), [(5000, 4000), (4500, 4000), (4490, 3991), (1200, 1030), (1160, 1000), (7, 1000)]
+)
+def test_where_nobody_says_the_cache_is_what_memory_leaves_and_one_context_at_least(free: int, kv: int) -> None:
+    assert Needed.of(50, 10, 4, 100, 0, free).kv == kv
+
+
+def test_workers_of_one_machine_have_each_their_part_of_what_is_free() -> None:
+    parts = [Needed.of(50, 10, 9, 100, 0, 12_000, workers).kv for workers in (1, 2, 4, 9)]
+    assert parts == [9000, 5350, 2650, 1150]
+    assert sum(Needed.of(50, 10, 9, 100, 0, 12_000, 4).total for _ in range(4)) <= 12_000
+    assert Needed.of(50, 10, 9, 100, 4000, 12_000, 4).kv == 4000, "what is said is for each"
+
+
+def system(root: Path, available_kib: int, **files: str) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {available_kib} kB\n")
+    (root / "proc/self/cgroup").write_text("0::/unit\n")
+    folder = root / "sys/fs/cgroup/unit"
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(text)
+    return root
+
+
+def test_the_machine_sets_the_bound(tmp_path: Path) -> None:
+    assert free_bytes(system(tmp_path, 1000, memory_max="max\n", memory_current="5\n")) == 1000 * 1024
+
+
+def test_the_cgroup_sets_the_bound(tmp_path: Path) -> None:
+    stat = "anon 50\nactive_file 7\ninactive_file 13\n"
+    root = system(tmp_path, 1000, memory_max="1000\n", memory_current="400\n", memory_stat=stat)
+    assert free_bytes(root) == 1000 - 400 + 20
+
+
+def test_a_system_that_does_not_say(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) is None

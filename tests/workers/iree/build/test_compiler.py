@@ -1,0 +1,112 @@
+"""iree-compile as a process: what a module is found by, what is said of failures, and that it outlives no worker."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.iree.build import leash
+from workers.iree.build.cache import CacheError
+from workers.iree.build.compiler import CompileError, Compiler
+
+FLAGS = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx")
+TEXT = "func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
+
+
+class CountingCompiler(Compiler):
+    """Counts how often the real compiler ran."""
+
+    runs = 0
+
+    def _run(self, text: str, module: Path) -> None:
+        self.runs += 1
+        super()._run(text, module)
+
+
+def entries(folder: Path) -> list[Path]:
+    return [entry for entry in (folder / "graphs").iterdir() if entry.is_dir()]
+
+
+def test_second_time_is_a_hit(tmp_path: Path) -> None:
+    first, second = CountingCompiler(tmp_path, FLAGS, "cpu"), CountingCompiler(tmp_path, FLAGS, "cpu")
+    file = first.compile(TEXT)
+    assert file.stat().st_size > 0
+    assert second.compile(TEXT) == file
+    assert (first.runs, second.runs) == (1, 0)
+
+
+@pytest.mark.parametrize("change", ["text", "flags", "target"])
+def test_everything_that_matters_is_in_the_key(tmp_path: Path, change: str) -> None:
+    compiler = CountingCompiler(tmp_path, FLAGS, "cpu")
+    flags = (*FLAGS, "--iree-opt-level=O1") if change == "flags" else FLAGS
+    other = CountingCompiler(tmp_path, flags, "another cpu" if change == "target" else "cpu")
+    text = TEXT.replace("@f", "@g") if change == "text" else TEXT
+    assert compiler.compile(TEXT) != other.compile(text)
+    assert other.runs == 1
+
+
+def test_found_by_key_without_its_text(tmp_path: Path) -> None:
+    compiler = CountingCompiler(tmp_path, FLAGS, "cpu")
+    key = compiler.key("what decides the text")
+    assert compiler.find(key) is None
+    file = compiler.compile(TEXT, key)
+    assert Compiler(tmp_path, FLAGS, "cpu").find(key) == file
+    assert compiler.find(compiler.key("something else")) is None
+
+
+def test_a_full_disk_is_not_the_compilers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = subprocess.CompletedProcess([], 1, "", "error: cannot open output file: No space left on device")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
+    with pytest.raises(CacheError, match="graphs: cannot keep a compiled graph: No space left on device"):
+        Compiler(tmp_path, FLAGS, "cpu").compile(TEXT)
+
+
+def test_a_killed_compiler_has_said_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = subprocess.CompletedProcess([], -signal.SIGKILL, "", "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
+    with pytest.raises(CompileError, match=r"^iree-compile was ended by signal 9$"):
+        Compiler(tmp_path, FLAGS, "cpu").compile(TEXT)
+
+
+def test_refusal_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    compiler = Compiler(tmp_path, FLAGS, "cpu")
+    with pytest.raises(CompileError, match="error:"):
+        compiler.compile("func.func @f() -> i32 { return %no : i32 }")
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_a_compiler_dies_with_its_parent() -> None:
+    """The parent starts a command on the leash, says its id, and is killed."""
+    program = (
+        "import os, subprocess, sys\n"
+        f"command = [sys.executable, '-I', '-S', {leash.__file__!r}, str(os.getpid()), sys.executable, '-c',\n"
+        "           'import os; print(os.getpid(), flush=True); os.read(0, 1)']\n"
+        "subprocess.run(command, stdin=subprocess.PIPE, check=False)\n"
+    )
+    reading, writing = os.pipe()  # the child's standard input stays open: only the signal can end it
+    parent = subprocess.Popen([sys.executable, "-c", program], stdin=reading, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert int(parent.stdout.readline()) != parent.pid
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert parent.stdout.read() == ""  # ends only when the child, which holds the other end, is gone
+    parent.stdout.close()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_the_leash_makes_what_it_starts_give_way() -> None:
+    program = "import os; print(os.nice(0))"
+    command = [sys.executable, "-I", "-S", str(leash.__file__), str(os.getpid()), "--nice=3"]
+    done = subprocess.run([*command, sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == min(os.nice(0) + 3, 19)
+
+
+def test_the_leash_does_not_start_for_a_dead_parent() -> None:
+    command = [sys.executable, "-I", "-S", str(leash.__file__), "1", "/bin/echo", "started"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")

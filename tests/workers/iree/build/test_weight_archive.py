@@ -1,0 +1,165 @@
+"""The packed weights on disk: found again, renewed when the checkpoint changes, repaired when damaged."""
+
+import errno
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.errors import LoadRefused
+from workers.iree.build import weight_archive as archive
+from workers.iree.build.weight_archive import ALIGNMENT, Archive, ArchiveError, Progress, open_archive
+from workers.iree.kernels.matmul.arithmetic import Pairs, Singles
+from workers.iree.model.plain_ops import PlainOps
+from workers.iree.model.stored_parameters import stored_parameters
+from workers.iree.model.tiled_ops import TiledOps
+
+OPS = TiledOps("float32", Singles("f32", 16))
+
+
+def open_at(path: Path, ops: TiledOps | PlainOps, cache_dir: Path, progress: Progress, **bound: int) -> Archive:
+    weights = open_weights(path)
+    wanted = stored_parameters(ModelConfig.from_dir(path), ops, weights, "none")
+    return open_archive(weights, wanted, ops, cache_dir, progress, **bound)
+
+
+class Packing:
+    """Opens the archive and says whether it was made anew."""
+
+    def __init__(self, path: Path, cache_dir: Path) -> None:
+        self.path = path
+        self.cache_dir = cache_dir
+
+    def made(self, ops: TiledOps | PlainOps = OPS) -> bool:
+        phases: list[str] = []
+        archive = open_at(self.path, ops, self.cache_dir, lambda phase, done, total: phases.append(phase))
+        archive.close()
+        assert archive.nbytes > 0
+        assert len(archive.index.items()) == 15  # embedding, head, last norm, 6 tensors of each of 2 layers
+        return bool(phases)
+
+
+@pytest.fixture
+def packing(tmp_path: Path) -> Packing:
+    return Packing(make_checkpoint(tmp_path / "model"), tmp_path / "cache")
+
+
+def test_made_once(packing: Packing) -> None:
+    assert packing.made()
+    assert not packing.made()
+
+
+def test_each_layout_is_its_own(packing: Packing) -> None:
+    assert packing.made()
+    assert packing.made(PlainOps("float32"))
+    assert packing.made(TiledOps("bfloat16", Pairs()))
+
+
+def test_renewed_with_the_checkpoint(packing: Packing) -> None:
+    assert packing.made()
+    make_checkpoint(packing.path, seed=1)
+    assert packing.made()
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_repaired(packing: Packing, damage: str) -> None:
+    assert packing.made()
+    (file,) = (packing.cache_dir / "weights").glob("*.safetensors")
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-64])
+    else:
+        file.unlink()
+    assert packing.made()
+    assert not packing.made()
+    assert not list((packing.cache_dir / "weights").glob("*.tmp"))
+
+
+def open_plain(path: Path, cache_dir: Path) -> None:
+    open_at(path, PlainOps("float32"), cache_dir, lambda phase, done, total: None).close()
+
+
+def test_every_tensor_is_aligned(tmp_path: Path) -> None:
+    """Biases of 3 kv heads of 2 lanes leave gaps behind them."""
+    path = make_checkpoint(tmp_path / "model", "qwen2", heads=3, kv_heads=3, head_dim=2, hidden=6)
+    ops = PlainOps("float32")
+    archive = open_at(path, ops, tmp_path, lambda phase, done, total: None)
+    for name, entry in archive.index.items():
+        assert np.asarray(entry.file_view).ctypes.data % ALIGNMENT == 0, name
+    archive.close()
+
+
+def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", layers=24)
+    tracemalloc.start()
+    try:
+        open_plain(path, tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    (file,) = (tmp_path / "weights").glob("*.safetensors")
+    assert peak < file.stat().st_size / 2
+
+
+def test_leftovers_of_a_dead_process_are_removed(packing: Packing) -> None:
+    assert packing.made()
+    (file,) = (packing.cache_dir / "weights").glob("*.safetensors")
+    left = file.with_name(f"{file.stem}abcdef.tmp")
+    left.write_bytes(b"half")
+    file.unlink()
+    assert packing.made()
+    assert not left.exists()
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(archive, "_pack", fail)
+    with pytest.raises(LoadRefused, match=r"cannot keep .* packed weights: No space left.*--cache-dir"):
+        open_plain(make_checkpoint(tmp_path / "model"), tmp_path)
+    assert [file.suffix for file in (tmp_path / "weights").iterdir()] == [".lock"]
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_checkpoint(tmp_path / "model")
+    open_plain(path, tmp_path)
+    (lock,) = (tmp_path / "weights").glob("*.lock")
+    lock.unlink()
+    lock.mkdir()  # whoever opens it for writing fails, root included
+    open_plain(path, tmp_path)
+    make_checkpoint(path, seed=1)
+    monkeypatch.setattr(archive, "_digest", lambda path, wanted: lock.stem)
+    (file,) = (tmp_path / "weights").glob("*.safetensors")
+    file.unlink()
+    with pytest.raises(ArchiveError, match="cannot keep"):
+        open_plain(path, tmp_path)
+
+
+def test_the_least_recently_used_make_room_and_no_open_one_does(tmp_path: Path) -> None:
+    def open_model(seed: int, max_bytes: int = 1 << 40) -> Archive:
+        path = make_checkpoint(tmp_path / f"model{seed}", seed=seed)
+        ops, quiet = PlainOps("float32"), lambda phase, done, total: None
+        return open_at(path, ops, tmp_path, quiet, max_bytes=max_bytes)
+
+    def names() -> set[str]:
+        return {file.name for file in (tmp_path / "weights").glob("*.safetensors")}
+
+    first, kept = open_model(1), names()
+    size = first.nbytes
+    open_model(2).close()
+    old = names() - kept
+    for at, file in enumerate([*kept, *old]):
+        os.utime(tmp_path / "weights" / file, (at, at))
+    open_model(3, 3 * size).close()
+    assert names() > kept | old  # three fit to the byte
+    third = names() - kept - old
+    open_model(4, 3 * size - 1).close()
+    assert names() & (kept | old | third) == kept  # two fit: the open one is the oldest, and stays
+    first.close()
+    open_model(5, size).close()
+    assert len(names()) == 1
+    assert not names() & kept

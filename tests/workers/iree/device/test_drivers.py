@@ -1,0 +1,53 @@
+"""Which device computes a model, and with how many threads, where nobody says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.checkpoints.architectures.tensors import parameter_count
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.device import drivers
+from workers.iree.device.drivers import choose_device
+
+CORES = 6
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "workers", "spare", "chosen"),
+    [
+        ("", 0, 1, 0, ("local-sync", 1)),
+        ("", 0, 2, 0, ("local-sync", 1)),
+        ("", 0, 1, -1, ("local-task", CORES)),
+        ("", 0, 2, -1, ("local-task", CORES // 2)),
+        ("", 0, CORES, -1, ("local-sync", 1)),
+        ("", 1, 1, -1, ("local-sync", 1)),
+        ("", 2, 4, 0, ("local-task", 2)),
+        ("local-task", 0, 1, 0, ("local-task", CORES)),
+        ("local-task", 0, CORES, 0, ("local-task", 1)),
+        ("local-task", 1, 1, 0, ("local-task", 1)),
+        ("local-sync", 0, 1, -1, ("local-sync", 1)),
+        ("local-sync://0", 3, 1, -1, ("local-sync://0", 1)),
+        ("cuda", 0, 1, 0, ("cuda", CORES)),
+    ],
+)
+def test_a_small_model_is_computed_by_the_thread_that_asks(
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    threads: int,
+    workers: int,
+    spare: int,
+    chosen: tuple[str, int],
+) -> None:
+    """Whoever shares the cores with it; a larger one where one core is all that it gets."""
+    config = ModelConfig.from_dir(checkpoint)
+    monkeypatch.setattr(drivers, "FEW_PARAMETERS", parameter_count(config) + spare)
+    monkeypatch.setattr(drivers, "cores_each", lambda workers: CORES // workers)
+    assert choose_device(device, threads, config, workers) == chosen
+
+
+def test_a_worker_says_what_computes_before_it_imports_what_does() -> None:
+    code = "import sys, workers.iree.device.drivers; print(sorted({'iree', 'jax'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,178 @@
+"""Products with weights of few bits against numpy: every format, and every row the same whatever is beside it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantize
+from workers.iree.build.compiler import Compiler
+from workers.iree.build.lower import Graph, module, struct
+from workers.iree.device.cpu import Cpu
+from workers.iree.device.device import Device, Module
+from workers.iree.kernels.matmul.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
+from workers.iree.kernels.matmul.linear import stride
+from workers.iree.kernels.matmul.quantized_product import Dot, choose_dot
+from workers.iree.model.packing import Packed, Packing
+from workers.iree.model.tiled_ops import TiledOps
+
+INPUTS, OUTPUTS = 384, 40
+ROWS = (1, 5, 21)
+"""One block, one of several rows, and two of which the last begins sooner."""
+LIVE = (14, 13, 9, 3)
+"""Live rows of a graph of as many as the first: blocks of seven, of which the last begins sooner, and one of nine."""
+FORMATS = {
+    "int8": GroupFormat(8, 64, "middle", "float16"),
+    "int4": GroupFormat(4, 64, "bias", "float16"),
+    "int4-bfloat16": GroupFormat(4, 32, "bias", "bfloat16"),
+    "int8-float32": GroupFormat(8, 32, "bias", "float32"),
+    "int4-levels": GroupFormat(4, 128, "level", "float16"),
+}
+X = np.random.default_rng(1).standard_normal((max(ROWS), INPUTS)).astype(np.float32) * np.linspace(
+    0.1, 9, INPUTS, dtype=np.float32
+)
+
+
+def make(format: GroupFormat) -> Quantized:
+    random = np.random.default_rng(2)
+    if format.zero != "level":
+        return quantize(random.standard_normal((OUTPUTS, INPUTS)), format)
+    shape = (OUTPUTS, INPUTS // format.group)
+    levels = random.integers(0, 16, (OUTPUTS, INPUTS)).astype(np.uint8)
+    return Quantized(
+        format, levels, random.random(shape).astype(np.float16), random.integers(0, 17, shape) * np.float16(1)
+    )
+
+
+def rounded(x: NDArray[np.float32], group: int, last: int) -> NDArray[np.float64]:
+    """Activations as the kernels round them."""
+    groups = x.reshape(len(x), -1, group)
+    top = np.abs(groups).max(-1, keepdims=True)
+    levels, steps = np.rint(groups * (np.float32(last) / top)), (top / np.float32(last)).astype(np.float64)
+    out: NDArray[np.float64] = (levels * steps).reshape(x.shape)
+    return out
+
+
+class Products:
+    """Compiles all formats and numbers of rows as one module, and runs them by name."""
+
+    def __init__(
+        self, cache_dir: Path, dtype: str, arithmetic: Arithmetic, dot: Dot, formats: dict[str, GroupFormat]
+    ) -> None:
+        self.device = Device("local-task", 0)
+        self.ops = TiledOps(dtype, arithmetic, dot)
+        self.packings = {name: Packing(format) for name, format in formats.items()}
+        graphs = [self._graph(name, rows) for name in formats for rows in ROWS] + [self._live_graph()]
+        for graph in graphs:
+            jax.eval_shape(graph.function, *graph.inputs, {})
+        compiler = Compiler(cache_dir, self.device.compile_flags(), self.device.compile_target())
+        file = compiler.compile(module(graphs, {}, self.ops.bodies))
+        self.module: Module = self.device.load(file, None, "")
+
+    def _graph(self, name: str, rows: int) -> Graph:
+        packing = self.packings[name]
+
+        def product(x: Any, data: Any, _: Any) -> tuple[Any, ...]:
+            return (self.ops.linear(x, Packed(data, packing, INPUTS), OUTPUTS),)
+
+        width = stride(INPUTS, self.ops.arithmetic)
+        inputs = (struct((rows, width), "int32"), struct(packing.stored_shape(OUTPUTS, INPUTS), "int8"))
+        return Graph(self._entry(name, rows), product, inputs, pure=True)
+
+    def _live_graph(self) -> Graph:
+        packing, width = self.packings["int4"], stride(INPUTS, self.ops.arithmetic)
+
+        def product(x: Any, data: Any, live: Any, _: Any) -> tuple[Any, ...]:
+            return (self.ops.linear(x, Packed(data, packing, INPUTS), OUTPUTS, None, live),)
+
+        shapes = ((LIVE[0], width), "int32"), (packing.stored_shape(OUTPUTS, INPUTS), "int8"), ((1,), "int32")
+        return Graph("live", product, tuple(struct(*shape) for shape in shapes), pure=True)
+
+    def live(self, matrix: Quantized, x: NDArray[np.float32], live: int) -> NDArray[np.float32]:
+        data, number = self.packings["int4"].pack(matrix), np.array([live], np.int32)
+        arguments = [self.device.upload(each) for each in (self.words(x), data, number)]
+        out: NDArray[np.float32] = self.device.download(self.module.call("live", *arguments)[0])
+        return out[:live]
+
+    def _entry(self, name: str, rows: int) -> str:
+        return f"{name.replace('-', '_')}_{rows}"
+
+    def __call__(self, name: str, matrix: Quantized, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        arguments = [self.device.upload(each) for each in (self.words(x), self.packings[name].pack(matrix))]
+        out: NDArray[np.float32] = self.device.download(self.module.call(self._entry(name, len(x)), *arguments)[0])
+        return out
+
+    def words(self, x: NDArray[np.float32]) -> NDArray[np.int32]:
+        """Rows as the norm before a product leaves them."""
+        kind = np.float32 if self.ops.arithmetic.word == 1 else ml_dtypes.bfloat16
+        width = stride(INPUTS, self.ops.arithmetic) * self.ops.arithmetic.word
+        padded = np.zeros((len(x), width), kind)
+        padded[:, :INPUTS] = x
+        return padded.view(np.int32)
+
+    def close(self) -> None:
+        del self.module
+        self.device.close()
+
+
+FEATURES = Cpu.of_host().features
+CASES: dict[str, tuple[str, Arithmetic, Dot, tuple[str, ...]]] = {
+    "this CPU's": ("bfloat16", arithmetic_of(FEATURES, "bfloat16"), choose_dot(FEATURES), tuple(FORMATS)),
+    "exact": ("float32", Singles("f32", 16), choose_dot(FEATURES), ("int8", "int4")),
+    "any CPU's": ("bfloat16", Widened(4), "plain", ("int8", "int4")),
+}
+
+
+@pytest.fixture(params=list(CASES), scope="module")
+def products(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Products]:
+    dtype, arithmetic, dot, names = CASES[request.param]
+    made = Products(cache_dir, dtype, arithmetic, dot, {name: FORMATS[name] for name in names})
+    yield made
+    made.close()
+
+
+def test_products(products: Products) -> None:
+    exact_rows = products.ops.dtype == "float32"
+    last, x = 127 << 14 if exact_rows else 127, X
+    if products.ops.arithmetic.word == 2:
+        x = X.astype(ml_dtypes.bfloat16).astype(np.float32)
+    for name, packing in products.packings.items():
+        matrix = make(packing.format)
+        expected = rounded(x, min(packing.format.group, 64), last) @ matrix.dequantize().astype(np.float64).T
+        whole = products(name, matrix, X)
+        np.testing.assert_allclose(whole, expected, atol=2e-6 * np.abs(expected).max())
+        exact = x @ matrix.dequantize().T
+        assert np.abs(whole - exact).max() / np.abs(exact).max() < (2e-6 if exact_rows else 1e-2)
+        for rows in ROWS:
+            np.testing.assert_array_equal(products(name, matrix, X[:rows]), whole[:rows])
+
+
+def test_live_rows_are_those_of_a_product_of_all(products: Products) -> None:
+    matrix = make(FORMATS["int4"])
+    whole = products("int4", matrix, X)
+    for live in LIVE:
+        np.testing.assert_array_equal(products.live(matrix, X[: LIVE[0]], live), whole[:live])
+
+
+def test_what_is_not_a_number_stays_so(products: Products) -> None:
+    matrix = make(FORMATS["int4"])
+    for value in (np.nan, np.inf):
+        x = X[:5].copy()
+        x[2, 100] = value
+        out = products("int4", matrix, x)
+        assert not np.isfinite(out[2]).any()
+        np.testing.assert_array_equal(np.delete(out, 2, 0), np.delete(products("int4", matrix, X[:5]), 2, 0))
+
+
+def test_zeros(products: Products) -> None:
+    np.testing.assert_array_equal(products("int8", make(FORMATS["int8"]), np.zeros((1, INPUTS), np.float32)), 0)
+
+
+def test_choice() -> None:
+    assert choose_dot({"avx512f", "avx512vnni"}) == "vpdpbusd"
+    assert choose_dot({"avx512f", "avxvnni"}) == "plain"

@@ -1,0 +1,197 @@
+"""Mixtures of experts against numpy: every kind of weights, and every row the same whatever is beside it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from workers.checkpoints.architectures.parts import Experts
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantize
+from workers.iree.build.compiler import Compiler
+from workers.iree.build.lower import Graph, module, struct
+from workers.iree.device.cpu import Cpu
+from workers.iree.device.device import Device, Module
+from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.partition import SHARES
+from workers.iree.kernels.matmul.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
+from workers.iree.kernels.matmul.linear import GROUP_BYTES, stride
+from workers.iree.kernels.matmul.quantized_product import Dot, choose_dot
+from workers.iree.kernels.moe.experts import MANY, Shares
+from workers.iree.kernels.moe.routing import Mixture
+from workers.iree.model.packing import Packed, Packing
+from workers.iree.model.tiled_ops import TiledOps
+
+HIDDEN, EXPERTS = 160, Experts(count=5, per_token=2, ffn=96, normalize=True)
+"""10 tiles and 6: in spans of two. Five experts for up to 42 pairs."""
+ROWS = (1, 5, 21)
+"""Blocks of one pair, of up to four, and of up to eight."""
+CONFIG = cast(ModelConfig, SimpleNamespace(hidden_size=HIDDEN, experts=EXPERTS, activation="silu"))
+INT8, INT4 = GroupFormat(8, 32, "middle", "float16"), GroupFormat(4, 32, "bias", "float16")
+FEATURES = Cpu.of_host().features
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a case multiplies: `up` and `down` are formats, None for weights as they are."""
+
+    dtype: str
+    arithmetic: Arithmetic
+    dot: Dot
+    up: GroupFormat | None
+    down: GroupFormat | None
+    tolerance: float
+
+
+HOST, VNNI = arithmetic_of(FEATURES, "bfloat16"), choose_dot(FEATURES)
+KINDS = {
+    "bfloat16": Kind("bfloat16", HOST, VNNI, None, None, 2e-2),
+    "float32": Kind("float32", Singles("f32", 16), VNNI, None, None, 2e-6),
+    "int8": Kind("bfloat16", HOST, VNNI, INT8, INT8, 3e-2),
+    "int4": Kind("bfloat16", HOST, VNNI, INT4, INT4, 3e-2),
+    "int4-exact": Kind("float32", Singles("f32", 16), VNNI, INT4, INT4, 5e-6),
+    "int8-up-alone-on-any-cpu": Kind("bfloat16", Widened(4), "plain", INT8, None, 3e-2),
+}
+
+
+class Mixtures:
+    """One case's graphs for all numbers of rows, as one module."""
+
+    def __init__(self, cache_dir: Path, kind: Kind) -> None:
+        self.kind = kind
+        self.device = Device("local-task", 0)
+        self.ops = TiledOps(kind.dtype, kind.arithmetic, kind.dot, threads=2)
+        random = np.random.default_rng(3)
+        gate_up, down = ((EXPERTS.count * 2 * EXPERTS.ffn, HIDDEN), (EXPERTS.count * HIDDEN, EXPERTS.ffn))
+        self.router, self.weights = (
+            self._plain(random, (EXPERTS.count, HIDDEN)),
+            [
+                self._plain(random, gate_up) if kind.up is None else self._quantized(random, gate_up, kind.up),
+                self._plain(random, down) if kind.down is None else self._quantized(random, down, kind.down),
+            ],
+        )
+        graphs = [Graph(f"rows_{rows}", self._graph, self._inputs(rows), pure=True) for rows in ROWS]
+        inputs = (*self._inputs(max(ROWS)), struct((1,), "int32"))
+        graphs.append(Graph("live", self._graph, inputs, pure=True))
+        for graph in graphs:
+            jax.eval_shape(graph.function, *graph.inputs, {})
+        compiler = Compiler(cache_dir, self.device.compile_flags(), self.device.compile_target())
+        self.module: Module = self.device.load(compiler.compile(module(graphs, {}, self.ops.bodies)), None, "")
+        self._uploaded = [self._upload(each) for each in (self.router, *self.weights)]
+
+    def _plain(self, random: np.random.Generator, shape: tuple[int, int]) -> NDArray[Any]:
+        kind = np.float32 if self.kind.dtype == "float32" else ml_dtypes.bfloat16
+        matrix: NDArray[Any] = (random.standard_normal(shape) / shape[1] ** 0.5 * 2).astype(kind)
+        return matrix
+
+    def _quantized(self, random: np.random.Generator, shape: tuple[int, int], format: GroupFormat) -> Quantized:
+        return quantize(random.standard_normal(shape) / shape[1] ** 0.5 * 2, format)
+
+    def _stored(self, matrix: NDArray[Any] | Quantized) -> NDArray[Any]:
+        return Packing(matrix.format).pack(matrix) if isinstance(matrix, Quantized) else self.ops.store(matrix)
+
+    def _upload(self, matrix: NDArray[Any] | Quantized) -> Any:
+        stored = self._stored(matrix)
+        bits = stored.view(np.uint16) if stored.dtype == ml_dtypes.bfloat16 else stored
+        return self.device.upload(bits, stored.dtype.name)
+
+    def _inputs(self, rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        matrices = [self._stored(each) for each in (self.router, *self.weights)]
+        words = struct((rows, stride(HIDDEN, self.ops.arithmetic)), "int32")
+        return (words, *(struct(each.shape, each.dtype.name) for each in matrices))
+
+    def _graph(self, x: Any, router: Any, up: Any, down: Any, *others: Any) -> tuple[Any, ...]:
+        live = others[0] if len(others) > 1 else None
+        up, down = (
+            Packed(data, Packing(matrix.format), matrix.levels.shape[1]) if isinstance(matrix, Quantized) else data
+            for data, matrix in zip((up, down), self.weights, strict=True)
+        )
+        return (self.ops.experts(x, router, up, down, CONFIG, live),)
+
+    def __call__(self, x: NDArray[np.float32], live: int | None = None) -> NDArray[np.float32]:
+        kind = np.float32 if self.ops.arithmetic.word == 1 else ml_dtypes.bfloat16
+        width = stride(HIDDEN, self.ops.arithmetic) * self.ops.arithmetic.word
+        words = np.zeros((len(x), width), kind)
+        words[:, :HIDDEN] = x
+        name, arguments = f"rows_{len(x)}", [self.device.upload(words.view(np.int32)), *self._uploaded]
+        if live is not None:
+            name = "live"
+            arguments.append(self.device.upload(np.array([live], np.int32)))
+        (result,) = self.module.call(name, *arguments)
+        out: NDArray[np.float32] = self.device.download(result)
+        return out
+
+    def close(self) -> None:
+        del self.module, self._uploaded
+        self.device.close()
+
+
+def expected(mixtures: Mixtures, x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Expert by expert in float64."""
+    router, up, down = (
+        (each.dequantize() if isinstance(each, Quantized) else each).astype(np.float64)
+        for each in (mixtures.router, *mixtures.weights)
+    )
+    up, down = up.reshape(EXPERTS.count, 2, EXPERTS.ffn, HIDDEN), down.reshape(EXPERTS.count, HIDDEN, EXPERTS.ffn)
+    out = np.zeros(x.shape)
+    for row, (hidden, logits) in enumerate(zip(x, x @ router.T, strict=True)):
+        chosen = np.argsort(-logits)[: EXPERTS.per_token]
+        powers = np.exp(logits[chosen] - logits[chosen[0]])
+        for expert, share in zip(chosen, powers / powers.sum(), strict=True):
+            gate, other = up[expert] @ hidden
+            out[row] += share * (down[expert] @ (gate / (1 + np.exp(-gate)) * other))
+    return out
+
+
+@pytest.fixture(params=list(KINDS), scope="module")
+def mixtures(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Mixtures]:
+    made = Mixtures(cache_dir, KINDS[request.param])
+    yield made
+    made.close()
+
+
+def test_mixtures(mixtures: Mixtures) -> None:
+    x = np.random.default_rng(1).standard_normal((max(ROWS), HIDDEN)).astype(np.float32)
+    x = x.astype(mixtures.router.dtype).astype(np.float32)
+    whole, exact = mixtures(x), expected(mixtures, x)
+    assert np.abs(whole - exact).max() / np.abs(exact).max() < mixtures.kind.tolerance
+    for rows in ROWS:
+        np.testing.assert_array_equal(mixtures(x[-rows:]), whole[-rows:])
+
+
+def test_rows_of_nobody_change_nothing(mixtures: Mixtures) -> None:
+    x = np.random.default_rng(4).standard_normal((max(ROWS), HIDDEN)).astype(np.float32)
+    whole = mixtures(x)
+    for live in (1, max(ROWS) - 1, max(ROWS)):
+        given = x.copy()
+        given[live:] = np.nan
+        np.testing.assert_array_equal(mixtures(given, live)[:live], whole[:live])
+
+
+def test_rows_that_choose_the_same_experts(mixtures: Mixtures) -> None:
+    """All pairs fall to two experts, which is more than one block of them."""
+    x = np.repeat(np.random.default_rng(2).standard_normal((1, HIDDEN)).astype(np.float32), max(ROWS), 0)
+    (alone,) = mixtures(x[:1])
+    assert np.abs(alone).max() > 0
+    np.testing.assert_array_equal(mixtures(x), np.broadcast_to(alone, x.shape))
+
+
+def shares(rows: int, tiles: int, size: int, threads: int, span: int = 1) -> Shares:
+    experts = Experts(count=64, per_token=8, ffn=64, normalize=True)
+    return Shares.of(Mixture(rows, 64, experts), tiles, size, threads, span)
+
+
+def test_shares() -> None:
+    assert shares(1, 64, 1024, 2).workgroups == 8  # handed out one at a time
+    assert shares(1, 64, 1024, 16).workgroups == 14 * 8 == SHARES * 16
+    assert shares(8, 64, 1024, 2).workgroups == MANY * 2
+    assert shares(8, 1, 1024, 2).workgroups == 64  # a tile is not divided
+    assert shares(1, 64, GROUP_BYTES, 1).each == 64  # what passes by fits the cache
+    assert shares(8, 6, LANES, 2, span=4).unit == 2

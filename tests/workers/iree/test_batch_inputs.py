@@ -1,0 +1,45 @@
+"""What decode graphs read: numbers of the step's rows, and nobody's in all other lines."""
+
+import numpy as np
+import pytest
+
+from protocol.request import Sampling
+from workers.engine.runner import Draw, Row
+from workers.iree.batch_inputs import Angles, DecodeInputs
+from workers.iree.device.device import Device
+
+DRAW = Draw(Sampling(), 1)
+SPARE = 99
+CONTEXT = 8
+
+
+@pytest.fixture
+def angles() -> Angles:
+    return Angles(np.array([1.0, 0.1], np.float32), np.array([1.0, 2.0], np.float32), CONTEXT)
+
+
+@pytest.mark.parametrize("position", [0, CONTEXT - 1, CONTEXT, 3 * CONTEXT])
+def test_the_angles_of_a_position_are_those_of_many(angles: Angles, position: int) -> None:
+    for one, many in zip(angles.of(position), angles.at(np.array([0, position])), strict=True):
+        assert one.tolist() == many[1].tolist()
+
+
+@pytest.mark.parametrize("driver", ["local-sync", "cuda"])
+def test_a_step_leaves_nothing_of_the_one_before(monkeypatch: pytest.MonkeyPatch, angles: Angles, driver: str) -> None:
+    device = Device("local-sync", 1)
+    monkeypatch.setattr(device, "driver", driver)  # other drivers are given a new buffer each time
+    inputs = DecodeInputs(device, 4, angles, SPARE)
+    steps = [
+        ([0, 1, 2], [Row(3, 30, 5, 6, DRAW), Row(0, 31, 2, 2, DRAW), Row(1, 32, 7, 40, DRAW)]),
+        ([2], [Row(2, 40, 1, 1, DRAW)]),
+        ([], []),
+    ]
+    for lines, rows in steps:
+        tokens, cos, sin, places, slots = (device.download(view) for view in inputs.write(lines, rows))
+        expected = {line: (0, SPARE, line) for line in range(4)}
+        expected |= {line: (row.token, row.start, row.slot) for line, row in zip(lines, rows, strict=True)}
+        given = zip(tokens[:, 0].tolist(), places[:, 0].tolist(), slots.tolist(), strict=True)
+        assert dict(enumerate(given)) == expected
+        for line, row in zip(lines, rows, strict=True):
+            for one, many in zip(angles.of(row.position), (cos, sin), strict=True):
+                assert one.tolist() == many[line, 0].tolist()

@@ -1,0 +1,239 @@
+"""Which graph serves while others are on their way: without a device or a compiler."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from workers.iree.build.compile_client import Built, Group
+from workers.iree.build.compiler import CompileError
+from workers.iree.graph_registry import TRIES, Library
+
+SIZES = (1, 2, 4, 8)
+
+
+class Process:
+    """A compile process that answers when it is told to."""
+
+    def __init__(self, builder: "Builder") -> None:
+        self._builder = builder
+        self._killed = threading.Event()
+        self.asked: Group = ()
+
+    def ask(self, group: Group) -> None:
+        self.asked = group
+
+    def answers(self, count: int) -> Iterator[Built]:
+        assert count == 1
+        self._builder.order.append(self.asked[0])
+        self._builder.asked.release()
+        self._builder.may_answer.acquire()
+        if self._killed.is_set() or self.asked[0] in self._builder.dying:
+            self._builder.dying.discard(self.asked[0])
+            raise CompileError("the compile process ended with -9")
+        if self.asked[0] in self._builder.broken:
+            raise CompileError("iree-compile crashed")
+        yield Built(self.asked, Path(self.asked[0]), 1.0)
+
+    def kill(self) -> None:
+        self._killed.set()
+        self._builder.may_answer.release()
+
+    def close(self) -> None:
+        self._builder.closed += 1
+
+
+class Builder:
+    """Compiles what it is asked for, one permission after the other."""
+
+    def __init__(self) -> None:
+        self.cached: set[str] = set()
+        self.broken: set[str] = set()
+        self.dying: set[str] = set()
+        """What kills its compiler once."""
+        self.order: list[str] = []
+        self.asked, self.may_answer = threading.Semaphore(0), threading.Semaphore(0)
+        self.started = self.closed = 0
+        self.starting, self.may_start = threading.Event(), threading.Event()
+        self.may_start.set()
+
+    def find(self, group: Group) -> Path | None:
+        return Path(group[0]) if group[0] in self.cached else None
+
+    def process(self, **_: int) -> Process:
+        self.started += 1
+        self.starting.set()
+        assert self.may_start.wait(timeout=60)
+        return Process(self)
+
+
+@pytest.fixture
+def builder() -> Builder:
+    return Builder()
+
+
+@pytest.fixture
+def library(builder: Builder) -> Iterator[Library]:
+    builder.cached = {"decode_8"}
+    foreign: Any = builder
+
+    def loaded(file: Path) -> Any:
+        if file.name == "unloadable":
+            raise ValueError("no module")
+        return foreign
+
+    library = Library(foreign, loaded, retry_s=0.0)
+    library.open([("decode_8",)], 1, lambda phase, done, total: None)
+    yield library
+    library.close()
+
+
+def test_the_smallest_that_is_ready_covers(library: Library, builder: Builder) -> None:
+    builder.cached |= {"decode_2"}
+    assert [library.covering("decode", SIZES, needed) for needed in (1, 8)] == [8, 8]
+    library.fetch([("decode_2",)])
+    library.settle()
+    assert [library.covering("decode", SIZES, needed) for needed in (1, 2, 3, 8)] == [2, 2, 8, 8]
+    assert library.covering("decode", SIZES, 9) is None
+    assert library.covering("prefill", SIZES, 1) is None
+    assert library.largest("decode", SIZES) == 8
+    assert (builder.started, library.failed, library.pending) == (0, 0, 0)
+
+
+def test_a_larger_one_serves_while_a_smaller_one_is_compiled(library: Library, builder: Builder) -> None:
+    library.fetch([("decode_1",)])
+    assert builder.asked.acquire(timeout=60)  # the compiler runs
+    assert library.covering("decode", SIZES, 1) == 8
+    assert library.pending == 1
+    builder.may_answer.release()
+    library.settle()
+    assert library.covering("decode", SIZES, 1) == 1
+
+
+def test_what_was_missed_last_comes_next(library: Library, builder: Builder) -> None:
+    library.fetch([("decode_1",), ("decode_2",), ("decode_4",), ("draw_4", "filter_4")])
+    assert builder.asked.acquire(timeout=60)
+    library.covering("decode", SIZES, 3)
+    library.covering("filter", (4,), 4)
+    builder.may_answer.release(4)
+    library.settle()
+    assert builder.order == ["decode_1", "draw_4", "decode_4", "decode_2"]
+    assert library.ready >= {"draw_4", "filter_4"}
+
+
+def test_what_is_rare_comes_when_it_is_missed_and_once(library: Library, builder: Builder) -> None:
+    builder.broken = {"score_8"}
+    builder.may_answer.release(TRIES)
+    library.fetch([], rare=[("score_8", "report_8")])
+    library.settle()
+    assert library.pending == 0
+    for kind in ("score", "report", "score"):
+        assert library.covering(kind, (8,), 8) is None
+        library.settle()
+    assert builder.order == ["score_8"] * TRIES
+    assert library.failed == 1
+
+
+def test_only_the_smallest_that_would_do_is_asked_for(library: Library, builder: Builder) -> None:
+    builder.may_answer.release(9)
+    library.fetch([], rare=[(f"edit_{size}",) for size in SIZES])
+    assert library.covering("edit", SIZES, 3) is None
+    library.settle()
+    assert builder.order == ["edit_4"]
+    assert library.covering("edit", SIZES, 3) == 4
+
+
+def test_what_fails_again_and_again_is_counted_and_covered(library: Library, builder: Builder) -> None:
+    builder.broken = {"decode_1"}
+    builder.may_answer.release(1 + TRIES)
+    with capture_logs() as logs:
+        library.fetch([("decode_1",), ("decode_2",)])
+        library.settle()
+    assert {(line["graphs"], line["text"]) for line in logs} == {(("decode_1",), "iree-compile crashed")}
+    assert [line["event"] for line in logs] == ["graph_is_tried_again"] * (TRIES - 1) + ["graph_failed"]
+    assert (library.failed, library.pending) == (1, 0)
+    assert library.covering("decode", SIZES, 1) == 2
+    # After all others. A process that brought a failure is not trusted with the next graph.
+    assert builder.order == ["decode_1", "decode_2"] + ["decode_1"] * (TRIES - 1)
+    assert builder.started == 1 + TRIES
+
+
+def test_a_graph_whose_compiler_was_killed_comes_later(library: Library, builder: Builder) -> None:
+    builder.dying = {"decode_1"}
+    builder.may_answer.release(3)
+    with capture_logs() as logs:
+        library.fetch([("decode_1",), ("decode_2",)])
+        library.settle()
+    (line,) = logs
+    assert (line["event"], line["log_level"], line["tried"]) == ("graph_is_tried_again", "warning", 1)
+    assert (library.failed, library.covering("decode", SIZES, 1)) == (0, 1)
+
+
+def test_what_waits_for_another_try_is_pending_and_ends_with_the_runner(builder: Builder) -> None:
+    foreign: Any = builder
+    builder.cached, builder.dying = {"decode_8"}, {"decode_1"}
+    library = Library(foreign, lambda file: foreign, retry_s=3600.0)
+    with capture_logs() as logs:
+        library.fetch([("decode_1",)])
+        builder.may_answer.release()
+        with library._changed:
+            assert library._changed.wait_for(lambda: library._again, timeout=60)
+        assert (library.pending, library.failed, len(logs)) == (1, 0, 1)
+        library.close()
+    assert builder.started == builder.closed == 1
+
+
+def test_a_module_that_cannot_be_loaded_is_a_failure_too(library: Library, builder: Builder) -> None:
+    builder.cached |= {"unloadable"}
+    library.fetch([("unloadable",)])
+    library.settle()
+    assert library.failed == 1
+    assert library.covering("decode", SIZES, 1) == 8
+
+
+def test_no_process_stays_when_nothing_is_wanted(library: Library, builder: Builder) -> None:
+    builder.may_answer.release(2)
+    library.fetch([("decode_1",)])
+    library.settle()
+    library.fetch([("decode_2",)])
+    library.settle()
+    library.close()
+    assert builder.started == builder.closed
+
+
+def test_close_ends_a_compiler_that_runs(library: Library, builder: Builder) -> None:
+    with capture_logs() as logs:
+        library.fetch([("decode_1",), ("decode_2",)])
+        assert builder.asked.acquire(timeout=60)
+        library.close()
+    assert builder.order == ["decode_1"]
+    assert logs == []  # an end that was asked for is no failure
+    assert library.ready == frozenset()
+    library.settle()  # nothing is waited for after
+
+
+def test_an_engine_does_not_wait_for_a_compile_process_to_start(library: Library, builder: Builder) -> None:
+    builder.may_start.clear()
+    library.fetch([("decode_1",)], rare=[("score_8",)])
+    assert builder.starting.wait(timeout=60)
+    assert library.pending == 1
+    assert library.covering("score", (8,), 8) is None  # which asks for it
+    assert library.pending == 2
+    closing = threading.Thread(target=library.close)
+    closing.start()
+    builder.may_start.set()
+    closing.join(timeout=60)
+    assert (library.ready, builder.started, builder.closed) == (frozenset(), 1, 1)
+
+
+def test_an_engine_does_not_wait_for_the_one_that_compiles(library: Library) -> None:
+    """Even while the other thread holds the lock, the engine's gets its graph."""
+    with library._changed:
+        found: list[int | None] = []
+        engine = threading.Thread(target=lambda: found.append(library.covering("decode", SIZES, 1)))
+        engine.start()
+        engine.join(timeout=60)
+        assert found == [8]

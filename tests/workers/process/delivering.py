@@ -1,0 +1,96 @@
+"""The request table with an engine that is stepped by hand, or with what an engine would say."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from protocol.commands import Submit
+from protocol.events import Delta, Event, Finished, Gauges, Step
+from protocol.request import Input, Limits, Sampling, TextInput
+from workers.engine.engine import BatchEngine
+from workers.engine.request import End, Failure, Request, RequestRefused, StepResult, Token
+from workers.engine.scripted_runner import ScriptedRunner
+from workers.faults.faulty_runner import with_faults
+from workers.faults.plan import Fault
+from workers.process.output_processor import Admitted, Delivery, Outcome
+from workers.text.byte_tokenizer import ByteTokenizer
+from workers.text.vocabulary import Vocabulary
+
+GAUGES = Gauges()
+
+
+def submit(stream: int = 1, source: Input | str = "hello", **fields: Any) -> Submit:
+    given = TextInput(source) if isinstance(source, str) else source
+    limits = {name: fields.pop(name) for name in list(fields) if name in Limits.__struct_fields__}
+    return Submit(stream, "request", given, fields.pop("sampling", Sampling()), Limits(**limits), **fields)
+
+
+def delivery(vocabulary: Vocabulary | None = None, clock: Any = lambda: 0.0, **options: Any) -> Delivery:
+    return Delivery(vocabulary or ByteTokenizer(), max_live=options.pop("max_live", 64), clock=clock)
+
+
+def request_of(admitted: Admitted) -> Request:
+    assert admitted.request is not None, admitted.answer
+    return admitted.request
+
+
+def step(*tokens: tuple[int, int], ends: Sequence[End] = (), failures: Sequence[Failure] = ()) -> Outcome:
+    result = StepResult(tuple(Token(*token) for token in tokens), tuple(ends), tuple(failures), bool(failures))
+    return Outcome(result, (), (), GAUGES)
+
+
+def end(stream: int = 1, reason: Any = "length", prompt: int = 5, completion: int = 1) -> End:
+    return End(stream, reason, prompt, completion, 0.0104, 0.2, 3.0)
+
+
+def spell(stream: int, text: bytes) -> list[tuple[int, int]]:
+    return [(stream, byte) for byte in text]
+
+
+class Worker:
+    """Delivery and engine, stepped by hand: the process without its process."""
+
+    def __init__(self, vocabulary: Vocabulary | None = None, faults: Sequence[Fault] = (), **runner: Any) -> None:
+        self.runner = ScriptedRunner(slots=runner.pop("slots", 4), **runner)
+        self.engine = BatchEngine(with_faults(self.runner, faults), max_queue=64, step_tokens=64)
+        self.delivery = delivery(vocabulary)
+        self.frames: list[Event] = []
+
+    def submit(self, *submits: Submit) -> None:
+        for each in submits:
+            admitted = self.delivery.admit(each)
+            if admitted.answer is not None:
+                self.frames.append(admitted.answer)
+            if admitted.request is not None:
+                self._take(admitted.request)
+
+    def _take(self, request: Request) -> None:
+        try:
+            self.engine.submit(request)
+        except RequestRefused as refusal:
+            failure = Failure(request.stream, refusal.code, refusal.text, refusal.field)
+            self.frames += self.delivery.deliver(Outcome(None, (), (failure,), GAUGES)).frames
+
+    def run(self, steps: int = 10_000) -> None:
+        for _ in range(steps):
+            if self.engine.idle:
+                return
+            delivered = self.delivery.deliver(Outcome(self.engine.step(), (), (), self.engine.gauges()))
+            self.frames += delivered.frames
+            for stream in delivered.finish:
+                ended = self.engine.finish(stream)
+                if ended is not None:
+                    self.frames += self.delivery.deliver(Outcome(None, (ended,), (), GAUGES)).frames
+
+    def tokens(self, stream: int) -> list[int]:
+        return [token for delta in self.deltas(stream) for token in delta.tokens]
+
+    def text(self, stream: int) -> str:
+        return "".join(delta.text for delta in self.deltas(stream)) + self.finished(stream).text
+
+    def deltas(self, stream: int) -> list[Delta]:
+        steps = [frame for frame in self.frames if isinstance(frame, Step)]
+        return [delta for step in steps for delta in step.deltas if delta.stream == stream]
+
+    def finished(self, stream: int) -> Finished:
+        (terminal,) = [frame for frame in self.frames if isinstance(frame, Finished) and frame.stream == stream]
+        return terminal

@@ -1,0 +1,125 @@
+"""Choosing and loading a backend, without importing any."""
+
+import importlib.util
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.engine.scripted_runner import ScriptedRunner
+from workers.errors import LoadRefused
+from workers.faults.plan import Fault, LoadFault, PlannedFault
+from workers.process.backends import BackendMissing, cache_dir, choose_backend, load_runner
+from workers.process.spec import Backend, ScriptedSpec, WorkerSpec
+
+Install = Callable[[set[str]], None]
+
+
+def spec(backend: Backend = "auto", **fields: Any) -> WorkerSpec:
+    return WorkerSpec(name="w0", model_name="m", model_path="nowhere", backend=backend, **fields)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Pretend that only these packages are installed."""
+
+    def pretend(packages: set[str]) -> None:
+        def find_spec(name: str) -> object | None:
+            if name.partition(".")[0] not in packages:
+                if "." in name:
+                    raise ModuleNotFoundError(name)
+                return None
+            return object()
+
+        monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+
+    return pretend
+
+
+def on_apple(monkeypatch: pytest.MonkeyPatch, *, apple: bool) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin" if apple else "linux")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64" if apple else "x86_64")
+
+
+@pytest.mark.parametrize(
+    ("apple", "packages", "chosen"),
+    [
+        (True, {"mlx", "mlx_lm", "iree", "jax"}, "mlx"),
+        (False, {"mlx", "mlx_lm", "iree", "jax"}, "iree"),
+        (True, {"iree", "jax"}, "iree"),
+        (False, {"mlx", "mlx_lm"}, "mlx"),
+        (False, {"mlx", "mlx_lm", "iree"}, "mlx"),
+    ],
+)
+def test_auto_is_what_suits_the_machine_and_is_installed(
+    monkeypatch: pytest.MonkeyPatch, install: Install, apple: bool, packages: set[str], chosen: str
+) -> None:
+    on_apple(monkeypatch, apple=apple)
+    install(packages)
+    assert choose_backend(spec()) == chosen
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("auto", r"no backend is installed: pip install 'baton\[iree\]' or 'baton\[mlx\]'"),
+        ("iree", r"iree backend needs iree.runtime and iree.compiler and jax: pip install 'baton\[iree\]'"),
+        ("mlx", r"mlx backend needs mlx.core and mlx_lm: pip install 'baton\[mlx\]'"),
+    ],
+)
+def test_a_missing_backend_says_what_to_install(install: Install, backend: Backend, words: str) -> None:
+    install(set())
+    with pytest.raises(BackendMissing, match=words):
+        choose_backend(spec(backend))
+    with pytest.raises(BackendMissing, match=words):
+        load_runner(spec(backend), lambda phase, done, total: None)
+
+
+def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) -> None:
+    install(set())
+    progress: list[tuple[str, int, int]] = []
+    scripted = ScriptedSpec(load_seconds=1e-6)
+    runner = load_runner(
+        spec("scripted", max_batch_size=3, context=77, scripted=scripted), lambda *report: progress.append(report)
+    )
+    assert isinstance(runner, ScriptedRunner)
+    assert (runner.capabilities.slots, runner.capabilities.context) == (3, 77)
+    assert progress[0] == ("load", 0, 20)
+    assert progress[-1] == ("load", 20, 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("fail_load", PlannedFault),
+        ("refuse_load", LoadRefused),
+        ("no_memory", MemoryError),
+        ("disk_full", OSError),
+    ],
+)
+def test_a_load_that_was_told_to_fail_has_done_all_and_gives_it_back(
+    kind: LoadFault, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    monkeypatch.setattr(ScriptedRunner, "close", lambda self: closed.append(self.capabilities.slots))
+    progress: list[tuple[str, int, int]] = []
+    with pytest.raises(error):
+        load_runner(spec("scripted", max_batch_size=3, faults=(Fault(kind),)), lambda *said: progress.append(said))
+    assert (closed, bool(progress)) == ([3], True)
+
+
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_dir(spec()) == Path("/home/ann/.cache/baton")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_dir(spec()) == Path("/home/ann/.cache/baton")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
+    assert cache_dir(spec()) == Path("/var/cache/baton")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cache_dir(spec()) == Path("/home/ann/Library/Caches/baton")
+    assert cache_dir(spec(cache_dir="~/graphs")) == Path("/home/ann/graphs")

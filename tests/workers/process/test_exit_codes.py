@@ -1,0 +1,24 @@
+"""Exit statuses of a worker: one a reason, none that means something else, and all of them documented."""
+
+from pathlib import Path
+
+from protocol.errors import ByeReason
+from workers.__main__ import EXIT_USAGE
+from workers.process.exit_codes import EXIT_CODES, Left
+
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+
+
+def test_every_reason_has_its_own_status() -> None:
+    assert set(EXIT_CODES) == set(ByeReason) - {ByeReason.DIED, ByeReason.KILLED}, (
+        "of a death its supervisor speaks, not the process"
+    )
+    assert len(set(EXIT_CODES.values()) | {EXIT_USAGE}) == len(EXIT_CODES) + 1
+    assert all(Left(reason, stuck=False).exit_code == code for reason, code in EXIT_CODES.items())
+
+
+def test_the_statuses_are_documented() -> None:
+    text = OPERATIONS.read_text(encoding="utf-8")
+    for reason, code in EXIT_CODES.items():
+        assert f"| {code} | `{reason.value}` |" in text
+    assert f"| {EXIT_USAGE} | - |" in text

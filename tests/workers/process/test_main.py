@@ -1,0 +1,176 @@
+"""`python -m workers` from the outside: its command line, its signals, and how it goes when its gateway goes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from actors.transport.endpoint import LocalEndpoint
+from actors.transport.link import Link
+from protocol.commands import Stop, Welcome
+from protocol.errors import ByeReason, ErrorCode
+from protocol.events import Bye, Failed, Finished, Hello
+from tests.workers.process.process import PATIENCE_S, SLOW, Peer, command, scripted, story, submit
+from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
+from workers.faults.plan import Fault
+from workers.process.exit_codes import EXIT_CODES
+from workers.process.spec import WorkerSpec
+
+
+@story(process=True, name="w7")
+async def test_a_whole_life(peer: Peer) -> None:
+    hello = await peer.expect(Hello)
+    assert (hello.worker, hello.pid) == ("w7", peer.process.pid)
+    await peer.ready()
+    peer.send(submit(1, max_tokens=3))
+    assert isinstance(await peer.terminal(1), Finished)
+    peer.send(Stop())
+    assert (await peer.bye()).reason is ByeReason.STOPPED
+    assert await peer.exit_code() == 0
+
+
+def test_it_does_not_load_what_draws_on_terminals() -> None:
+    listed = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "workers", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert listed.returncode == 0
+    assert "structlog.dev" in listed.stderr
+    assert "rich.console" not in listed.stderr
+
+
+@story(process=True, **SLOW)
+async def test_sigterm_is_a_stop_and_ctrl_c_is_nothing(peer: Peer) -> None:
+    """The terminal's Ctrl-C reaches everybody; when workers stop is the gateway's business."""
+    await peer.ready()
+    peer.process.send_signal(signal.SIGINT)
+    peer.send(submit(1))
+    await peer.until(lambda: peer.tokens(1))
+    peer.process.send_signal(signal.SIGTERM)
+    assert getattr(await peer.terminal(1), "code", None) is ErrorCode.DRAINING
+    assert (await peer.bye()).reason is ByeReason.STOPPED
+    assert await peer.exit_code() == 0
+
+
+@story(process=True, **SLOW)
+async def test_the_end_of_stdin_is_the_end(peer: Peer) -> None:
+    await peer.ready()
+    peer.send(submit(1))
+    await peer.until(lambda: peer.tokens(1))
+    peer.close_stdin()
+    assert getattr(await peer.terminal(1), "code", None) is ErrorCode.LOST
+    assert (await peer.bye()).reason is ByeReason.ORPHANED
+    assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
+
+
+@story(process=True, tokens_per_second=1 / 1800)
+async def test_an_engine_inside_the_device_holds_nobody_up(peer: Peer) -> None:
+    """A step of half an hour: the worker says good-bye and goes without it."""
+    await peer.ready()
+    peer.send(submit(1))
+    await peer.until(lambda: peer.tokens(1))
+    peer.close_stdin()
+    assert (await peer.bye()).reason is ByeReason.ORPHANED
+    assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
+
+
+@story(process=True, faults=(Fault("fail_load"),))
+async def test_a_failed_load_has_its_exit_code(peer: Peer) -> None:
+    peer.send(Welcome((await peer.expect(Hello)).incarnation))
+    assert (await peer.bye()).reason is ByeReason.LOAD_FAILED
+    assert await peer.exit_code() == EXIT_CODES[ByeReason.LOAD_FAILED]
+
+
+@story(process=True, **SLOW)
+async def test_a_killed_worker_is_just_gone(peer: Peer) -> None:
+    await peer.ready()
+    peer.send(submit(1))
+    await peer.until(lambda: peer.tokens(1))
+    peer.process.kill()
+    assert await peer.exit_code() == -signal.SIGKILL
+    assert peer.lost
+    assert not any(isinstance(frame, Finished | Failed | Bye) for frame in peer.frames)
+
+
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("spec", "names"),
+        [
+            ("{", "truncated"),
+            ("{}", "name"),
+            ('{"name": "w", "model_name": "m", "model_path": "", "max_batch_size": 0}', "max_batch_size"),
+            ('{"name": "w", "model_name": "m", "model_path": "", "colour": 1}', "colour"),
+            ('{"name": "w", "model_name": "m", "model_path": "", "backend": "cuda"}', "backend"),
+            ('{"name": "\\ud800', "spec"),
+        ],
+    )
+    def test_a_wrong_spec_names_its_field(self, spec: str, names: str) -> None:
+        with pytest.raises(SpecRefused, match=names):
+            decode_spec(spec)
+
+    def test_a_whole_spec(self) -> None:
+        assert decode_spec('{"name": "w", "model_name": "m", "model_path": "p"}') == WorkerSpec("w", "m", "p")
+
+    @pytest.mark.parametrize(
+        ("endpoint", "spec"),
+        [("ipc:///nowhere", "{}"), ("http://x", scripted()), ("ipc:///nowhere", scripted(log_level="loud"))],
+        ids=["spec", "endpoint", "log-level"],
+    )
+    def test_bad_arguments_exit_with_two(self, endpoint: str, spec: WorkerSpec | str) -> None:
+        ended = subprocess.run(command(endpoint, spec), stdin=subprocess.PIPE, capture_output=True, timeout=60)
+        assert ended.returncode == EXIT_USAGE, ended.stderr
+
+    def test_nobody_at_the_address(self) -> None:
+        with LocalEndpoint() as endpoint:
+            ended = subprocess.run(
+                command(endpoint.address, scripted()), stdin=subprocess.PIPE, capture_output=True, timeout=60
+            )
+        assert ended.returncode == EXIT_CODES[ByeReason.ORPHANED], ended.stderr
+
+    def test_a_scripted_worker_imports_nothing_heavy(self) -> None:
+        """Its start is measured in tenths of a second, and gateway tests start many."""
+        code = (
+            "import sys, workers.__main__, workers.process.backends, workers.engine.scripted_runner\n"
+            "print(*{name.partition('.')[0] for name in sys.modules})"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+        heavy = {"jax", "iree", "mlx", "mlx_lm", "transformers", "tokenizers", "torch", "jinja2", "starlette"}
+        assert heavy.isdisjoint(ended.stdout.decode().split())
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches the exit of a process that is not its child")
+def test_a_killed_gateway_leaves_no_worker() -> None:
+    """The parent is killed and says nothing to anybody; the worker goes by itself."""
+    parent = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()"
+    )
+
+    async def told() -> None:
+        with LocalEndpoint() as endpoint:
+            hello, gone = asyncio.Event(), asyncio.Event()
+            link = Link.bind(endpoint.address, lambda _: hello.set(), on_lost=lambda _: gone.set())
+            arguments = [sys.executable, "-c", parent, *command(endpoint.address, scripted())]
+            process = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            worker = os.pidfd_open(int(await process.stdout.readline()))
+            loop = asyncio.get_running_loop()
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await hello.wait()
+                    process.kill()
+                    await process.wait()
+                    exited = asyncio.Event()
+                    loop.add_reader(worker, exited.set)
+                    await exited.wait()
+                    await gone.wait()
+            finally:
+                loop.remove_reader(worker)
+                os.close(worker)
+                link.close(0.0)
+
+    asyncio.run(told())

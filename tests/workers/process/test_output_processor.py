@@ -1,0 +1,189 @@
+"""The request table over the real engine and a scripted runner: text, usage, defects, one terminal each."""
+
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import ErrorCode
+from protocol.events import Delta, Failed, Finished, Gauges, Step
+from protocol.request import ChatInput, Message, TokensInput
+from tests.workers.process.delivering import GAUGES, Worker, delivery, end, request_of, spell, step, submit
+from workers.engine.request import Failure
+from workers.faults.plan import raising
+from workers.process.output_processor import Outcome
+from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
+from workers.text.detokenizer import TextStream
+
+
+def test_a_whole_answer() -> None:
+    worker = Worker()
+    worker.submit(submit(1, "hello", max_tokens=9))
+    worker.run()
+    assert bytes(worker.tokens(1)).decode() == worker.text(1)
+    assert len(worker.tokens(1)) == 9
+    assert worker.finished(1).reason == "length"
+    assert (worker.finished(1).usage.prompt_tokens, worker.finished(1).usage.completion_tokens) == (5, 9)
+    assert worker.delivery.live == 0
+
+
+def test_one_step_frame_an_engine_step_with_all_deltas() -> None:
+    worker = Worker()
+    worker.submit(*(submit(stream, max_tokens=3) for stream in range(4)))
+    worker.run()
+    steps = [frame for frame in worker.frames if isinstance(frame, Step)]
+    assert [step.gauges.steps for step in steps] == [1, 2]
+    assert [sorted((delta.stream, len(delta.tokens)) for delta in step.deltas) for step in steps] == [
+        [(0, 2), (1, 2), (2, 2), (3, 2)],
+        [(0, 1), (1, 1), (2, 1), (3, 1)],
+    ]
+    assert [type(frame) for frame in worker.frames[-4:]] == [Finished] * 4
+
+
+def test_the_end_of_sequence_has_an_id_and_no_text() -> None:
+    table = delivery()
+    request_of(table.admit(submit()))
+    frames = table.deliver(step((1, ord("a")), (1, EOS_ID), ends=[end(reason="stop", completion=2)])).frames
+    assert frames[0] == Step((Delta(1, (ord("a"), EOS_ID), "a"),), Gauges(reached=1))
+    assert isinstance(frames[1], Finished)
+    assert (frames[1].reason, frames[1].text, frames[1].usage.completion_tokens) == ("stop", "", 2)
+
+
+def test_the_engine_is_told_what_ends_a_sequence() -> None:
+    table = delivery()
+    assert request_of(table.admit(submit(1))).eos == {EOS_ID}
+    assert request_of(table.admit(submit(2, ignore_eos=True))).eos == frozenset()
+
+
+def test_times_are_milliseconds() -> None:
+    table = delivery()
+    table.admit(submit())
+    (_, finished) = table.deliver(step((1, 97), ends=[end()])).frames
+    assert isinstance(finished, Finished)
+    usage = finished.usage
+    assert (usage.queue_ms, usage.prefill_ms, usage.decode_ms) == (10, 200, 3000)
+
+
+def test_half_a_character_comes_out_with_the_terminal() -> None:
+    table = delivery()
+    table.admit(submit())
+    frames = table.deliver(step(*spell(1, "😀".encode()[:2]), ends=[end(completion=2)])).frames
+    assert [frames[0].deltas[0].text, frames[1].text] == ["", "\ufffd"]  # type: ignore[union-attr]
+
+
+class Broken(ByteTokenizer):
+    """It cannot decode "#"."""
+
+    def piece(self, token: int, *, first: bool = False) -> bytes:
+        if token == ord("#"):
+            raise ZeroDivisionError("a defect")
+        return super().piece(token, first=first)
+
+
+class TestDefects:
+    """Text code that raises ends the request that it was for, and no other."""
+
+    def test_a_token_that_cannot_be_decoded(self) -> None:
+        table = delivery(Broken())
+        for stream in (1, 2, 3):
+            table.admit(submit(stream))
+        ended = step(*spell(1, b"ab"), *spell(2, b"a#b"), *spell(3, b"x#"), ends=[end(1), end(3)])
+        delivered = table.deliver(ended)
+        assert [type(defect) for defect in delivered.defects.values()] == [ZeroDivisionError] * 2
+        assert list(delivered.defects) == [2, 3]
+        first, finished, *failed = delivered.frames
+        assert isinstance(first, Step)
+        assert [(delta.stream, delta.text) for delta in first.deltas] == [(1, "ab")]
+        assert isinstance(finished, Finished)
+        assert [(each.stream, each.code) for each in failed if isinstance(each, Failed)] == [
+            (2, ErrorCode.INTERNAL),
+            (3, ErrorCode.INTERNAL),
+        ]
+        assert table.live == 0
+        assert table.deliver(step(*spell(2, b"late"), ends=[end(2)])).frames == [Step((), Gauges(reached=3))]
+
+    def test_a_tail_that_cannot_be_decoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        table = delivery()
+        table.admit(submit())
+
+        def broken(_: object) -> str:
+            raise ZeroDivisionError("a defect")
+
+        monkeypatch.setattr(TextStream, "finish", broken)
+        delivered = table.deliver(step((1, 97), ends=[end()]))
+        assert list(delivered.defects) == [1]
+        (failed,) = [frame for frame in delivered.frames if not isinstance(frame, Step)]
+        assert isinstance(failed, Failed)
+        assert failed.code is ErrorCode.INTERNAL
+
+
+def test_a_failure_of_the_engine_is_a_failed_frame() -> None:
+    table = delivery()
+    table.admit(submit())
+    failure = Failure(1, ErrorCode.STEP, "decode failed" + "!" * 5000, "x")
+    (_, failed) = table.deliver(step((1, 97), failures=[failure])).frames
+    assert isinstance(failed, Failed)
+    assert (failed.code, len(failed.text), failed.field) == (ErrorCode.STEP, 4096, "x")
+
+
+def test_what_the_engine_does_not_take_is_a_failed_frame() -> None:
+    worker = Worker(context=16)
+    worker.submit(submit(1, "far too long a prompt for this"), submit(2, TokensInput((999,))), submit(3, ""))
+    worker.run()
+    codes = [(frame.stream, frame.code, frame.field) for frame in worker.frames if isinstance(frame, Failed)]
+    assert codes == [
+        (1, ErrorCode.CONTEXT, "prompt"),
+        (2, ErrorCode.INVALID, "prompt"),
+        (3, ErrorCode.INVALID, "prompt"),
+    ]
+    assert worker.delivery.live == 0
+
+
+def test_a_chat_that_the_engine_does_not_take_is_not_called_a_prompt() -> None:
+    worker = Worker(context=64)
+    worker.submit(submit(1, ChatInput((Message("user", "x" * 40),))))
+    worker.run()
+    assert [frame.field for frame in worker.frames if isinstance(frame, Failed)] == ["messages"]
+
+
+def test_a_failure_in_words_that_utf8_cannot_carry() -> None:
+    table = delivery()
+    assert table.admit(submit(1)).request
+    (_, failed) = table.deliver(step(failures=[Failure(1, ErrorCode.STEP, "no file \udcff")])).frames
+    assert isinstance(failed, Failed)
+    assert failed.text == "no file ?"
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["submit", "cancel", "step", "stop"]), st.integers(0, 7)), min_size=1, max_size=40
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(operations=OPERATIONS, faults=st.sets(st.integers(1, 20), max_size=3))
+def test_any_order_of_events_ends_every_stream_once(operations: list[tuple[str, int]], faults: set[int]) -> None:
+    with structlog.testing.capture_logs():  # rendering tracebacks would take most of the time
+        _run_operations(operations, faults)
+
+
+def _run_operations(operations: list[tuple[str, int]], faults: set[int]) -> None:
+    worker = Worker(slots=2, faults=raising(faults))
+    submitted: list[int] = []
+    for operation, number in operations:
+        if operation in ("submit", "stop"):
+            submitted.append(len(submitted))
+            stops = ("a", "e") if operation == "stop" else ()
+            worker.submit(submit(submitted[-1], f"prompt {number}", max_tokens=1 + 3 * number, stop=stops))
+        elif operation == "cancel" and submitted:
+            ended = worker.engine.cancel(submitted[number % len(submitted)])
+            outcome = Outcome(None, (ended,) if ended else (), (), GAUGES)
+            worker.frames += worker.delivery.deliver(outcome).frames
+        else:
+            worker.run(1)
+    worker.run()
+    terminals = [frame.stream for frame in worker.frames if isinstance(frame, Finished | Failed)]
+    assert sorted(terminals) == submitted
+    assert worker.delivery.live == 0
+    for stream in submitted:
+        last = max(index for index, frame in enumerate(worker.frames) if getattr(frame, "stream", None) == stream)
+        assert not any(d.stream == stream for f in worker.frames[last:] if isinstance(f, Step) for d in f.deltas)

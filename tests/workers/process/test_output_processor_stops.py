@@ -1,0 +1,154 @@
+"""Stop strings, and streams that another worker goes on with: the text is the text, wherever it is cut."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from protocol.events import Event, Finished, Gauges, Step
+from protocol.request import ChatInput, Input, Message, TextInput, TokensInput
+from tests.workers.process.delivering import GAUGES, Worker, delivery, end, spell, step, submit
+from workers.engine.request import Failure
+from workers.engine.scripted_runner import ALPHABET
+from workers.process.output_processor import Outcome
+from workers.text.byte_tokenizer import EOS_ID
+
+
+def test_the_text_ends_before_the_stop_and_what_follows_is_dropped() -> None:
+    table = delivery()
+    table.admit(submit(stop=("END",)))
+    first = table.deliver(step(*spell(1, b"one E")))
+    assert (first.frames[0].deltas[0].text, first.finish) == ("one ", [])  # type: ignore[union-attr]
+    second = table.deliver(step(*spell(1, b"NDxyz")))
+    delta = second.frames[0].deltas[0]  # type: ignore[union-attr]
+    assert (delta.text, bytes(delta.tokens), second.finish) == ("", b"ND", [1])
+    late = table.deliver(step(*spell(1, b"more")))
+    assert (late.frames, late.finish) == ([Step((), Gauges(reached=1))], [])
+    ended = Outcome(None, (end(reason="stop", completion=14),), (), GAUGES)
+    (finished,) = table.deliver(ended).frames
+    assert isinstance(finished, Finished)
+    assert (finished.reason, finished.text) == ("stop", "")
+    assert finished.usage.completion_tokens == len("one END")
+
+
+@pytest.mark.parametrize("reason", ["length", "stop", "cancelled"])
+def test_an_end_in_the_same_step_is_a_stop(reason: str) -> None:
+    table = delivery()
+    table.admit(submit(stop=("b",)))
+    delivered = table.deliver(step(*spell(1, b"ab"), ends=[end(reason=reason)]))
+    assert delivered.finish == []
+    assert [delivered.frames[1].reason, table.live] == ["stop", 0]  # type: ignore[union-attr]
+
+
+def test_a_step_that_fails_after_the_stop_changes_nothing() -> None:
+    table = delivery()
+    table.admit(submit(stop=("b",)))
+    table.deliver(step(*spell(1, b"ab")))
+    (_, finished) = table.deliver(step(failures=[Failure(1, ErrorCode.STEP, "late")])).frames
+    assert isinstance(finished, Finished)
+    assert (finished.reason, finished.usage.completion_tokens) == ("stop", 2)
+
+
+def test_a_false_alarm_is_sent_with_the_terminal() -> None:
+    table = delivery()
+    table.admit(submit(stop=("END",)))
+    frames = table.deliver(step(*spell(1, b"a EN"), ends=[end(completion=4)])).frames
+    assert [frames[0].deltas[0].text, frames[1].text] == ["a ", "EN"]  # type: ignore[union-attr]
+    assert frames[1].reason == "length"  # type: ignore[union-attr]
+
+
+@settings(max_examples=60, deadline=None)
+@given(stop=st.text("".join(map(chr, ALPHABET)), min_size=1, max_size=2), cut=st.integers(0, 40))
+def test_a_run_with_stops_is_the_run_without_cut_short(stop: str, cut: int) -> None:
+    free, stopped = Worker(), Worker()
+    free.submit(submit(1, f"prompt {cut}", max_tokens=40))
+    stopped.submit(submit(1, f"prompt {cut}", max_tokens=40, stop=(stop,)))
+    free.run()
+    stopped.run()
+    whole = free.text(1)
+    found = whole.find(stop)
+    assert stopped.text(1) == (whole if found < 0 else whole[:found])
+    counted = 40 if found < 0 else found + len(stop)
+    assert stopped.finished(1).usage.completion_tokens == counted == len(stopped.tokens(1))
+    assert stopped.finished(1).reason == ("length" if found < 0 else "stop")
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.integers(0, 11), stop=st.sampled_from([(), ("e",), ("zq",), ("a", "th")]))
+def test_another_worker_goes_on_with_no_gap_and_no_repeat(cut: int, stop: tuple[str, ...]) -> None:
+    """Cut at any token, characters of several bytes and stop strings in the air included."""
+    alphabet = tuple("aé😀ez".encode())
+    whole, first, second = (Worker(alphabet=alphabet) for _ in range(3))
+    whole.submit(submit(1, "p", max_tokens=12, stop=stop))
+    whole.run()
+    first.submit(submit(1, "p", max_tokens=12, stop=stop))
+    while len(first.tokens(1)) < min(cut, len(whole.tokens(1))):
+        first.run(1)
+    tokens = tuple(first.tokens(1))
+    sent = "".join(delta.text for delta in first.deltas(1))
+    second.submit(submit(1, "p", max_tokens=12, stop=stop, resume=tokens))
+    second.run()
+    assert list(tokens) + second.tokens(1) == whole.tokens(1)
+    assert sent + second.text(1) == whole.text(1)
+    assert second.finished(1).reason == whole.finished(1).reason
+    assert second.finished(1).usage.completion_tokens == len(whole.tokens(1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tokens=st.lists(st.sampled_from([*"aé😀e".encode(), 0xFF, 999]), min_size=1, max_size=16),
+    eos=st.booleans(),
+    stop=st.lists(st.text("aeé😀\ufffd", min_size=1, max_size=3), max_size=3).map(tuple),
+    prompt=st.sampled_from(["p", "half 😀".encode()[:-2], "chat"]),
+    data=st.data(),
+)
+def test_text_before_and_after_any_cut_is_the_text(
+    tokens: list[int], eos: bool, stop: tuple[str, ...], prompt: Any, data: st.DataObject
+) -> None:
+    """Any tokens (bytes that are no UTF-8 and ids that are no token among them), any stops, any cut."""
+    tokens += [EOS_ID] * eos
+    source: Input = TokensInput(tuple(prompt)) if isinstance(prompt, bytes) else TextInput(prompt)
+    if prompt == "chat":
+        source = ChatInput((Message("user", "hi"),))
+    whole = _run(submit(1, source, stop=stop), tokens)
+    cut = data.draw(st.integers(0, len(whole[0])), label="cut")
+    begun = _run(submit(1, source, stop=stop), tokens[:cut], ends=False)
+    rest = _run(submit(2, source, stop=stop, resume=tuple(tokens[:cut])), tokens[cut:])
+    assert (begun[0] + rest[0], begun[1] + rest[1]) == whole[:2]
+    assert rest[2:] == whole[2:]
+
+
+def _run(given: Submit, tokens: Sequence[int], ends: bool = True) -> tuple[list[int], str, str, int, int]:
+    """Ids, text, reason and counts of a request whose engine brings these tokens and then ends."""
+    table = delivery()
+    admitted = table.admit(given)
+    frames: list[Event] = [admitted.answer] if admitted.answer is not None else []
+    for token in tokens if admitted.request is not None else ():
+        delivered = table.deliver(step((given.stream, token)))
+        frames += delivered.frames
+        if delivered.finish:
+            break
+    if table.is_live(given.stream) and ends:
+        reason = "stop" if tokens[-1:] == [EOS_ID] or given.resume[-1:] == (EOS_ID,) else "length"
+        frames += table.deliver(Outcome(None, (end(given.stream, reason),), (), GAUGES)).frames
+    deltas = [delta for frame in frames if isinstance(frame, Step) for delta in frame.deltas]
+    ids = [token for delta in deltas for token in delta.tokens]
+    text = "".join(delta.text for delta in deltas)
+    finished = [frame for frame in frames if isinstance(frame, Finished)]
+    if not finished:
+        return ids, text, "", 0, 0
+    (last,) = finished
+    return ids, text + last.text, last.reason, last.usage.prompt_tokens, last.usage.completion_tokens
+
+
+def test_a_stop_that_was_complete_needs_no_engine() -> None:
+    table = delivery()
+    admitted = table.admit(submit(stop=("b",), resume=tuple(b"ab")))
+    assert admitted.request is None
+    assert isinstance(admitted.answer, Finished)
+    assert (admitted.answer.reason, admitted.answer.usage.completion_tokens) == ("stop", 2)
+    assert table.live == 0

@@ -1,0 +1,24 @@
+"""What making a prompt is expected to take; what comes of it is tested with the delivery."""
+
+import pytest
+
+from protocol.commands import Submit
+from protocol.request import ChatInput, Message, TokensInput
+from tests.workers.process.process import submit
+from workers.process.prompts import CHARACTERS_A_MESSAGE, CHARACTERS_A_TOKEN, effort
+
+CHAT = ChatInput((Message("system", "ab"), Message("user", "cde")), tools_json="[]")
+
+
+@pytest.mark.parametrize(
+    ("given", "characters"),
+    [
+        (submit(1, "hello"), 5),
+        (submit(1, "hello", resume=(1, 2, 3)), 5 + 3 * CHARACTERS_A_TOKEN),
+        (submit(1, CHAT), 7 + 2 * CHARACTERS_A_MESSAGE),
+        (submit(1, TokensInput((1,) * 1000)), 0),
+    ],
+    ids=["text", "resumed", "chat", "tokens"],
+)
+def test_effort_is_counted_in_characters(given: Submit, characters: int) -> None:
+    assert effort(given) == characters

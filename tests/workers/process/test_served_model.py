@@ -1,0 +1,76 @@
+"""A model served by a worker process says what a session says in this process: same tokens, same text."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from protocol.commands import Stop, Submit
+from protocol.events import Finished, Hello, Loading
+from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
+from tests.checkpoints import make_checkpoint
+from tests.workers.process.process import Peer, scripted, worker
+from workers.process.loading import load
+from workers.process.spec import WorkerSpec
+from workers.session import Generation, Session
+
+SEEDED = Sampling(temperature=1.0, top_k=40, seed=11)
+REQUESTS = [
+    Submit(1, "greedy", TextInput("The capital of France is"), Sampling(), Limits(max_tokens=24)),
+    Submit(2, "seeded", TextInput("The capital of France is"), SEEDED, Limits(max_tokens=24)),
+    Submit(3, "chat", ChatInput((Message("user", "hi 😀"),)), SEEDED, Limits(max_tokens=24)),
+    Submit(4, "stop", TextInput("One, two"), Sampling(), Limits(max_tokens=40, stop=("e", "th"))),
+    Submit(5, "tokens", TokensInput((5, 6, 7)), Sampling(), Limits(max_tokens=9, ignore_eos=True)),
+]
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> WorkerSpec:
+    pytest.importorskip("mlx.core")
+    path = make_checkpoint(tmp_path_factory.mktemp("model"), "qwen2")
+    return scripted(backend="mlx", model_name="tiny", model_path=str(path), max_batch_size=4, context=256)
+
+
+@pytest.fixture(scope="module")
+def reference(spec: WorkerSpec) -> dict[int, Generation]:
+    with Session.of(load(spec, lambda *_: None)) as session:
+        return {each.stream: session.generate(each.input, each.sampling, each.limits) for each in REQUESTS}
+
+
+def test_a_worker_says_what_a_session_says(spec: WorkerSpec, reference: dict[int, Generation]) -> None:
+    """All at once through four slots, then again in two pieces: the second goes on where the first was cut."""
+
+    async def told(peer: Peer) -> None:
+        await peer.ready()
+        hello = await peer.expect(Hello)
+        assert (hello.backend, hello.model, hello.context) == ("mlx", "tiny", 256)
+        assert any(isinstance(frame, Loading) for frame in peer.frames)
+        peer.send(*REQUESTS)
+        for each in REQUESTS:
+            ended = await peer.terminal(each.stream)
+            expected = reference[each.stream]
+            assert isinstance(ended, Finished), ended
+            assert (peer.text(each.stream), ended.reason) == (expected.text, expected.reason)
+            assert tuple(peer.tokens(each.stream)) == expected.tokens
+        first = REQUESTS[1]
+        cut = reference[2].tokens[:7]
+        peer.send(Submit(12, "resumed", first.input, first.sampling, first.limits, cut))
+        assert isinstance(await peer.terminal(12), Finished)
+        assert cut + tuple(peer.tokens(12)) == reference[2].tokens
+        peer.send(Stop())
+        await peer.bye()
+        assert await peer.exit_code() == 0
+
+    async def run() -> None:
+        async with worker(spec) as peer:
+            await told(peer)
+
+    asyncio.run(run())
+
+
+def test_a_model_without_a_tokenizer_takes_tokens_only(spec: WorkerSpec, tmp_path: Path) -> None:
+    bare = make_checkpoint(tmp_path, "qwen2")
+    (bare / "tokenizer.json").unlink()
+    loaded = load(scripted(backend="mlx", model_path=str(bare), max_batch_size=1, context=64), lambda *_: None)
+    assert loaded.vocabulary is None
+    loaded.engine.close()

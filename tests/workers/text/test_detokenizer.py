@@ -1,0 +1,128 @@
+"""The incremental detokenizer: pieces are whole characters and concatenate to the decode of everything."""
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.workers.text.samples import BOS, KINDS, TEXT, byte_level, sentencepiece, write
+from workers.text.byte_tokenizer import ByteTokenizer
+from workers.text.detokenizer import TextStream
+from workers.text.tokenizer import Tokenizer
+from workers.text.vocabulary import Vocabulary
+
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+REPLACEMENT = "\ufffd"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, object]:
+    description = KINDS[request.param]()
+    directory = write(tmp_path_factory.mktemp("tokenizer"), description)
+    return Tokenizer.from_dir(directory), tokenizers.Tokenizer.from_str(description)
+
+
+def texts() -> st.SearchStrategy[str]:
+    return st.text(st.sampled_from(TEXT) | st.characters(codec="utf-8"), max_size=40)
+
+
+def stream_all(vocabulary: Vocabulary, tokens: list[int], prompt: list[int] = [], stops: tuple[str, ...] = ()) -> str:  # noqa: B006
+    stream = TextStream(vocabulary, prompt, stops)
+    pieces = [stream.push(token) for token in tokens]
+    return "".join(pieces) + stream.finish()
+
+
+@QUICK
+@given(text=texts())
+def test_text_survives_the_round_trip(both: tuple[Tokenizer, tokenizers.Tokenizer], text: str) -> None:
+    ours, library = both
+    tokens = library.encode(text, add_special_tokens=False).ids
+    assert ours.encode(text, special=False) == tokens
+    assert ours.decode(tokens) == library.decode(tokens)
+    assert stream_all(ours, tokens) == library.decode(tokens)
+
+
+@QUICK
+@given(data=st.data())
+def test_random_byte_level_tokens_stream_to_the_librarys_decode(data: st.DataObject) -> None:
+    """Any tokens, hence any bytes: half characters and bytes that are never UTF-8 included."""
+    library, ours = _byte_level()
+    tokens = data.draw(st.lists(st.integers(0, library.get_vocab_size() + 3), max_size=40))
+    whole = library.decode(tokens)
+    assert ours.decode(tokens) == whole
+    assert stream_all(ours, tokens) == whole
+
+
+@QUICK
+@given(chunks=st.lists(st.binary(max_size=6) | st.sampled_from(["😀".encode(), "é".encode(), b"\xf0\x9f", b"a"])))
+def test_pieces_are_certain_when_they_are_sent(chunks: list[bytes]) -> None:
+    """A U+FFFD before the end means that the bytes so far can not become UTF-8, whatever follows."""
+    tokens = list(b"".join(chunks))
+    stream, sent = TextStream(ByteTokenizer(), []), ""
+    for count, token in enumerate(tokens, 1):
+        sent += stream.push(token)
+        so_far = bytes(tokens[:count])
+        assert any((so_far + rest).decode("utf-8", "replace").startswith(sent) for rest in (b"", b"a", b"\x80\x80\x80"))
+        assert len(so_far) - len(sent.encode()) <= 3 or REPLACEMENT in sent
+    assert sent + stream.finish() == bytes(tokens).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("character", ["é", "東", "😀"])
+def test_a_split_character_waits_for_its_last_byte(character: str) -> None:
+    stream = TextStream(ByteTokenizer(), [])
+    pieces = [stream.push(byte) for byte in character.encode()]
+    assert pieces == [""] * (len(pieces) - 1) + [character]
+    assert stream.finish() == ""
+
+
+def test_half_a_character_at_the_end_is_one_replacement() -> None:
+    stream = TextStream(ByteTokenizer(), [])
+    assert [stream.push(byte) for byte in "😀".encode()[:3]] == ["", "", ""]
+    assert stream.finish() == REPLACEMENT
+
+
+def test_a_prompt_may_end_inside_a_character() -> None:
+    first, *rest = "😀".encode()
+    assert stream_all(ByteTokenizer(), rest, prompt=[*b"smile ", first]) == "😀"
+
+
+def test_a_space_begins_a_continuation_but_not_an_answer(tmp_path: Path) -> None:
+    ours = Tokenizer.from_dir(write(tmp_path, sentencepiece()))
+    answer = ours.encode("the cat", special=False)
+    assert ours.piece(answer[0]) == b" the"
+    assert stream_all(ours, answer) == "the cat"
+    assert stream_all(ours, answer, prompt=ours.encode("is", special=True)) == " the cat"
+    assert stream_all(ours, answer, prompt=[1]) == "the cat", "BOS alone is no text to continue"
+
+
+def test_byte_fallback_tokens_become_characters(tmp_path: Path) -> None:
+    ours = Tokenizer.from_dir(write(tmp_path, sentencepiece()))
+    tokens = ours.encode("the 東京", special=False)
+    assert len(tokens) == 1 + 1 + 6
+    stream = TextStream(ours, [])
+    assert [stream.push(token) for token in tokens] == ["the", " ", "", "", "東", "", "", "京"]
+
+
+def test_special_tokens_are_silent_and_added_ones_are_not(tmp_path: Path) -> None:
+    _, ours = _byte_level()
+    bos, tool = ours.encode(BOS, special=False) + ours.encode("<tool_call>", special=False)
+    assert stream_all(ours, [bos, tool, bos]) == "<tool_call>"
+
+
+def test_the_cost_of_a_token_does_not_grow() -> None:
+    """What is kept between tokens is bounded, however long the answer and whatever its bytes."""
+    stream = TextStream(ByteTokenizer(), [], ("x" * 256,))
+    for _ in range(10_000):
+        stream.push(0xFF)
+        stream.push(ord("x"))
+    assert len(stream._scanner._held) <= 255
+
+
+def _byte_level() -> tuple[tokenizers.Tokenizer, Tokenizer]:
+    from workers.text.token_bytes import Pieces
+
+    library = tokenizers.Tokenizer.from_str(byte_level())
+    silent = frozenset(t.content for t in library.get_added_tokens_decoder().values() if t.special)
+    return library, Tokenizer(library, Pieces({"type": "ByteLevel"}, library.id_to_token, silent))

@@ -1,0 +1,250 @@
+"""A model described by its config.json: all that the runners know about an architecture."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from workers.checkpoints.architectures.families import ACTIVATIONS, FAMILIES, NEUTRAL, Family, rotated_layers
+from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
+from workers.checkpoints.architectures.parts import Activation, Experts, HeadNorm, Layer, Names, Norms
+from workers.checkpoints.architectures.rope import Rope, Yarn
+from workers.checkpoints.architectures.rope_fields import read_ropes
+from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
+from workers.checkpoints.json_files import CheckpointError
+from workers.checkpoints.quantization_config import Quantization, parse_quantization
+from workers.errors import LoadRefused
+from workers.process.spec import Quantize
+
+DEFAULT_CONTEXT = 4096
+"""Tokens of one slot when nobody asks for more: KV memory is slots x context, and models state up to millions."""
+
+WeightDtype = Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder: attention and a gated MLP in every layer, each added to what came before."""
+
+    family: str
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab_size: int
+    plan: tuple[Layer, ...]
+    """What each layer is."""
+    ropes: tuple[Rope, ...]
+    """The rotations that the layers choose from; all rotate the same number of lanes."""
+    experts: Experts | None
+    """Of the layers that have experts."""
+    names: Names
+    norms: Norms
+    norm_offset: float
+    """Added to the stored weights of all norms."""
+    head_norm: HeadNorm | None
+    activation: Activation
+    rms_eps: float
+    embedding_scale: float
+    attention_scale: float
+    """What the products of queries and keys are multiplied by."""
+    attention_cap: float | None
+    """Scores s become cap * tanh(s / cap)."""
+    logit_cap: float | None
+    """The same for the logits."""
+    tie_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    max_positions: int
+    dtype: WeightDtype
+    quantization: Quantization | None
+
+    @classmethod
+    def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
+        """Read `config.json`. Raises `CheckpointError` for what is missing, malformed or not supported."""
+        fields, _ = unwrap(Fields.read(path / "config.json"))
+        return _read(fields, families)
+
+    @property
+    def layers(self) -> int:
+        return len(self.plan)
+
+    def choose_context(self, requested: int) -> int:
+        """Rows of one slot's cache: `requested`, or with 0 what the model states, at most `DEFAULT_CONTEXT`.
+
+        Raises `CheckpointError` when that is more than the model has positions for, `LoadRefused` when it leaves no
+        room for an answer.
+        """
+        if requested == 1:
+            raise LoadRefused("context: 1 token leaves no room for an answer, take 2 or more")
+        if not requested:
+            return min(self.max_positions, DEFAULT_CONTEXT)
+        if requested > self.max_positions:
+            problem = f"is {self.max_positions}, less than the context of {requested} tokens that was asked for"
+            raise CheckpointError("config.json", "max_position_embeddings", problem)
+        return requested
+
+    def choose_quantization(self, requested: Quantize) -> Quantize:
+        """What to make of the matrices: `requested`. Raises `CheckpointError` when they are of few bits already."""
+        if requested != "none" and self.quantization is not None:
+            raise CheckpointError(
+                "config.json",
+                "quantization",
+                f"the model is quantized to {self.quantization.bits} bits already: leave quantize={requested} out",
+            )
+        return requested
+
+
+def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
+    name = _family(fields, families)
+    family = families[name]
+    fields = fields.with_defaults(family.defaults)
+    _refuse_unsupported(fields, name, family)
+    hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", most=MAX_PARTS)
+    heads, kv_heads, head_dim = _heads(fields, hidden)
+    ropes = read_ropes(fields, head_dim, local=family.local_rope, partial=family.partial_rope)
+    attention_bias = family.biases is None and fields.flag("attention_bias", False)
+    experts = _experts(fields, family)
+    return ModelConfig(
+        family=name,
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=fields.integer("intermediate_size"),
+        vocab_size=fields.integer("vocab_size"),
+        plan=_plan(fields, family, layers),
+        ropes=ropes,
+        experts=experts,
+        names=family.names,
+        norms=family.norms,
+        norm_offset=family.norm_offset,
+        head_norm=family.head_norm,
+        activation=_activation(fields, family),
+        rms_eps=fields.number("rms_norm_eps", 1e-6),
+        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+        attention_scale=fields.number("query_pre_attn_scalar", head_dim) ** -0.5,
+        attention_cap=fields.optional_number("attn_logit_softcapping"),
+        logit_cap=fields.optional_number("final_logit_softcapping"),
+        tie_embeddings=fields.flag("tie_word_embeddings", False),
+        qkv_bias=attention_bias or family.biases is True,
+        o_bias=attention_bias,
+        max_positions=_max_positions(fields, ropes),
+        dtype=_dtype(fields),
+        quantization=parse_quantization(fields.file, fields.values),
+    )
+
+
+def _family(fields: Fields, families: Mapping[str, Family]) -> str:
+    names = fields.get("architectures")
+    if names is None:
+        family = fields.get("model_type", "")
+        if not isinstance(family, str) or family not in families:
+            raise fields.error("model_type", f"{family!r} is not supported, only one of {', '.join(families)}")
+        return family
+    known = {family.architecture: name for name, family in families.items()}
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in known:
+        raise fields.error("architectures", f"{names!r} is not supported, only one of {', '.join([*known, *WRAPPERS])}")
+    return known[names[0]]
+
+
+def _refuse_unsupported(fields: Fields, name: str, family: Family) -> None:
+    if family.biases is not None and fields.flag("attention_bias", family.biases) != family.biases:
+        raise fields.error("attention_bias", f"is not supported for {name}, whose biases are fixed")
+    for field, neutral in NEUTRAL.items():
+        value = fields.get(field)
+        if field not in family.reads and value is not None and value is not False and value != neutral:
+            raise fields.error(field, f"{value!r} is not supported, only {neutral!r}")
+
+
+def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
+    """Query heads, KV heads and the lanes of one."""
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads, {heads}")
+    head_dim = fields.integer("head_dim", max(1, hidden // heads))
+    if head_dim % 2:
+        raise fields.error("head_dim", f"{head_dim} is odd; rotary positions need pairs")
+    return heads, kv_heads, head_dim
+
+
+def _activation(fields: Fields, family: Family) -> Activation:
+    """Only the family's own: another one is not what its models were trained with, and is not tested."""
+    for name in ("hidden_act", "hidden_activation"):
+        value = fields.get(name, family.activation)
+        if not isinstance(value, str) or ACTIVATIONS.get(value) != ACTIVATIONS[family.activation]:
+            raise fields.error(name, f"{value!r} is not supported, only {family.activation!r}")
+    return ACTIVATIONS[family.activation]
+
+
+def _plan(fields: Fields, family: Family, layers: int) -> tuple[Layer, ...]:
+    windowed = _windowed(fields, family, layers)
+    window = fields.integer("sliding_window") if any(windowed) else None
+    rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
+    mixed = _mixed(fields, family, layers)
+    return tuple(
+        Layer(
+            window if windowed[layer] else None,
+            None if not rotated[layer] else int(family.local_rope is not None and windowed[layer]),
+            mixed[layer],
+        )
+        for layer in range(layers)
+    )
+
+
+def _windowed(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
+    """Which layers have a window: those that `layer_types` lists (transformers 5), or by the family's rule."""
+    kinds = fields.get("layer_types")
+    if kinds is not None and (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(kind not in ("full_attention", "sliding_attention") for kind in kinds)
+    ):
+        raise fields.error("layer_types", f"is not 'full_attention' or 'sliding_attention' for each of {layers} layers")
+    switched_off = family.window_switch and not fields.flag("use_sliding_window", False)
+    without = fields.get("sliding_window") is None and family.local_rope is None
+    if family.windowed is None or switched_off or without:
+        return (False,) * layers
+    if kinds is not None:
+        return tuple(kind == "sliding_attention" for kind in kinds)
+    return family.windowed(fields, layers)
+
+
+def _experts(fields: Fields, family: Family) -> Experts | None:
+    if not family.experts:
+        return None
+    name = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
+    count, chosen = fields.integer(name, most=MAX_PARTS), fields.integer("num_experts_per_tok")
+    if chosen > count:
+        raise fields.error("num_experts_per_tok", f"{chosen} is more than {name}, {count}")
+    normalize = family.normalizes_experts
+    if normalize is None:
+        normalize = fields.flag("norm_topk_prob", False)
+    return Experts(count, chosen, fields.integer(family.expert_ffn), normalize)
+
+
+def _mixed(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
+    """Which layers have experts."""
+    if not family.experts:
+        return (False,) * layers
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list):
+        raise fields.error("mlp_only_layers", "is not a list of layers")
+    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+
+
+def _max_positions(fields: Fields, ropes: tuple[Rope, ...]) -> int:
+    """YaRN reaches `factor` times as far as the model was trained, whatever `max_position_embeddings` still says."""
+    stated = fields.integer("max_position_embeddings", 2048)
+    reached = [int(rope.scaling.factor * rope.scaling.original) for rope in ropes if isinstance(rope.scaling, Yarn)]
+    return max(stated, *reached) if reached else stated
+
+
+def _dtype(fields: Fields) -> WeightDtype:
+    name: Any = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    if name not in ("float32", "float16", "bfloat16"):
+        raise fields.error("dtype", f"{name!r} is not supported, only float32, float16 and bfloat16")
+    dtype: WeightDtype = name
+    return dtype

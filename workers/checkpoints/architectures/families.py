@@ -1,0 +1,255 @@
+"""The families of models, one entry each: what their config.json leaves unsaid.
+
+A field of config.json that changes the mathematics is either read by the family's entry or refused (`NEUTRAL`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.parts import Activation, ExpertNames, HeadNorm, Names, Norms
+
+NEUTRAL: Mapping[str, float | list[int]] = {
+    "attention_multiplier": 1,
+    "attention_out_bias": 0,
+    "attn_logit_softcapping": 0,
+    "clip_qkv": 0,
+    "embedding_multiplier": 1,
+    "final_logit_softcapping": 0,
+    "logit_scale": 1,
+    "logits_scaling": 1,
+    "mlp_bias": 0,
+    "no_rope_layers": [],
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "num_shared_experts": 0,
+    "query_pre_attn_scalar": 0,
+    "residual_multiplier": 1,
+    "rope_interleaved": 0,
+    "rotary_pct": 1,
+    "scale_emb": 1,
+    "use_bidirectional_attention": 0,
+    "use_mrope": 0,
+}
+"""Fields that change the model's mathematics, and the value (besides null and false) at which they do not."""
+
+ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""config.json's names of the activations."""
+
+Windowed = Callable[[Fields, int], tuple[bool, ...]]
+"""Which of so many layers have an attention window, when config.json does not list them."""
+
+BEFORE = Norms(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
+AFTER = Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+AROUND = Norms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+def all_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    return (True,) * layers
+
+
+def from_max_window_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Qwen: the first `max_window_layers` see everything."""
+    first = fields.get("max_window_layers", 0)
+    if not isinstance(first, int) or first < 0:
+        raise fields.error("max_window_layers", f"{first!r} is not a number of layers")
+    return tuple(layer >= first for layer in range(layers))
+
+
+def without_positions(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """SmolLM3: the layers that have no rotary positions."""
+    return tuple(not rotated for rotated in rotated_layers(fields, layers))
+
+
+def but_every(period: int) -> Windowed:
+    """All but every `period`-th layer; Gemma 3 may say another period."""
+
+    def windowed(fields: Fields, layers: int) -> tuple[bool, ...]:
+        step = fields.integer("sliding_window_pattern", period)
+        return tuple((layer + 1) % step != 0 for layer in range(layers))
+
+    return windowed
+
+
+def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """SmolLM3's `no_rope_layers`, in which 1 means that there are rotary positions."""
+    marks = fields.get("no_rope_layers")
+    if marks is None:
+        step = fields.integer("no_rope_layer_interval", 4)
+        return tuple((layer + 1) % step != 0 for layer in range(layers))
+    if not isinstance(marks, list) or len(marks) < layers or any(mark not in (0, 1) for mark in marks):
+        raise fields.error("no_rope_layers", f"is not a list of 0 and 1 for {layers} layers")
+    return tuple(mark == 1 for mark in marks[:layers])
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family: how its models differ from Llama, whose description the defaults are."""
+
+    architecture: str
+    """The class in transformers; config.json's `architectures` names it."""
+    norms: Norms = BEFORE
+    """Where a layer has them, and their names."""
+    norm_offset: float = 0.0
+    """Added to the weights of norms when they are read."""
+    head_norm: HeadNorm | None = None
+    """Whether queries and keys are normalized, each head or all of them together."""
+    names: Names = Names()  # noqa: RUF009 - frozen
+    """Of the matrices, where they are not Llama's."""
+    biases: bool | None = False
+    """Of queries, keys and values; None when `attention_bias` says so, which then covers the output as well."""
+    activation: str = "silu"
+    """Of `ACTIVATIONS`; config.json may not name another one."""
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by the square root of their width."""
+    windowed: Windowed | None = None
+    """None for a family without windows, whatever its config.json says."""
+    window_switch: bool = False
+    """The window holds only where `use_sliding_window` is true."""
+    marks_rotated_layers: bool = False
+    """Has layers without rotary positions."""
+    local_rope: str | None = None
+    """The field with the base of the rotation that windowed layers have of their own."""
+    partial_rope: bool = False
+    """`partial_rotary_factor` says how much of a head is rotated."""
+    experts: bool = False
+    """Its layers have a mixture of experts in place of the MLP."""
+    expert_ffn: str = "intermediate_size"
+    """The field with the width of one expert."""
+    normalizes_experts: bool | None = True
+    """The weights of the chosen experts sum to one. None when `norm_topk_prob` says so."""
+    reads: frozenset[str] = frozenset()
+    """Fields of `NEUTRAL` that have a meaning here."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers takes for a field that config.json leaves out."""
+
+
+EXPERTS = frozenset({"num_experts", "num_local_experts"})
+GEMMA = frozenset({"final_logit_softcapping", "query_pre_attn_scalar"})
+GEMMA_DEFAULTS = {
+    "tie_word_embeddings": True,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+QWEN_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28}
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family("LlamaForCausalLM", biases=None),
+    "mistral": Family(
+        "MistralForCausalLM", windowed=all_layers, defaults={"sliding_window": 4096, "num_key_value_heads": 8}
+    ),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        biases=True,
+        windowed=from_max_window_layers,
+        window_switch=True,
+        defaults=QWEN_DEFAULTS,
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        biases=None,
+        head_norm="each",
+        windowed=from_max_window_layers,
+        window_switch=True,
+        defaults=QWEN_DEFAULTS | {"head_dim": 128},
+    ),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        biases=None,
+        windowed=without_positions,
+        window_switch=True,
+        marks_rotated_layers=True,
+        reads=frozenset({"no_rope_layers"}),
+        defaults={"rope_theta": 2000000.0, "tie_word_embeddings": True, "num_key_value_heads": 4},
+    ),
+    "olmo2": Family("Olmo2ForCausalLM", biases=None, norms=AFTER, head_norm="all", defaults={"rms_norm_eps": 1e-5}),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        biases=None,
+        norms=AFTER,
+        head_norm="all",
+        windowed=but_every(4),
+        local_rope="rope_theta",
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+    ),
+    "seed_oss": Family("SeedOssForCausalLM", biases=True, defaults={"head_dim": 128, "num_key_value_heads": 8}),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+        windowed=all_layers,
+        partial_rope=True,
+        defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        biases=None,
+        norms=AROUND,
+        norm_offset=1.0,
+        activation="gelu_pytorch_tanh",
+        scaled_embedding=True,
+        windowed=but_every(2),
+        reads=GEMMA | {"attn_logit_softcapping"},
+        defaults=GEMMA_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        biases=None,
+        norms=AROUND,
+        norm_offset=1.0,
+        head_norm="each",
+        activation="gelu_pytorch_tanh",
+        scaled_embedding=True,
+        windowed=but_every(6),
+        local_rope="rope_local_base_freq",
+        reads=GEMMA,
+        defaults=GEMMA_DEFAULTS
+        | {
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+        },
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        biases=None,
+        head_norm="each",
+        windowed=all_layers,
+        window_switch=True,
+        experts=True,
+        expert_ffn="moe_intermediate_size",
+        normalizes_experts=None,
+        reads=EXPERTS,
+        defaults={
+            "sliding_window": 4096,
+            "num_key_value_heads": 4,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
+    ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        names=Names(
+            experts=ExpertNames(
+                "block_sparse_moe.gate",
+                "block_sparse_moe.experts.{}.w1",
+                "block_sparse_moe.experts.{}.w3",
+                "block_sparse_moe.experts.{}.w2",
+            )
+        ),
+        windowed=all_layers,
+        experts=True,
+        reads=EXPERTS,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "num_key_value_heads": 8,
+            "num_experts_per_tok": 2,
+        },
+    ),
+}
+"""By config.json's `model_type`."""

@@ -1,0 +1,79 @@
+"""Typed access to a config.json that names the field in every error."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workers.checkpoints.json_files import CheckpointError, read_json
+
+MAX_SIZE = 1 << 24
+"""Above any real width, vocabulary or number of positions; keeps a hostile config from asking for absurd memory."""
+MAX_PARTS = 4096
+"""Above any real number of layers, or of experts in one: each has tensors whose names are listed."""
+MAX_NUMBER = 1e15
+"""Above any real base, factor or bound, and one over it below; what comes of several stays a number."""
+
+
+class Fields:
+    """The fields of config.json or of one object in it."""
+
+    def __init__(
+        self, file: Path, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, prefix: str = ""
+    ) -> None:
+        """`defaults` stand for fields that are not there. One that is null is there and says that there is nothing."""
+        self.file = file
+        self.values = values
+        self._defaults = defaults or {}
+        self._prefix = prefix
+
+    @classmethod
+    def read(cls, file: Path) -> "Fields":
+        """Raises `CheckpointError` when there is no JSON object in the file."""
+        return cls(file, read_json(file))
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+        return Fields(self.file, self.values, defaults, self._prefix)
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        return CheckpointError(self.file, self._prefix + name, problem)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The field, or `default` where there is none."""
+        value = (self.values if name in self.values else self._defaults).get(name)
+        return default if value is None else value
+
+    def integer(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        value = self.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            raise self.error(name, f"{value!r} is not an integer from 1 to {most}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name, default)
+        least = 1 / MAX_NUMBER
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= MAX_NUMBER:
+            raise self.error(name, f"{value!r} is not a number from {least:g} to {MAX_NUMBER:g}")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        return None if self.get(name) is None else self.number(name)
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        value = self.get(name)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.error(name, f"is not a list of {count} numbers")
+        return tuple(Fields(self.file, {name: item}, prefix=self._prefix).number(name) for item in value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"{value!r} is neither true nor false")
+        return value
+
+    def section(self, name: str) -> "Fields | None":
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(name, "is not an object")
+        return Fields(self.file, value, prefix=f"{self._prefix}{name}.")

@@ -1,0 +1,140 @@
+"""What config.json says about rotary positions, in the words of transformers 5 and of those before it."""
+
+import math
+
+from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.rope import Linear, Llama3, LongRope, Rope, Scaling, Yarn
+
+KEYS = {
+    "default": set[str](),
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    },
+    "longrope": {"factor", "short_factor", "long_factor", "attention_factor", "original_max_position_embeddings"},
+}
+"""What each kind of scaling is described by, beside what all have; another key would be another formula."""
+COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+
+
+def read_ropes(fields: Fields, head_dim: int, *, local: str | None, partial: bool) -> tuple[Rope, ...]:
+    """The model's rotations: with `local`, the field with its base, another one of windowed layers, which no older
+    `rope_scaling` speaks of.
+
+    `partial` says whether a head may be rotated in part. Raises `CheckpointError`.
+    """
+    plan, older = fields.section("rope_parameters"), fields.section("rope_scaling")
+    if plan is None:
+        plans: tuple[Fields | None, Fields | None] = (older, None)
+    elif local is None:
+        plans = (plan, None)
+        if older is not None and _said(older) != _said(plan):
+            raise fields.error("rope_scaling", "says something else than rope_parameters")
+    else:
+        plans = (plan.section("full_attention"), plan.section("sliding_attention"))
+        if plans[0] is None:
+            raise plan.error("full_attention", "is missing")
+    thetas = ("rope_theta",) if local is None else ("rope_theta", local)
+    return tuple(_read(fields, each, theta, head_dim, partial) for theta, each in zip(thetas, plans, strict=False))
+
+
+def _said(plan: Fields) -> dict[str, object]:
+    """What a plan says of the scaling; the base stands beside the older one, and the kind has two names."""
+    kind = plan.get("rope_type") or plan.get("type")
+    values = {name: value for name, value in plan.values.items() if name not in ("rope_theta", "type")}
+    return values | {"rope_type": kind}
+
+
+def _read(fields: Fields, plan: Fields | None, theta_name: str, head_dim: int, partial: bool) -> Rope:
+    """One rotation, from its `rope_parameters`, or from the older `rope_theta` and `rope_scaling`."""
+    theta = fields.number(theta_name, 10000.0)
+    if plan is None:
+        plan = Fields(fields.file, {})
+    layered = next((name for name, value in plan.values.items() if isinstance(value, dict)), None)
+    if layered is not None:
+        raise plan.error(layered, "positions that differ between layers are not supported for this family")
+    theta = plan.number("rope_theta", theta)
+    if theta <= 1:
+        raise fields.error(theta_name, f"{theta} is not above 1")
+    dims = _rotated(fields, plan, head_dim, partial)
+    return Rope(theta, dims, _scaling(fields, plan, dims))
+
+
+def _rotated(fields: Fields, plan: Fields, head_dim: int, partial: bool) -> int:
+    where = plan if plan.get("partial_rotary_factor") is not None else fields
+    factor = where.number("partial_rotary_factor", 1.0)
+    dims = int(head_dim * factor)
+    if factor != 1 and not partial:
+        raise where.error("partial_rotary_factor", f"{factor!r} is not supported, only 1")
+    if not 0 < dims <= head_dim or dims % 2:
+        raise where.error("partial_rotary_factor", f"{factor!r} of {head_dim} lanes is not an even number of them")
+    return dims
+
+
+def _scaling(fields: Fields, plan: Fields, dims: int) -> Scaling | None:
+    kind = plan.get("rope_type") or plan.get("type") or "default"
+    if kind == "su" or (kind == "yarn" and plan.get("long_factor") is not None):
+        kind = "longrope"  # what Phi-3 called it at first
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise plan.error("rope_type", f"{kind!r} is not supported, only {', '.join(map(repr, KEYS))}")
+    for name, value in plan.values.items():
+        if value is not None and name not in COMMON_KEYS | KEYS[kind]:
+            raise plan.error(name, f"{value!r} is not supported for {kind!r} positions")
+    if kind == "linear":
+        return Linear(plan.number("factor"))
+    if kind == "llama3":
+        return _llama3(plan)
+    if kind == "yarn":
+        return _yarn(fields, plan)
+    return _longrope(fields, plan, dims) if kind == "longrope" else None
+
+
+def _llama3(plan: Fields) -> Llama3:
+    low, high = plan.number("low_freq_factor"), plan.number("high_freq_factor")
+    if low >= high:
+        raise plan.error("high_freq_factor", f"{high} is not above low_freq_factor, {low}")
+    return Llama3(plan.number("factor"), low, high, plan.integer("original_max_position_embeddings"))
+
+
+def _original(fields: Fields, plan: Fields) -> int:
+    """Positions that the model was trained on first. Phi-3 says so outside of the plan, and goes by that."""
+    name = "original_max_position_embeddings"
+    if fields.get(name) is not None:
+        return fields.integer(name)
+    return plan.integer(name, fields.integer("max_position_embeddings"))
+
+
+def _yarn(fields: Fields, plan: Fields) -> Yarn:
+    original = _original(fields, plan)
+    factor = plan.number("factor", fields.integer("max_position_embeddings") / original)
+    attention = plan.optional_number("attention_factor")
+    if attention is None:
+        attention = _sharpness(factor, 1.0)
+        if plan.get("mscale") and plan.get("mscale_all_dim"):
+            attention = _sharpness(factor, plan.number("mscale")) / _sharpness(factor, plan.number("mscale_all_dim"))
+    fast, slow = plan.number("beta_fast", 32.0), plan.number("beta_slow", 1.0)
+    return Yarn(factor, original, attention, fast, slow, plan.flag("truncate", True))
+
+
+def _sharpness(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _longrope(fields: Fields, plan: Fields, dims: int) -> LongRope:
+    original = _original(fields, plan)
+    factor = plan.number("factor", fields.integer("max_position_embeddings") / original)
+    if original < 2:
+        raise fields.error("original_max_position_embeddings", f"{original} is too few")
+    attention = plan.optional_number("attention_factor")
+    if attention is None:
+        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    short, long = plan.numbers("short_factor", dims // 2), plan.numbers("long_factor", dims // 2)
+    return LongRope(short, long, original, attention)

@@ -1,0 +1,129 @@
+"""The tensors of a checkpoint: what they are called, what shapes they have, and which there may be.
+
+A model's own names for them are one word each ("qkv", "down"); a layer's are behind its number ("3.qkv").
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.checkpoints.architectures.config import ModelConfig
+from workers.checkpoints.json_files import CheckpointError
+
+EMBEDDING = "model.embed_tokens.weight"
+_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,7})\.(.+)")
+_DERIVED = "self_attn.rotary_emb.inv_freq"
+"""Kept in old checkpoints, and computed from config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of the model and the checkpoint's tensors that it is made of, stacked along the outputs."""
+
+    name: str
+    sources: tuple[tuple[str, tuple[int, ...]], ...]
+    """(name, shape) of each."""
+    offset: float = 0.0
+    """Added to every value."""
+
+    @property
+    def matrix(self) -> bool:
+        return len(self.sources[0][1]) == 2
+
+    @property
+    def rows(self) -> int:
+        return sum(shape[0] for _, shape in self.sources)
+
+
+def tensors(config: ModelConfig) -> Iterator[Tensor]:
+    """Every tensor of the model; where the head is tied, "head" has the embedding's source."""
+    embedding = (EMBEDDING, (config.vocab_size, config.hidden_size))
+    yield Tensor("embedding", (embedding,))
+    for number, layer in enumerate(config.plan):
+        for part in _layer(config, experts=layer.experts):
+            sources = tuple((f"model.layers.{number}.{name}", shape) for name, shape in part.sources)
+            yield Tensor(f"{number}.{part.name}", sources, part.offset)
+    yield Tensor("norm", (("model.norm.weight", (config.hidden_size,)),), config.norm_offset)
+    yield Tensor("head", (embedding if config.tie_embeddings else ("lm_head.weight", embedding[1]),))
+
+
+def _layer(config: ModelConfig, *, experts: bool) -> Iterator[Tensor]:
+    """The tensors of one layer, named within it."""
+    hidden = config.hidden_size
+    yield from _norms(config)
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    sizes = _stacked(config.names.qkv, (queries, keys, keys))
+    yield Tensor("qkv", tuple((f"{name}.weight", (size, hidden)) for name, size in sizes))
+    if config.qkv_bias:
+        yield Tensor("qkv_bias", tuple((f"{name}.bias", (size,)) for name, size in sizes))
+    if config.head_norm is not None:
+        shapes = (queries, keys) if config.head_norm == "all" else (config.head_dim,) * 2
+        for x, size in zip("qk", shapes, strict=True):
+            yield Tensor(f"{x}_norm", ((f"self_attn.{x}_norm.weight", (size,)),), config.norm_offset)
+    yield Tensor("o", (("self_attn.o_proj.weight", (hidden, queries)),))
+    if config.o_bias:
+        yield Tensor("o_bias", (("self_attn.o_proj.bias", (hidden,)),))
+    yield from _experts(config) if experts else _mlp(config)
+
+
+def _norms(config: ModelConfig) -> Iterator[Tensor]:
+    norms = config.norms
+    for name, source in (
+        ("norm_attention", norms.before_attention),
+        ("norm_attention_out", norms.after_attention),
+        ("norm_mlp", norms.before_mlp),
+        ("norm_mlp_out", norms.after_mlp),
+    ):
+        if source is not None:
+            yield Tensor(name, ((f"{source}.weight", (config.hidden_size,)),), config.norm_offset)
+
+
+def _mlp(config: ModelConfig) -> Iterator[Tensor]:
+    sizes = _stacked(config.names.gate_up, (config.ffn, config.ffn))
+    yield Tensor("gate_up", tuple((f"{name}.weight", (size, config.hidden_size)) for name, size in sizes))
+    yield Tensor("down", (("mlp.down_proj.weight", (config.hidden_size, config.ffn)),))
+
+
+def _experts(config: ModelConfig) -> Iterator[Tensor]:
+    """The router, and the matrices of all experts stacked one expert after the other."""
+    experts, names, hidden = config.experts, config.names.experts, config.hidden_size
+    assert experts is not None  # a layer has experts only where the model has
+    every = range(experts.count)
+    up = ((name.format(e) + ".weight", (experts.ffn, hidden)) for e in every for name in (names.gate, names.up))
+    yield Tensor("router", ((f"{names.router}.weight", (experts.count, hidden)),))
+    yield Tensor("experts_gate_up", tuple(up))
+    yield Tensor("experts_down", tuple((names.down.format(e) + ".weight", (hidden, experts.ffn)) for e in every))
+
+
+def _stacked(names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
+    """The outputs of each tensor, where one may hold them all."""
+    return [(names[0], sum(sizes))] if len(names) == 1 else list(zip(names, sizes, strict=True))
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters of a whole model; a matrix that is embedding and head counts as both, for it is read as both."""
+    return sum(math.prod(shape) for tensor in tensors(config) for _, shape in tensor.sources)
+
+
+def check_tensors(
+    names: Iterable[str],
+    config: ModelConfig,
+    path: Path,
+    adds_nothing: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Refuse a tensor that a model of this config does not read, but for one that `adds_nothing`: one left out would be
+    another model.
+
+    Raises `CheckpointError` with its name.
+    """
+    # A head beside tied embeddings is a copy of them, in transformers as well.
+    known = {"lm_head.weight"} | {source for tensor in tensors(config) for source, _ in tensor.sources}
+    for name in names:
+        match = _LAYER.fullmatch(name)
+        if name in known or (match and int(match[1]) < config.layers and match[2] == _DERIVED):
+            continue
+        if adds_nothing(name):
+            continue
+        raise CheckpointError(path, name, f"the tensor is not part of a {config.family} model as config.json has it")

@@ -1,0 +1,115 @@
+"""A checkpoint directory in Hugging Face layout: where it is found, its tensors, and what tells it from another."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from workers.checkpoints.architectures.config import DEFAULT_CONTEXT, ModelConfig
+from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.wrapper import unwrap
+from workers.checkpoints.json_files import A_MODEL, CheckpointError, read_json
+from workers.checkpoints.quantization_config import Quantization, parse_quantization
+from workers.checkpoints.weights import Weights
+
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "CheckpointError",
+    "ModelConfig",
+    "Quantization",
+    "Weights",
+    "config_digest",
+    "open_weights",
+    "resolve_model",
+    "same_text",
+]
+
+OTHER_FORMATS = ["consolidated*", "*/*"]
+"""Files of a hub model that hold its weights again, for other programs."""
+_DIGEST_EDGE = 1 << 20
+_SAMPLES, _SAMPLE = 256, 4096
+"""Of a weight file between its edges: the matrices of a model are longer than what lies between two samples."""
+
+
+def open_weights(path: Path) -> Weights:
+    """The tensors of `path` by their Hugging Face names, read when asked for; quantized ones are dequantized.
+
+    Of a model of more than text they are its language model's, named as if it were by itself.
+
+    Raises `CheckpointError` for a missing or damaged file and for a tensor type that is not supported.
+    """
+    fields, wrapper = unwrap(Fields.read(path / "config.json"))
+    quantization = parse_quantization(fields.file, fields.values)
+    return Weights(path, quantization, wrapper)
+
+
+def config_digest(path: Path) -> str:
+    """32 hex digits that two directories share when they hold the same model: descriptions, tokenizer and weights.
+
+    Weight files count with their size, their first and last MiB (names and shapes), and samples of all between, where
+    a model that was trained further differs from what it was: a whole read would take longer than loading it.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()):
+        if not file.is_file() or file.suffix not in (".json", ".jinja", ".safetensors"):
+            continue
+        size = file.stat().st_size
+        digest.update(json.dumps([file.name, size]).encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(_DIGEST_EDGE))
+            inner = size - 2 * _DIGEST_EDGE
+            for sample in range(_SAMPLES if inner > 0 else 0):
+                stream.seek(_DIGEST_EDGE + inner * sample // _SAMPLES)
+                digest.update(stream.read(_SAMPLE))
+            if size > _DIGEST_EDGE:
+                stream.seek(max(_DIGEST_EDGE, size - _DIGEST_EDGE))
+                digest.update(stream.read(_DIGEST_EDGE))
+    return digest.hexdigest()[:32]
+
+
+def same_text(one: Path, other: Path) -> bool:
+    """Whether every token is the same text in two checkpoints: only then can one go on with what the other began.
+
+    Raises `CheckpointError` for a tokenizer that cannot be read.
+    """
+    return _texts(one) == _texts(other)
+
+
+def _texts(path: Path) -> object:
+    """All that decides the text of a token; None without a tokenizer."""
+    file = path / "tokenizer.json"
+    if not file.exists():
+        return None
+    read = read_json(file)
+    model, added = read.get("model"), read.get("added_tokens") or []
+    if not isinstance(model, dict) or not all(isinstance(each, dict) for each in added):
+        raise CheckpointError(file, "", "is no tokenizer")
+    return model.get("vocab"), {each.get("id"): each.get("content") for each in added}, read.get("decoder")
+
+
+def resolve_model(path_or_hub_id: str) -> Path:
+    """A local directory as it is; anything else is fetched from the Hugging Face hub (or found in its cache).
+
+    Raises `CheckpointError` with a sentence for people when it is neither or the hub cannot be reached.
+    """
+    local = Path(path_or_hub_id).expanduser()
+    if path_or_hub_id and local.is_dir():
+        return local
+    if path_or_hub_id and local.is_file():
+        kind = "is a GGUF file, which Baton does not read" if local.suffix == ".gguf" else "is a file"
+        raise CheckpointError(path_or_hub_id, "", f"{kind}; {A_MODEL}")
+    parts = path_or_hub_id.split("/")
+    if len(parts) != 2 or not all(parts) or path_or_hub_id.startswith((".", "~")):
+        raise CheckpointError(path_or_hub_id, "", "there is no such directory, and it is not a hub id like ORG/NAME")
+    from huggingface_hub import snapshot_download  # slow to import and only needed here
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+    try:
+        return Path(snapshot_download(path_or_hub_id, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
+    except Exception as error:  # the hub client lets its transport's own errors through
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            path_or_hub_id,
+            "",
+            "is not a local directory and could not be fetched from the Hugging Face hub "
+            f"(no network, no such model, or it needs a login): {reason}",
+        ) from error

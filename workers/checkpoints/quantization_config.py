@@ -1,0 +1,149 @@
+"""What config.json says of a quantized checkpoint, and its tensors taken apart accordingly: MLX, GPTQ and AWQ."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.checkpoints.json_files import CheckpointError
+from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, ScaleType, Zero, from_awq, from_gptq, from_mlx
+
+Method = Literal["mlx", "gptq", "awq"]
+BITS: Mapping[Method, tuple[int, ...]] = {"mlx": (2, 3, 4, 5, 6, 8), "gptq": (2, 4, 8), "awq": (4,)}
+PARTS: Mapping[Method, tuple[str, ...]] = {
+    "mlx": (".weight", ".scales", ".biases"),
+    "gptq": (".qweight", ".scales", ".qzeros", ".g_idx"),
+    "awq": (".qweight", ".scales", ".qzeros"),
+}
+"""The tensors that a matrix is kept in, its integers first."""
+NUMBERS = frozenset({".scales", ".biases"})
+"""Those that are no integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """A group of `group_size` inputs shares one scale and one zero or bias."""
+
+    group_size: int
+    """-1 is all inputs."""
+    bits: int
+    overrides: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """(group_size, bits) of the modules that differ, by module name."""
+    method: Method = "mlx"
+    symmetric: bool = False
+    """GPTQ and AWQ: every zero is the middle of the levels."""
+    zero_offset: int = 0
+    """GPTQ: what was taken off the zeros before they were packed."""
+
+    def of(self, module: str) -> tuple[int, int]:
+        return self.overrides.get(module, (self.group_size, self.bits))
+
+    @property
+    def widths(self) -> str:
+        """`int4`, or `int4+int8` where modules differ."""
+        return "+".join(f"int{bits}" for bits in sorted({self.bits, *(bits for _, bits in self.overrides.values())}))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return PARTS[self.method]
+
+    @property
+    def packed(self) -> str:
+        """What the name of a tensor of packed integers ends with; with MLX a name that only quantized modules have."""
+        return ".scales" if self.method == "mlx" else ".qweight"
+
+    def format(self, module: str, packed: tuple[int, ...], scales: ScaleType) -> GroupFormat:
+        """The format of a module whose `packed` tensor has this shape and whose scales have this type."""
+        group, bits = self.of(module)
+        zero: Zero = "bias" if self.method == "mlx" else "middle" if self.symmetric else "level"
+        if group == -1:
+            group = packed[0] * (32 // bits if self.method == "gptq" else 1)
+        return GroupFormat(bits, group, zero, scales)
+
+    def unpack(self, parts: Mapping[str, NDArray[Any]], format: GroupFormat) -> Quantized:
+        """A matrix of the tensors in `parts`, by their endings. Raises ValueError for what does not fit together and
+        KeyError for what is missing.
+        """
+        if self.method == "mlx":
+            return from_mlx(parts[".weight"], parts[".scales"], parts[".biases"], format)
+        words, scales, zeros = parts[".qweight"], parts[".scales"], parts[".qzeros"]
+        if self.method == "awq":
+            return from_awq(words, scales, zeros, format)
+        matrix = from_gptq(words, scales, zeros, format, zero_offset=self.zero_offset)
+        order = parts.get(".g_idx")
+        if order is not None and not np.array_equal(order, np.arange(matrix.levels.shape[1]) // format.group):
+            raise ValueError("its inputs are reordered (g_idx, `desc_act`), which is not supported")
+        return matrix
+
+
+def parse_quantization(file: Path, config: Mapping[str, Any]) -> Quantization | None:
+    """The `quantization` that MLX writes into config.json or the `quantization_config` of GPTQ and AWQ.
+
+    Every other scheme is refused by name with a `CheckpointError`.
+    """
+    plan = config.get("quantization") or config.get("quantization_config")
+    if plan is None:
+        return None
+    where = "quantization" if config.get("quantization") else "quantization_config"
+    if not isinstance(plan, dict):
+        raise CheckpointError(file, where, "is not an object")
+    if "quant_method" not in plan or where == "quantization":
+        return _mlx(file, where, plan)
+    method = plan["quant_method"]
+    if method == "gptq":
+        return _gptq(file, where, plan)
+    if method == "awq":
+        return _awq(file, where, plan)
+    raise CheckpointError(file, f"{where}.quant_method", f"{method!r} is not supported, only 'gptq' and 'awq'")
+
+
+def _mlx(file: Path, where: str, plan: Mapping[str, Any]) -> Quantization:
+    modules = {name: value for name, value in plan.items() if isinstance(value, dict)}
+    group, bits = _affine(file, where, plan)
+    return Quantization(group, bits, {name: _affine(file, f"{where}.{name}", own) for name, own in modules.items()})
+
+
+def _affine(file: Path, where: str, plan: Mapping[str, Any]) -> tuple[int, int]:
+    """(group_size, bits) of MLX's affine mode, of the model or of one module."""
+    mode = plan.get("mode", "affine")
+    if mode != "affine":
+        raise CheckpointError(file, f"{where}.mode", f"{mode!r} is not supported, only 'affine'")
+    return _group_and_bits(file, where, plan, "mlx")
+
+
+def _gptq(file: Path, where: str, plan: Mapping[str, Any]) -> Quantization:
+    layout = plan.get("checkpoint_format", "gptq")
+    if layout not in ("gptq", "gptq_v2"):
+        raise CheckpointError(file, f"{where}.checkpoint_format", f"{layout!r} is not supported, only 'gptq(_v2)'")
+    group, bits = _group_and_bits(file, where, plan, "gptq")
+    offset = 1 if layout == "gptq" else 0
+    return Quantization(group, bits, method="gptq", symmetric=_flag(file, where, plan, "sym"), zero_offset=offset)
+
+
+def _awq(file: Path, where: str, plan: Mapping[str, Any]) -> Quantization:
+    version = str(plan.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise CheckpointError(file, f"{where}.version", f"{version!r} is not supported, only 'gemm'")
+    group, bits = _group_and_bits(file, where, plan, "awq")
+    return Quantization(group, bits, method="awq", symmetric=not _flag(file, where, plan, "zero_point"))
+
+
+def _flag(file: Path, where: str, plan: Mapping[str, Any], name: str) -> bool:
+    value = plan.get(name, True)
+    if not isinstance(value, bool):
+        raise CheckpointError(file, f"{where}.{name}", f"{value!r} is neither true nor false")
+    return value
+
+
+def _group_and_bits(file: Path, where: str, plan: Mapping[str, Any], method: Method) -> tuple[int, int]:
+    group_size, bits = plan.get("group_size"), plan.get("bits")
+    if bits not in BITS[method] or not isinstance(bits, int) or isinstance(bits, bool):
+        raise CheckpointError(file, f"{where}.bits", f"{bits!r} is not supported, only {BITS[method]}")
+    if method != "mlx" and group_size == -1:
+        return -1, bits
+    if not isinstance(group_size, int) or group_size <= 0 or group_size * bits % 32:
+        raise CheckpointError(file, f"{where}.group_size", f"{group_size!r} is not a group of whole 32-bit words")
+    return group_size, bits

@@ -1,0 +1,1 @@
+"""The engine, without a device: scheduler, sequences, KV slots, prefix matching, token budget."""

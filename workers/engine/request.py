@@ -1,0 +1,208 @@
+"""What goes into the engine and what comes out of it: token ids only, no text and no frames."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from protocol.bounds import (
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_PENALTY,
+    MAX_REPETITION,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
+    MAX_TOP_LOGPROBS,
+    MIN_REPETITION,
+)
+from protocol.errors import ErrorCode
+from protocol.request import FinishReason, Sampling
+from workers.engine.runner import TokenLogprobs
+
+GREEDY = Sampling()
+
+
+class Constraint(Protocol):
+    """Which tokens may come next in one sequence, as a function of the tokens of its answer so far: a grammar's seam.
+
+    Made anew for each life of a sequence; `accept` is told every token of the answer in order, resumed ones first.
+    """
+
+    def accept(self, token: int) -> None:
+        """The answer goes on with this token."""
+
+    def mask(self) -> NDArray[np.uint32]:
+        """The tokens that may follow, as `workers.engine.runner.Draw.mask`; not changed afterwards.
+
+        When it allows none, the answer has come to its end.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate. `eos` is empty where end-of-sequence tokens are to be ignored."""
+
+    stream: int
+    """The caller's number of this sequence; no two live sequences share one."""
+    prompt: tuple[int, ...]
+    sampling: Sampling = GREEDY
+    max_tokens: int | None = None
+    """Tokens to generate at most, resumed ones included; None is up to the end of the context."""
+    eos: frozenset[int] = frozenset()
+    resume: tuple[int, ...] = ()
+    """Tokens that an earlier run generated already: they are not emitted again, and the answer goes on after them."""
+    tenant: str = ""
+    """Whose it is: cache rows are shared between sequences of one tenant only."""
+    min_tokens: int = 0
+    """No token of `eos` is drawn before so many are generated, resumed ones included."""
+    constraint: Callable[[], Constraint] | None = None
+    """Makes the constraint of one life of this sequence."""
+
+
+class Token(Struct, frozen=True, gc=False):
+    """One generated token. An end-of-sequence token is emitted as well, before its `End`."""
+
+    stream: int
+    token: int
+    logprobs: TokenLogprobs | None = None
+    """Where `sampling.logprobs` asks for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A sequence ended well: its only terminal. Times are in seconds."""
+
+    stream: int
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    """Tokens generated, resumed ones and an end-of-sequence token included."""
+    queue_s: float
+    """From `submit` to its slot."""
+    prefill_s: float
+    """From its slot to its first new token."""
+    decode_s: float
+    """From its first new token to the end."""
+    cached_tokens: int = 0
+    """Prompt (and resumed) tokens whose cache rows were taken from another sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A sequence ended with an error: its only terminal."""
+
+    stream: int
+    code: ErrorCode
+    text: str
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one engine step brought: tokens in the order of generation, then the terminals."""
+
+    tokens: tuple[Token, ...]
+    ends: tuple[End, ...]
+    failures: tuple[Failure, ...]
+    failed: bool
+    """A call of the runner failed in this step."""
+
+
+class RequestRefused(Exception):
+    """Raised by `submit`: the request was not taken, and nothing more will be heard of it."""
+
+    def __init__(self, code: ErrorCode, text: str, field: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+        self.field = field
+
+
+def check(request: Request, vocab_size: int, context: int) -> None:
+    """Refuse a request that could not run on an empty engine.
+
+    Raises `RequestRefused`: INVALID or CONTEXT, with the field at fault.
+    """
+    _check_tokens("prompt", request.prompt, vocab_size)
+    _check_tokens("resume", request.resume, vocab_size)
+    if not request.prompt:
+        raise _invalid("prompt", "prompt must have at least one token")
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise _invalid("max_tokens", f"max_tokens must be at least 1, not {request.max_tokens}")
+    if request.max_tokens is not None and len(request.resume) > request.max_tokens:
+        raise _invalid("resume", f"resume has {len(request.resume)} tokens, more than max_tokens {request.max_tokens}")
+    if not request.eos.isdisjoint(request.resume[:-1]):
+        raise _invalid("resume", "resume goes on after an end-of-sequence token")
+    if request.min_tokens < 0 or (request.max_tokens is not None and request.min_tokens > request.max_tokens):
+        raise _invalid("min_tokens", f"min_tokens must be within 0 and max_tokens, not {request.min_tokens}")
+    if len(request.prompt) >= context:
+        text = f"prompt of {len(request.prompt)} tokens leaves no room for an answer in a context of {context}"
+        raise RequestRefused(ErrorCode.CONTEXT, text, "prompt")
+    if len(request.prompt) + len(request.resume) > context:
+        text = f"prompt and resume have {len(request.prompt) + len(request.resume)} tokens, the context is {context}"
+        raise RequestRefused(ErrorCode.CONTEXT, text, "resume")
+    check_sampling(request.sampling)
+    biased = [each.token for each in request.sampling.logit_bias]
+    _check_tokens("logit_bias", biased, vocab_size)
+
+
+def check_score(tokens: Sequence[int], vocab_size: int, context: int) -> None:
+    """Refuse tokens that cannot be scored. Raises `RequestRefused`: INVALID or CONTEXT, naming "prompt"."""
+    _check_tokens("prompt", tokens, vocab_size)
+    if not tokens:
+        raise _invalid("prompt", "prompt must have at least one token")
+    if len(tokens) > context:
+        raise RequestRefused(ErrorCode.CONTEXT, f"prompt has {len(tokens)} tokens, the context is {context}", "prompt")
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse sampling parameters out of their bounds, NaN included (which the wire's bounds let pass).
+
+    Raises `RequestRefused` (INVALID) with the field at fault.
+    """
+    if not (0.0 <= sampling.temperature <= MAX_TEMPERATURE):
+        raise _invalid("temperature", f"temperature must be within 0 and {MAX_TEMPERATURE}, not {sampling.temperature}")
+    if not (0 <= sampling.top_k <= MAX_TOP_K):
+        raise _invalid("top_k", f"top_k must be within 0 and {MAX_TOP_K}, not {sampling.top_k}")
+    if not (0.0 < sampling.top_p <= 1.0):
+        raise _invalid("top_p", f"top_p must be above 0 and at most 1, not {sampling.top_p}")
+    if not (0.0 <= sampling.min_p <= 1.0):
+        raise _invalid("min_p", f"min_p must be within 0 and 1, not {sampling.min_p}")
+    if not (0 <= sampling.seed <= MAX_SEED):
+        raise _invalid("seed", f"seed must be within 0 and {MAX_SEED}, not {sampling.seed}")
+    _check_penalties(sampling)
+    if not (0 <= (sampling.logprobs or 0) <= MAX_TOP_LOGPROBS):
+        raise _invalid("logprobs", f"logprobs must be within 0 and {MAX_TOP_LOGPROBS}, not {sampling.logprobs}")
+
+
+def _check_penalties(sampling: Sampling) -> None:
+    for name, value in (
+        ("presence_penalty", sampling.presence_penalty),
+        ("frequency_penalty", sampling.frequency_penalty),
+    ):
+        if not (-MAX_PENALTY <= value <= MAX_PENALTY):
+            raise _invalid(name, f"{name} must be within {-MAX_PENALTY} and {MAX_PENALTY}, not {value}")
+    penalty = sampling.repetition_penalty
+    if not (MIN_REPETITION <= penalty <= MAX_REPETITION):
+        text = f"repetition_penalty must be within {MIN_REPETITION} and {MAX_REPETITION}, not {penalty}"
+        raise _invalid("repetition_penalty", text)
+    if len(sampling.logit_bias) > MAX_BIASES:
+        raise _invalid("logit_bias", f"logit_bias has {len(sampling.logit_bias)} tokens, {MAX_BIASES} are allowed")
+    for each in sampling.logit_bias:
+        if not (-MAX_BIAS <= each.bias <= MAX_BIAS):
+            text = f"logit_bias of token {each.token} must be within {-MAX_BIAS} and {MAX_BIAS}, not {each.bias}"
+            raise _invalid("logit_bias", text)
+
+
+def _check_tokens(field: str, tokens: Sequence[int], vocab_size: int) -> None:
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise _invalid(field, f"{field} has token {wrong}, the vocabulary has {vocab_size}")
+
+
+def _invalid(field: str, text: str) -> RequestRefused:
+    return RequestRefused(ErrorCode.INVALID, text, field)

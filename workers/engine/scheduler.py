@@ -1,0 +1,282 @@
+"""What runs next. Pure: it decides, the engine acts and reports back; no device, no clock, no text.
+
+One step is: admit from the queue to free slots, prefill prompt chunks as the budget allows, then decode one token for
+every sequence whose prompt is complete, those included that became complete in this step.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, islice
+
+from protocol.errors import ErrorCode
+from protocol.request import FinishReason
+from workers.engine.chunking import cut
+from workers.engine.kv_slots import SlotTable
+from workers.engine.logits_processors import Shaping
+from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import Request, RequestRefused, check
+from workers.engine.runner import Chunk, RunnerCapabilities
+from workers.engine.sequence import Live, Prefill, draw, resumed_end
+from workers.engine.slot_allocation import Seats
+
+MAX_CHUNKS = 32
+"""Prompts that are looked at for one prefill call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """A prompt that could go on."""
+
+    live: Live
+    start: int
+    source: int
+    """The slot that its first rows come from, where it begins."""
+
+    @property
+    def rest(self) -> int:
+        return self.live.pending - self.start
+
+
+class Scheduler:
+    """Queue, slots and phases. The queue is FIFO and bounded: beyond `max_queue` waiting sequences, `submit` refuses.
+
+    Sequences for which a slot is free do not count as waiting, so that `max_queue` 0 still fills the slots. A sequence
+    is admitted when a slot is free and the pool of `kv_tokens` cache rows has room for all that it may come to hold,
+    so that nobody runs out of memory midway; what is retained of ended ones never keeps anybody waiting.
+    """
+
+    def __init__(
+        self,
+        capabilities: RunnerCapabilities,
+        *,
+        max_queue: int,
+        step_tokens: int,
+        kv_tokens: int | None = None,
+        prefixes: PrefixPolicy | None = None,
+    ) -> None:
+        """`kv_tokens` None is every slot's whole context. Raises `ValueError` for a bound that is none."""
+        if max_queue < 0:
+            raise ValueError(f"max_queue must not be negative, not {max_queue}")
+        if step_tokens < 1:
+            raise ValueError(f"step_tokens must be at least 1, not {step_tokens}")
+        most = capabilities.slots * capabilities.context
+        if kv_tokens is not None and kv_tokens < capabilities.context:
+            raise ValueError(f"kv_tokens must hold one context of {capabilities.context} tokens, not {kv_tokens}")
+        self.slots = SlotTable(capabilities.slots, most if kv_tokens is None else min(kv_tokens, most))
+        self.step_tokens = step_tokens
+        """The token budget of a step; whoever measures what steps cost may set it between two."""
+        self._capabilities = capabilities
+        self._exact = capabilities.exact_rows
+        self._max_queue = max_queue
+        self._seats = Seats(self.slots, prefixes or PrefixPolicy(), exact=self._exact)
+        # One dict per phase, in order of arrival: first-in first-out, and a cancel from anywhere is O(1).
+        self._waiting: dict[int, Live] = {}
+        self._prefilling: dict[int, Live] = {}
+        self._decoding: dict[int, Live] = {}
+        self._left = 0
+        self._begun = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self._waiting or self._prefilling or self._decoding)
+
+    @property
+    def prompts(self) -> bool:
+        """There are prompts to compute, for which the token budget matters."""
+        return bool(self._waiting or self._prefilling)
+
+    @property
+    def active_rows(self) -> int:
+        """Sequences that decode."""
+        return len(self._decoding)
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, request: Request, now: float) -> None:
+        """Queue a sequence. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the field at fault."""
+        stream = request.stream
+        if stream in self._waiting or stream in self._prefilling or stream in self._decoding:
+            raise RequestRefused(ErrorCode.INVALID, f"stream {stream} is live already", "stream")
+        context = self._capabilities.context
+        check(request, self._capabilities.vocab_size, context)
+        request = _with_real_eos(request, self._capabilities.vocab_size)
+        if len(self._waiting) >= self._max_queue + self.slots.available:
+            raise RequestRefused(ErrorCode.OVERLOADED, f"{len(self._waiting)} sequences wait already")
+        # The prompt is cut as in the first run, then what is resumed: the prompt's rows come out the same.
+        ladder = self._capabilities.prefill_chunks
+        ends = tuple(accumulate(cut(len(request.prompt), ladder) + cut(len(request.resume), ladder)))
+        tokens = [*request.prompt, *request.resume]
+        most = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
+        shaping = Shaping.of(request)
+        if shaping is not None and shaping.exhausted and not request.resume:
+            raise RequestRefused(ErrorCode.INVALID, "the constraint allows no token to begin with", "constraint")
+        self._waiting[stream] = Live(request, tokens, len(tokens), ends, most, now, shaping)
+
+    def admit(self, now: float) -> list[tuple[Live, FinishReason]]:
+        """Begin a step: move waiting sequences to slots. Repeatable, after what `give_up` named was reset.
+
+        Returns those that need no slot, because what they resume had ended already; they are removed.
+        """
+        ended: list[tuple[Live, FinishReason]] = []
+        while self._waiting:
+            stream = next(iter(self._waiting))
+            live = self._waiting[stream]
+            reason = resumed_end(live)
+            if reason is None:
+                if not self._seats.take(live):
+                    break
+                self._prefilling[stream] = live
+            else:
+                ended.append((live, reason))
+            live.admitted = now
+            del self._waiting[stream]
+        self._left = self.step_tokens - len(self._decoding)
+        self._begun = False
+        return ended
+
+    def give_up(self) -> int | None:
+        """The oldest retained slot, now soiled, when the first waiting sequence can be admitted for it, or for it and
+        others. None when nobody waits that could be helped so."""
+        if not self._waiting:
+            return None
+        return self._seats.give_up(next(iter(self._waiting.values())).limit)
+
+    def forget_retained(self) -> None:
+        """Retain nothing of what ended so far: all retained slots are soiled, and nobody begins with what was there."""
+        self._seats.forget_retained(self._prefilling.values())
+
+    def next_call(self) -> list[Prefill]:
+        """The chunks of the next prefill call of this step, the oldest prompt's first; none when the budget is spent
+        or no prompt waits.
+
+        A step makes at least one call when it can, however many rows decode: no prompt starves. A last chunk costs
+        one token more, for the decode row that follows in the same step. Where rows are exact, prompts share a call
+        that is as large as if they were one.
+        """
+        if not self._prefilling:
+            return []
+        wants = list(self._wants())
+        room = self._size(wants)
+        call: list[Prefill] = []
+        for want in wants:
+            length = min(want.rest, room, self._left) if call else min(want.rest, room)
+            cost = length + (length == want.rest)
+            if length < 1 or (self._begun and cost > self._left):
+                break
+            self._left -= cost
+            self._begun = True
+            room -= self._rounded(length)
+            call.append(self._chunk(want, length))
+        return call
+
+    def prefilled(self, work: Prefill) -> None:
+        """The chunk's rows are written."""
+        live = work.live
+        live.written.rows += len(work.chunk.tokens)
+        live.written.ends += (live.written.rows,)
+        self.slots.wrote(live.slot, len(work.chunk.tokens))
+        if work.draw is not None:
+            del self._prefilling[live.request.stream]
+            self._decoding[live.request.stream] = live
+
+    def decoding(self) -> list[Live]:
+        """The sequences that decode in this step; `row` makes the runner's row of each."""
+        return list(self._decoding.values())
+
+    def decoded(self, decoding: list[Live]) -> None:
+        """The rows of these sequences are written."""
+        for live in decoding:
+            live.written.rows += 1
+        self.slots.wrote_one([live.slot for live in decoding])
+
+    def accept(self, live: Live, token: int) -> FinishReason | None:
+        """Append a drawn token; the reason when the sequence ends with it (end-of-sequence before length).
+
+        A sequence whose constraint allows nothing more has come to its end.
+        """
+        live.last = token
+        live.tokens.append(token)
+        if live.shaping is not None:
+            live.shaping.accept(token)
+            if live.shaping.exhausted:
+                return "stop"
+        if token in live.request.eos:
+            return "stop"
+        return "length" if len(live.tokens) >= live.limit else None
+
+    def start_over(self, live: Live) -> None:
+        """A sequence whose prompt came to nothing with rows of another one computes it anew, before all others and
+        without them. Its slot has been reset; it is asked for no copy any more."""
+        self.slots.rewind(live.slot)
+        live.written.rows, live.written.ends, live.reused = 0, (), 0
+        del self._decoding[live.request.stream]
+        self._prefilling = {live.request.stream: live} | self._prefilling
+
+    def remove(self, stream: int, *, failed: bool = False) -> Live | None:
+        """Take a sequence out at any moment. Its slot is retained, or soiled: free once the runner has reset it.
+
+        Nothing is retained of a sequence that `failed`. Returns None when no such sequence lives.
+        """
+        waiting = self._waiting.pop(stream, None)
+        if waiting is not None:
+            return waiting
+        live = self._prefilling.pop(stream, None) or self._decoding.pop(stream, None)
+        if live is not None:
+            self._seats.leave(live, failed=failed)
+        return live
+
+    def _wants(self) -> Iterator[_Want]:
+        """The prompts of the next call, in order, until they fill the largest one; one where rows are not exact.
+
+        One that gains by waiting for one before it ends them, for nobody overtakes it.
+        """
+        rows = 0
+        before: list[Live] = []
+        for live in islice(self._prefilling.values(), MAX_CHUNKS):
+            if live.reused is None:
+                others = chain(self._decoding.values(), self._prefilling.values())
+                source, start = self._seats.source(live, others)
+                waits = any(self._seats.gains(live, start, other) for other in before)
+            else:
+                source, start, waits = -1, live.written.rows, False
+            before.append(live)
+            if waits:
+                return
+            want = _Want(live, start, source)
+            yield want
+            rows += self._rounded(want.rest)
+            if not self._exact or rows >= self._capabilities.prefill_chunks[-1]:
+                return
+
+    def _size(self, wants: list[_Want]) -> int:
+        """Rows of the next call: where a cold run cuts, or, where rows are exact, what the budget allows."""
+        if not wants:
+            return 0
+        if not self._exact:
+            (want,) = wants
+            return next(end for end in want.live.ends if end > want.start) - want.start
+        ladder = self._capabilities.prefill_chunks
+        size = cut(sum(self._rounded(want.rest) for want in wants), ladder)[0]
+        if size <= self._left:
+            return size
+        return max((chunk for chunk in ladder if chunk <= self._left), default=ladder[0])
+
+    def _chunk(self, want: _Want, length: int) -> Prefill:
+        live, start = want.live, want.start
+        begins = live.reused is None
+        copy = self._seats.begin(live, want.source, start) if begins else None
+        chunk = Chunk(live.slot, tuple(live.tokens[start : start + length]), start, start)
+        return Prefill(live, chunk, draw(live) if length == want.rest else None, copy, begins)
+
+    def _rounded(self, rows: int) -> int:
+        """What rows of one slot take of a call."""
+        block = self._capabilities.block_rows
+        return -(-rows // block) * block
+
+
+def _with_real_eos(request: Request, vocab_size: int) -> Request:
+    """Some checkpoints name end-of-sequence tokens that their model has no row for: it cannot draw or bar them."""
+    real = frozenset(token for token in request.eos if token < vocab_size)
+    return request if len(real) == len(request.eos) else replace(request, eos=real)

@@ -1,0 +1,56 @@
+"""What an engine has done since it was made, in numbers. Pure."""
+
+import math
+from dataclasses import dataclass
+
+from protocol.bounds import MAX_MILLISECONDS
+from protocol.events import Gauges
+from workers.engine.kv_slots import SlotTable
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts that only grow; owned by the engine."""
+
+    steps: int = 0
+    steps_failed: int = 0
+    decode_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    started: int = 0
+    completed: int = 0
+    prefix_hits: int = 0
+    prefix_tokens: int = 0
+    slowest_s: float = 0.0
+    """The longest step."""
+
+    def stepped(self, seconds: float, *, failed: bool) -> None:
+        """A step is over."""
+        self.steps += 1
+        self.steps_failed += failed
+        self.slowest_s = max(self.slowest_s, seconds)
+
+    def reused(self, tokens: int) -> None:
+        """A sequence began with so many rows of another one."""
+        self.prefix_hits += 1
+        self.prefix_tokens += tokens
+
+    def gauges(self, slots: SlotTable, queued: int, graphs_failed: int) -> Gauges:
+        """The counts, with how things stand now."""
+        return Gauges(
+            slots_active=slots.active,
+            queue_depth=queued,
+            kv_tokens=slots.kv_tokens,
+            steps=self.steps,
+            steps_failed=self.steps_failed,
+            decode_steps=self.decode_steps,
+            prefill_tokens=self.prefill_tokens,
+            decode_tokens=self.decode_tokens,
+            sequences_started=self.started,
+            sequences_completed=self.completed,
+            slowest_step_ms=min(math.ceil(self.slowest_s * 1000), MAX_MILLISECONDS),
+            retained_tokens=slots.retained_tokens,
+            prefix_hits=self.prefix_hits,
+            prefix_tokens=self.prefix_tokens,
+            graphs_failed=graphs_failed,
+        )

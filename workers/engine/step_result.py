@@ -1,0 +1,66 @@
+"""What an engine step brings, and what its failures say: of their requests, of the model, or of its device."""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from protocol.bounds import MAX_REASON
+from protocol.errors import ErrorCode
+from workers.engine.request import End, Failure, StepResult, Token
+from workers.engine.runner import NotFiniteError
+from workers.engine.sequence import Live
+
+
+class RunningStep:
+    """Owns what the running step has brought so far, and how many failed in a row before it."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.ends: list[End] = []
+        self.failures_in_a_row = 0
+        """Steps that failed since the last one that did not. Those in which requests had no numbers do not count, as
+        long as the model still gives some for others."""
+        self._failures: list[Failure] = []
+        self._failed = False
+        self._spoilt = False
+        """A row had no numbers: whether its request is at fault or the model is yet to be seen."""
+        self._log = structlog.get_logger()
+
+    def fail(self, live: Live, call: str, error: Exception) -> None:
+        """A request ends, for this is what a call of the runner raised for it."""
+        spoilt = isinstance(error, NotFiniteError)
+        self._spoilt |= spoilt
+        self._failed |= not spoilt
+        stream = live.request.stream
+        self._log.error("step_failed", stream=stream, slot=live.slot, call=call, trace=_trace(error))
+        text = f"{call} failed: {type(error).__name__}: {error}"
+        code = ErrorCode.NOT_FINITE if spoilt else ErrorCode.STEP
+        self._failures.append(Failure(stream, code, text[:MAX_REASON]))
+
+    def slot_failed(self, slot: int, error: Exception) -> None:
+        """A slot could not be reset, which is no request's fault."""
+        self._failed = True
+        self._log.error("reset_failed", slot=slot, trace=_trace(error))
+
+    def probe_failed(self, slot: int, error: Exception) -> None:
+        """The model could not be asked whether it still gives numbers."""
+        self._log.error("probe_failed", slot=slot, trace=_trace(error))
+
+    def close(self, is_well: Callable[[], bool]) -> StepResult:
+        """The result; the next step begins. `is_well` asks the model for numbers, where this brought none: else one
+        client could have the worker leave, again and again, with prompts that make the model overflow."""
+        failed = self._failed or self._spoilt
+        if self._spoilt and not self.tokens and (self._failed or not is_well()):
+            self._failed = True  # it is the model or its device, and not these requests
+            self._failures = [replace(failure, code=ErrorCode.STEP) for failure in self._failures]
+        result = StepResult(tuple(self.tokens), tuple(self.ends), tuple(self._failures), failed)
+        self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0
+        self.tokens, self.ends, self._failures, self._failed, self._spoilt = [], [], [], False, False
+        return result
+
+
+def _trace(error: Exception) -> str:
+    """The end of the traceback: a device's message can be of any length, and a log line cannot."""
+    return "".join(traceback.format_exception(error))[-MAX_REASON:]

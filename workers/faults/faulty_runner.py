@@ -1,0 +1,123 @@
+"""Any runner with what goes wrong in its calls by a plan, for tests and soaks. Without a plan it is not there."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from workers.engine.runner import Chunk, Draw, Edits, NotFiniteError, Row, Runner, RunnerCapabilities, TokenLogprobs
+from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
+
+
+def with_faults(runner: Runner, faults: Sequence[Fault]) -> Runner:
+    """The runner itself, unless something is to go wrong in its calls."""
+    planned = of_calls(faults)
+    return FaultyRunner(runner, planned) if planned else runner
+
+
+class FaultyRunner:
+    """`workers.engine.runner.Runner` around another one, which computes as ever: what fails is what the device is
+    asked, or what becomes of its answer.
+
+    A call that raises has written its rows before: they are not to be read again, so no logits after them are numbers
+    until the slot is reset or cut back. Such logits are made where the model's own would be, on the device: the draw
+    adds NaN to one of them, and the device must find that by itself. Prefill, decode and logits calls are counted.
+    """
+
+    def __init__(self, runner: Runner, faults: Sequence[Fault], acts: Mapping[str, Act] | None = None) -> None:
+        """`acts` as in `FaultPlan`."""
+        self._runner = runner
+        self._plan = FaultPlan(faults, acts)
+        self._calls = 0
+        self._spoilt: dict[int, int] = {}
+        """The first cache row of a slot after which no logits are numbers."""
+
+    @property
+    def capabilities(self) -> RunnerCapabilities:
+        return self._runner.capabilities
+
+    @property
+    def graphs_failed(self) -> int:
+        return self._runner.graphs_failed
+
+    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        given = [token for chunk in chunks for token in chunk.tokens]
+        self._enter(given)
+        for chunk in chunks:
+            self._look(chunk.slot, chunk.start, chunk.tokens)
+        pairs = zip(chunks, draws, strict=False)  # what does not pair up is the runner's to refuse
+        seen = [None if draw is None else self._seen(chunk.slot, draw) for chunk, draw in pairs]
+        tokens = self._runner.prefill(chunks, [*seen, *draws[len(seen) :]])
+        self._leave({chunk.slot: chunk.start for chunk in chunks}, given)
+        return tokens
+
+    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        given = [row.token for row in rows]
+        self._enter(given)
+        for row in rows:
+            self._look(row.slot, row.start, (row.token,))
+        tokens = self._runner.decode([replace(row, draw=self._seen(row.slot, row.draw)) for row in rows])
+        self._leave({row.slot: row.start for row in rows}, given)
+        return tokens
+
+    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+        return self._runner.logprobs(rows)
+
+    def logits(self, chunk: Chunk) -> NDArray[np.float32]:
+        self._enter(chunk.tokens)
+        self._look(chunk.slot, chunk.start, chunk.tokens)
+        values = self._runner.logits(chunk)
+        self._leave({chunk.slot: chunk.start}, chunk.tokens)
+        if chunk.slot in self._spoilt:
+            raise NotFiniteError
+        return values
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        self._runner.copy_prefix(source, target, length)
+        row = self._spoilt.get(source)
+        self._spoilt.pop(target, None)
+        if row is not None and row < length:
+            self._spoilt[target] = row
+
+    def reset(self, slot: int) -> None:
+        self._runner.reset(slot)
+        self._spoilt.pop(slot, None)
+
+    def memory(self) -> dict[str, int]:
+        return self._runner.memory()
+
+    def settle(self) -> None:
+        self._runner.settle()
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _enter(self, tokens: Collection[int]) -> None:
+        self._calls += 1
+        self._plan.enter(self._calls, tokens)
+
+    def _look(self, slot: int, start: int, tokens: Collection[int]) -> None:
+        """Spoil the slot from the row `start` when that is what goes wrong."""
+        if self._plan.not_finite(self._calls, tokens):
+            self._spoil(slot, start)
+
+    def _leave(self, starts: Mapping[int, int], tokens: Collection[int]) -> None:
+        """Raise when the call is to fail: from these rows on, by slot, nothing may be read."""
+        if self._plan.fails(self._calls, tokens):
+            for slot, start in starts.items():
+                self._spoil(slot, start)
+            raise PlannedFault(f"call {self._calls} was told to fail")
+
+    def _spoil(self, slot: int, start: int) -> None:
+        self._spoilt[slot] = min(start, self._spoilt.get(slot, start))
+
+    def _seen(self, slot: int, draw: Draw) -> Draw:
+        """The draw as the runner gets it."""
+        return Draw(draw.sampling, draw.position, _no_number()) if slot in self._spoilt else draw
+
+
+def _no_number() -> Edits:
+    """Edits that make a row's logits no numbers. A mask beside them could take what they add away again."""
+    value = np.ones(1, np.float32)
+    return Edits(np.zeros(1, np.int32), np.nan * value, value, value, 0.0 * value)

@@ -1,0 +1,1 @@
+"""The machine: usable cores, memory, device probes."""

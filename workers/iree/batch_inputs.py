@@ -1,0 +1,97 @@
+"""The rows of a step: which of them lie side by side in a graph, their rotary angles, and what a decode graph reads."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import iree.runtime as rt
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.engine.runner import Chunk, Row
+from workers.iree.device.device import Device
+
+
+class Run(NamedTuple):
+    """Rows of a chunk that lie side by side in a graph."""
+
+    slot: int
+    tokens: tuple[int, ...]
+    start: int
+    position: int
+    place: int
+    """Which of the call's last rows is the last of these; -1 is none."""
+
+
+def runs_of(chunk: Chunk, place: int, most: int) -> list[Run]:
+    """A chunk in runs of `most` rows, the last of which has its last row."""
+    runs = []
+    for at in range(0, len(chunk.tokens), most):
+        part = chunk.tokens[at : at + most]
+        ends = at + len(part) == len(chunk.tokens)
+        runs.append(Run(chunk.slot, part, chunk.start + at, chunk.position + at, place if ends else -1))
+    return runs
+
+
+class Angles:
+    """cos and sin of RoPE angles: computed once for the positions of a context, on demand beyond it."""
+
+    def __init__(self, frequencies: NDArray[np.float32], factors: NDArray[np.float32], context: int) -> None:
+        """`frequencies` and `factors` as `rope_frequencies` gives them, [angles] each."""
+        self._frequencies = frequencies
+        self._factors = factors
+        self._cos, self._sin = self._compute(np.arange(context))
+        # A slice of these costs a fraction of one of the arrays.
+        self._flat = tuple(table.reshape(-1).data for table in (self._cos, self._sin))
+
+    def _compute(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        angles = positions[..., None].astype(np.float32) * self._frequencies
+        return np.cos(angles) * self._factors, np.sin(angles) * self._factors
+
+    @property
+    def width(self) -> int:
+        """Angles of a position."""
+        return len(self._frequencies)
+
+    def of(self, position: int) -> tuple[memoryview, memoryview]:
+        """float32 [angles] of one position."""
+        if position < len(self._cos):
+            cos, sin = self._flat
+            start = position * self.width
+            return cos[start : start + self.width], sin[start : start + self.width]
+        cos_there, sin_there = self._compute(np.array(position))
+        return cos_there.data, sin_there.data
+
+    def at(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """float32 [..., angles] for positions [...]."""
+        if positions.max() < len(self._cos):
+            return self._cos.take(positions, axis=0), self._sin.take(positions, axis=0)
+        return self._compute(positions)
+
+
+class DecodeInputs:
+    """What decode graphs of so many rows read, but for the cache. Written number by number, without numpy: after a step
+    nothing of Python is in the CPU's caches, and each of its operations takes many times as long as a number."""
+
+    def __init__(self, device: Device, batch: int, angles: Angles, spare_row: int) -> None:
+        """`spare_row` is the cache row of those rows that are nobody's."""
+        self._angles = angles
+        self._spare_row = spare_row
+        self._width = angles.width
+        integers, floats = ((batch, 1), "int32"), ((batch, 1, angles.width), "float32")
+        self._inputs = [device.input(*each) for each in (integers, floats, floats, integers, ((batch,), "int32"))]
+        flat = [each.array.reshape(-1).data for each in self._inputs]
+        self._tokens, self._cos, self._sin, self._rows, self._slots = flat
+        self._used: Sequence[int] = range(batch)
+        """The lines that may be somebody's."""
+
+    def write(self, lines: Sequence[int], rows: Sequence[Row]) -> list[rt.HalBufferView]:
+        """The arguments of a call with these rows in these lines, and nobody in the others."""
+        for line in self._used:
+            self._tokens[line], self._rows[line], self._slots[line] = 0, self._spare_row, line
+        self._used = lines
+        width = self._width
+        for line, row in zip(lines, rows, strict=True):
+            self._tokens[line], self._rows[line], self._slots[line] = row.token, row.start, row.slot
+            at = line * width
+            self._cos[at : at + width], self._sin[at : at + width] = self._angles.of(row.position)
+        return [each.ready() for each in self._inputs]

@@ -1,0 +1,217 @@
+"""Compiled graphs on disk: bounded, shared by processes, repaired when damaged, the least recently used first to go."""
+
+import errno
+import fcntl
+import hashlib
+import math
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from workers.errors import LoadRefused
+
+MAX_BYTES = 1 << 30
+"""Some thousand graphs; those of one model are a dozen, of 0.1 to 0.3 MB each."""
+MAX_KEYS = 16384
+IN_USE_S = 60.0
+"""An entry that was used this lately is kept even beyond the bound: its file may not be mapped yet."""
+STALE_S = 3600.0
+"""What is unfinished for so long was left by a process that died: no module takes a fifth of it to make."""
+_MENDABLE = {errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+class CacheError(LoadRefused):
+    """A compiled graph cannot be kept on disk: no room, no permission, or too much of it; the text says where."""
+
+    def __init__(self, folder: Path, reason: str) -> None:
+        super().__init__(f"{folder}: cannot keep a compiled graph: {reason}; free some space or set --cache-dir")
+
+
+class GraphCache:
+    """A folder of entries `DIGEST/` with a module and its checksum, renamed into place whole.
+
+    `KEY.key` files say which entry an earlier run made of the same inputs, so that it need not be traced again.
+    Threads and processes may share a folder.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+        """Raises `CacheError`."""
+        self._folder = folder
+        self._max_bytes = max_bytes
+        with _typed(folder):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if folder.stat().st_mode & stat.S_IWOTH:
+                raise CacheError(folder, "everybody can write to it, and what is in it runs here as code")
+
+    def by_key(self, key: str) -> Path | None:
+        """The module that was remembered under a key."""
+        try:
+            digest = self._key(key).read_text()
+        except OSError:
+            return None
+        return self.find(digest) if digest.isalnum() else None
+
+    def remember(self, key: str, digest: str) -> None:
+        """Raises `CacheError`."""
+        with _typed(self._folder):
+            handle, temporary = tempfile.mkstemp(prefix=f"{key}.", suffix=".tmp", dir=self._folder)
+            try:
+                with os.fdopen(handle, "w") as out:
+                    out.write(digest)
+                os.replace(temporary, self._key(key))
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+
+    def find(self, digest: str) -> Path | None:
+        """The entry's module when it is whole: a cut file would be mapped and crash the process later."""
+        entry = self._folder / digest
+        module = entry / "module.vmfb"
+        try:
+            if (entry / "sha256").read_text() != _checksum(module):
+                return None
+        except OSError:
+            return None
+        try:
+            os.utime(entry)
+        except OSError:
+            pass  # a cache that cannot be written serves what it has; nobody evicts from it either
+        return module
+
+    def get(self, digest: str, make: Callable[[Path], None]) -> Path:
+        """The entry's module, made by `make(file)` when it is missing or damaged; one process makes it.
+
+        Raises `CacheError`, and what `make` raises.
+        """
+        if (file := self.find(digest)) is not None:
+            return file
+        with _typed(self._folder), _locked(self._folder / f"{digest}.lock"):
+            # Another process may have made it while this one waited.
+            if (file := self.find(digest)) is None:
+                self._make(digest, make)
+                file = self.find(digest)
+        if file is None:
+            raise CacheError(self._folder, f"{digest} is damaged just after it was written")
+        try:
+            self._trim(digest)
+        except CacheError as error:  # another user's entry costs room, not this module
+            structlog.get_logger().warning("graphs_not_removed", reason=str(error))
+        return file
+
+    def _key(self, key: str) -> Path:
+        return self._folder / f"{key}.key"
+
+    def _make(self, digest: str, make: Callable[[Path], None]) -> None:
+        entry = self._folder / digest
+        shutil.rmtree(entry, ignore_errors=True)
+        for left in self._folder.glob(f"{digest}.*.tmp"):  # of a process that died: the lock is ours
+            shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{digest}.", suffix=".tmp", dir=self._folder))
+        try:
+            module = folder / "module.vmfb"
+            make(module)
+            (folder / "sha256").write_text(_checksum(module))
+            folder.rename(entry)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _trim(self, newest: str) -> None:
+        """Remove the entries used longest ago until the rest fit; one that another process makes or uses now stays."""
+        with _typed(self._folder), _locked(self._folder / "trim.lock"):
+            entries = [entry for entry in self._folder.iterdir() if entry.is_dir() and entry.suffix != ".tmp"]
+            sizes = {entry: _size(entry) for entry in entries}
+            total, now = sum(sizes.values()), time.time()
+            idle = {entry: _idle(entry, now) for entry in entries}
+            for entry in sorted(entries, key=lambda entry: -idle[entry]):
+                if total <= self._max_bytes:
+                    break
+                if entry.name != newest and idle[entry] >= IN_USE_S and self._remove(entry):
+                    total -= sizes[entry]
+            keys = sorted(self._folder.glob("*.key"), key=lambda key: _idle(key, now))
+            for key in keys[MAX_KEYS:]:
+                key.unlink(missing_ok=True)
+            for left in self._folder.glob("*.tmp"):
+                if _idle(left, now) >= STALE_S:
+                    _discard(left)
+
+    def _remove(self, entry: Path) -> bool:
+        """Out of sight first, then gone: nobody finds half an entry. False where somebody makes it anew."""
+        lock = self._folder / f"{entry.name}.lock"
+        with _locked(lock, wait=False) as ours:
+            if ours:
+                doomed = Path(tempfile.mkdtemp(prefix=f"{entry.name}.", suffix=".tmp", dir=self._folder))
+                entry.rename(doomed)  # over an empty folder
+                shutil.rmtree(doomed, ignore_errors=True)
+                lock.unlink(missing_ok=True)
+        return ours
+
+
+def _discard(left: Path) -> None:
+    """Remove what a process that died had begun: an entry or a key."""
+    if left.is_dir():
+        shutil.rmtree(left, ignore_errors=True)
+    else:
+        left.unlink(missing_ok=True)
+
+
+def _idle(path: Path, now: float) -> float:
+    """Seconds since it was used last; without end for what is gone, and for what a clock that was wrong has stamped:
+    a use in the future would outlast everything."""
+    try:
+        seconds = now - path.stat().st_mtime
+    except OSError:
+        return math.inf
+    return math.inf if seconds < -IN_USE_S else seconds
+
+
+def _size(entry: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in entry.iterdir())
+    except OSError:
+        return 0
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def _locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock on a file, which may remove it; the kernel lets go of it when the process dies. Without
+    `wait` false is given where somebody has it."""
+    while True:
+        with file.open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            if _is_at(file, stream.fileno()):
+                yield True
+                return
+            # It was removed while this one waited, and the next one locks another file of that name.
+
+
+def _is_at(file: Path, opened: int) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(opened))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _typed(folder: Path) -> Iterator[None]:
+    """What a person can mend becomes a `CacheError`; other errors of the system are defects and pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _MENDABLE:
+            raise
+        raise CacheError(folder, error.strerror or str(error)) from error

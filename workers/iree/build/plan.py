@@ -1,0 +1,298 @@
+"""Which graphs a runner has: decode in batch buckets, prefill in chunk lengths, scoring, drawing, and copying rows.
+
+A ladder is the sizes of one kind. The graph of a larger size does what one of a smaller does, with the same tokens on
+a CPU (docs/adr/0014), so a few of them can serve everything and the rest may come later (docs/adr/0019).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.source_digest import source_digest
+from workers.iree.kernels.sampling.sample import draw
+from workers.iree.model.decoder import Inputs, Parameters, forward, head
+from workers.iree.model.ops import Cache, Place
+from workers.iree.model.plain_ops import Apart, PlainOps
+from workers.iree.model.stored_parameters import Stored
+from workers.iree.model.tiled_ops import TiledOps
+from workers.sampling import logit_edits as edits
+from workers.sampling import logprobs
+from workers.sampling import sample as sampling
+from workers.sampling.top_candidates import narrow
+
+PREFILL_CHUNKS = (32, 64, 128, 256, 512)
+BLOCK = 8
+"""Rows of a prefill graph that are of one slot: fewer waste less where short prompts share a call, and eight already
+fill the registers of attention."""
+FIRST_CHUNK = 128
+"""The prefill graph that serves until the others are there: neither short prompts nor long ones pay much for it."""
+SCORE_CHUNK = 128
+"""Rows of the scoring graph; their logits leave the device."""
+SAMPLE = "sample"
+"""The graph that draws, on a CPU: for any number of rows and whatever they ask for
+(`workers.iree.kernels.sampling.sample`)."""
+DRAWS = (("draw", "narrow"),)
+"""Graphs that draw on other devices, those of one module together."""
+RARE_DRAWS = (("edit", "mask"), ("report",))
+"""What else is done with logits: a request pays for what it uses."""
+WIDE_DRAWS = (("filter",),)
+"""What draws on other devices where few tokens do not tell."""
+ROWS, KV = 3, 5
+"""The places of the cache rows and of the cache among a step's inputs."""
+FEW = 4
+"""Rows of a decode graph that all are computed, whose they ever are: they cost what one costs, or little more."""
+
+
+def decode_buckets(slots: int) -> tuple[int, ...]:
+    """The powers of two below `slots`, and `slots` itself."""
+    return (*(1 << i for i in range((slots - 1).bit_length())), slots)
+
+
+def prefill_chunks(context: int) -> tuple[int, ...]:
+    """The chunk lengths for a context, in whole blocks: none needs to be longer than it."""
+    return tuple(sorted({min(chunk, -(-context // BLOCK) * BLOCK) for chunk in PREFILL_CHUNKS}))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The graphs of one model on one device, each by a name that says its size."""
+
+    config: ModelConfig
+    ops: TiledOps | PlainOps
+    cache: Cache
+    weights: Sequence[Stored]
+    buckets: tuple[int, ...] = field(default=())
+    chunks: tuple[int, ...] = field(default=())
+
+    def required(self) -> list[tuple[str, ...]]:
+        """The fewest graphs that can serve everything, those of one module together."""
+        if isinstance(self.ops, PlainOps):
+            # Those with weights are one module, so that the device holds them once.
+            steps = [name for group in self._steps() for name in group]
+            return [(*steps, f"score_{self.score_chunk}", "copy")]
+        chunk = next((chunk for chunk in self.chunks if chunk >= FIRST_CHUNK), self.chunks[-1])
+        head = self.head_sizes[-1]
+        return [(f"decode_{self.buckets[-1]}",), (f"prefill_{chunk}",), (f"head_{head}",), (SAMPLE,)]
+
+    def optional(self) -> list[tuple[str, ...]]:
+        """The graphs that make serving cheaper, those first that are missed most."""
+        if isinstance(self.ops, PlainOps):
+            return self._draws(DRAWS)
+        return [group for group in self._steps() if group not in self.required()]
+
+    def rare(self) -> list[tuple[str, ...]]:
+        """What is compiled when it is first missed: most servers never need it, and it can be done without."""
+        if isinstance(self.ops, PlainOps):
+            return self._draws(RARE_DRAWS + WIDE_DRAWS)
+        return [(f"score_{self.score_chunk}",), *self._draws(RARE_DRAWS)]
+
+    def everything(self) -> list[tuple[str, ...]]:
+        return self.required() + self.optional() + self.rare()
+
+    def _draws(self, modules: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+        return [tuple(f"{kind}_{rows}" for kind in kinds) for kinds in modules for rows in self.draw_sizes]
+
+    def _steps(self) -> list[tuple[str, ...]]:
+        decode = [(f"decode_{bucket}",) for bucket in self.buckets]
+        prefill = [(f"prefill_{chunk}",) for chunk in reversed(self.chunks)]
+        heads = [(f"head_{size}",) for size in self.head_sizes]
+        return [*decode[:1], *heads[:1], *prefill, *decode[1:], *heads[1:]]
+
+    @property
+    def block(self) -> int:
+        """Rows of a prefill graph that are of one slot; 0 is all of them."""
+        return 0 if isinstance(self.ops, PlainOps) else BLOCK
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """Last rows of chunks whose logits come from one call: few sizes, for there are many calls between."""
+        if self.block == 0:
+            return (1,)
+        return tuple(size for size in self.draw_sizes if size in (1, 4, 16, self.buckets[-1]))
+
+    @property
+    def last_rows(self) -> jax.ShapeDtypeStruct:
+        """The hidden rows that prefill graphs leave for heads: one for each chunk of a call."""
+        shape, dtype = self.ops.operand(self.head_sizes[-1], self.config.hidden_size)
+        return struct(shape, dtype)
+
+    @property
+    def draw_sizes(self) -> tuple[int, ...]:
+        """Rows whose logits are treated at once: as many as any step has, so that no row count pays for another's."""
+        return tuple(sorted({1, *self.buckets}))
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Everything that the text of `module` depends on: equal here means equal there, without tracing."""
+        if SAMPLE in names:
+            return "\n".join([*names, str(self.config.vocab_size), source_digest(draw.__module__)])
+        plan = repr(replace(self, buckets=(), chunks=()))
+        return "\n".join([*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)])
+
+    def module(self, names: Sequence[str]) -> str:
+        """MLIR of one module with these graphs; `SAMPLE` is one by itself."""
+        if SAMPLE in names:
+            return draw(SAMPLE, self.config.vocab_size)
+        graphs = [self._graph(name) for name in names]
+        used = () if all(graph.pure for graph in graphs) else self.weights
+        needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}
+        if isinstance(self.ops, PlainOps):
+            return module(graphs, needed, {})
+        for graph in graphs:  # tracing tells which kernels there are
+            jax.eval_shape(graph.function, *graph.inputs, needed)
+        return module(graphs, needed, self.ops.bodies)
+
+    def _graph(self, name: str) -> Graph:
+        kind, _, size = name.partition("_")
+        if kind == "decode":
+            return self._decode(name, int(size))
+        if kind == "prefill":
+            return self._prefill(name, int(size))
+        if kind == "head":
+            return self._last_head(name, int(size))
+        if kind == "score":
+            return self._score(name, int(size))
+        if kind == "copy":
+            return self._copy(name)
+        return self._on_logits(kind, name, int(size))
+
+    def _step_inputs(self, batch: int, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        angles = struct((batch, tokens, sum(rope.dims for rope in self.config.ropes) // 2), "float32")
+        rows, slots = struct((batch, tokens), "int32"), struct((batch,), "int32")
+        return (rows, angles, angles, rows, slots, struct(self.cache.shape, self.ops.dtype))
+
+    def _run(
+        self, values: Sequence[Any], weights: Parameters, live: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        tokens, cos, sin, rows, slots, kv = values
+        inputs = Inputs(tokens, cos, sin, Place(slots, rows, live))
+        return forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv)
+
+    def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
+        """With matrices of few bits as what they are."""
+        stored = {each.name: each for each in self.weights}
+        return {name: stored[name].typed(array) for name, array in arrays.items()}
+
+    @property
+    def _numpy(self) -> Any:
+        """The array namespace in which tokens are drawn."""
+        return Apart() if isinstance(self.ops, PlainOps) else jnp
+
+    def _head(self, hidden: jax.Array, weights: Parameters, live: jax.Array | None = None) -> jax.Array:
+        return head(self.config, self.ops, self._typed(weights), hidden, live)
+
+    def _live(self, rows: jax.Array) -> jax.Array | None:
+        """int32 [1]: how many of a decode step's rows are somebody's, where it is worth telling products."""
+        if isinstance(self.ops, PlainOps) or len(rows) <= FEW:
+            return None
+        return jnp.sum(rows < self.cache.attended, dtype=jnp.int32).reshape(1)
+
+    def _decode(self, name: str, batch: int) -> Graph:
+        """A row of each of some slots, then nobody's -> greedy tokens [batch], logits [batch, vocab], cache."""
+
+        def decode(*values: Any) -> tuple[jax.Array, ...]:
+            *dynamic, weights = values
+            live = self._live(dynamic[ROWS])
+            hidden, kv = self._run(dynamic, weights, live)
+            logits = self._head(hidden, weights, live)
+            return sampling.greedy(self._numpy, logits), logits, kv
+
+        return Graph(name, decode, self._step_inputs(batch, 1), in_place=(KV, 2))
+
+    def _prefill(self, name: str, chunk: int) -> Graph:
+        """`chunk` rows, in blocks of a slot each -> the last rows of those before, where `lasts` is negative, else the
+        hidden rows that it names; cache."""
+
+        def prefill(*values: Any) -> tuple[jax.Array, ...]:
+            *dynamic, lasts, before, weights = values
+            hidden, kv = self._run(dynamic, weights)
+            mine = (lasts >= 0).reshape(-1, *[1] * (hidden.ndim - 1))
+            return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), kv
+
+        lasts = struct(self.last_rows.shape[:1], "int32")
+        return Graph(name, prefill, (*self._block_inputs(chunk), lasts, self.last_rows), in_place=(KV, 1))
+
+    def _last_head(self, name: str, rows: int) -> Graph:
+        """Hidden rows that prefill graphs left -> greedy tokens [rows] and logits [rows, vocab] of the first."""
+
+        def last_head(*values: Any) -> tuple[jax.Array, ...]:
+            lasts, weights = values
+            logits = self._head(lasts[:rows], weights)
+            return sampling.greedy(self._numpy, logits), logits
+
+        return Graph(name, last_head, (self.last_rows,))
+
+    def _score(self, name: str, chunk: int) -> Graph:
+        """Like prefill, with the logits of every row [chunk, vocab]."""
+
+        def score(*values: Any) -> tuple[jax.Array, ...]:
+            *dynamic, weights = values
+            hidden, kv = self._run(dynamic, weights)
+            return self._head(hidden, weights), kv
+
+        return Graph(name, score, self._block_inputs(chunk), in_place=(KV, 1))
+
+    def _block_inputs(self, chunk: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        block = self.block or chunk
+        return self._step_inputs(chunk // block, block)
+
+    @property
+    def score_chunk(self) -> int:
+        return min(SCORE_CHUNK, self.chunks[-1])
+
+    def _copy(self, name: str) -> Graph:
+        """The first `length` rows of slot `source` to slot `target`, whose other rows become zero. For plain rows."""
+        cache = self.cache
+
+        def copy(
+            kv: jax.Array, source: jax.Array, target: jax.Array, length: jax.Array, weights: Parameters
+        ) -> tuple[jax.Array, ...]:
+            zero = jnp.zeros((), jnp.int32)
+            taken = jax.lax.dynamic_slice_in_dim(kv, source, 1, axis=2)
+            rows = taken.reshape(cache.layers, 2, 1, cache.heads, cache.capacity, cache.head_dim)
+            # Chosen, not multiplied: what is left out may be a NaN.
+            kept = (jnp.arange(cache.capacity, dtype=jnp.int32) < length)[:, None]
+            rows = jnp.where(kept, rows, jnp.zeros((), kv.dtype)).reshape(taken.shape)
+            return (jax.lax.dynamic_update_slice(kv, rows, (zero, zero, target, zero, zero)),)
+
+        scalar = struct((), "int32")
+        inputs = (struct(cache.shape, self.ops.dtype), scalar, scalar, scalar)
+        return Graph(name, copy, inputs, 3, (0, 0), pure=True)
+
+    def _on_logits(self, kind: str, name: str, rows: int) -> Graph:
+        """Logits [rows, vocab] and arguments -> tokens [rows], changed logits, or what `workers.sampling.logprobs`
+        needs."""
+        parameters = ("float32", "int32", "float32", "float32", "uint32", "uint32", "uint32")
+        entries = ("int32", "float32", "float32", "float32", "float32")
+        arguments = {
+            "draw": [struct((rows,), kind) for kind in parameters],
+            "filter": [struct((rows,), kind) for kind in parameters],
+            "narrow": [struct((rows,), kind) for kind in parameters],
+            "edit": [struct((rows, edits.ENTRIES), kind) for kind in entries],
+            "mask": [struct((rows, -(-self.config.vocab_size // 32)), "uint32")],
+            "report": [struct((rows,), "int32")],
+        }[kind]
+
+        def on_logits(*values: Any) -> tuple[jax.Array, ...]:
+            *arrays, _ = values
+            xp = self._numpy
+            match kind:
+                case "edit":
+                    return (edits.edited(xp, *arrays),)
+                case "mask":
+                    return (edits.masked(xp, *arrays),)
+                case "report":
+                    return logprobs.report(xp, *arrays)
+                case "narrow":
+                    return (narrow(xp, *arrays),)
+            return (sampling.sample(xp, *arrays, filters=kind == "filter"),)
+
+        # IREE scatters into the argument, told so or not.
+        in_place = (0, 0) if kind == "edit" else None
+        logits = struct((rows, self.config.vocab_size), "float32")
+        return Graph(name, on_logits, (logits, *arguments), in_place=in_place, pure=True)

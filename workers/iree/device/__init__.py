@@ -1,0 +1,1 @@
+"""IREE devices: drivers, compile flags, buffers, waiting."""

@@ -1,0 +1,231 @@
+"""The graphs of a runner that are loaded, and the thread that fetches those that are not there yet."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+import structlog
+
+from workers.iree.build.compile_client import BACKGROUND, Builder, CompileProcess, Group, build_all
+from workers.iree.build.compiler import CompileError
+from workers.iree.device.device import Module
+
+Progress = Callable[[str, int, int], None]
+TRIES = 3
+"""Of a module: a compiler may be killed for the memory that it takes, or its disk be full for a while."""
+RETRY_S = 30.0
+"""Before a module is tried again: what was short may no longer be."""
+
+
+class _Again(NamedTuple):
+    """A module that failed and is to be tried again."""
+
+    when: float
+    """On the monotonic clock."""
+    group: Group
+
+
+class Library:
+    """Which graphs are ready. Owned by the engine's thread, which never waits here for a compiler after `open`.
+
+    A thread of its own brings the rest, one module after the other, what was missed last first. One that cannot be
+    compiled or loaded is tried again when all others are there and `retry_s` have passed, `TRIES` times in all; then it
+    is counted, and others cover it for good.
+    """
+
+    def __init__(self, builder: Builder, load: Callable[[Path], Module], retry_s: float = RETRY_S) -> None:
+        """`load` maps a compiled file; it is called from both threads."""
+        self.builder = builder
+        self._load = load
+        self._retry_s = retry_s
+        self._ready: dict[str, Module] = {}
+        self._rare: dict[str, Group] = {}
+        self._failed = 0
+        self._log = structlog.get_logger()
+        self._arrivals: SimpleQueue[tuple[Group, Module]] = SimpleQueue()
+        # Guards what follows, for both threads; notified when the thread has something to do, or has done it.
+        self._changed = threading.Condition()
+        self._wanted: list[Group] = []
+        self._again: list[_Again] = []
+        self._process: CompileProcess | None = None
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def ready(self) -> frozenset[str]:
+        """The names of the graphs that can be called."""
+        return frozenset(self._ready)
+
+    @property
+    def failed(self) -> int:
+        """Modules that could not be compiled or loaded, for as often as they were tried. From any thread."""
+        return self._failed
+
+    @property
+    def pending(self) -> int:
+        """Modules that are on their way."""
+        self._adopt()
+        with self._changed:
+            return len(self._wanted) + len(self._again)
+
+    def open(self, groups: Sequence[Group], parallel: int, progress: Progress) -> None:
+        """Compile and load these. Raises `CompileError`, `LoadRefused` and what the device raises."""
+        progress("compile graphs", 0, len(groups))
+        for done, built in enumerate(build_all(self.builder, groups, parallel), 1):
+            self._enter(built.group, self._load(built.file))
+            progress("compile graphs", done, len(groups))
+
+    def fetch(self, groups: Iterable[Group], rare: Iterable[Group] = ()) -> None:
+        """Have these come in the background, and rare ones once they are missed."""
+        self._rare |= {name: group for group in rare for name in group}
+        with self._changed:
+            self._wanted += [group for group in groups if group not in self._wanted]
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="graphs", daemon=True)
+            self._thread.start()
+
+    def covering(self, kind: str, sizes: Sequence[int], needed: int) -> int | None:
+        """The smallest size of `needed` or more whose graph is ready; None when there is none.
+
+        The smallest that would do, if it is not ready, is asked for first from now on; a rare one is asked for now.
+        """
+        self._adopt()
+        fitting = [size for size in sizes if size >= needed]
+        if fitting and f"{kind}_{fitting[0]}" not in self._ready:
+            self._miss(f"{kind}_{fitting[0]}")
+        return next((size for size in fitting if f"{kind}_{size}" in self._ready), None)
+
+    def largest(self, kind: str, sizes: Sequence[int]) -> int:
+        """The largest size of a kind that is ready; one always is."""
+        return next(size for size in reversed(sizes) if f"{kind}_{size}" in self._ready)
+
+    def __getitem__(self, name: str) -> Module:
+        """Raises `KeyError` for a graph that is not ready."""
+        return self._ready[name]
+
+    def settle(self) -> None:
+        """Wait until everything that was asked for is there or has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._wanted or self._again) or self._closing)
+        self._adopt()
+
+    def close(self) -> None:
+        """End the thread, and a compiler that runs for it; let go of the modules."""
+        with self._changed:
+            self._closing = True
+            if self._process is not None:
+                self._process.kill()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._arrivals = SimpleQueue()
+        self._ready.clear()
+
+    def _adopt(self) -> None:
+        """Take what the thread has brought."""
+        if self._arrivals.empty():
+            return
+        while True:
+            try:
+                arrival = self._arrivals.get_nowait()
+            except Empty:
+                return
+            self._enter(*arrival)
+
+    def _enter(self, group: Group, module: Module) -> None:
+        for name in group:
+            self._ready[name] = module
+
+    def _miss(self, name: str) -> None:
+        if name in self._rare:
+            group = self._rare[name]
+            self._rare = {other: its for other, its in self._rare.items() if its != group}
+            self.fetch([group])
+        else:
+            self._prefer(name)
+
+    def _prefer(self, name: str) -> None:
+        """A hint, for which the engine's thread does not wait."""
+        if not self._changed.acquire(blocking=False):
+            return
+        try:
+            for at, group in enumerate(self._wanted):
+                if name in group:
+                    self._wanted.insert(0, self._wanted.pop(at))
+                    return
+        finally:
+            self._changed.release()
+
+    def _run(self) -> None:
+        tried: Counter[Group] = Counter()
+        while (group := self._next()) is not None:
+            again: list[_Again] = []
+            try:
+                module = self._load(self._file(group))
+            except Exception as error:  # noqa: BLE001 - whatever it is, a graph that is ready covers this one
+                self._end_process()
+                tried[group] += 1
+                if not self._closing and self._is_tried_again(group, error, tried[group]):
+                    again = [_Again(time.monotonic() + self._retry_s, group)]
+            else:
+                self._arrivals.put((group, module))
+            with self._changed:
+                self._wanted.remove(group)
+                self._again += again
+                self._changed.notify_all()
+        self._end_process()
+
+    def _is_tried_again(self, group: Group, error: Exception, times: int) -> bool:
+        """Say what became of a module that failed for so many times, and count one that is given up."""
+        text = str(error) or type(error).__name__
+        if times < TRIES:
+            self._log.warning("graph_is_tried_again", graphs=group, text=text, tried=times, retry_s=self._retry_s)
+            return True
+        self._log.error("graph_failed", graphs=group, text=text, tried=times)
+        self._failed += 1
+        return False
+
+    def _next(self) -> Group | None:
+        """What to bring now; waits for something to be wanted, without a compile process."""
+        with self._changed:
+            idle = not self._wanted
+        if idle:
+            self._end_process()
+        with self._changed:
+            while not (self._wanted or self._closing):
+                self._changed.wait(self._until_again())
+                self._want_again()
+            return None if self._closing else self._wanted[0]
+
+    def _until_again(self) -> float | None:
+        """Seconds to the next module that is tried again; None where there is none."""
+        return max(0.0, self._again[0].when - time.monotonic()) if self._again else None
+
+    def _want_again(self) -> None:
+        while self._again and self._again[0].when <= time.monotonic():
+            self._wanted.append(self._again.pop(0).group)
+
+    def _file(self, group: Group) -> Path:
+        """The module's file. Raises what `CompileProcess.answers` raises."""
+        if (file := self.builder.find(group)) is not None:
+            return file
+        # Made without the lock, for which the engine's thread may wait: a process takes its time to start.
+        process = self._process or self.builder.process(parallel=1, niceness=BACKGROUND)
+        with self._changed:
+            self._process = process  # from now on `close` can kill it
+            if self._closing:
+                raise CompileError("the runner closes")
+        process.ask(group)
+        (built,) = process.answers(1)
+        return built.file
+
+    def _end_process(self) -> None:
+        with self._changed:
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()

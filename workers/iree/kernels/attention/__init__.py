@@ -1,0 +1,1 @@
+"""Attention over the packed KV cache, and what prepares its rows."""

@@ -1,0 +1,1 @@
+"""Builders of MLIR text: values, loops, dispatches, fused kernels."""

@@ -1,0 +1,110 @@
+"""The products of a mixture of experts with weights of few bits: those of `tile` for the pairs of one expert.
+
+Rows are rounded as for any other product, so a pair's sums are what the expert's matrix alone would give.
+"""
+
+from dataclasses import dataclass
+
+from workers.checkpoints.architectures.parts import Activation
+from workers.iree.kernels.ir.builder import FLOATS, LANES, Code
+from workers.iree.kernels.ir.executable import Kernel
+from workers.iree.kernels.matmul.activation_quantization import Rounded
+from workers.iree.kernels.matmul.arithmetic import Arithmetic
+from workers.iree.kernels.matmul.linear import ACTIVATIONS, stride
+from workers.iree.kernels.matmul.quantized_product import Dot, Factors, Product
+from workers.iree.kernels.matmul.quantized_tile import PREFETCH, Fetches, fetch, fetch_straight, tile_sums
+from workers.iree.kernels.moe.experts import Shares
+from workers.iree.kernels.moe.routing import Mixture
+from workers.iree.model.packing import Packing
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """One of a mixture's two matrices, and the rows that it is multiplied by."""
+
+    mixture: Mixture
+    rounded: Rounded
+    packing: Packing
+    dot: Dot
+    threads: int
+
+    def product(self, outputs: int) -> Product:
+        """`outputs` are those of one expert."""
+        whole = outputs * self.mixture.experts.count
+        return Product(self.rounded, whole, self.packing, self.dot, self.threads)
+
+    def shares(self, tiles: int, kinds: int) -> Shares:
+        """`kinds` tiles are read for each of `tiles`."""
+        size = kinds * self.packing.tile_bytes(self.rounded.inputs)
+        return Shares.of(self.mixture, tiles, size, self.threads)
+
+
+def packed_up(name: str, e: PackedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
+    """levels and sums of the step's rows, weights int8 [count * 2 * ffn / 16, bytes], what `routing.group` gives
+    -> act(gate) * up of each pair, words [pairs, stride] of width ffn.
+    """
+    m, ffn = e.mixture, e.mixture.experts.ffn
+    p, shares, words = e.product(2 * ffn), e.shares(m.up_tiles, kinds=2), LANES // arithmetic.word
+    d = Kernel(name, shares.workgroups)
+    code, factors = d.code, Factors.taken(p, d)
+    places = [d.take((length,), "i32") for length in shares.lists]
+    out = d.give((m.pairs, stride(ffn, arithmetic)), "i32")
+
+    def tile(expert: str, pairs: list[str], first: str, _: int) -> None:
+        rows = [code.div(pair, m.experts.per_token) for pair in pairs]
+        gate = code.add(code.mul(expert, 2 * m.up_tiles), first)
+        sums = _gate_and_up(code, p, factors, rows, gate, m.up_tiles)
+        for pair, (gates, ups) in zip(pairs, sums, strict=True):
+            value = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gates)}, {ups} : {FLOATS}")
+            code.put(arithmetic.words(code, value), words, out, [pair, code.mul(first, words)])
+
+    shares.walk(code, places, shares.blocks(p.tallest), lambda _: 1, tile)
+    return d.function()
+
+
+def packed_down(name: str, e: PackedExperts) -> str:
+    """levels and sums of the pairs, weights int8 [count * hidden / 16, bytes], what `routing.group` gives
+    -> f32 [pairs, hidden].
+    """
+    m = e.mixture
+    p, shares = e.product(m.hidden), e.shares(m.down_tiles, kinds=1)
+    d = Kernel(name, shares.workgroups)
+    code, factors = d.code, Factors.taken(p, d)
+    places = [d.take((length,), "i32") for length in shares.lists]
+    out = d.give((m.pairs, m.hidden), "f32")
+
+    def tile(expert: str, pairs: list[str], first: str, _: int) -> None:
+        its = code.add(code.mul(expert, m.down_tiles), first)
+        sums = tile_sums(code, p, factors, its, pairs, lambda _, at: fetch_straight(code, p, factors, its, at))
+        for pair, total in zip(pairs, sums, strict=True):
+            code.put(total, LANES, out, [pair, code.mul(first, LANES)])
+
+    shares.walk(code, places, shares.blocks(p.tallest), lambda _: 1, tile)
+    return d.function()
+
+
+def _gate_and_up(
+    code: Code, p: Product, factors: Factors, rows: list[str], gate: str, apart: int
+) -> list[tuple[str, str]]:
+    """Both sums of each row: those of the tile `gate` and of the one `apart` tiles further on, one after the other."""
+    size = p.tile_bytes
+    # Behind a gate's end lies the next gate, but its other half is read first, and the next gate after that.
+    to_up, to_gate = code.index((apart - 1) * size), code.index(-apart * size)
+
+    def half(which: str, before: list[str]) -> list[str]:
+        tile = code.add(gate, code.mul(which, apart))
+        first = code.let(f"arith.cmpi eq, {which}, {code.index(0)} : index")
+        jump = code.let(f"arith.select {first}, {to_up}, {to_gate} : index")
+
+        def soon(_: str, at: str) -> Fetches:
+            straight = code.add(at, PREFETCH)
+            beyond = code.let(f"arith.cmpi uge, {straight}, {code.index(size)} : index")
+            further = code.let(f"arith.select {beyond}, {jump}, {code.index(0)} : index")
+            return fetch(code, factors, tile, code.add(straight, further), p.vectors)
+
+        sums = tile_sums(code, p, factors, tile, rows, soon)
+        return [each for row, total in enumerate(sums) for each in (before[2 * row + 1], total)]
+
+    zero = code.floats(0.0)
+    sums = code.loop(code.index(0), code.index(2), 1, [(zero, FLOATS)] * (2 * len(rows)), half)
+    return list(zip(sums[::2], sums[1::2], strict=True))

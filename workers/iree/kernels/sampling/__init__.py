@@ -1,0 +1,1 @@
+"""Sampling of one row of logits per workgroup."""

@@ -1,0 +1,137 @@
+"""Weights of few bits in the order in which the products of `kernels.tile` read them.
+
+A tile is 16 neighbouring outputs with all of their inputs: first the levels, four neighbouring inputs of each
+output in 32 bits (with 4 bits a level, two such runs share their bytes: the low halves are the first one's), then the
+scales of all groups, then their zeros, and zeros up to a whole cache line. A product reads a tile from front to end.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.checkpoints.quantized_matrix import SCALE_TYPES, GroupFormat, Quantized, ScaleType
+from workers.iree.kernels.ir.builder import LANES, LINE
+from workers.process.spec import Quantize
+
+GROUPS = (128, 64, 32)
+"""Inputs of a group as they are stored; a larger group becomes several with equal scales."""
+RUN = 4
+"""Neighbouring inputs of one output whose levels are multiplied in one instruction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a quantized matrix is stored."""
+
+    format: GroupFormat
+
+    @property
+    def name(self) -> str:
+        """For the names of kernels."""
+        return f"int{self.format.bits}_{self.format.group}_{self.format.zero}_{self.format.scales}"
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of one vector of levels."""
+        return RUN * LANES
+
+    def level_bytes(self, inputs: int) -> int:
+        return inputs * LANES * self.format.bits // 8
+
+    def scale_bytes(self, inputs: int) -> int:
+        """Bytes of a tile's scales; its zeros have as many."""
+        return inputs // self.format.group * LANES * self.format.scale_size
+
+    def tile_bytes(self, inputs: int) -> int:
+        whole = self.level_bytes(inputs) + self.format.entries * self.scale_bytes(inputs)
+        return -(-whole // LINE) * LINE
+
+    def stored_shape(self, outputs: int, inputs: int) -> tuple[int, int]:
+        return (-(-outputs // LANES), self.tile_bytes(inputs))
+
+    def pack(self, matrix: Quantized) -> NDArray[np.int8]:
+        """Outputs that are missing in the last tile have levels and scales of zero."""
+        outputs, inputs = matrix.levels.shape
+        tiles, size = self.stored_shape(outputs, inputs)
+        out = np.zeros((tiles, size), np.int8)
+        end = self.level_bytes(inputs)
+        out[:, :end] = self._levels(self._filled(matrix.levels)).view(np.int8)
+        zeros = matrix.zeros
+        if self.format.zero == "level" and zeros is not None:
+            zeros = -zeros  # added to a sum of levels
+        for values in (matrix.scales, zeros):
+            if values is not None:
+                blocks = self._filled(values).reshape(tiles, LANES, -1).transpose(0, 2, 1)
+                part = np.ascontiguousarray(blocks, SCALE_TYPES[self.format.scales]).view(np.int8).reshape(tiles, -1)
+                out[:, end : end + part.shape[1]] = part
+                end += part.shape[1]
+        return out
+
+    def _filled(self, rows: NDArray[Any]) -> NDArray[Any]:
+        missing = -len(rows) % LANES
+        return np.concatenate([rows, np.zeros((missing, rows.shape[1]), rows.dtype)]) if missing else rows
+
+    def _levels(self, levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """[tiles, bytes]."""
+        inputs = levels.shape[1]
+        runs = levels.reshape(-1, LANES, inputs // RUN, RUN).transpose(0, 2, 1, 3)
+        if self.format.bits == 4:
+            pairs = runs.reshape(-1, inputs // (2 * RUN), 2, LANES, RUN)
+            return (pairs[:, :, 0] | pairs[:, :, 1] << np.uint8(4)).reshape(len(runs), -1)
+        return np.ascontiguousarray(runs).reshape(len(runs), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A packed matrix in a graph: what `Ops.linear` multiplies by in place of a plain array."""
+
+    data: jax.Array
+    """int8 [tiles, bytes of a tile]."""
+    packing: Packing
+    inputs: int
+
+
+def stored_format(formats: Collection[GroupFormat], inputs: int) -> GroupFormat | None:
+    """The format in which quantized matrices are packed together without a change of their weights; None when there is
+    none. MLX's mixed recipes give the values of a layer more bits than its queries and keys.
+    """
+    group = next((group for group in GROUPS if inputs % group == 0 and not any(f.group % group for f in formats)), None)
+    scales, zeros = {each.scales for each in formats}, {each.zero for each in formats}
+    if group is None or len(scales) > 1 or ("bias" in zeros and len(zeros) > 1):
+        return None
+    bits = 4 if all(each.bits <= 4 for each in formats) else 8
+    zero = zeros.pop()
+    # The middle of fewer bits is another level.
+    if zero != "bias" and (zeros or any(each.bits != bits for each in formats)):
+        zero = "level"
+    return GroupFormat(bits, group, zero, scales.pop())
+
+
+def restore(matrix: Quantized, format: GroupFormat) -> Quantized:
+    """The matrix in the format that `stored_format` gave for it."""
+    zeros = matrix.zeros
+    if zeros is None and format.zero == "level":
+        zeros = np.full_like(matrix.scales, matrix.format.middle)
+    times = matrix.format.group // format.group
+    scales = np.repeat(matrix.scales, times, axis=1)
+    return Quantized(format, matrix.levels, scales, None if zeros is None else np.repeat(zeros, times, axis=1))
+
+
+def made_format(kind: Quantize, inputs: int) -> GroupFormat | None:
+    """What `--quantize` makes of a matrix; None where no group divides its inputs.
+
+    8 bits with the zero in the middle are as good as exact; 4 bits need a bias (docs/adr/0016).
+    """
+    if kind == "none":
+        return None
+    scales: ScaleType = "float16"
+    group = next((group for group in (64, 32) if inputs % group == 0), None)
+    if group is None:
+        return None
+    if kind == "int8":
+        return GroupFormat(8, group, "middle", scales)
+    return GroupFormat(4, group, "bias", scales)

@@ -1,0 +1,197 @@
+"""The operations for every other device: plain StableHLO, which attends to the whole capacity under a mask."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from numpy.typing import NDArray
+
+from workers.checkpoints.architectures.parts import Activation
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.model.ops import Angles, Cache, Dense, Flow, Place, Shape
+from workers.iree.model.packing import Packed
+
+NEGATIVE = np.float32(-1e30)
+
+
+class Apart:
+    """`jax.numpy`, except that gathered rows and indices are memory by the time they are reduced.
+
+    What a reduction computes of them by itself are vectors of `index` that its threads share, of which IREE makes no
+    SPIR-V.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jnp, name)
+
+    @staticmethod
+    def arange(*bounds: int, **how: Any) -> jax.Array:
+        indices: jax.Array = lax.optimization_barrier(jnp.arange(*bounds, **how))
+        return indices
+
+    @staticmethod
+    def take_along_axis(values: jax.Array, indices: jax.Array, axis: int) -> jax.Array:
+        gathered: jax.Array = lax.optimization_barrier(jnp.take_along_axis(values, indices, axis=axis))
+        return gathered
+
+
+@dataclass(frozen=True, slots=True)
+class PlainOps:
+    """Plain StableHLO: weights [outputs, inputs], cache rows in order, attention over the whole capacity."""
+
+    dtype: str
+
+    def stored_shape(self, outputs: int, inputs: int) -> Shape:
+        return (outputs, inputs)
+
+    def store(self, matrix: NDArray[np.generic]) -> NDArray[np.generic]:
+        return matrix
+
+    def operand(self, rows: int, width: int) -> tuple[Shape, str]:
+        return (rows, width), self.dtype
+
+    def rows(self, table: jax.Array | Packed, which: jax.Array) -> jax.Array:
+        if isinstance(table, Packed):
+            raise TypeError("plain StableHLO has no packed weights")
+        return table[which].astype(jnp.float32)
+
+    def norm(
+        self,
+        x: jax.Array,
+        delta: jax.Array | None,
+        after: jax.Array | None,
+        before: jax.Array | None,
+        eps: float,
+    ) -> tuple[jax.Array, jax.Array]:
+        if delta is not None:
+            x = x + (delta if after is None else _unit(delta, eps) * after)
+        return x, (x if before is None else _unit(x, eps) * before).astype(self.dtype)
+
+    def linear(
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        outputs: int,
+        bias: jax.Array | None = None,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        if isinstance(weight, Packed):
+            raise TypeError("plain StableHLO has no products with packed weights")
+        out = jnp.einsum("mk,nk->mn", x, weight, preferred_element_type=jnp.float32)
+        return out if bias is None else out + bias
+
+    def gated(
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        inputs: int,
+        ffn: int,
+        activation: Activation,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        both = self.linear(x, weight, 2 * ffn)
+        gate, up = both[:, :ffn], both[:, ffn:]
+        act = jax.nn.silu if activation == "silu" else jax.nn.gelu
+        return (act(gate) * up).astype(self.dtype)
+
+    def experts(
+        self,
+        x: jax.Array,
+        router: jax.Array,
+        up: jax.Array | Packed,
+        down: jax.Array | Packed,
+        config: ModelConfig,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
+
+    def layer(
+        self,
+        flow: Flow,
+        weights: Dense,
+        angles: Angles | None,
+        cache: Cache,
+        number: int,
+        config: ModelConfig,
+        where: Place,
+    ) -> Flow | None:
+        return None
+
+    def place(
+        self,
+        qkv: jax.Array,
+        angles: Angles | None,
+        norms: tuple[jax.Array, jax.Array] | None,
+        kv: jax.Array,
+        cache: Cache,
+        layer: int,
+        config: ModelConfig,
+        where: Place,
+    ) -> tuple[jax.Array, jax.Array]:
+        batch, tokens = where.rows.shape
+        split = (config.heads, config.heads + cache.heads)
+        q, k, v = jnp.split(qkv.reshape(batch * tokens, -1, cache.head_dim), split, axis=1)
+        if norms is not None:
+            q, k = (_norm_heads(x, weight, config) for x, weight in zip((q, k), norms, strict=True))
+        if angles is not None:
+            q, k = _rotate(q, angles), _rotate(k, angles)
+        q = q * np.float32(config.attention_scale)
+        head = where.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
+        flat = kv.reshape(-1, cache.head_dim)
+        for part, new in enumerate((k, v)):
+            base = (2 * layer + part) * cache.slots * cache.heads
+            at = (base + head[:, None, :]) * cache.capacity + where.rows[:, :, None]
+            # Behind a barrier: the CUDA backend cannot distribute a scatter that its indices are fused into.
+            at, rows = lax.optimization_barrier((at.reshape(-1), new.astype(self.dtype).reshape(-1, cache.head_dim)))
+            flat = flat.at[at].set(rows, mode="promise_in_bounds", unique_indices=True)
+        return q.astype(self.dtype), flat.reshape(kv.shape)
+
+    def attend(
+        self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
+    ) -> jax.Array:
+        batch, tokens = where.rows.shape
+        group = config.heads // cache.heads
+        mine = kv[layer]
+        if batch == 1:
+            # Behind a barrier: SPIR-V cannot be made of a product that reads through the slot's number.
+            mine = lax.optimization_barrier(lax.dynamic_slice_in_dim(mine, where.slots[0], 1, axis=1))
+        elif batch < cache.slots:
+            mine = mine[:, where.slots]
+        shape = (2, batch, cache.heads, cache.capacity, cache.head_dim)
+        mine = mine.reshape(shape)[:, :, :, : cache.attended]
+        q = q.reshape(batch, tokens, cache.heads, group, cache.head_dim)
+        score = jnp.einsum("bthgd,bhcd->bthgc", q, mine[0], preferred_element_type=jnp.float32)
+        if config.attention_cap is not None:
+            score = jnp.tanh(score / np.float32(config.attention_cap)) * np.float32(config.attention_cap)
+        last, at = where.rows[:, :, None, None, None], jnp.arange(cache.attended, dtype=jnp.int32)
+        seen, window = at <= last, config.plan[layer].window
+        if window is not None:
+            seen = seen & (at > last - window)
+        score = jnp.where(seen, score, NEGATIVE)
+        weight = jnp.exp(score - jnp.max(score, -1, keepdims=True))
+        mass = jnp.sum(weight, -1)
+        mixed = jnp.einsum("bthgc,bhcd->bthgd", weight.astype(self.dtype), mine[1], preferred_element_type=jnp.float32)
+        return (mixed / mass[..., None]).reshape(batch * tokens, -1).astype(self.dtype)
+
+
+def _unit(x: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) over the last dimension."""
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + np.float32(eps))
+
+
+def _norm_heads(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
+    """float32 [rows, heads, head_dim], normed head by head or all of a row's heads together."""
+    if config.head_norm == "each":
+        return _unit(x, config.rms_eps) * weight
+    return (_unit(x.reshape(len(x), -1), config.rms_eps) * weight).reshape(x.shape)
+
+
+def _rotate(x: jax.Array, angles: Angles) -> jax.Array:
+    """RoPE on the first lanes of x, float32 [rows, heads, head_dim]. Pairs are the halves of what is turned."""
+    half = angles.cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    cos, sin = angles.cos[:, None, :], angles.sin[:, None, :]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)

@@ -1,0 +1,114 @@
+"""How each parameter of a model is stored: packed as it is, packed with few bits, or in rows."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.checkpoints.quantized_matrix import GroupFormat, quantize
+from workers.checkpoints.weights import Weights
+from workers.iree.kernels.ir.builder import LANES
+from workers.iree.model.decoder import Parameter, parameters
+from workers.iree.model.ops import Ops, Shape
+from workers.iree.model.packing import Packed, Packing, made_format, restore, stored_format
+from workers.iree.model.tiled_ops import TiledOps
+from workers.process.spec import Quantize
+
+_NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
+TILES_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of the archive."""
+
+    parameter: Parameter
+    shape: Shape
+    dtype: str
+    packing: Packing | None
+    """Of a matrix of few bits; `shape` and `dtype` are then those of its bytes."""
+
+    def typed(self, array: jax.Array) -> jax.Array | Packed:
+        """The tensor in a graph, as `Ops` takes it."""
+        return array if self.packing is None else Packed(array, self.packing, self.parameter.sources[0][1][1])
+
+    @property
+    def name(self) -> str:
+        return self.parameter.name
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * int(np.dtype(_NUMPY[self.dtype]).itemsize)
+
+
+def stored_parameters(config: ModelConfig, ops: Ops, weights: Weights, kind: Quantize) -> list[Stored]:
+    """Every parameter as it will lie in the archive; a tied head of few bits is the embedding.
+
+    Reads the files' headers only; raises `CheckpointError`.
+    """
+    stored = [_stored(parameter, ops, weights, kind) for parameter in parameters(config, ops.dtype)]
+    packed = {each.name for each in stored if each.packing is not None}
+    once = config.tie_embeddings and "embedding" in packed  # rows are looked up in what the head multiplies by
+    return [each for each in stored if not (once and each.name == "head")]
+
+
+def quantization_of(stored: Sequence[Stored]) -> str:
+    """What the matrices are: "int8", "int4", "int4+int8" when there are both, empty when none is of few bits."""
+    return "+".join(sorted({f"int{each.packing.format.bits}" for each in stored if each.packing is not None}))
+
+
+def build(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:
+    """The tensor's values. Raises `CheckpointError`."""
+    parameter, packing = stored.parameter, stored.packing
+    if packing is None:
+        whole = _whole(parameter, weights, parameter.dtype)
+        return ops.store(whole) if parameter.matrix else whole
+    # Each by itself, for each is whole tiles: a layer's experts take several times the memory before they are packed.
+    return np.concatenate([_few_bits(*source, parameter.dtype, weights, packing) for source in parameter.sources])
+
+
+def _few_bits(name: str, shape: Shape, dtype: str, weights: Weights, packing: Packing) -> NDArray[np.int8]:
+    if weights.format(name) is None:
+        return _quantized(weights.take(name, shape).astype(_NUMPY[dtype], copy=False), packing)
+    return packing.pack(restore(weights.take_quantized(name, shape), packing.format))
+
+
+def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) -> Stored:
+    tail = parameter.sources[0][1][1:]
+    few_bits = parameter.few_bits and isinstance(ops, TiledOps)
+    if few_bits and (format := _format(parameter, weights, kind)) is not None:
+        packing = Packing(format)
+        return Stored(parameter, packing.stored_shape(parameter.rows, *tail), "int8", packing)
+    if not parameter.matrix:
+        return Stored(parameter, (parameter.rows, *tail), parameter.dtype, None)
+    return Stored(parameter, ops.stored_shape(parameter.rows, *tail), parameter.dtype, None)
+
+
+def _format(parameter: Parameter, weights: Weights, kind: Quantize) -> GroupFormat | None:
+    """One that holds those that the checkpoint has, where every part has one; the one asked for, where none has."""
+    formats = {weights.format(name) for name, _ in parameter.sources}
+    inputs = parameter.sources[0][1][1]
+    found = {each for each in formats if each is not None}
+    if not found:
+        return made_format(kind, inputs)
+    return stored_format(found, inputs) if found == formats else None
+
+
+def _quantized(matrix: NDArray[Any], packing: Packing) -> NDArray[np.int8]:
+    """A few tiles at a time: quantizing takes several times the memory of what is quantized."""
+    step = TILES_AT_ONCE * LANES
+    parts = [packing.pack(quantize(matrix[at : at + step], packing.format)) for at in range(0, len(matrix), step)]
+    return np.concatenate(parts)
+
+
+def _whole(parameter: Parameter, weights: Weights, dtype: str) -> NDArray[Any]:
+    parts = [weights.take(name, shape) for name, shape in parameter.sources]
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    whole = whole.astype(_NUMPY[dtype], copy=False)
+    return whole + whole.dtype.type(parameter.offset) if parameter.offset else whole

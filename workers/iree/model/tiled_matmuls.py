@@ -1,0 +1,169 @@
+"""The products of a CPU's graphs: of rows with packed matrices, those of few bits and those of experts included."""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+
+from workers.checkpoints.architectures.parts import Activation
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.matmul.activation_quantization import Rounded, round_rows, rounded_rows
+from workers.iree.kernels.matmul.arithmetic import Arithmetic
+from workers.iree.kernels.matmul.glu import gate
+from workers.iree.kernels.matmul.linear import gated, linear, stride
+from workers.iree.kernels.matmul.quantized_linear import product
+from workers.iree.kernels.matmul.quantized_product import Dot, Product
+from workers.iree.kernels.moe.experts import combine, experts_down, experts_up
+from workers.iree.kernels.moe.quantized_experts import PackedExperts, packed_down, packed_up
+from workers.iree.kernels.moe.routing import Mixture, group, route
+from workers.iree.model.kernel_calls import call, floats, named, numbers, words
+from workers.iree.model.packing import Packed
+
+
+@dataclass(slots=True)
+class TiledProducts:
+    """What multiplies (see `workers.iree.model.ops.Ops`). Collects the kernels that it used in `bodies`, by name."""
+
+    dtype: str
+    arithmetic: Arithmetic
+    dot: Dot = "plain"
+    """For weights of few bits."""
+    threads: int = 1
+    """That share a kernel's work. They change how it is split, and no result."""
+    bodies: dict[str, str] = field(default_factory=dict, repr=False, kw_only=True)
+
+    @property
+    def planes(self) -> int:
+        """Of activations that weights of few bits are multiplied by: float32 asks for what float32 would give."""
+        return 3 if self.dtype == "float32" else 1
+
+    def linear(
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        outputs: int,
+        bias: jax.Array | None = None,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        if isinstance(weight, Packed):
+            return self._linear_packed(x, weight, outputs, bias, live)
+        tiles, steps, _, k = weight.shape
+        rows, inputs = x.shape[0], steps * k
+        name = named(f"baton_linear_{rows}_{tiles}_{inputs}", bias=bias, live=live)
+        self.bodies[name] = linear(
+            name,
+            rows,
+            tiles,
+            inputs,
+            self.arithmetic,
+            bias=bias is not None,
+            threads=self.threads,
+            live=live is not None,
+        )
+        out: jax.Array = call(name, floats(rows, tiles * LANES), x, weight.reshape(tiles, -1), bias, live)
+        return out if tiles * LANES == outputs else out[:, :outputs]
+
+    def _linear_packed(
+        self, x: jax.Array, weight: Packed, outputs: int, bias: jax.Array | None, live: jax.Array | None
+    ) -> jax.Array:
+        rows = x.shape[0]
+        rounded, levels, sums = self._round(x, weight)
+        tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, self.threads)
+        name = named(tiled.name, bias=bias, live=live)
+        self.bodies[name] = product(name, tiled, bias=bias is not None, live=live is not None)
+        out: jax.Array = call(name, floats(rows, tiled.outputs), levels, sums, weight.data, bias, live)
+        return out[:, :outputs]
+
+    def _round(self, x: jax.Array, weight: Packed) -> tuple[Rounded, jax.Array, jax.Array]:
+        """An operand as a matrix of few bits wants it."""
+        rounded = rounded_rows(x.shape[0], weight.inputs, weight.packing, self.arithmetic, self.planes)
+        self.bodies[rounded.name] = round_rows(rounded)
+        shapes = [(rounded.levels_shape, jnp.int32), (rounded.sums_shape, jnp.float32)]
+        levels, sums = call(rounded.name, [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes], x)
+        return rounded, levels, sums
+
+    def gated(
+        self,
+        x: jax.Array,
+        weight: jax.Array | Packed,
+        inputs: int,
+        ffn: int,
+        activation: Activation,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        rows, tiles = x.shape[0], ffn // LANES
+        result = words(rows, stride(ffn, self.arithmetic))
+        if isinstance(weight, Packed):
+            name = f"baton_gate_{rows}_{ffn}"
+            self.bodies[name] = gate(name, rows, ffn, self.arithmetic, activation)
+            halves: jax.Array = call(name, result, self.linear(x, weight, 2 * ffn, None, live))
+            return halves
+        name = named(f"baton_gated_{rows}_{tiles}_{inputs}", live=live)
+        self.bodies[name] = gated(
+            name, rows, tiles, inputs, self.arithmetic, activation, threads=self.threads, live=live is not None
+        )
+        out: jax.Array = call(name, result, x, weight.reshape(2 * tiles, -1), live)
+        return out
+
+    def experts(
+        self,
+        x: jax.Array,
+        router: jax.Array,
+        up: jax.Array | Packed,
+        down: jax.Array | Packed,
+        config: ModelConfig,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        m = _mixture_of(config, x.shape[0])
+        routed, combined = (f"baton_experts_{part}_{m.rows}" for part in ("route", "combine"))
+        grouped = named(f"baton_experts_group_{m.rows}", live=live)
+        self.bodies |= {
+            routed: route(routed, m),
+            grouped: group(grouped, m, live=live is not None),
+            combined: combine(combined, m),
+        }
+        per, lists = m.experts.per_token, (numbers(m.pairs), *(numbers(m.groups + 1) for _ in range(2)))
+        logits = self.linear(x, router, m.experts.count, None, live)
+        chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits)
+        places = call(grouped, lists, chosen, live)
+        mixed = self._experts_up(m, x, up, places, config.activation)
+        added = self._experts_down(m, mixed, down, places)
+        out: jax.Array = call(combined, floats(m.rows, m.hidden), added, weights)
+        return out
+
+    def _experts_up(
+        self, m: Mixture, x: jax.Array, weight: jax.Array | Packed, places: list[jax.Array], activation: Activation
+    ) -> jax.Array:
+        name, e, operands = self._expert_operands(f"baton_experts_up_{m.rows}", m, x, weight)
+        self.bodies[name] = (
+            experts_up(name, m, self.arithmetic, activation, threads=self.threads)
+            if e is None
+            else packed_up(name, e, self.arithmetic, activation)
+        )
+        result = words(m.pairs, stride(m.experts.ffn, self.arithmetic))
+        out: jax.Array = call(name, result, *operands, *places)
+        return out
+
+    def _experts_down(self, m: Mixture, x: jax.Array, weight: jax.Array | Packed, places: list[jax.Array]) -> jax.Array:
+        name, e, operands = self._expert_operands(f"baton_experts_down_{m.rows}", m, x, weight)
+        self.bodies[name] = (
+            experts_down(name, m, self.arithmetic, threads=self.threads) if e is None else packed_down(name, e)
+        )
+        out: jax.Array = call(name, floats(m.pairs, m.hidden), *operands, *places)
+        return out
+
+    def _expert_operands(
+        self, name: str, m: Mixture, x: jax.Array, weight: jax.Array | Packed
+    ) -> tuple[str, PackedExperts | None, list[jax.Array]]:
+        """The product's name, how its weights are packed where they are of few bits, and what it multiplies."""
+        if not isinstance(weight, Packed):
+            return name, None, [x, weight.reshape(len(weight), -1)]
+        rounded, levels, sums = self._round(x, weight)
+        packed = PackedExperts(m, rounded, weight.packing, self.dot, self.threads)
+        return f"{name}_{weight.packing.name}", packed, [levels, sums, weight.data]
+
+
+def _mixture_of(config: ModelConfig, rows: int) -> Mixture:
+    assert config.experts is not None  # asked for by layers that have experts
+    return Mixture(rows, config.hidden_size, config.experts)

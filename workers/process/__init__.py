@@ -1,0 +1,1 @@
+"""The worker process: protocol service, engine thread, tokenizing, output processing, loading."""

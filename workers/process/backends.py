@@ -1,0 +1,169 @@
+"""From a `WorkerSpec` to a runner: which backend, and its import, which happens here and only when it is chosen."""
+
+import importlib.util
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workers.engine.runner import Runner
+from workers.engine.scripted_runner import ScriptedRunner
+from workers.errors import LoadRefused
+from workers.faults.plan import fail_load
+from workers.process.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from workers.checkpoints.checkpoint import ModelConfig
+    from workers.iree.build.compile_client import Built
+
+Progress = Callable[[str, int, int], None]
+"""phase, done, total."""
+
+PACKAGES = {"iree": ("iree.runtime", "iree.compiler", "jax"), "mlx": ("mlx.core", "mlx_lm")}
+"""What a backend needs to be importable."""
+SCRIPTED_CONTEXT = 4096
+LOAD_TICKS = 20
+"""Progress reports of a scripted load."""
+
+
+class BackendMissing(LoadRefused):
+    """Raised when a backend's packages are not installed; the text says what to install."""
+
+
+class NothingToCompile(LoadRefused):
+    """Raised for a backend that needs no compiling ahead."""
+
+
+def choose_backend(spec: WorkerSpec) -> str:
+    """The backend that `spec` means: iree, mlx or scripted.
+
+    "auto" is mlx on Apple silicon and iree elsewhere, or the other one where only that is installed. Raises
+    `BackendMissing` when what was asked for is not installed.
+    """
+    if spec.backend == "scripted":
+        return "scripted"
+    if spec.backend != "auto":
+        _require(spec.backend)
+        return spec.backend
+    apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    order = ("mlx", "iree") if apple else ("iree", "mlx")
+    for backend in order:
+        if not missing_packages(backend):
+            return backend
+    raise BackendMissing("no backend is installed: pip install 'baton[iree]' or 'baton[mlx]'")
+
+
+def missing_packages(backend: str) -> tuple[str, ...]:
+    """The packages of a backend that are not installed here. Imports none of them."""
+    return tuple(name for name in PACKAGES[backend] if not _installed(name))
+
+
+def load_runner(spec: WorkerSpec, progress: Progress) -> Runner:
+    """Load the model of `spec` on its backend, in the calling thread, which owns the runner from then on.
+
+    Raises `BackendMissing`, `workers.checkpoints.checkpoint.CheckpointError` for a model that cannot be served,
+    whatever else a device raises while it loads, and what the plan of `spec` has for a load.
+    """
+    runner = _load(spec, progress)
+    try:
+        fail_load(spec.faults)
+    except Exception:
+        runner.close()
+        raise
+    return runner
+
+
+def _load(spec: WorkerSpec, progress: Progress) -> Runner:
+    backend = choose_backend(spec)
+    if backend == "scripted":
+        return _load_scripted(spec, progress)
+    path, config = _checkpoint(spec)
+    return _loader(backend)(path, config, **_options(spec, config), kv_bytes=spec.kv_bytes, progress=progress)
+
+
+def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
+    """A checkpoint whose every tensor is read, and its description. Raises `CheckpointError`."""
+    from workers.checkpoints.architectures.tensors import check_tensors
+    from workers.checkpoints.checkpoint import ModelConfig, open_weights
+
+    path = Path(spec.model_path)
+    config, weights = ModelConfig.from_dir(path), open_weights(path)
+    check_tensors(weights, config, path, weights.adds_nothing)
+    return path, config
+
+
+def _options(spec: WorkerSpec, config: "ModelConfig") -> dict[str, Any]:
+    return {
+        "device": spec.device,
+        "dtype": spec.dtype,
+        "quantize": config.choose_quantization(spec.quantize),
+        "slots": spec.max_batch_size,
+        "context": config.choose_context(spec.context),
+        "cache_dir": cache_dir(spec),
+        "threads": spec.threads,
+        "workers": spec.workers,
+    }
+
+
+def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
+    """Compile what a worker of `spec` would compile, one module after the other.
+
+    Raises `NothingToCompile`, and what `load_runner` raises.
+    """
+    backend = choose_backend(spec)
+    if backend != "iree":
+        raise NothingToCompile(f"the {backend} backend compiles nothing ahead of its use")
+    from workers.iree.build.ahead_of_time import compile_ahead
+
+    path, config = _checkpoint(spec)
+    return compile_ahead(path, config, **_options(spec, config), progress=progress)
+
+
+def _loader(backend: str) -> Callable[..., Runner]:
+    if backend == "mlx":
+        from workers.mlx.runner import MlxRunner
+
+        return MlxRunner.load
+    from workers.iree.runner import IreeRunner
+
+    return IreeRunner.load
+
+
+def cache_dir(spec: WorkerSpec) -> Path:
+    """Where compiled graphs are kept: the spec's folder, or `baton` in the user's cache folder."""
+    if spec.cache_dir:
+        return Path(spec.cache_dir).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "baton"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative paths ignored.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "baton"
+
+
+def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
+    progress("load", 0, LOAD_TICKS)
+    for tick in range(1, LOAD_TICKS + 1 if spec.scripted.load_seconds else 1):
+        time.sleep(spec.scripted.load_seconds / LOAD_TICKS)
+        progress("load", tick, LOAD_TICKS)
+    return ScriptedRunner(
+        slots=spec.max_batch_size,
+        context=spec.context or SCRIPTED_CONTEXT,
+        tokens_per_second=spec.scripted.tokens_per_second,
+    )
+
+
+def _require(backend: str) -> None:
+    missing = missing_packages(backend)
+    if missing:
+        names = " and ".join(missing)
+        raise BackendMissing(f"the {backend} backend needs {names}: pip install 'baton[{backend}]'")
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent package is not there
+        return False

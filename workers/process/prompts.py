@@ -1,0 +1,139 @@
+"""From a `Submit` to the prompt that the engine gets: chat template, tokenizer, and the text that was delivered before.
+
+All of it follows from the frame alone, so it can be done on any thread, one at a time.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from protocol.request import ChatInput, Input, TextInput
+from workers.text.detokenizer import TextStream
+from workers.text.template_budget import TemplateError
+from workers.text.vocabulary import Chat, Vocabulary
+
+CHARACTERS_A_MESSAGE = 32
+"""Of tokenizing cost as much as a message costs the chat template at least."""
+CHARACTERS_A_TOKEN = 4
+"""Of tokenizing cost as much as a resumed token costs the detokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a request asks the engine to go on with."""
+
+    tokens: tuple[int, ...]
+    text: TextStream | None
+    """Has the resumed tokens' text behind it, which the client has already. None when the model has no tokenizer."""
+    eos: frozenset[int]
+
+
+class PromptRefused(Exception):
+    """Raised by `make`: the request ends before any work. `field` is the one at fault."""
+
+    def __init__(self, code: ErrorCode, text: str, field: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.field = field
+
+
+Made = Prompt | BaseException
+"""A prompt, or what was raised in its place; a panic of Rust code is no `Exception`."""
+
+
+def attempt(make: Callable[[Submit], Prompt], submit: Submit) -> Made:
+    """Make a prompt, or say why not: a defect of text code must end that request only."""
+    try:
+        return make(submit)
+    except BaseException as error:  # noqa: BLE001  see `Made`; nothing is awaited here that could be cancelled
+        return error
+
+
+def effort(submit: Submit) -> int:
+    """What making its prompt takes, in characters of text to tokenize: about 1 us each for a model's tokenizer."""
+    source, resumed = submit.input, CHARACTERS_A_TOKEN * len(submit.resume)
+    if isinstance(source, TextInput):
+        return resumed + len(source.text)
+    if isinstance(source, ChatInput):
+        characters = len(source.tools_json) + sum(len(message.content) for message in source.messages)
+        return resumed + characters + CHARACTERS_A_MESSAGE * len(source.messages)
+    return resumed
+
+
+class Prompts:
+    """Makes prompts for one model. It keeps nothing."""
+
+    def __init__(self, vocabulary: Vocabulary | None, context: int) -> None:
+        """Text that cannot fit into `context` tokens is refused before it is tokenized."""
+        self._vocabulary = vocabulary
+        self._context = context
+
+    def make(self, submit: Submit) -> Prompt:
+        """Raises `PromptRefused` for whatever is wrong with the request."""
+        tokens = self._tokens(submit.input)
+        text = self._text(submit, tokens)
+        eos = self._vocabulary.eos_ids if self._vocabulary and not submit.limits.ignore_eos else frozenset()
+        for token in submit.resume:
+            # The client has this text already; what was held back of it comes with the next token.
+            if text is not None and token not in eos:
+                text.push(token)
+        return Prompt(tokens, text, eos)
+
+    def _tokens(self, source: Input) -> tuple[int, ...]:
+        if isinstance(source, TextInput):
+            return self._encode(self._require_text("prompt"), source.text, "prompt", special=True)
+        if isinstance(source, ChatInput):
+            vocabulary = self._require_text("messages")
+            if vocabulary.chat is None:
+                raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
+            # The template spells the special tokens out itself.
+            return self._encode(vocabulary, _render(vocabulary.chat, source), "messages", special=False)
+        return source.tokens
+
+    def _encode(self, vocabulary: Vocabulary, text: str, field: str, *, special: bool) -> tuple[int, ...]:
+        if len(text) > self._context * vocabulary.longest_token:
+            problem = f"{field} of {len(text)} characters cannot fit into a context of {self._context} tokens"
+            raise PromptRefused(ErrorCode.CONTEXT, problem, field)
+        return tuple(vocabulary.encode(text, special=special))
+
+    def _text(self, submit: Submit, prompt: tuple[int, ...]) -> TextStream | None:
+        if self._vocabulary is None:
+            if submit.limits.stop:
+                raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no tokenizer: stop strings need one", "stop")
+            return None
+        # An answer in a chat begins a text of its own; any other goes on with its prompt's.
+        context = () if isinstance(submit.input, ChatInput) else prompt
+        return TextStream(self._vocabulary, context, submit.limits.stop)
+
+    def _require_text(self, field: str) -> Vocabulary:
+        if self._vocabulary is None:
+            raise PromptRefused(
+                ErrorCode.UNSUPPORTED, "the model has no tokenizer: give the prompt as token ids", field
+            )
+        return self._vocabulary
+
+
+def _render(chat: Chat, source: ChatInput) -> str:
+    tools = _tools(source.tools_json)
+    if tools and not chat.takes_tools:
+        raise PromptRefused(ErrorCode.UNSUPPORTED, "the model's chat template has no place for tools", "tools")
+    messages = [{"role": message.role, "content": message.content} for message in source.messages]
+    try:
+        return chat.render(messages, tools, now=source.now)
+    except TemplateError as error:
+        raise PromptRefused(ErrorCode.TEMPLATE, str(error), "messages") from error
+
+
+def _tools(text: str) -> Sequence[dict[str, Any]] | None:
+    if not text:
+        return None
+    try:
+        tools = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PromptRefused(ErrorCode.INVALID, f"tools is not JSON: {error}", "tools") from error
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise PromptRefused(ErrorCode.INVALID, "tools is not a list of objects", "tools")
+    return tools or None

@@ -1,0 +1,104 @@
+"""From `Submit` to the engine's queue: what takes long to make a prompt of is given to a thread, and nothing overtakes.
+
+A model's tokenizer takes a second for a megabyte, and the loop must go on sending what the engine brings.
+"""
+
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import structlog
+
+from protocol.bounds import clip
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from protocol.events import Failed, Finished, Usage
+from workers.process.output_processor import Admitted, Delivery
+from workers.process.prompts import Made, attempt, effort
+
+INLINE = 4096
+"""Characters (see `workers.process.prompts.effort`) up to which a prompt is made at once, on the loop: they take a
+millisecond or two, not much more than the way to a thread and back beside a busy engine."""
+
+
+class Intake:
+    """First come, first served: also those with short prompts wait behind one that is being made.
+
+    Owns the requests that have no prompt yet; the others are the delivery's. The bound is the delivery's, for both.
+    """
+
+    def __init__(self, delivery: Delivery, clock: Callable[[], float], admitted: Callable[[Admitted], None]) -> None:
+        """`admitted` is called on the loop, in the order of arrival, for those that `submit` took and that nobody took
+        out meanwhile. `clock` is the delivery's."""
+        self._delivery = delivery
+        self._clock = clock
+        self._admitted = admitted
+        self._waiting: dict[int, tuple[Submit, float]] = {}
+        self._came = anyio.Event()
+        self._busy = False
+        self._limiter = anyio.CapacityLimiter(1)
+        self._log = structlog.get_logger()
+
+    @property
+    def live(self) -> int:
+        """Sequences that have no terminal frame yet, with and without a prompt."""
+        return len(self._waiting) + self._delivery.live
+
+    def is_live(self, stream: int) -> bool:
+        return stream in self._waiting or self._delivery.is_live(stream)
+
+    def submit(self, submit: Submit) -> Admitted | None:
+        """Admit a request, or refuse it; None while its prompt is being made."""
+        if not self._waiting and not self._busy and effort(submit) <= INLINE:
+            return self._admit(submit)
+        if self._delivery.full(len(self._waiting)):
+            text = f"{self.live} sequences are live or wait already"
+            return Admitted(None, Failed(submit.stream, ErrorCode.OVERLOADED, text))
+        self._waiting[submit.stream] = submit, self._clock()
+        self._came.set()
+        return None
+
+    def take_out(self, stream: int) -> Finished | None:
+        """End a request that has no prompt yet; None for any other. A thread that is at it goes on, in vain."""
+        if self._waiting.pop(stream, None) is None:
+            return None
+        return Finished(stream, "cancelled", Usage(0, 0))
+
+    def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
+        """End everything that is live, because the worker leaves."""
+        failed = [*self._delivery.fail_all(code, text), *(Failed(stream, code, text) for stream in self._waiting)]
+        self._waiting.clear()
+        return failed
+
+    async def run(self) -> None:
+        """Make prompts, until cancelled."""
+        while True:
+            await self._came.wait()
+            self._came = anyio.Event()
+            while self._waiting:
+                submit, arrived = next(iter(self._waiting.values()))
+                self._busy = True
+                made = await self._make(submit)
+                self._busy = False
+                if self._waiting.pop(submit.stream, None) is not None:
+                    self._admitted(self._admit(submit, made, arrived))
+
+    async def _make(self, submit: Submit) -> Made:
+        if effort(submit) <= INLINE:
+            await anyio.lowlevel.checkpoint()
+            return attempt(self._delivery.prepare, submit)
+        return await anyio.to_thread.run_sync(
+            attempt, self._delivery.prepare, submit, limiter=self._limiter, abandon_on_cancel=True
+        )
+
+    def _admit(self, submit: Submit, made: Made | None = None, arrived: float | None = None) -> Admitted:
+        try:
+            admitted = self._delivery.admit(submit, made, arrived)
+        except BaseException as error:  # noqa: BLE001  a defect (or a panic of Rust code) must end this request only
+            self._log.error("admission_failed", request=submit.request, stream=submit.stream, exc_info=error)
+            text = clip(f"the prompt failed: {type(error).__name__}")
+            return Admitted(None, Failed(submit.stream, ErrorCode.INTERNAL, text))
+        refused = admitted.request is None
+        self._log.debug("request_admitted", request=submit.request, stream=submit.stream, refused=refused)
+        return admitted

@@ -1,0 +1,32 @@
+"""The log-likelihood of given tokens: what a model thinks of a text that it did not write."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.engine.chunking import cut
+from workers.engine.runner import Chunk, Runner
+
+
+def score(runner: Runner, slot: int, tokens: Sequence[int]) -> NDArray[np.float64]:
+    """Natural log of the probability of tokens[1:], each given those before it: float64 [len(tokens) - 1].
+
+    The log-softmax is computed here, in float64, from the runner's float32 logits. Uses the cache of `slot`, which must
+    be fresh and is the caller's to reset. Raises what the runner raises.
+    """
+    values = np.empty(max(len(tokens) - 1, 0), np.float64)
+    start = 0
+    for length in cut(len(values), runner.capabilities.prefill_chunks):
+        logits = runner.logits(Chunk(slot, tuple(tokens[start : start + length]), start, start))
+        for row in range(length):
+            # One row at a time: a chunk of a large vocabulary in float64 would be most of a gigabyte.
+            values[start + row] = _log_softmax(logits[row], tokens[start + row + 1])
+        start += length
+    return values
+
+
+def _log_softmax(logits: NDArray[np.float32], token: int) -> float:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max()
+    return float(shifted[token] - np.log(np.exp(shifted).sum()))

@@ -1,0 +1,107 @@
+"""How logits are changed before a token is drawn, on every backend: sparse edits, then a mask over the vocabulary.
+
+Written against an array namespace `xp` like `workers.sampling.sample`, and like it equal to the bit everywhere: each
+logit takes one sum, one product and one difference, and what a compiler could fuse of them is kept apart. The order of
+edits and masks does not matter: what is masked is -inf before and after an edit.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.engine.runner import Draw, Edits
+from workers.sampling.noise import Array
+
+ENTRIES = 512
+"""Edits of a row that one call takes; a row that has more takes several calls."""
+
+
+class EditArrays(NamedTuple):
+    """The edits of the rows of one call, in the order of `edited`: [B, entries]."""
+
+    tokens: NDArray[np.int32]
+    bias: NDArray[np.float32]
+    up: NDArray[np.float32]
+    down: NDArray[np.float32]
+    minus: NDArray[np.float32]
+
+
+def edit_calls(draws: Sequence[Draw], entries: int = ENTRIES) -> Iterator[EditArrays]:
+    """The arrays of each call that it takes to change all rows: none where no row has edits."""
+    each = [draw.edits for draw in draws]
+    longest = max((len(edits.tokens) for edits in each if edits is not None), default=0)
+    for start in range(0, longest, entries):
+        yield _arrays(each, start, entries)
+
+
+def _arrays(each: Sequence[Edits | None], start: int, entries: int) -> EditArrays:
+    shape = (len(each), entries)
+    # What fills a row up changes nothing, or says the row's first edit again: each token still gets one value.
+    arrays = EditArrays(np.zeros(shape, np.int32), *(np.full(shape, value, np.float32) for value in (0, 1, 1, 0)))
+    for row, edits in enumerate(each):
+        if edits is None or len(edits.tokens) <= start:
+            continue
+        parts = (edits.tokens, edits.bias, edits.up, edits.down, edits.minus)
+        for target, source in zip(arrays, parts, strict=True):
+            part = source[start : start + entries]
+            target[row, : len(part)] = part
+            target[row, len(part) :] = part[0]
+    return arrays
+
+
+def masks(draws: Sequence[Draw], vocab_size: int) -> NDArray[np.uint32] | None:
+    """The masks of the rows, uint32 [B, ceil(vocab_size / 32)]; None where no row has one."""
+    if all(draw.mask is None for draw in draws):
+        return None
+    words = all_allowed(len(draws), vocab_size)
+    for row, draw in enumerate(draws):
+        if draw.mask is not None:
+            words[row] = draw.mask
+    return words
+
+
+def all_allowed(rows: int, vocab_size: int) -> NDArray[np.uint32]:
+    """The masks that change nothing."""
+    return np.full((rows, -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
+
+
+def shaped(xp: Any, logits: Array, draws: Sequence[Draw]) -> Array:
+    """The logits, float32 [B, V], as their rows' edits and masks leave them; for libraries that compute eagerly."""
+    for arrays in edit_calls(draws):
+        logits = edited(xp, logits, *map(xp.array, arrays))
+    words = masks(draws, logits.shape[1])
+    return logits if words is None else masked(xp, logits, xp.array(words))
+
+
+def edited(xp: Any, logits: Array, tokens: Array, bias: Array, up: Array, down: Array, minus: Array) -> Array:
+    """The logits, float32 [B, V], with the edits of `workers.engine.runner.Edits` made: [B, entries] each.
+
+    A token that is named twice in a row must have equal edits.
+    """
+    biased = xp.take_along_axis(logits, tokens, axis=1) + bias
+    product = biased * xp.where(biased > 0.0, up, down)
+    # A product and the difference after it could become one fused operation, which rounds once. The bits in between
+    # change by an exclusive or with the tokens' signs: it is always with 0, and no compiler knows.
+    product = (product.view(xp.uint32) ^ (tokens.view(xp.uint32) >> 31)).view(xp.float32)
+    return _put(xp, logits, tokens, product - minus)
+
+
+def masked(xp: Any, logits: Array, words: Array) -> Array:
+    """The logits, float32 [B, V], with -inf where the mask's bit is 0: uint32 [B, ceil(V / 32)]."""
+    places = xp.arange(32, dtype=xp.uint32)
+    bits = (words[:, :, None] >> places[None, None, :]) & 1
+    allowed = bits.reshape(words.shape[0], words.shape[1] * 32)[:, : logits.shape[1]]
+    return xp.where(allowed != 0, logits, -math.inf).astype(xp.float32)
+
+
+def _put(xp: Any, array: Array, indices: Array, values: Array) -> Array:
+    """A copy of [B, V] with the values at the indices, [B, n] both."""
+    if xp is np:
+        out = array.copy()
+        np.put_along_axis(out, indices, values, axis=1)
+        return out
+    in_place = {"inplace": False} if xp.__name__ == "jax.numpy" else {}
+    return xp.put_along_axis(array, indices, values, axis=1, **in_place)
