@@ -10,10 +10,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.supervision.worker import Deadlines
-from cli.administration import Administration
 from cli.chaos.asking import Server
 from cli.chaos.own import HOST, Launcher, own_server
 from cli.chaos.watched import Watched
+from cli.client.administration import Administration
 from cli.serve import worker_launches
 
 READY_TIMEOUT_S = 300.0

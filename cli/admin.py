@@ -24,7 +24,7 @@ LOCAL = "http://127.0.0.1:8000"
 @takes_settings("api_key", "admin_key")
 def workers(settings: Settings, url: Url = LOCAL) -> None:
     """List the workers."""
-    from cli.administration import Administration, show_workers
+    from cli.client.administration import Administration, show_workers
 
     with Administration.of(url, settings) as client:
         show_workers(client.get("/admin/workers")["workers"])
@@ -39,7 +39,7 @@ def drain(
     grace_s: Grace = None,
 ) -> None:
     """Let a worker finish what it has, and stop it."""
-    from cli.administration import Administration
+    from cli.client.administration import Administration
 
     with Administration.of(url, settings) as client:
         client.operate(f"/admin/workers/{worker}/drain", grace_s)
@@ -58,7 +58,7 @@ def restart(
     """Start a worker again, or all, one after the other. No stream is cut."""
     if worker and (rolling or model_name):
         raise CommandFailed("--rolling and --model-name are for all workers, not for one")
-    from cli.administration import Administration
+    from cli.client.administration import Administration
 
     with Administration.of(url, settings) as client:
         if worker:
@@ -77,7 +77,7 @@ def reload(
     grace_s: Grace = None,
 ) -> None:
     """Replace all workers by ones that serve another checkpoint. No stream is cut."""
-    from cli.administration import Administration
+    from cli.client.administration import Administration
 
     with Administration.of(url, settings) as client:
         client.operate("/admin/reload", grace_s, model=model_name, checkpoint=checkpoint)

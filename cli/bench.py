@@ -9,7 +9,7 @@ from itertools import count
 from rich.console import Console
 from rich.table import Table
 
-from cli.local import load_here
+from cli.client.local import load_here
 from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings

@@ -12,11 +12,11 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from rich.console import Console
 
-from cli.answers import Answers, Summary
-from cli.conversation import Conversation
+from cli.client.answers import Answers, Summary
 from cli.generate import open_answers
 from cli.options import CommandFailed
 from cli.settings import Settings
+from cli.terminal.conversation import Conversation
 from protocol.request import Limits, Sampling
 
 PROMPT = "you> "

@@ -6,7 +6,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from cli.local import loading_status
+from cli.client.local import loading_status
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings

@@ -4,11 +4,11 @@ from contextlib import closing
 
 from rich.console import Console
 
-from cli.answers import Answers, Ask, RemoteAnswers, Summary
-from cli.local import LocalAnswers
+from cli.client.answers import Answers, Ask, RemoteAnswers, Summary
+from cli.client.local import LocalAnswers
 from cli.options import Refusal
-from cli.prompt import read_prompt
 from cli.settings import Settings
+from cli.terminal.prompt import read_prompt
 from protocol.request import Limits, Message, Sampling
 
 

@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cli.local import load_here
+from cli.client.local import load_here
 from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
-from cli.prompt import read_prompt
 from cli.settings import Settings
+from cli.terminal.prompt import read_prompt
 from workers.session import Score, Session
 
 

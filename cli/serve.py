@@ -11,12 +11,12 @@ import structlog
 
 from actors.process.logs import configure_logging
 from actors.transport.endpoint import is_loopback
-from cli.invitation import Invitation
-from cli.loading import LoadingDisplay, choose_display
+from cli.client.predecessor import HttpPredecessor
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
-from cli.predecessor import HttpPredecessor
 from cli.settings import Settings, flag
+from cli.terminal.invitation import Invitation
+from cli.terminal.loading import LoadingDisplay, choose_display
 from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cli.chaos.heard import Heard
-from cli.event_parser import EventParser
+from cli.client.event_parser import EventParser
 
 MAX_LINE = 1 << 24
 """Bytes of one line of a head, and of one chunk of a body."""

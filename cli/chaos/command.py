@@ -8,16 +8,16 @@ from pathlib import Path
 from rich.console import Console
 
 from actors.transport.endpoint import is_loopback
-from cli.administration import Administration
 from cli.chaos.asking import AddressRefused, Server
 from cli.chaos.faults import OUTSIDE, WITHIN
 from cli.chaos.own import HOST, own_server
 from cli.chaos.told import Teller, Told
 from cli.chaos.trial import READY_S, Trial, requests, show
 from cli.chaos.watched import Watched
+from cli.client.administration import Administration
+from cli.client.server_url import server_url
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
-from cli.server_url import server_url
 from cli.settings import Settings
 
 ALL = "all"

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cli.event_parser import DONE
+from cli.client.event_parser import DONE
 
 MAX_PROBLEM = 300
 """Characters of an answer that are shown of one that is none."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cli.administration import Administration
+from cli.client.administration import Administration
 from cli.options import CommandFailed
 
 LOOK_S = 0.05

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.answers import Ask, Pieces, Summary
 from cli.chat import interruptible, talk
-from cli.conversation import Conversation
+from cli.client.answers import Ask, Pieces, Summary
 from cli.options import CommandFailed
+from cli.terminal.conversation import Conversation
 from protocol.request import Limits, Sampling
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 
 
 class Script:

@@ -22,7 +22,7 @@ from cli.serve import gateway_settings, like_command, log_level, run_server, wor
 from cli.settings import Settings
 from gateway.fleet.launch import LaunchRefused
 from tests.checkpoints import make_checkpoint, make_tokenizer
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from workers.process.spec import WorkerSpec
 
 SERVE = ("-m", "cli", "serve", "--backend", "scripted", "--port", "0", "--log-level", "warning")

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from bench.served import served
-from cli.administration import Administration
 from cli.chaos import trial
 from cli.chaos.asking import Server
 from cli.chaos.command import chosen, run_chaos, run_own
@@ -21,6 +20,7 @@ from cli.chaos.heard import Choice, Heard
 from cli.chaos.rounds import Noticed
 from cli.chaos.trial import MOST_FAULTS, Trial, requests, show
 from cli.chaos.watched import Watched
+from cli.client.administration import Administration
 from cli.options import CommandFailed
 from cli.settings import Settings
 

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.administration import Administration
 from cli.chaos.watched import Watched
+from cli.client.administration import Administration
 from cli.options import CommandFailed
 
 

@@ -12,7 +12,7 @@ from tests.gateway.serving import COMPLETION
 PROGRAM = """
 import sys
 import anyio
-from cli.predecessor import HttpPredecessor
+from cli.client.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.daemon import run_daemon
 from gateway.settings import GatewaySettings

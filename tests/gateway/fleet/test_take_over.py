@@ -11,7 +11,7 @@ import pytest
 
 from actors.transport.allow_list import AllowList
 from actors.transport.keys import make_gateway_key, make_key
-from cli.predecessor import HttpPredecessor
+from cli.client.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.app import create_app
 from gateway.fleet.take_over import TakeOverFailed

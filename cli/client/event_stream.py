@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
-from cli.event_parser import DONE, EventParser
+from cli.client.event_parser import DONE, EventParser
+from cli.client.server_url import refused
 from cli.options import CommandFailed
-from cli.server_url import refused
 
 RESUME_S = 60.0
 """How long an answer is asked to be kept, and a broken one tried to be picked up."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.conversation import HELP, Conversation
+from cli.terminal.conversation import HELP, Conversation
 from protocol.request import Limits, Message, Sampling
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from actors.supervision.worker_process import WorkerState, WorkerStatus
-from cli.loading import Bars, Lines, choose_display, describe
+from cli.terminal.loading import Bars, Lines, choose_display, describe
 from protocol.events import Gauges, Loading
 
 

@@ -37,7 +37,7 @@ def _showing(console: Console) -> Iterator[None]:
         yield
     except (OSError, SystemExit) as error:
         console.quiet = True
-        structlog.get_logger("cli.loading").warning("display_ended", problem=repr(error))
+        structlog.get_logger("cli.terminal.loading").warning("display_ended", problem=repr(error))
 
 
 def choose_display(workers: Sequence[str], ready: Announce, console: Console | None = None) -> LoadingDisplay:

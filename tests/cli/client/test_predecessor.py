@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from cli.predecessor import HttpPredecessor
+from cli.client.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.streaming.resume_endpoint import Unreachable

@@ -8,9 +8,9 @@ from typing import Any, Protocol, Self
 
 import httpx
 
-from cli.event_stream import EventStream, raise_for
+from cli.client.event_stream import EventStream, raise_for
+from cli.client.server_url import server_client, unanswered
 from cli.options import CommandFailed
-from cli.server_url import server_client, unanswered
 from protocol.request import Limits, Message, Sampling
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from cli.answers import Ask, RemoteAnswers, Summary
+from cli.client.answers import Ask, RemoteAnswers, Summary
 from cli.options import CommandFailed
 from protocol.request import Bias, Limits, Message, Sampling
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli.client.server_url import refused, server_client, unanswered
 from cli.options import CommandFailed
-from cli.server_url import refused, server_client, unanswered
 from cli.settings import Settings
 
 POLL_S = 0.5

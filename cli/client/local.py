@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 
 from actors.process.logs import configure_logging
-from cli.answers import Ask, Pieces, Summary
+from cli.client.answers import Ask, Pieces, Summary
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
@@ -59,7 +59,7 @@ class LocalAnswers:
         return cls(model.name, Session.of(load_here(worker_spec(settings, model))))
 
     def stream(self, ask: Ask) -> Pieces:
-        """See `cli.answers.Answers.stream`."""
+        """See `cli.client.answers.Answers.stream`."""
         began, first = self._clock(), 0.0
         prompt = ChatInput(ask.messages) if ask.messages else TextInput(ask.prompt)
         for event in _in_sentences(self.session.stream(prompt, ask.sampling, ask.limits)):

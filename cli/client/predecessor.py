@@ -9,8 +9,8 @@ import httpx
 import structlog
 
 from actors.process.descriptors import NoDescriptors, check_free
-from cli.invitation import base_url
 from cli.settings import Settings
+from cli.terminal.invitation import base_url
 from gateway.fleet.hand_over import Offer
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.streaming.resume_endpoint import Unreachable
@@ -26,7 +26,7 @@ _MEANT = {
     409: ", so another server is about to take its place",
 }
 
-_log = structlog.get_logger("cli.predecessor")
+_log = structlog.get_logger("cli.client.predecessor")
 
 
 class HttpAnswer:

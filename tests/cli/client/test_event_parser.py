@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.event_parser import Event, EventParser
+from cli.client.event_parser import Event, EventParser
 
 TEXT = "a\u2028b\u0085c\x0bd"
 WHOLE = f"id: 1\r\ndata: {TEXT}\r\n\r\n: a comment\n\nevent: x\ndata: x\ndata:y\n\nid: 3\ndata: half".encode()

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cli.client.server_url import refused, server_client, server_url
 from cli.options import CommandFailed
-from cli.server_url import refused, server_client, server_url
 
 
 @pytest.mark.parametrize(

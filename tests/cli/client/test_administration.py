@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.administration import Administration, show_workers
+from cli.client.administration import Administration, show_workers
 from cli.options import CommandFailed
 from cli.settings import Settings
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from cli import options
-from cli.answers import Ask
+from cli.client.answers import Ask
 from protocol.request import Limits, Message, Sampling
 
 HELP = """\

@@ -9,9 +9,9 @@ import anyio.to_thread
 import httpx
 import pytest
 
-from cli import event_stream
-from cli.answers import Ask, RemoteAnswers, Summary
-from cli.event_stream import EventStream
+from cli.client import event_stream
+from cli.client.answers import Ask, RemoteAnswers, Summary
+from cli.client.event_stream import EventStream
 from cli.options import CommandFailed
 from protocol.request import Limits, Sampling
 from tests.gateway.faults.cutting import breaking_way

@@ -1,0 +1,1 @@
+"""Clients of a running server, and answers from a model in this process."""
