@@ -67,7 +67,7 @@ class ScriptedRunner:
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
         self._clock = clock
         self._sleep = sleep
-        self._next_tick = 0.0
+        self._next_tick = -math.inf
         self._history: list[list[int]] = [[0] for _ in range(slots)]
         self._broken: set[int] = set()
         """Slots whose last call failed."""

@@ -142,8 +142,9 @@ def test_a_prefill_call_draws_for_the_chunks_that_ask() -> None:
     assert one.prefill(chunks, [Draw(GREEDY, 3), Draw(GREEDY, 2)]) == [first, second]
 
 
-def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for() -> None:
-    now, slept = [100.0], []
+@pytest.mark.parametrize("start", [0.0, 100.0], ids=["just booted", "later"])
+def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for(start: float) -> None:
+    now, slept = [start], []
 
     def sleep(seconds: float) -> None:
         slept.append(round(seconds, 6))
@@ -151,10 +152,10 @@ def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for() -> None:
 
     one = runner(tokens_per_second=10.0, clock=lambda: now[0], sleep=sleep)
     token = fill(one, 0, (1,))
-    for start in range(1, 4):
-        (token,) = drawn(one.decode([Row(0, token, start, start, Draw(GREEDY, start + 1))]))
+    for at in range(1, 4):
+        (token,) = drawn(one.decode([Row(0, token, at, at, Draw(GREEDY, at + 1))]))
     assert slept == [0.1, 0.1]
     now[0] += 5.0
-    for start in range(4, 6):
-        (token,) = drawn(one.decode([Row(0, token, start, start, Draw(GREEDY, start + 1))]))
+    for at in range(4, 6):
+        (token,) = drawn(one.decode([Row(0, token, at, at, Draw(GREEDY, at + 1))]))
     assert slept == [0.1, 0.1, 0.1]
