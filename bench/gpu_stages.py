@@ -34,11 +34,11 @@ from workers.iree.build.plan import KV, Plan, decode_buckets, prefill_chunks
 from workers.iree.build.recipe import PLAIN_TILE
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
-from workers.iree.probe import probe_driver
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.ops import Cache
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import build, stored_parameters
+from workers.iree.probe import probe_driver
 from workers.iree.runner import IreeRunner
 from workers.process.spec import Dtype
 
