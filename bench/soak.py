@@ -53,10 +53,10 @@ from bench.shapes import default_cache
 from bench.verdict import Tally, Verdict, judge
 from cli.chaos.asking import Request, ask
 from cli.chaos.heard import Heard
-from cli.model import ChosenModel, worker_spec
-from cli.options import CommandFailed
+from cli.config.model import ChosenModel, worker_spec
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings
 from cli.serve import worker_command
-from cli.settings import Settings
 from gateway.fleet.launch import WorkerLaunch
 from workers.process.spec import ScriptedSpec, WorkerSpec
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from cli.options import CommandFailed, switch, takes_settings
-from cli.settings import Settings
+from cli.config.options import CommandFailed, switch, takes_settings
+from cli.config.settings import Settings
 
 app = typer.Typer(help="Look at and change the workers of a running server.", no_args_is_help=True)
 

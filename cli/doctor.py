@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from cli.model import ChosenModel, worker_spec
-from cli.settings import Settings
+from cli.config.model import ChosenModel, worker_spec
+from cli.config.settings import Settings
 from models import builtin_path
 from workers.host.cores import find_cores
 from workers.host.memory import free_bytes

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from cli.client.answers import Answers, Ask, RemoteAnswers, Summary
 from cli.client.local import LocalAnswers
-from cli.options import Refusal
-from cli.settings import Settings
+from cli.config.options import Refusal
+from cli.config.settings import Settings
 from cli.terminal.prompt import read_prompt
 from protocol.request import Limits, Message, Sampling
 

@@ -9,8 +9,8 @@ import typer
 
 from actors.transport.allow_list import AllowList
 from actors.transport.keys import GATEWAY_KEY, KeyFileError, from_z85, make_gateway_key, make_key, read_key
-from cli.options import CommandFailed, takes_settings
-from cli.settings import Settings
+from cli.config.options import CommandFailed, takes_settings
+from cli.config.settings import Settings
 
 app = typer.Typer(
     help="Keys of the gateway and of its workers on other machines. Public keys are printed; secret ones never are.",

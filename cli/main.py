@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli import admin, keys, options
-from cli.options import CommandFailed, takes_settings
-from cli.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, flag, of_panels
+from cli import admin, keys
+from cli.config import options
+from cli.config.options import CommandFailed, takes_settings
+from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, flag, of_panels
 
 app = typer.Typer(
     name="baton",

@@ -8,9 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.client.local import load_here
-from cli.model import ChosenModel, worker_spec
-from cli.options import CommandFailed
-from cli.settings import Settings
+from cli.config.model import ChosenModel, worker_spec
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings
 from cli.terminal.prompt import read_prompt
 from workers.session import Score, Session
 

@@ -12,9 +12,9 @@ import structlog
 from actors.process.logs import configure_logging
 from actors.transport.endpoint import is_loopback
 from cli.client.predecessor import HttpPredecessor
-from cli.model import ChosenModel, check_model, worker_spec
-from cli.options import CommandFailed
-from cli.settings import Settings, flag
+from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings, flag
 from cli.terminal.invitation import Invitation
 from cli.terminal.loading import LoadingDisplay, choose_display
 from gateway.daemon import WorkersGaveUp, run_daemon

@@ -14,10 +14,10 @@ from actors.supervision.worker import Deadlines
 from actors.transport.endpoint import EndpointError, sweep
 from actors.transport.keys import KeyFileError, read_key, to_z85
 from actors.transport.link import CurveKeys
-from cli.model import ChosenModel, check_model, worker_spec
-from cli.options import CommandFailed
+from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings, flag
 from cli.serve import log_level, worker_command
-from cli.settings import Settings, flag
 from protocol.bounds import MAX_NAME
 from workers.process.remote_agent import Joining, WorkerGaveUp
 

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from cli.chaos.command import run_own
-from cli.settings import Settings
+from cli.config.settings import Settings
 from models import builtin_path
 from protocol.request import Limits, Sampling
 from tests.cli.test_serve import read_until, serving, url_of

@@ -18,10 +18,10 @@ import anyio
 from actors.process.logs import configure_logging
 from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker import Deadlines
-from cli.model import ChosenModel
-from cli.options import CommandFailed
+from cli.config.model import ChosenModel
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings, load
 from cli.serve import gateway_settings
-from cli.settings import Settings, load
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
 

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from cli.model import ChosenModel
+from cli.config.model import ChosenModel
+from cli.config.settings import Settings
 from cli.serve import worker_command, worker_launches, worker_specs
-from cli.settings import Settings
 from gateway.fleet.launch import WorkerLaunch
 from workers.faults.plan import Fault
 from workers.process.spec import WorkerSpec

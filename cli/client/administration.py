@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.client.server_url import refused, server_client, unanswered
-from cli.options import CommandFailed
-from cli.settings import Settings
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings
 
 POLL_S = 0.5
 """Between two looks at an operation that runs."""

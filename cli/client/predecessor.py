@@ -9,7 +9,7 @@ import httpx
 import structlog
 
 from actors.process.descriptors import NoDescriptors, check_free
-from cli.settings import Settings
+from cli.config.settings import Settings
 from cli.terminal.invitation import base_url
 from gateway.fleet.hand_over import Offer
 from gateway.fleet.take_over import TakeOverFailed

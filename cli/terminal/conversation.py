@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from cli import options
 from cli.client.answers import Ask
+from cli.config import options
 from protocol.request import Limits, Message, Sampling
 
 HELP = """\

@@ -4,7 +4,7 @@ import json
 import shlex
 
 from actors.supervision.worker_process import WorkerStatus
-from cli.settings import Settings
+from cli.config.settings import Settings
 
 
 class Invitation:

@@ -2,7 +2,7 @@
 
 import sys
 
-from cli.options import Refusal
+from cli.config.options import Refusal
 from protocol.bounds import MAX_TEXT
 
 

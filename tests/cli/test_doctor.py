@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from cli import doctor
-from cli.settings import Settings
+from cli.config.settings import Settings
 from workers.host.cores import find_cores
 from workers.host.probe import Probe, short
 from workers.process.backends import PACKAGES

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cli.config.settings import ENGINE, JOINING, MODEL, Settings, flag, of_panels
 from cli.main import app
-from cli.settings import ENGINE, JOINING, MODEL, Settings, flag, of_panels
 from tests.checkpoints import make_checkpoint
 
 COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench", "chaos", "compile")

@@ -16,10 +16,10 @@ import httpx
 import msgspec
 import pytest
 
-from cli.model import ChosenModel, worker_spec
-from cli.options import CommandFailed
+from cli.config.model import ChosenModel, worker_spec
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings
 from cli.serve import gateway_settings, like_command, log_level, run_server, worker_command, worker_launches
-from cli.settings import Settings
 from gateway.fleet.launch import LaunchRefused
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.cli.pseudo_terminal import Terminal

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from cli.config.settings import Settings, flag, load
 from cli.main import app
-from cli.settings import Settings, flag, load
 from gateway.openai.decoding import RequestDecoder
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode

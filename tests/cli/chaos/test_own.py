@@ -10,9 +10,9 @@ from typing import NoReturn
 import pytest
 
 from cli.chaos.own import own_server
-from cli.model import ChosenModel
-from cli.options import CommandFailed
-from cli.settings import Settings
+from cli.config.model import ChosenModel
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings
 
 
 def broken(settings: Settings, model: ChosenModel) -> NoReturn:

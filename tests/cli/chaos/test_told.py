@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from cli.chaos.told import Teller, Told
-from cli.model import ChosenModel
-from cli.settings import Settings
+from cli.config.model import ChosenModel
+from cli.config.settings import Settings
 from workers.__main__ import decode_spec
 from workers.faults.plan import Fault
 

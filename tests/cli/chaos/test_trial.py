@@ -21,8 +21,8 @@ from cli.chaos.rounds import Noticed
 from cli.chaos.trial import MOST_FAULTS, Trial, requests, show
 from cli.chaos.watched import Watched
 from cli.client.administration import Administration
-from cli.options import CommandFailed
-from cli.settings import Settings
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings
 
 
 def console() -> Console:

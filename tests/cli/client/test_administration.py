@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from cli.client.administration import Administration, show_workers
-from cli.options import CommandFailed
-from cli.settings import Settings
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings
 
 WORKER = {
     "name": "w0",

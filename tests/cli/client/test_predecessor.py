@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from cli.client.predecessor import HttpPredecessor
-from cli.settings import Settings
+from cli.config.settings import Settings
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.streaming.resume_endpoint import Unreachable
 

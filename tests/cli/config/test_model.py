@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from cli import model as chosen
-from cli.model import ChosenModel, check_model, worker_spec
-from cli.options import CommandFailed
-from cli.settings import Settings
+from cli.config import model as chosen
+from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings
 from models import builtin_path
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import CheckpointError

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cli.settings import Settings, SettingsError, flag, load, unknown_variables
+from cli.config.settings import Settings, SettingsError, flag, load, unknown_variables
 from protocol.request import Bias, Limits, Sampling
 
 Made = TypeVar("Made", Sampling, Limits)

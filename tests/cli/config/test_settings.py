@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.settings import Settings, SettingsError, load, unknown_variables
+from cli.config.settings import Settings, SettingsError, load, unknown_variables
 from gateway.settings import GatewaySettings
 
 

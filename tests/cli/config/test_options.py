@@ -9,8 +9,8 @@ from cli.main import app
 
 INTERRUPTED = """
 import atexit, os, typer
-from cli.options import takes_settings
-from cli.settings import Settings
+from cli.config.options import takes_settings
+from cli.config.settings import Settings
 
 app = typer.Typer()
 

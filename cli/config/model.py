@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.options import CommandFailed
-from cli.settings import Settings
+from cli.config.options import CommandFailed
+from cli.config.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
 from workers.checkpoints.checkpoint import CheckpointError, resolve_model
