@@ -53,8 +53,8 @@ from bench.shapes import default_cache
 from bench.verdict import Tally, Verdict, judge
 from cli.chaos.asking import Request, ask
 from cli.chaos.heard import Heard
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, worker_spec
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings
 from cli.serve import worker_command
 from gateway.fleet.launch import WorkerLaunch

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from cli.config.options import CommandFailed, switch, takes_settings
+from cli.config.errors import CommandFailed
+from cli.config.options import switch, takes_settings
 from cli.config.settings import Settings
 
 app = typer.Typer(help="Look at and change the workers of a running server.", no_args_is_help=True)

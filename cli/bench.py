@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.client.local import load_here
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, worker_spec
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings
 from protocol.request import Sampling
 from workers.engine.engine import BatchEngine, Request

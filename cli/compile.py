@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.client.local import loading_status
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings
 from workers.process.backends import compile_ahead
 

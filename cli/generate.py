@@ -6,18 +6,18 @@ from rich.console import Console
 
 from cli.client.answers import Answers, Ask, RemoteAnswers, Summary
 from cli.client.local import LocalAnswers
-from cli.config.options import Refusal
+from cli.config.errors import InvalidOption
 from cli.config.settings import Settings
 from cli.terminal.prompt import read_prompt
 from protocol.request import Limits, Message, Sampling
 
 
 def ask_for(prompt: str, sampling: Sampling, limits: Limits, *, system: str, chat: bool) -> Ask:
-    """The question of the flags. Raises `Refusal` for a prompt that no model could take."""
+    """The question of the flags. Raises `InvalidOption` for a prompt that no model could take."""
     text = read_prompt(prompt)
     if not chat:
         if system:
-            raise Refusal("--system: needs the chat template; leave --no-chat-template out")
+            raise InvalidOption("--system: needs the chat template; leave --no-chat-template out")
         return Ask(sampling, limits, prompt=text)
     first = (Message("system", system),) if system else ()
     return Ask(sampling, limits, messages=(*first, Message("user", text)))

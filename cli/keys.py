@@ -9,7 +9,8 @@ import typer
 
 from actors.transport.allow_list import AllowList
 from actors.transport.keys import GATEWAY_KEY, KeyFileError, from_z85, make_gateway_key, make_key, read_key
-from cli.config.options import CommandFailed, takes_settings
+from cli.config.errors import CommandFailed
+from cli.config.options import takes_settings
 from cli.config.settings import Settings
 
 app = typer.Typer(

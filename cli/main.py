@@ -12,7 +12,8 @@ from rich.console import Console
 
 from cli import admin, keys
 from cli.config import options
-from cli.config.options import CommandFailed, takes_settings
+from cli.config.errors import CommandFailed
+from cli.config.options import takes_settings
 from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, flag, of_panels
 
 app = typer.Typer(

@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.client.local import load_here
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, worker_spec
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings
 from cli.terminal.prompt import read_prompt
 from workers.session import Score, Session

@@ -12,8 +12,8 @@ import structlog
 from actors.process.logs import configure_logging
 from actors.transport.endpoint import is_loopback
 from cli.client.predecessor import HttpPredecessor
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings, flag
 from cli.terminal.invitation import Invitation
 from cli.terminal.loading import LoadingDisplay, choose_display

@@ -16,8 +16,8 @@ from cli.chaos.trial import READY_S, Trial, requests, show
 from cli.chaos.watched import Watched
 from cli.client.administration import Administration
 from cli.client.server_url import server_url
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings
 
 ALL = "all"

@@ -18,8 +18,8 @@ import anyio
 from actors.process.logs import configure_logging
 from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker import Deadlines
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings, load
 from cli.serve import gateway_settings
 from gateway.daemon import run_daemon

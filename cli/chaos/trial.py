@@ -20,7 +20,7 @@ from cli.chaos.faults import LOADS, OUTSIDE, within
 from cli.chaos.heard import Heard
 from cli.chaos.rounds import Noticed, Strike, compare, percentile, play
 from cli.chaos.watched import Watched
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 from workers.faults.plan import Fault
 
 MOST_FAULTS = 3

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cli.client.administration import Administration
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 
 LOOK_S = 0.05
 """Between two looks."""

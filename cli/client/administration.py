@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.client.server_url import refused, server_client, unanswered
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 
 POLL_S = 0.5

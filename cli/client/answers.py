@@ -10,7 +10,7 @@ import httpx
 
 from cli.client.event_stream import EventStream, raise_for
 from cli.client.server_url import server_client, unanswered
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 from protocol.request import Limits, Message, Sampling
 
 

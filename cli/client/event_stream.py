@@ -11,7 +11,7 @@ import httpx
 
 from cli.client.event_parser import DONE, EventParser
 from cli.client.server_url import refused
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 
 RESUME_S = 60.0
 """How long an answer is asked to be kept, and a broken one tried to be picked up."""

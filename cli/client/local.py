@@ -9,8 +9,8 @@ from rich.console import Console
 
 from actors.process.logs import configure_logging
 from cli.client.answers import Ask, Pieces, Summary
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished

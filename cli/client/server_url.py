@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from actors.transport.endpoint import is_loopback
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 
 
 def server_url(given: str) -> str:

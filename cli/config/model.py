@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cli.config.errors import CommandFailed, InvalidOption
 from cli.config.settings import Settings, SettingsError, flag, load, unknown_variables
 from protocol.request import Bias, Limits, Sampling
 
@@ -22,17 +23,6 @@ Made = TypeVar("Made", Sampling, Limits)
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit status of a command that Ctrl-C has ended, as shells have it."""
-
-
-class Refusal(typer.BadParameter):
-    """Raised for an option that is wrong; shown with the command's usage, exit status 2."""
-
-    def format_message(self) -> str:
-        return self.message
-
-
-class CommandFailed(Exception):
-    """Raised when a command cannot do what it was rightly asked to; shown as one sentence, exit status 1."""
 
 
 def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -50,7 +40,7 @@ def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[...,
             try:
                 settings = load(flags, values.pop("config"))
             except SettingsError as error:
-                raise Refusal(str(error)) from error
+                raise InvalidOption(str(error)) from error
             for sentence in unknown_variables():
                 Console(stderr=True).print(f"[yellow]Warning:[/] {escape(sentence)}")
             try:
@@ -158,26 +148,26 @@ IgnoreEos = Annotated[bool, switch("--ignore-eos", help="Run to --max-tokens.", 
 
 
 def sampling(**values: Any) -> Sampling:
-    """Checked sampling parameters, by the names of `Sampling`'s fields. Raises `Refusal` that names the flag."""
+    """Checked sampling parameters, by the names of `Sampling`'s fields. Raises `InvalidOption` that names the flag."""
     return _checked(Sampling(**values))
 
 
 def biases(assignments: list[str] | None) -> tuple[Bias, ...]:
-    """The values of `--logit-bias`. Raises `Refusal`."""
+    """The values of `--logit-bias`. Raises `InvalidOption`."""
     out = []
     for assignment in assignments or ():
         token, _, bias = assignment.partition("=")
         try:
             out.append(Bias(int(token), float(bias)))
         except ValueError as error:
-            raise Refusal(f"--logit-bias: write ID=BIAS, both numbers, not {assignment!r}") from error
+            raise InvalidOption(f"--logit-bias: write ID=BIAS, both numbers, not {assignment!r}") from error
     return tuple(out)
 
 
 def limits(
     *, max_tokens: int | None, stop: list[str] | None = None, ignore_eos: bool = False, min_tokens: int = 0
 ) -> Limits:
-    """Checked limits. Raises `Refusal` that names the flag."""
+    """Checked limits. Raises `InvalidOption` that names the flag."""
     return _checked(Limits(max_tokens, tuple(stop or ()), ignore_eos, min_tokens=min_tokens))
 
 
@@ -189,7 +179,7 @@ def _checked(made: Made) -> Made:
             msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=_annotation(kind, name))
         except (msgspec.ValidationError, UnicodeEncodeError, OverflowError) as error:
             problem = str(error).partition(" - at")[0].replace("`", "")
-            raise Refusal(f"{flag(name)}: {problem[0].lower()}{problem[1:]}, not {value!r}") from error
+            raise InvalidOption(f"{flag(name)}: {problem[0].lower()}{problem[1:]}, not {value!r}") from error
     return made
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from cli.client.answers import Ask
 from cli.config import options
+from cli.config.errors import InvalidOption
 from protocol.request import Limits, Message, Sampling
 
 HELP = """\
@@ -99,7 +100,7 @@ class Conversation:
         max_tokens = values.pop("max_tokens")
         try:
             sampling, limits = options.sampling(**values), options.limits(max_tokens=max_tokens)
-        except options.Refusal as error:
+        except InvalidOption as error:
             return str(error.message).removeprefix("--").replace("-", "_", 1)
         self._sampling, self._limits = sampling, limits
         return self._parameters()

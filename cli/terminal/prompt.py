@@ -2,19 +2,19 @@
 
 import sys
 
-from cli.config.options import Refusal
+from cli.config.errors import InvalidOption
 from protocol.bounds import MAX_TEXT
 
 
 def read_prompt(prompt: str) -> str:
-    """The text of `--prompt`, where `-` is standard input. Raises `Refusal` for one that no model could take."""
+    """The text of `--prompt`, where `-` is standard input. Raises `InvalidOption` for one that no model could take."""
     if prompt == "-":
         # A file may hold anything; what is not UTF-8 is replaced, as a tokenizer would.
         text = sys.stdin.buffer.read(4 * MAX_TEXT + 4).decode("utf-8", "replace")
     else:
         text = prompt.encode("utf-8", "replace").decode()
     if not text:
-        raise Refusal("--prompt: is empty")
+        raise InvalidOption("--prompt: is empty")
     if len(text) > MAX_TEXT:
-        raise Refusal(f"--prompt: is over {MAX_TEXT} characters")
+        raise InvalidOption(f"--prompt: is over {MAX_TEXT} characters")
     return text

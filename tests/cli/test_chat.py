@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cli.chat import interruptible, talk
 from cli.client.answers import Ask, Pieces, Summary
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 from cli.terminal.conversation import Conversation
 from protocol.request import Limits, Sampling
 from tests.cli.pseudo_terminal import Terminal

@@ -11,8 +11,8 @@ pytest.importorskip("jax", reason="the IREE backend is not installed: pip instal
 
 from cli import compile as compile_module
 from cli.compile import compile_model
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, worker_spec
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings
 from workers.iree.build.compile_client import Built
 from workers.process.backends import Progress

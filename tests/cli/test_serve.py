@@ -16,8 +16,8 @@ import httpx
 import msgspec
 import pytest
 
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, worker_spec
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings
 from cli.serve import gateway_settings, like_command, log_level, run_server, worker_command, worker_launches
 from gateway.fleet.launch import LaunchRefused

@@ -7,7 +7,7 @@ import pytest
 
 from cli.chaos.command import chosen
 from cli.chaos.faults import FIRST_MESSAGE, LOADS, OUTSIDE, SLOW_CALLS, SLOW_S, WITHIN, within
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 from workers.faults.plan import LINK_FAULTS, CallFault, LoadFault
 
 

@@ -10,8 +10,8 @@ from typing import NoReturn
 import pytest
 
 from cli.chaos.own import own_server
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings
 
 

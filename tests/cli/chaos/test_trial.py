@@ -21,7 +21,7 @@ from cli.chaos.rounds import Noticed
 from cli.chaos.trial import MOST_FAULTS, Trial, requests, show
 from cli.chaos.watched import Watched
 from cli.client.administration import Administration
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 
 

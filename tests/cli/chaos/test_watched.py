@@ -7,7 +7,7 @@ import pytest
 
 from cli.chaos.watched import Watched
 from cli.client.administration import Administration
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 
 
 def worker(

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from cli.client.administration import Administration, show_workers
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 
 WORKER = {

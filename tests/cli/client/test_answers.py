@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from cli.client.answers import Ask, RemoteAnswers, Summary
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 from protocol.request import Bias, Limits, Message, Sampling
 
 ASK = Ask(

@@ -12,7 +12,7 @@ import pytest
 from cli.client import event_stream
 from cli.client.answers import Ask, RemoteAnswers, Summary
 from cli.client.event_stream import EventStream
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 from protocol.request import Limits, Sampling
 from tests.gateway.faults.cutting import breaking_way
 from tests.gateway.real import launch, real_gateway

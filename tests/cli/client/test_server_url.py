@@ -3,7 +3,7 @@
 import pytest
 
 from cli.client.server_url import refused, server_client, server_url
-from cli.config.options import CommandFailed
+from cli.config.errors import CommandFailed
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cli.config import model as chosen
+from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
-from cli.config.options import CommandFailed
 from cli.config.settings import Settings
 from models import builtin_path
 from tests.checkpoints import make_checkpoint
