@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cli.config.errors import CommandFailed, InvalidOption
-from cli.config.settings import Settings, SettingsError, flag, load, unknown_variables
+from cli.config.settings import InvalidSettings, Settings, flag, load, unknown_variables
 from protocol.request import Bias, Limits, Sampling
 
 Made = TypeVar("Made", Sampling, Limits)
@@ -39,7 +39,7 @@ def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[...,
             flags = {name: values.pop(name) for name in names}
             try:
                 settings = load(flags, values.pop("config"))
-            except SettingsError as error:
+            except InvalidSettings as error:
                 raise InvalidOption(str(error)) from error
             for sentence in unknown_variables():
                 Console(stderr=True).print(f"[yellow]Warning:[/] {escape(sentence)}")

@@ -24,7 +24,7 @@ _GATEWAY = GatewaySettings()
 MODEL, ENGINE, SERVER, LIMITS, JOINING = "Model", "Engine", "Server", "Limits", "Joining"
 
 
-class SettingsError(Exception):
+class InvalidSettings(Exception):
     """Raised when a setting is unknown or out of range; the text names the flag, the variable or the line's file."""
 
 
@@ -219,7 +219,7 @@ class Settings(BaseSettings):
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Settings from flags (those that are not None), the environment and a TOML file. Raises `SettingsError`."""
+    """Settings from flags (those that are not None), the environment and a TOML file. Raises `InvalidSettings`."""
     given = {name: value for name, value in flags.items() if value is not None}
     file = config_file(config)
 
@@ -229,9 +229,9 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     try:
         return Loaded(**given)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file} is not TOML: {error}") from error
+        raise InvalidSettings(f"{file} is not TOML: {error}") from error
     except ValidationError as error:
-        raise SettingsError("\n".join(_explain(error, given, file))) from error
+        raise InvalidSettings("\n".join(_explain(error, given, file))) from error
 
 
 def config_file(config: Path | None) -> Path | None:
@@ -241,7 +241,7 @@ def config_file(config: Path | None) -> Path | None:
     if named is None:
         return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
     if not named.is_file():
-        raise SettingsError(f"{'--config' if config else CONFIG_VARIABLE}: there is no file {named}")
+        raise InvalidSettings(f"{'--config' if config else CONFIG_VARIABLE}: there is no file {named}")
     return named
 
 

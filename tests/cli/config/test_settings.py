@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.config.settings import Settings, SettingsError, load, unknown_variables
+from cli.config.settings import InvalidSettings, Settings, load, unknown_variables
 from gateway.settings import GatewaySettings
 
 
@@ -70,45 +70,45 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_a_bound_at_its_edge_and_a_flag_over_it(name: str, inside: object, outside: object) -> None:
     assert getattr(load({name: inside}), name) == inside
-    with pytest.raises(SettingsError, match=f"^--{name.replace('_', '-')}: .*, not "):
+    with pytest.raises(InvalidSettings, match=f"^--{name.replace('_', '-')}: .*, not "):
         load({name: outside})
 
 
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_PORT", "eighty")
-    with pytest.raises(SettingsError, match=r"^BATON_PORT: .*, not 'eighty'$"):
+    with pytest.raises(InvalidSettings, match=r"^BATON_PORT: .*, not 'eighty'$"):
         load({})
 
 
 def test_a_wrong_line_of_the_file_is_named() -> None:
     toml("port = 99999")
-    with pytest.raises(SettingsError, match=r"^baton.toml: port: .*, not 99999$"):
+    with pytest.raises(InvalidSettings, match=r"^baton.toml: port: .*, not 99999$"):
         load({})
 
 
 def test_every_wrong_setting_is_reported_at_once() -> None:
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(InvalidSettings) as error:
         load({"port": -1, "workers": -1})
     assert [line.partition(":")[0] for line in str(error.value).splitlines()] == ["--port", "--workers"]
 
 
 def test_an_unknown_line_of_the_file_is_refused_with_a_guess() -> None:
     toml("prot = 8000")
-    with pytest.raises(SettingsError, match=r"^baton.toml: prot is not a setting \(did you mean port\?\)$"):
+    with pytest.raises(InvalidSettings, match=r"^baton.toml: prot is not a setting \(did you mean port\?\)$"):
         load({})
 
 
 def test_a_file_that_is_not_toml_is_refused() -> None:
     toml("port: 8000")
-    with pytest.raises(SettingsError, match=r"^baton.toml is not TOML: "):
+    with pytest.raises(InvalidSettings, match=r"^baton.toml is not TOML: "):
         load({})
 
 
 def test_a_named_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match=r"^--config: there is no file none.toml$"):
+    with pytest.raises(InvalidSettings, match=r"^--config: there is no file none.toml$"):
         load({}, Path("none.toml"))
     monkeypatch.setenv("BATON_CONFIG", "none.toml")
-    with pytest.raises(SettingsError, match=r"^BATON_CONFIG: "):
+    with pytest.raises(InvalidSettings, match=r"^BATON_CONFIG: "):
         load({})
 
 
