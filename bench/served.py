@@ -14,7 +14,7 @@ from cli.chaos.asking import Server
 from cli.chaos.own import HOST, Launcher, own_server
 from cli.chaos.watched import Watched
 from cli.client.administration import Administration
-from cli.serve import worker_launches
+from cli.config.launch import worker_launches
 
 READY_TIMEOUT_S = 300.0
 

@@ -54,9 +54,9 @@ from bench.verdict import Tally, Verdict, judge
 from cli.chaos.asking import Request, ask
 from cli.chaos.heard import Heard
 from cli.config.errors import CommandFailed
+from cli.config.launch import worker_command
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
-from cli.serve import worker_command
 from gateway.fleet.launch import WorkerLaunch
 from workers.process.spec import ScriptedSpec, WorkerSpec
 

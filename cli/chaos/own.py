@@ -19,9 +19,9 @@ from actors.process.logs import configure_logging
 from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker import Deadlines
 from cli.config.errors import CommandFailed
+from cli.config.launch import gateway_settings
 from cli.config.model import ChosenModel
 from cli.config.settings import Settings, load
-from cli.serve import gateway_settings
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
 

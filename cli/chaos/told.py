@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from cli.config.launch import worker_command, worker_launches, worker_specs
 from cli.config.model import ChosenModel
 from cli.config.settings import Settings
-from cli.serve import worker_command, worker_launches, worker_specs
 from gateway.fleet.launch import WorkerLaunch
 from workers.faults.plan import Fault
 from workers.process.spec import WorkerSpec
