@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli import admin, keys
+from cli.commands import admin, keys
 from cli.config import options
 from cli.config.errors import CommandFailed
 from cli.config.options import takes_settings
@@ -67,7 +67,7 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a model over HTTP, in the manner of OpenAI's API."""
-    from cli.serve import run_server
+    from cli.commands.serve import run_server
 
     run_server(settings, take_over=take_over)
 
@@ -76,7 +76,7 @@ def serve(
 @takes_settings(*of_panels(MODEL, ENGINE, JOINING), "hang_timeout_s", "log_level")
 def worker(settings: Settings) -> None:
     """Compute for a gateway on another machine, which listens for workers."""
-    from cli.worker import run_worker
+    from cli.commands.worker import run_worker
 
     run_worker(settings)
 
@@ -107,7 +107,7 @@ def generate(
     url: Url = None,
 ) -> None:
     """Answer one prompt and leave."""
-    from cli.generate import answer_once, ask_for
+    from cli.commands.generate import answer_once, ask_for
 
     sampling = options.sampling(
         temperature=temperature,
@@ -142,7 +142,7 @@ def chat(
     url: Url = None,
 ) -> None:
     """Talk with a model. Ctrl-C cancels a reply, Ctrl-D leaves, /help lists the commands."""
-    from cli.chat import run_chat
+    from cli.commands.chat import run_chat
 
     sampling = options.sampling(
         temperature=temperature,
@@ -165,7 +165,7 @@ def score(
     as_json: Annotated[bool, options.switch("--json", help="Print JSON, one object.")] = False,
 ) -> None:
     """Print the log-likelihood of each token of a text."""
-    from cli.score import score_text
+    from cli.commands.score import score_text
 
     score_text(settings, prompt, as_json=as_json)
 
@@ -174,7 +174,7 @@ def score(
 @takes_settings("cache_dir")
 def doctor(settings: Settings) -> None:
     """Say what backends and devices work here, and what to do about those that do not."""
-    from cli.doctor import examine
+    from cli.commands.doctor import examine
 
     if not examine(settings, Console(highlight=False)):
         raise typer.Exit(1)
@@ -188,7 +188,7 @@ def bench(
     as_json: Annotated[bool, options.switch("--json", help="Print JSON, one object.")] = False,
 ) -> None:
     """Measure a model here: tokens a second of decode at 1, 4 and 8 streams, and of prefill."""
-    from cli.bench import run_bench
+    from cli.commands.bench import run_bench
 
     run_bench(settings, seconds=seconds, as_json=as_json)
 
@@ -219,7 +219,7 @@ def chaos(
     ] = None,
 ) -> None:
     """Break the workers of a running server, and count what the clients of its streams notice: nothing but a gap."""
-    from cli.chaos.command import run_chaos, run_own
+    from cli.commands.chaos import run_chaos, run_own
 
     sources = {name: invocation.get_parameter_source(name) for name in invocation.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
@@ -262,7 +262,7 @@ def compile_(
     as_json: Annotated[bool, options.switch("--json", help="Print JSON, one object.")] = False,
 ) -> None:
     """Compile all graphs of a model now, as `baton serve` would in its first minutes; give it the same settings."""
-    from cli.compile import compile_model
+    from cli.commands.compile import compile_model
 
     compile_model(settings, as_json=as_json)
 

@@ -16,11 +16,11 @@ import httpx
 import pytest
 from rich.console import Console
 
-from cli.chaos.command import run_own
+from cli.commands.chaos import run_own
 from cli.config.settings import Settings
 from models import builtin_path
 from protocol.request import Limits, Sampling
-from tests.cli.test_serve import read_until, serving, url_of
+from tests.cli.commands.test_serve import read_until, serving, url_of
 from workers.engine.runner import NotFiniteError
 from workers.process.spec import Backend, WorkerSpec
 from workers.session import Session

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from cli.chaos.command import chosen
 from cli.chaos.faults import FIRST_MESSAGE, LOADS, OUTSIDE, SLOW_CALLS, SLOW_S, WITHIN, within
+from cli.commands.chaos import chosen
 from cli.config.errors import CommandFailed
 from workers.faults.plan import LINK_FAULTS, CallFault, LoadFault
 

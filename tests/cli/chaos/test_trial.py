@@ -14,13 +14,13 @@ from rich.console import Console
 from bench.served import served
 from cli.chaos import trial
 from cli.chaos.asking import Server
-from cli.chaos.command import chosen, run_chaos, run_own
 from cli.chaos.faults import WITHIN
 from cli.chaos.heard import Choice, Heard
 from cli.chaos.rounds import Noticed
 from cli.chaos.trial import MOST_FAULTS, Trial, requests, show
 from cli.chaos.watched import Watched
 from cli.client.administration import Administration
+from cli.commands.chaos import chosen, run_chaos, run_own
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 

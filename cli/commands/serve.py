@@ -22,7 +22,7 @@ from gateway.fleet.take_over import TakeOverFailed
 from gateway.http.server import BindError
 from gateway.settings import GatewaySettings
 
-_log = structlog.get_logger("cli.serve")
+_log = structlog.get_logger("cli.commands.serve")
 
 
 def run_server(settings: Settings, *, take_over: bool = False) -> None:

@@ -14,11 +14,11 @@ from actors.supervision.worker import Deadlines
 from actors.transport.endpoint import EndpointError, sweep
 from actors.transport.keys import KeyFileError, read_key, to_z85
 from actors.transport.link import CurveKeys
+from cli.commands.serve import log_level
 from cli.config.errors import CommandFailed
 from cli.config.launch import worker_command
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings, flag
-from cli.serve import log_level
 from protocol.bounds import MAX_NAME
 from workers.process.remote_agent import Joining, WorkerGaveUp
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cli.commands.serve import log_level, run_server
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel
 from cli.config.settings import Settings
-from cli.serve import log_level, run_server
 from tests.cli.pseudo_terminal import Terminal
 
 SERVE = ("-m", "cli", "serve", "--backend", "scripted", "--port", "0", "--log-level", "warning")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli import doctor
+from cli.commands import doctor
 from cli.config.settings import Settings
 from workers.host.cores import find_cores
 from workers.host.probe import Probe, short

@@ -12,10 +12,10 @@ from actors.supervision.policy import RestartPolicy
 from actors.transport.allow_list import AllowList
 from actors.transport.keys import make_gateway_key, make_key
 from actors.transport.link import CurveKeys
+from cli.commands.worker import keep_joined, worker_keys
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
-from cli.worker import keep_joined, worker_keys
-from tests.cli.test_serve import DEADLINE_S, SERVE, read_until, serving, url_of
+from tests.cli.commands.test_serve import DEADLINE_S, SERVE, read_until, serving, url_of
 from tests.ports import port_for_later
 from workers.process.remote_agent import Joining, WorkerGaveUp
 

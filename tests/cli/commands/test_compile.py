@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("iree.compiler", reason="the IREE backend is not installed: pip install 'baton[iree]'")
 pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton[iree]'")
 
-from cli import compile as compile_module
-from cli.compile import compile_model
+from cli.commands import compile as compile_module
+from cli.commands.compile import compile_model
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings

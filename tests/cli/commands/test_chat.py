@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.chat import interruptible, talk
 from cli.client.answers import Ask, Pieces, Summary
+from cli.commands.chat import interruptible, talk
 from cli.config.errors import CommandFailed
 from cli.terminal.conversation import Conversation
 from protocol.request import Limits, Sampling

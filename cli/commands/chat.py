@@ -13,9 +13,9 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from rich.console import Console
 
 from cli.client.answers import Answers, Summary
+from cli.commands.generate import open_answers
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
-from cli.generate import open_answers
 from cli.terminal.conversation import Conversation
 from protocol.request import Limits, Sampling
 
