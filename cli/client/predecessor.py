@@ -9,8 +9,8 @@ import httpx
 import structlog
 
 from actors.process.descriptors import NoDescriptors, check_free
+from cli.client.server_url import base_url
 from cli.config.settings import Settings
-from cli.terminal.invitation import base_url
 from gateway.fleet.hand_over import Offer
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.streaming.resume_endpoint import Unreachable

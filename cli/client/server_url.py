@@ -24,6 +24,12 @@ def server_url(given: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}"
 
 
+def base_url(host: str, port: int) -> str:
+    """Where a person on this machine reaches a server that listens on `host`."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
 def server_client(given: str, key: str, timeout: httpx.Timeout | float) -> httpx.Client:
     """A client of the server there, which shows it the key, if there is one. What is on this machine is asked without
     the proxy that the environment may name for the rest of the world: it would get the key, and find nobody.

@@ -4,6 +4,7 @@ import json
 import shlex
 
 from actors.supervision.worker_process import WorkerStatus
+from cli.client.server_url import base_url
 from cli.config.settings import Settings
 
 
@@ -55,9 +56,3 @@ def curl_line(url: str, model: str, *, chat: bool, key: bool) -> str:
     route = "chat/completions" if chat else "completions"
     headers = ["-H 'Content-Type: application/json'"] + ['-H "Authorization: Bearer $BATON_API_KEY"'] * key
     return f"curl {url}/v1/{route} {' '.join(headers)} -d {shlex.quote(json.dumps(body))}"
-
-
-def base_url(host: str, port: int) -> str:
-    """Where a person on this machine reaches a server that listens on `host`."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.client.server_url import refused, server_client, server_url
+from cli.client.server_url import base_url, refused, server_client, server_url
 from cli.config.errors import CommandFailed
 
 
@@ -28,6 +28,20 @@ def test_what_names_a_server_is_its_url(given: str, url: str) -> None:
 def test_what_names_none_is_refused_by_the_option(given: str) -> None:
     with pytest.raises(CommandFailed, match="--url: "):
         server_url(given)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("fe80::1", "http://[fe80::1]:80"),
+        ("example.org", "http://example.org:80"),
+    ],
+)
+def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
+    assert base_url(host, 80) == url
 
 
 def test_who_lacks_the_key_is_told_where_it_goes() -> None:

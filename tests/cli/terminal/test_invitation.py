@@ -8,22 +8,8 @@ import pytest
 
 from actors.supervision.worker_process import WorkerState, WorkerStatus
 from cli.config.settings import Settings
-from cli.terminal.invitation import Invitation, base_url, curl_line
+from cli.terminal.invitation import Invitation, curl_line
 from protocol.events import Gauges
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:80"),
-        ("0.0.0.0", "http://127.0.0.1:80"),
-        ("::", "http://[::1]:80"),
-        ("fe80::1", "http://[fe80::1]:80"),
-        ("example.org", "http://example.org:80"),
-    ],
-)
-def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
-    assert base_url(host, 80) == url
 
 
 @pytest.mark.parametrize("chat", [True, False])
