@@ -25,7 +25,8 @@ LOCAL = "http://127.0.0.1:8000"
 @takes_settings("api_key", "admin_key")
 def workers(settings: Settings, url: Url = LOCAL) -> None:
     """List the workers."""
-    from cli.client.administration import Administration, show_workers
+    from cli.client.administration import Administration
+    from cli.terminal.worker_table import show_workers
 
     with Administration.of(url, settings) as client:
         show_workers(client.get("/admin/workers")["workers"])
