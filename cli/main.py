@@ -107,7 +107,7 @@ def generate(
     url: Url = None,
 ) -> None:
     """Answer one prompt and leave."""
-    from cli.commands.generate import answer_once, ask_for
+    from cli.commands.generate import answer_once, request_from
 
     sampling = options.sampling(
         temperature=temperature,
@@ -121,7 +121,7 @@ def generate(
         logit_bias=options.biases(logit_bias),
     )
     limits = options.limits(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, min_tokens=min_tokens)
-    ask = ask_for(prompt, sampling, limits, system=system, chat=not no_chat_template)
+    ask = request_from(prompt, sampling, limits, system=system, chat=not no_chat_template)
     answer_once(settings, ask, url=url, stats=stats)
 
 

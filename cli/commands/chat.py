@@ -12,8 +12,8 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from rich.console import Console
 
-from cli.client.answers import Answers, Summary
-from cli.commands.generate import open_answers
+from cli.client.model_client import ModelClient, Summary
+from cli.commands.generate import open_client
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 from cli.terminal.conversation import Conversation
@@ -24,13 +24,13 @@ PROMPT = "you> "
 
 def run_chat(settings: Settings, sampling: Sampling, limits: Limits, *, system: str, url: str | None) -> None:
     """Talk until Ctrl-D. Raises `CommandFailed` when the model cannot be had."""
-    with closing(open_answers(settings, url)) as answers:
+    with closing(open_client(settings, url)) as answers:
         console = Console(highlight=False, soft_wrap=True)
         console.print(f"{answers.name}. /help lists the commands; Ctrl-D leaves.", markup=False)
         talk(answers, Conversation(sampling, limits, system), line_reader(), console)
 
 
-def talk(answers: Answers, conversation: Conversation, read: Callable[[], str], console: Console) -> None:
+def talk(answers: ModelClient, conversation: Conversation, read: Callable[[], str], console: Console) -> None:
     """The loop of lines: commands are obeyed, everything else is said to the model."""
     while True:
         try:
@@ -51,7 +51,7 @@ def talk(answers: Answers, conversation: Conversation, read: Callable[[], str], 
             console.print(f"\n{error}", markup=False, style="red")
 
 
-def reply(answers: Answers, conversation: Conversation, line: str, console: Console) -> None:
+def reply(answers: ModelClient, conversation: Conversation, line: str, console: Console) -> None:
     """Say one line to the model and print what comes; a cancelled reply is kept as far as it came."""
     said: list[str] = []
     with interruptible() as interrupted, closing(answers.stream(conversation.ask(line))) as pieces:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from cli.client.answers import Ask
+from cli.client.model_client import ModelRequest
 from cli.config import options
 from cli.config.errors import InvalidOption
 from protocol.request import Limits, Message, Sampling
@@ -47,10 +47,10 @@ class Conversation:
         first = [Message("system", self._system)] if self._system else []
         return tuple(first + self._messages)
 
-    def ask(self, line: str) -> Ask:
+    def ask(self, line: str) -> ModelRequest:
         """Add what the user says, and ask for the reply."""
         self._messages.append(Message("user", line))
-        return Ask(self._sampling, self._limits, messages=self.messages)
+        return ModelRequest(self._sampling, self._limits, messages=self.messages)
 
     def answered(self, text: str) -> None:
         """Add what the model said."""

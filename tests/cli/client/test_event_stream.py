@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from cli.client import event_stream
-from cli.client.answers import Ask, RemoteAnswers, Summary
 from cli.client.event_stream import EventStream
+from cli.client.model_client import ModelRequest, Summary
+from cli.client.remote import RemoteClient
 from cli.config.errors import CommandFailed
 from protocol.request import Limits, Sampling
 from tests.gateway.faults.cutting import breaking_way
@@ -41,7 +42,7 @@ DONE = event(9, "[DONE]")
 
 
 class Script:
-    """Answers each request with the next of its responses."""
+    """ModelClient each request with the next of its responses."""
 
     def __init__(self, *responses: httpx.Response | httpx.HTTPError) -> None:
         self._responses = list(responses)
@@ -141,10 +142,10 @@ def test_who_leaves_says_so() -> None:
 @pytest.mark.anyio
 async def test_a_connection_that_is_cut_changes_nothing() -> None:
     """For real: a proxy breaks the connection twice, and the text is the same as without."""
-    ask = Ask(Sampling(seed=3, temperature=1.0), Limits(max_tokens=60, ignore_eos=True), prompt="Hello")
+    ask = ModelRequest(Sampling(seed=3, temperature=1.0), Limits(max_tokens=60, ignore_eos=True), prompt="Hello")
 
     def answer(port: int) -> tuple[str, Summary]:
-        answers = RemoteAnswers.connect(f"http://127.0.0.1:{port}")
+        answers = RemoteClient.connect(f"http://127.0.0.1:{port}")
         *pieces, summary = answers.stream(ask)
         answers.close()
         assert isinstance(summary, Summary)

@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from cli.client.answers import Ask, RemoteAnswers, Summary
+from cli.client.model_client import ModelRequest, Summary
+from cli.client.remote import RemoteClient
 from cli.config.errors import CommandFailed
 from protocol.request import Bias, Limits, Message, Sampling
 
-ASK = Ask(
+ASK = ModelRequest(
     Sampling(temperature=0.5, seed=7, presence_penalty=0.5, logit_bias=(Bias(5, -100.0),)),
     Limits(max_tokens=3, stop=("\n",), ignore_eos=True, min_tokens=2),
     prompt="One",
 )
-CHAT = Ask(Sampling(), Limits(), messages=(Message("user", "Hi"),))
+CHAT = ModelRequest(Sampling(), Limits(), messages=(Message("user", "Hi"),))
 
 
-def answers(respond: Callable[[httpx.Request], httpx.Response]) -> RemoteAnswers:
-    return RemoteAnswers(httpx.Client(base_url="http://server", transport=httpx.MockTransport(respond)), "tiny")
+def answers(respond: Callable[[httpx.Request], httpx.Response]) -> RemoteClient:
+    return RemoteClient(httpx.Client(base_url="http://server", transport=httpx.MockTransport(respond)), "tiny")
 
 
 def events(*chunks: object, done: bool = True) -> bytes:
@@ -111,7 +112,7 @@ def test_a_server_that_goes_away_is_a_sentence() -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1/v1/"])
 def test_no_server_is_a_sentence(url: str) -> None:
     with pytest.raises(CommandFailed, match=r"no server answers at http://127\.0\.0\.1:1: .*`baton serve` starts one"):
-        RemoteAnswers.connect(url)
+        RemoteClient.connect(url)
 
 
 def test_the_summary_line_counts_the_speed_after_the_first_token() -> None:

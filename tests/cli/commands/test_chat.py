@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.client.answers import Ask, Pieces, Summary
+from cli.client.model_client import ModelRequest, Pieces, Summary
 from cli.commands.chat import interruptible, talk
 from cli.config.errors import CommandFailed
 from cli.terminal.conversation import Conversation
@@ -18,16 +18,16 @@ from tests.cli.pseudo_terminal import Terminal
 
 
 class Script:
-    """Answers with what it was told to; an exception in the script is raised, a callable is called."""
+    """ModelClient with what it was told to; an exception in the script is raised, a callable is called."""
 
     name = "script"
 
     def __init__(self, *replies: list[object]) -> None:
         self._replies = list(replies)
-        self.asked: list[Ask] = []
+        self.asked: list[ModelRequest] = []
         self.closed = 0
 
-    def stream(self, ask: Ask) -> Pieces:
+    def stream(self, ask: ModelRequest) -> Pieces:
         self.asked.append(ask)
         try:
             for piece in self._replies.pop(0):
@@ -56,7 +56,7 @@ def run(script: Script, *lines: str | type[BaseException]) -> str:
     return output.getvalue()
 
 
-def said(ask: Ask) -> list[tuple[str, str]]:
+def said(ask: ModelRequest) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in ask.messages]
 
 
