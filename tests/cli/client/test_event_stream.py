@@ -42,7 +42,7 @@ DONE = event(9, "[DONE]")
 
 
 class Script:
-    """ModelClient each request with the next of its responses."""
+    """Answers each request with the next of its responses."""
 
     def __init__(self, *responses: httpx.Response | httpx.HTTPError) -> None:
         self._responses = list(responses)

@@ -18,7 +18,7 @@ from tests.cli.pseudo_terminal import Terminal
 
 
 class Script:
-    """ModelClient with what it was told to; an exception in the script is raised, a callable is called."""
+    """A model client with scripted replies; an exception in the script is raised, a callable is called."""
 
     name = "script"
 
