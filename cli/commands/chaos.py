@@ -1,4 +1,4 @@
-"""`baton chaos`: looks at a server, asks whether it may be broken, and breaks it; or starts one to break."""
+"""`baton chaos`: breaks the workers of a running server, or of a server that it starts."""
 
 import multiprocessing
 import os
@@ -8,12 +8,14 @@ from pathlib import Path
 from rich.console import Console
 
 from actors.transport.endpoint import is_loopback
-from cli.chaos.asking import AddressRefused, Server
-from cli.chaos.faults import OUTSIDE, WITHIN
-from cli.chaos.own import HOST, own_server
-from cli.chaos.told import Teller, Told
-from cli.chaos.trial import READY_S, Trial, requests, show
-from cli.chaos.watched import Watched
+from cli.chaos.fault_injection import FaultReceiver, FaultSender
+from cli.chaos.faults import PLANNED, SIGNALS
+from cli.chaos.http_client import InvalidAddress, ServerAddress
+from cli.chaos.owned_server import HOST, owned_server
+from cli.chaos.report import print_report
+from cli.chaos.trial import READY_S, Trial
+from cli.chaos.workers_watcher import WorkersWatcher
+from cli.chaos.workload import streaming_requests
 from cli.client.administration import Administration
 from cli.client.server_url import server_url
 from cli.config.errors import CommandFailed
@@ -23,20 +25,19 @@ from cli.config.settings import Settings
 ALL = "all"
 
 
-def chosen(names: str, *, own: bool = False) -> list[str]:
-    """The faults of a comma-separated list. Raises `CommandFailed` for one that there is not, or not for a server that
-    is not one's `own`."""
-    there = [*OUTSIDE, *WITHIN] if own else [*OUTSIDE]
+def choose_faults(names: str, *, own: bool = False) -> list[str]:
+    """Parse a comma-separated list of faults. Raises `CommandFailed` if one is unknown, or needs an owned server."""
+    known = [*SIGNALS, *PLANNED] if own else [*SIGNALS]
     faults = [name.strip() for name in names.split(",") if name.strip()]
     if faults == [ALL]:
-        return there
+        return known
     for name in faults:
-        if name in WITHIN and not own:
-            raise CommandFailed(f"--faults: {name!r} comes from within, and only workers that --own starts are told so")
-        if name not in there:
-            raise CommandFailed(f"--faults: there is no {name!r}; there are {', '.join(there)}")
+        if name in PLANNED and not own:
+            raise CommandFailed(f"--faults: {name!r} comes from within a worker, which needs --own")
+        if name not in known:
+            raise CommandFailed(f"--faults: there is no {name!r}; choose from {', '.join(known)}")
     if not faults:
-        raise CommandFailed(f"--faults: name some of {', '.join(there)}")
+        raise CommandFailed(f"--faults: name some of {', '.join(known)}")
     return faults
 
 
@@ -53,28 +54,38 @@ def run_chaos(
     confirm: Callable[[str], bool],
     console: Console,
 ) -> bool:
-    """Break a server for a while and print the table; false when a client noticed more than a gap. `confirm` is asked
-    before. Raises `CommandFailed`."""
-    kinds = chosen(faults)
+    """Break a running server for a while and print the table, if `confirm` returns True for the question.
+
+    Returns False if a client noticed more than a gap. Raises `CommandFailed`.
+    """
+    kinds = choose_faults(faults)
     url = server_url(url)
     try:
-        server = Server.of(url, settings.api_key)
-    except AddressRefused as error:
+        server = ServerAddress.of(url, settings.api_key)
+    except InvalidAddress as error:
         raise CommandFailed(f"--url: {error}") from error
     if not is_loopback(server.host):
-        raise CommandFailed(f"--url: faults are signals to processes of this machine, and {server.host} is another one")
+        raise CommandFailed(
+            f"--url: faults are signals to processes of this machine, and {server.host} is another one; "
+            "run `baton chaos` there"
+        )
     with Administration.of(url, settings) as client:
-        there = Watched(client, model).workers()
-        if not there:
+        found = WorkersWatcher(client, model).workers()
+        if not found:
             raise CommandFailed(f"{url} has no worker" + (f" of model {model!r}" if model else ""))
-        model = there[0]["model"]
-        watched = Watched(client, model)
-        listed = ", ".join(f"{each['name']} (process {each['pid']})" for each in watched.local() if each["pid"])
-        if not watched.active():
-            raise CommandFailed(f"no worker of {model!r} serves on this machine: faults are signals to its processes")
-        if not confirm(f"This breaks workers of {url} ({', '.join(kinds)}): {listed}. Its clients will wait. Go on?"):
+        model = found[0]["model"]
+        watcher = WorkersWatcher(client, model)
+        listed = ", ".join(f"{each['name']} (process {each['pid']})" for each in watcher.local() if each["pid"])
+        if not watcher.active():
+            raise CommandFailed(
+                f"no worker of {model!r} on this machine is ready to be broken; `baton admin workers` shows their state"
+            )
+        question = (
+            f"This breaks workers of {url} ({', '.join(kinds)}): {listed}. Its clients will have to wait. Continue?"
+        )
+        if not confirm(question):
             raise CommandFailed("nothing was done")
-        trial = Trial(server, watched, requests(model, streams, tokens), seed=seed)
+        trial = Trial(server, watcher, streaming_requests(model, streams, tokens), seed=seed)
         return _run(trial, kinds, seconds, seed, console)
 
 
@@ -89,33 +100,32 @@ def run_own(
     log: Path | None,
     console: Console,
 ) -> bool:
-    """Start a server with these settings, break it for a while, from within too, and end it. The rest is as in
-    `run_chaos`."""
-    kinds = chosen(faults, own=True)
+    """Start a server with these settings, break it for a while, also from within, and stop it. See `run_chaos`."""
+    kinds = choose_faults(faults, own=True)
     if not settings.workers:
-        raise CommandFailed("--workers 0 leaves nobody to break")
+        raise CommandFailed("--workers 0 leaves no worker to break; give 1 or more")
     model = ChosenModel.choose(settings)
     check_model(worker_spec(settings, model))
-    hears, tells = multiprocessing.Pipe(duplex=False)
+    receiving, sending = multiprocessing.Pipe(duplex=False)
     workers = f"{settings.workers} worker(s) and {settings.standby} standby"
     console.print(f"starting a server of {model.name} with {workers}", highlight=False)
     with (
-        hears,
-        tells,
-        own_server(settings.model_dump(), Told(hears).launches, log=log or Path(os.devnull)) as own,
+        receiving,
+        sending,
+        owned_server(settings.model_dump(), FaultReceiver(receiving).launches, log=log or Path(os.devnull)) as own,
         Administration.of(f"http://{HOST}:{own.port}", settings) as client,
     ):
-        watched = Watched(client, model.name)
-        watched.wait_until_ready(READY_S)
-        server = Server(HOST, own.port, key=settings.api_key)
-        asked = requests(model.name, streams, tokens)
-        trial = Trial(server, watched, asked, seed=seed, tell=Teller(tells).tell)
+        watcher = WorkersWatcher(client, model.name)
+        watcher.wait_until_ready(READY_S)
+        server = ServerAddress(HOST, own.port, key=settings.api_key)
+        requests = streaming_requests(model.name, streams, tokens)
+        trial = Trial(server, watcher, requests, seed=seed, plan_fault=FaultSender(sending).send)
         return _run(trial, kinds, seconds, seed, console)
 
 
 def _run(trial: Trial, kinds: list[str], seconds: float, seed: int, console: Console) -> bool:
     console.print(f"seed {seed}", highlight=False)
     ended = trial.run(kinds, seconds)
-    show(trial, console)
+    print_report(trial, console)
     console.print(f"Ended: {ended}.", highlight=False)
-    return not any(noticed.bad for noticed in trial.noticed.values())
+    return not any(impact.bad for impact in trial.impacts.values())

@@ -1,6 +1,6 @@
-"""Requests over HTTP as a client sends them, down to how it leaves: asyncio streams, for their times to be true.
+"""An HTTP client for one request per connection, on asyncio streams.
 
-A pooled client would hide when bytes came, and keep connections that the server must be seen to give back.
+A pooled client would hide when bytes arrived, and keep connections open that the server is expected to release.
 """
 
 import asyncio
@@ -12,20 +12,20 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cli.chaos.heard import Heard
+from cli.chaos.transcript import Transcript
 from cli.client.event_parser import EventParser
 
 MAX_LINE = 1 << 24
-"""Bytes of one line of a head, and of one chunk of a body."""
+"""Maximum bytes of a header line, and of a chunk of a body."""
 
 
-class AddressRefused(ValueError):
-    """Raised for a URL that is none of a server."""
+class InvalidAddress(ValueError):
+    """Raised for a URL that is not a server's."""
 
 
 @dataclass(frozen=True)
-class Server:
-    """Where requests go. `key` is sent as a bearer token."""
+class ServerAddress:
+    """Where requests are sent. `key` is sent as a bearer token."""
 
     host: str
     port: int
@@ -34,21 +34,21 @@ class Server:
 
     @classmethod
     def of(cls, url: str, key: str = "") -> Self:
-        """Raises `AddressRefused`."""
+        """Parse a URL. Raises `InvalidAddress`."""
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise AddressRefused(f"{url}: {error}") from error
+            raise InvalidAddress(f"{url}: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise AddressRefused(f"{url} is not http://HOST:PORT")
+            raise InvalidAddress(f"{url} is not a URL like http://HOST:PORT")
         tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if tls else 80), tls, key)
 
 
 @dataclass(frozen=True)
-class Request:
-    """One request. Two of the same path and body are the same."""
+class ClientRequest:
+    """One request. Requests with the same path and body are equal."""
 
     path: str
     body: Mapping[str, Any]
@@ -59,32 +59,32 @@ class Request:
 
     @property
     def choices(self) -> int:
-        """Sequences that its answer has."""
+        """The number of choices that the answer must have."""
         return int(self.body.get("n", 1))
 
 
 @dataclass(frozen=True)
-class Leaving:
-    """A client that does not wait for the end: it leaves after so many chunks, or so many seconds."""
+class Disconnect:
+    """When and how a client leaves before the end: after this many chunks or seconds, whichever is first."""
 
     chunks: int
     seconds: float
     abruptly: bool
-    """Its connection is reset, not closed."""
+    """Reset the connection instead of closing it."""
 
 
-async def ask(
-    server: Server,
-    request: Request,
-    heard: Heard,
+async def send(
+    server: ServerAddress,
+    request: ClientRequest,
+    transcript: Transcript,
     *,
     sent: Callable[[], None] = lambda: None,
-    leave: Leaving | None = None,
+    leave: Disconnect | None = None,
 ) -> bool:
-    """Send a request and put all that comes into `heard`, up to the end of the connection. False when it left before.
+    """Send a request and record the response in `transcript` until the connection ends.
 
-    Raises `OSError` when the connection cannot be made or breaks, and `asyncio.LimitOverrunError` or `ValueError` for
-    what is not HTTP.
+    Calls `sent` once the request has been written. Returns False if the client left before the end. Raises `OSError` if
+    the connection cannot be made or breaks, `asyncio.LimitOverrunError` or `ValueError` if the response is not HTTP.
     """
     context = ssl.create_default_context() if server.tls else None
     reader, writer = await asyncio.open_connection(server.host, server.port, limit=MAX_LINE, ssl=context)
@@ -94,9 +94,9 @@ async def ask(
         await writer.drain()
         sent()
         async with asyncio.timeout(None if leave is None else leave.seconds):
-            stayed = await _read(reader, request, heard, None if leave is None else leave.chunks)
+            stayed = await _read(reader, transcript, None if leave is None else leave.chunks)
     except TimeoutError:
-        pass  # it has waited long enough
+        pass  # the client leaves
     finally:
         if leave is not None and leave.abruptly:
             writer.transport.abort()
@@ -104,7 +104,7 @@ async def ask(
     return stayed
 
 
-def _encode(server: Server, request: Request) -> bytes:
+def _encode(server: ServerAddress, request: ClientRequest) -> bytes:
     payload = msgspec.json.encode(request.body)
     key = f"Authorization: Bearer {server.key}\r\n" if server.key else ""
     return (
@@ -113,10 +113,10 @@ def _encode(server: Server, request: Request) -> bytes:
     ).encode() + payload
 
 
-async def _read(reader: asyncio.StreamReader, request: Request, heard: Heard, most: int | None) -> bool:
-    """Read to the end of the connection. False when `most` chunks had come before."""
+async def _read(reader: asyncio.StreamReader, transcript: Transcript, max_chunks: int | None) -> bool:
+    """Read until the connection ends. Returns False if `max_chunks` arrived before that."""
     line = await reader.readline()
-    heard.status = int(line.split()[1]) if line else 0
+    transcript.status = int(line.split()[1]) if line else 0
     events = chunked = False
     while line := (await reader.readline()).strip():
         name, _, value = line.partition(b":")
@@ -126,30 +126,32 @@ async def _read(reader: asyncio.StreamReader, request: Request, heard: Heard, mo
             case b"transfer-encoding":
                 chunked = value.strip().lower() == b"chunked"
             case b"x-request-id":
-                heard.request = value.strip().decode("latin-1")
+                transcript.request_id = value.strip().decode("latin-1")
     parts = _chunks(reader) if chunked else _parts(reader)
     if not events:
         if body := b"".join([part async for part in parts]):
-            heard.whole(body)
+            transcript.add_body(body)
         return True
     parser = EventParser()
     async for part in parts:
         for event in parser.feed(part):
-            heard.event(event.data)
-            if most is not None and len(heard.stamps) >= most:
+            transcript.add_event(event.data)
+            if max_chunks is not None and len(transcript.stamps) >= max_chunks:
                 return False
     return True
 
 
 async def _parts(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """A body that ends with its connection."""
+    """Yield a body that ends with its connection."""
     while part := await reader.read(MAX_LINE):
         yield part
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """A body in chunks (RFC 9112, 7.1), without trailers; of one that is cut, those that came whole. Raises
-    `ValueError` for what is none."""
+    """Yield the complete chunks of a chunked body (RFC 9112, section 7.1) without trailers.
+
+    Raises `ValueError` for an invalid chunk size.
+    """
     while line := await reader.readline():
         size = int(line.partition(b";")[0], 16)
         if not size:

@@ -1,4 +1,4 @@
-"""A server of one's own to break: in a process of its own, its workers started again however often they fail."""
+"""A server in a child process, started to be broken. Its workers are restarted however often they fail."""
 
 import functools
 import multiprocessing
@@ -27,52 +27,53 @@ from gateway.fleet.launch import WorkerLaunch
 
 HOST = "127.0.0.1"
 POLICY = RestartPolicy(max_failures=64, window_s=1.0, first_delay_s=0.05, max_delay_s=0.25)
-"""Each failure is treated as a first one. Here they are many on purpose, and where they count (those from within, and
-any on a system that does not say who sent a signal) another policy would wait ever longer, and then give up."""
+"""Treats each failure as a first one. The default policy would wait longer and longer, and then give the worker up."""
 
 Launcher = Callable[[Settings, ChosenModel], Sequence[WorkerLaunch]]
-"""What the gateway starts. Travels to another process: a function of a module, perhaps with arguments bound."""
+"""Returns the workers to start. It is pickled: a module's function, or a method or partial with picklable arguments."""
 
 
 @dataclass(frozen=True)
-class Own:
-    """A server that listens on `HOST`; its workers may still load."""
+class OwnedServer:
+    """A server that listens on `HOST`. Its workers may still be loading."""
 
     pid: int
     port: int
 
 
 @contextmanager
-def own_server(
+def owned_server(
     options: Mapping[str, Any],
     launcher: Launcher,
     *,
     deadlines: Deadlines | None = None,
     log: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[Own]:
-    """`baton serve` with these settings on a free port of this machine. Its log goes to `log`, if given. It and its
-    workers have `environment` besides what they inherit. It ends with this process, however that ends. Raises
-    `CommandFailed` when it ends before it listens."""
+) -> Iterator[OwnedServer]:
+    """Run `baton serve` with these settings on a free port of this machine.
+
+    The log is written to `log`, if given. `environment` is added to what the server and its workers inherit. The server
+    ends with this process, even if this process is killed. Raises `CommandFailed` if it ends before it listens.
+    """
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    told = dict(options) | {"host": HOST, "port": 0, "listen_workers": ""}
-    process = context.Process(target=_serve, args=(told, launcher, deadlines, log, dict(environment or {}), theirs))
+    given = dict(options) | {"host": HOST, "port": 0, "listen_workers": ""}
+    process = context.Process(target=_serve, args=(given, launcher, deadlines, log, dict(environment or {}), theirs))
     _start(process)
-    theirs.close()  # or a server that ends at once would never be noticed
+    theirs.close()  # otherwise the end of a server that fails to start would go unnoticed
     try:
         try:
             port = ours.recv()
         except EOFError:
-            raise CommandFailed("the server ended before it listened: its log says why") from None
-        yield Own(process.pid or 0, port)
+            raise CommandFailed("the server ended before it listened; see its log (--log)") from None
+        yield OwnedServer(process.pid or 0, port)
     finally:
         process.terminate()
         process.join()
 
 
 def _start(process: BaseProcess) -> None:
-    """Start it so that a Ctrl-C, which its group gets too, does not end it before it can clean up: it is terminated."""
+    """Start the process so that it ignores Ctrl-C, which its process group receives too; it is terminated instead."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.start()
@@ -88,7 +89,7 @@ def _serve(
     environment: Mapping[str, str],
     listening: Connection,
 ) -> None:
-    """The server's process."""
+    """Run in the server's process."""
     Thread(target=_end_with_parent, daemon=True).start()
     os.environ |= environment
     if log is not None:
@@ -97,21 +98,26 @@ def _serve(
     configure_logging("gateway", options.get("log_level", "error"))
     settings = load(options)
     launches = launcher(settings, ChosenModel.choose(settings))
-    tell = functools.partial(_tell, listening)
+    on_listening = functools.partial(_send_port, listening)
     anyio.run(
         functools.partial(
-            run_daemon, gateway_settings(settings), launches, on_listening=tell, policy=POLICY, deadlines=deadlines
+            run_daemon,
+            gateway_settings(settings),
+            launches,
+            on_listening=on_listening,
+            policy=POLICY,
+            deadlines=deadlines,
         )
     )
 
 
 def _end_with_parent() -> None:
-    """Whoever is killed cannot end its server."""
+    """Terminate this process when its parent has ended, which may have been killed."""
     parent = multiprocessing.parent_process()
-    assert parent is not None, "only `own_server` starts it"
+    assert parent is not None, "only `owned_server` starts it"
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _tell(listening: Connection, host: str, port: int) -> None:
+def _send_port(listening: Connection, host: str, port: int) -> None:
     listening.send(port)

@@ -1,4 +1,4 @@
-"""What one client heard of its request, and whether that is what a client must hear: everything once, in order."""
+"""A record of what one client received, and checks of it: every token once, in order, and one end."""
 
 import itertools
 import time
@@ -10,71 +10,70 @@ import msgspec
 
 from cli.client.event_parser import DONE
 
-MAX_PROBLEM = 300
-"""Characters of an answer that are shown of one that is none."""
+MAX_SHOWN = 300
+"""Characters that are shown of data that is not a JSON object."""
 
 
 @dataclass
-class Choice:
-    """One sequence of an answer."""
+class ChoiceTranscript:
+    """What was received of one choice."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
-    """Its finish reasons, of which there must be one."""
+    """Its finish reasons. A correct answer has one."""
 
 
 @dataclass
-class Heard:
-    """All that came, in the order in which it came."""
+class Transcript:
+    """All that one client received of one answer."""
 
     status: int = 0
-    choices: dict[int, Choice] = field(default_factory=dict)
-    answers: set[str] = field(default_factory=set)
-    """The ids under which chunks came."""
+    choices: dict[int, ChoiceTranscript] = field(default_factory=dict)
+    response_ids: set[str] = field(default_factory=set)
+    """The `id` of every chunk. A correct answer has one."""
     usages: list[tuple[int, int]] = field(default_factory=list)
-    """Prompt and completion tokens."""
+    """Prompt and completion tokens of each usage report."""
     errors: list[tuple[str, str]] = field(default_factory=list)
-    """Code and message."""
+    """Code and message of each error."""
     ends: int = 0
-    """`[DONE]` events."""
+    """The number of `[DONE]` events."""
     late: int = 0
-    """Events after the first `[DONE]`."""
+    """The number of events after the first `[DONE]`."""
     stamps: list[float] = field(default_factory=list)
-    """When each chunk with a choice came, in seconds of `time.perf_counter`."""
+    """When each chunk with a choice arrived, in seconds of `time.perf_counter`."""
     continued: bool = False
-    """The answer says that an unlike worker went on with it."""
-    request: str = ""
-    """The id that the server gave the request, by which its log knows it."""
+    """The answer is labelled as continued on a worker of another kind."""
+    request_id: str = ""
+    """The server's id of the request, which its log lines have."""
 
-    def event(self, data: bytes) -> None:
-        """The data of one server-sent event."""
+    def add_event(self, data: bytes) -> None:
+        """Record the data of a server-sent event."""
         self.late += self.ends > 0
         if data == DONE:
             self.ends += 1
         else:
-            self.chunk(_parse(data))
+            self._add_object(_parse(data))
 
-    def chunk(self, value: Mapping[str, Any]) -> None:
-        """A JSON object: one chunk of a stream, or a whole answer."""
+    def add_body(self, body: bytes) -> None:
+        """Record the body of a response that is not streamed, which is its own end."""
+        self._add_object(_parse(body))
+        self.ends += 1
+
+    def _add_object(self, value: Mapping[str, Any]) -> None:
         if "error" in value:
             error = value["error"]
             self.errors.append((str(error.get("code")), str(error.get("message"))))
             return
-        self.answers.add(str(value.get("id")))
+        self.response_ids.add(str(value.get("id")))
         self.continued = self.continued or bool((value.get("baton") or {}).get("continued"))
         if usage := value.get("usage"):
             self.usages.append((usage["prompt_tokens"], usage["completion_tokens"]))
         for each in value.get("choices") or ():
-            self._add(each)
+            self._add_choice(each)
 
-    def whole(self, body: bytes) -> None:
-        """A whole answer or a refusal, which is its own end."""
-        self.chunk(_parse(body))
-        self.ends += 1
-
-    def _add(self, each: Mapping[str, Any]) -> None:
-        choice = self.choices.setdefault(each["index"], Choice())
+    def _add_choice(self, each: Mapping[str, Any]) -> None:
+        choice = self.choices.setdefault(each["index"], ChoiceTranscript())
         message = each.get("message") or each.get("delta") or {}
         choice.text += each.get("text") or message.get("content") or ""
         choice.ids += each.get("token_ids") or ()
@@ -84,14 +83,14 @@ class Heard:
 
     @property
     def tokens(self) -> int:
-        """Token ids of all choices."""
+        """The number of token ids of all choices."""
         return sum(len(choice.ids) for choice in self.choices.values())
 
-    def breach(self, count: int) -> str:
-        """How this is not one end of an answer with `count` choices: empty when it is.
+    def violation(self, count: int) -> str:
+        """Describe how the end of this answer with `count` choices is wrong. Empty if it is correct.
 
-        One end is: one `[DONE]` and nothing after it, and either one typed error, or one finish reason for each choice,
-        one usage and one id throughout.
+        A correct answer has one `[DONE]` with nothing after it, and either one error, or one finish reason for each
+        choice, one usage report and one id.
         """
         if self.ends != 1 or self.late:
             return f"{self.ends} ends and {self.late} events after the first one"
@@ -104,14 +103,14 @@ class Heard:
             )
         if len(self.usages) != 1:
             return f"{len(self.usages)} usages"
-        return "" if len(self.answers) == 1 else f"ids {sorted(self.answers)}"
+        return "" if len(self.response_ids) == 1 else f"ids {sorted(self.response_ids)}"
 
-    def same(self, other: "Heard") -> bool:
-        """The same tokens, characters, finish reasons and counts."""
+    def same(self, other: "Transcript") -> bool:
+        """Return whether tokens, text, finish reasons and usage are equal."""
         return (self.choices, self.usages) == (other.choices, other.usages)
 
-    def begins(self, other: "Heard") -> bool:
-        """Each choice is what the other one's begins with."""
+    def is_prefix_of(self, other: "Transcript") -> bool:
+        """Return whether the text and the tokens of each choice are a prefix of the other's."""
         return all(
             index in other.choices
             and other.choices[index].text.startswith(choice.text)
@@ -120,17 +119,17 @@ class Heard:
         )
 
     def gap(self, since: float = 0.0) -> float:
-        """Seconds between two chunks, the longest with its end after `since`; 0 where there are none."""
+        """Return the longest time between two chunks that ended after `since`, in seconds; 0 without chunks."""
         pairs = itertools.pairwise(self.stamps)
         return max((after - before for before, after in pairs if after > since), default=0.0)
 
 
 def _parse(data: bytes) -> Mapping[str, Any]:
-    """What is no JSON object is an error of the server's: code `no_json`."""
+    """Decode a JSON object. Data that is not one becomes an error of the server with the code `no_json`."""
     try:
         value = msgspec.json.decode(data)
     except msgspec.DecodeError:
         value = None
     if isinstance(value, dict):
         return value
-    return {"error": {"code": "no_json", "message": data[:MAX_PROBLEM].decode("utf-8", "replace")}}
+    return {"error": {"code": "no_json", "message": data[:MAX_SHOWN].decode("utf-8", "replace")}}

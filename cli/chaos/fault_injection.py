@@ -1,8 +1,7 @@
-"""What the workers of a server of one's own are told to do to themselves: one fault for the next life of one worker.
+"""Plans one fault for the next incarnation of a worker of an owned server.
 
-The server looks for it when it starts a worker, and whoever breaks the server says it before, through a pipe: the two
-are processes that share nothing else, and a pipe leaves nothing behind. A fault is told once, so that the life after
-that is whole again.
+The owned server is another process, and asks for planned faults whenever it starts a worker. The two share a pipe and
+nothing else, so nothing is left behind. A fault is delivered once: the incarnation after that has none.
 """
 
 import dataclasses
@@ -21,36 +20,36 @@ from workers.process.spec import WorkerSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Teller:
-    """The end of whoever breaks the server."""
+class FaultSender:
+    """The end of the process that injects the faults."""
 
     pipe: Connection
 
-    def tell(self, worker: str, fault: Fault) -> None:
-        """Its next life is to have this one."""
+    def send(self, worker: str, fault: Fault) -> None:
+        """Plan a fault for the worker's next incarnation. It replaces one that was not delivered yet."""
         self.pipe.send_bytes(msgspec.json.encode((worker, fault)))
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
-    """The server's end, which travels to it."""
+class FaultReceiver:
+    """The server's end. It is pickled when the server's process is started."""
 
     pipe: Connection
     faults: dict[str, Fault] = dataclasses.field(default_factory=dict)
-    """By worker: those that no life has had yet."""
+    """Faults that were not delivered yet, by worker."""
 
     def take(self, worker: str) -> tuple[Fault, ...]:
-        """What the life that starts now is to have: what was told last. The next one has nothing."""
+        """Return the fault of the incarnation that starts now, if there is one, and forget it."""
         try:
             while self.pipe.poll():
                 name, fault = msgspec.json.decode(self.pipe.recv_bytes(), type=tuple[str, Fault])
                 self.faults[name] = fault
         except EOFError:
-            pass  # whoever tells is gone, and the server ends as well
+            pass  # the sender's process is gone, and the server ends as well
         return (self.faults.pop(worker),) if worker in self.faults else ()
 
     def launches(self, settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
-        """The workers of `baton serve`, each life of which is told."""
+        """Return the workers of `baton serve`, each of which is started with its planned fault."""
         specs = worker_specs(settings, model)
         return [
             dataclasses.replace(launch, command=functools.partial(self._command, spec))

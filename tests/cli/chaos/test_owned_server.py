@@ -1,4 +1,4 @@
-"""A server of one's own ends with whoever started it; one that cannot be started is said to be so."""
+"""An owned server ends with the process that started it, and reports that it cannot be started."""
 
 import os
 import signal
@@ -9,14 +9,14 @@ from typing import NoReturn
 
 import pytest
 
-from cli.chaos.own import own_server
+from cli.chaos.owned_server import owned_server
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel
 from cli.config.settings import Settings
 
 
-def broken(settings: Settings, model: ChosenModel) -> NoReturn:
-    raise RuntimeError(f"{model.name} was told to fail on port {settings.port}")
+def fail(settings: Settings, model: ChosenModel) -> NoReturn:
+    raise RuntimeError(f"{model.name} fails on port {settings.port}")
 
 
 def test_a_server_that_ends_before_it_listens_is_not_waited_for(tmp_path: Path) -> None:
@@ -24,14 +24,14 @@ def test_a_server_that_ends_before_it_listens_is_not_waited_for(tmp_path: Path) 
     options = {"backend": "scripted", "host": "192.0.2.1", "port": 8000, "listen_workers": "tcp://192.0.2.1:1"}
     with (
         pytest.raises(CommandFailed, match="the server ended before it listened"),
-        own_server(options, broken, log=log),
+        owned_server(options, fail, log=log),
     ):
         pass
-    assert "scripted was told to fail on port 0" in log.read_text(), "whatever its settings say, it is on a free one"
+    assert "scripted fails on port 0" in log.read_text(), "its settings are overruled, so that it gets a free port"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_nothing_is_left_of_a_server_whose_owner_is_killed(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_server_leaves_nothing_behind_when_its_owner_is_killed(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cli", "chaos", "--own", "--backend", "scripted", "--faults", "raise"]
     temporary = {"TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     with subprocess.Popen(
@@ -41,5 +41,5 @@ def test_nothing_is_left_of_a_server_whose_owner_is_killed(number: signal.Signal
         while not process.stdout.readline().startswith(b"seed"):
             assert process.poll() is None
         process.send_signal(number)
-        process.stdout.read()  # which the server and its workers have open, too
+        process.stdout.read()  # until the server and its workers have closed it, too
     assert list(tmp_path.iterdir()) == []
