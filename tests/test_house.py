@@ -26,7 +26,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "terminal": {"config", "client"},
         "chaos": {"config", "client"},
         "commands": {"config", "client", "terminal", "chaos"},
-        "main": {"config", "commands"},
+        "main": {"config", "terminal", "commands"},
         "__main__": {"main"},
     },
 }

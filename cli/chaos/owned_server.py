@@ -21,7 +21,8 @@ from actors.supervision.worker import Deadlines
 from cli.config.errors import CommandFailed
 from cli.config.launch import gateway_settings
 from cli.config.model import ChosenModel
-from cli.config.settings import Settings, load
+from cli.config.settings import Settings
+from cli.config.sources import load
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
 

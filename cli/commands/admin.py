@@ -1,4 +1,4 @@
-"""`baton admin`: look at the workers of a running server, and drain, restart or reload them."""
+"""`baton admin`: lists, drains, restarts and reloads the workers of a running server."""
 
 from typing import Annotated
 
@@ -7,24 +7,32 @@ import typer
 from cli.config.errors import CommandFailed
 from cli.config.options import switch, takes_settings
 from cli.config.settings import Settings
+from cli.config.typer_app import App
 
-app = typer.Typer(help="Look at and change the workers of a running server.", no_args_is_help=True)
+app = App(help="List, drain, restart and reload the workers of a running server.")
 
 Url = Annotated[str, typer.Option("--url", help="The server.", metavar="URL")]
 Grace = Annotated[
     float | None,
     typer.Option(
-        "--grace-s", help="Seconds for what a worker has to finish before it goes on elsewhere.", min=0, max=86400
+        "--grace-s",
+        help="Seconds for the requests of a worker to finish, before they move to another one.",
+        metavar="SECONDS",
+        show_default="the server's shutdown_grace_s",
+        min=0,
+        max=86400,
     ),
 ]
-ModelName = Annotated[str, typer.Option("--model-name", help="The workers of this model alone.", show_default=False)]
+ModelName = Annotated[
+    str, typer.Option("--model-name", help="Only workers of this model.", metavar="NAME", show_default=False)
+]
 LOCAL = "http://127.0.0.1:8000"
 
 
 @app.command()
 @takes_settings("api_key", "admin_key")
 def workers(settings: Settings, url: Url = LOCAL) -> None:
-    """List the workers."""
+    """List the workers with their state, role and load."""
     from cli.client.administration import Administration
     from cli.terminal.worker_table import show_workers
 
@@ -36,11 +44,11 @@ def workers(settings: Settings, url: Url = LOCAL) -> None:
 @takes_settings("api_key", "admin_key")
 def drain(
     settings: Settings,
-    worker: Annotated[str, typer.Argument(help="Its name, such as w0.")],
+    worker: Annotated[str, typer.Argument(help="Name of the worker, such as w0.", metavar="WORKER")],
     url: Url = LOCAL,
     grace_s: Grace = None,
 ) -> None:
-    """Let a worker finish what it has, and stop it."""
+    """Stop a worker after its requests have finished or moved to another one."""
     from cli.client.administration import Administration
 
     with Administration.of(url, settings) as client:
@@ -51,15 +59,17 @@ def drain(
 @takes_settings("api_key", "admin_key")
 def restart(
     settings: Settings,
-    worker: Annotated[str, typer.Argument(help="Its name; without one, all of them.", show_default=False)] = "",
-    rolling: Annotated[bool, switch("--rolling", help="Have another worker ready before one leaves.")] = False,
+    worker: Annotated[
+        str, typer.Argument(help="Name of the worker; without it, all workers.", metavar="WORKER", show_default=False)
+    ] = "",
+    rolling: Annotated[bool, switch("--rolling", help="Have a replacement ready before each worker stops.")] = False,
     model_name: ModelName = "",
     url: Url = LOCAL,
     grace_s: Grace = None,
 ) -> None:
-    """Start a worker again, or all, one after the other. No stream is cut."""
+    """Restart a worker, or all workers one after the other. Streams continue without a loss."""
     if worker and (rolling or model_name):
-        raise CommandFailed("--rolling and --model-name are for all workers, not for one")
+        raise CommandFailed("--rolling and --model-name are for all workers; leave out the name of the worker")
     from cli.client.administration import Administration
 
     with Administration.of(url, settings) as client:
@@ -73,12 +83,12 @@ def restart(
 @takes_settings("api_key", "admin_key")
 def reload(
     settings: Settings,
-    checkpoint: Annotated[str, typer.Argument(help="A model directory on the server's machine.")],
+    checkpoint: Annotated[str, typer.Argument(help="Model directory on the server's machine.", metavar="CHECKPOINT")],
     model_name: ModelName = "",
     url: Url = LOCAL,
     grace_s: Grace = None,
 ) -> None:
-    """Replace all workers by ones that serve another checkpoint. No stream is cut."""
+    """Replace all workers with ones that serve another checkpoint. Streams continue without a loss."""
     from cli.client.administration import Administration
 
     with Administration.of(url, settings) as client:

@@ -1,4 +1,4 @@
-"""`baton keys`: the keys by which a gateway and its workers on other machines know each other."""
+"""`baton keys`: the keys with which a gateway and its workers on other machines authenticate each other."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,29 +12,30 @@ from actors.transport.keys import GATEWAY_KEY, KeyFileError, from_z85, make_gate
 from cli.config.errors import CommandFailed
 from cli.config.options import takes_settings
 from cli.config.settings import Settings
+from cli.config.typer_app import App
 
-app = typer.Typer(
-    help="Keys of the gateway and of its workers on other machines. Public keys are printed; secret ones never are.",
-    no_args_is_help=True,
+app = App(
+    help="Manage the keys with which a gateway and its workers on other machines authenticate each other. "
+    "Secret keys are never printed.",
 )
 
-KeyFile = Annotated[Path, typer.Argument(help="The file of a secret key.", metavar="FILE")]
-WorkerName = Annotated[str, typer.Argument(help="What the gateway calls the worker.", metavar="NAME")]
+KeyFile = Annotated[Path, typer.Argument(help="File of the secret key.", metavar="FILE")]
+WorkerName = Annotated[str, typer.Argument(help="Name of the worker on the gateway.", metavar="NAME")]
 
 
 @app.command()
 @takes_settings("keys_dir")
 def init(settings: Settings) -> None:
-    """Make the gateway's folder with its secret key, and print the public one."""
-    with _sentences():
+    """Create the gateway's secret key in --keys-dir, and print its public key."""
+    with _key_errors():
         typer.echo(make_gateway_key(_folder(settings)).public_text)
 
 
 @app.command()
 @takes_settings()
 def make(settings: Settings, file: KeyFile) -> None:
-    """Make a worker's secret key, in a file that only you can read, and print the public one."""
-    with _sentences():
+    """Create a worker's secret key in a file that only you can read, and print its public key."""
+    with _key_errors():
         typer.echo(make_key(file).public_text)
 
 
@@ -43,19 +44,19 @@ def make(settings: Settings, file: KeyFile) -> None:
 def show(
     settings: Settings,
     file: Annotated[
-        Path | None, typer.Argument(help="The file of a secret key.", metavar="FILE", show_default="the gateway's")
+        Path | None, typer.Argument(help="File of the secret key.", metavar="FILE", show_default="the gateway's")
     ] = None,
 ) -> None:
-    """Print the public key of a secret one."""
-    with _sentences():
+    """Print the public key that belongs to a secret key."""
+    with _key_errors():
         typer.echo(read_key(file or _folder(settings) / GATEWAY_KEY).public_text)
 
 
 @app.command("list")
 @takes_settings("keys_dir")
 def list_(settings: Settings) -> None:
-    """List the workers that may join, with their public keys. Ends with status 1 when a file of the list is none."""
-    with _sentences():
+    """List the public keys and names of the workers that may join. The exit status is 1 if a file is invalid."""
+    with _key_errors():
         listed = AllowList(_folder(settings)).read()
         for key, name in listed.names.items():
             typer.echo(f"{from_z85(key)}  {name}")
@@ -68,10 +69,10 @@ def list_(settings: Settings) -> None:
 def add(
     settings: Settings,
     name: WorkerName,
-    key: Annotated[str, typer.Argument(help="Its public key, 64 hexadecimal digits.", metavar="KEY")],
+    key: Annotated[str, typer.Argument(help="Public key of the worker, 64 hexadecimal digits.", metavar="KEY")],
 ) -> None:
-    """Let a worker join, at once."""
-    with _sentences():
+    """Allow a worker to join. A running gateway accepts it at once."""
+    with _key_errors():
         file = AllowList(_folder(settings)).add(name, key)
     typer.echo(f"{name} may join from now on: {file}")
 
@@ -79,19 +80,19 @@ def add(
 @app.command()
 @takes_settings("keys_dir")
 def remove(settings: Settings, name: WorkerName) -> None:
-    """Let a worker join no more; one that is there is cut off within seconds, and its streams go on elsewhere."""
-    with _sentences():
+    """Forbid a worker to join. If it is connected, it is disconnected within seconds, and its streams move."""
+    with _key_errors():
         AllowList(_folder(settings)).remove(name)
 
 
 def _folder(settings: Settings) -> Path:
     if not settings.keys_dir:
-        raise CommandFailed("say which folder has the gateway's keys: --keys-dir")
+        raise CommandFailed("--keys-dir is needed: the directory with the gateway's keys")
     return Path(settings.keys_dir).expanduser()
 
 
 @contextmanager
-def _sentences() -> Iterator[None]:
+def _key_errors() -> Iterator[None]:
     try:
         yield
     except KeyFileError as error:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from cli.client.model_client import ModelRequest
-from cli.config import options
+from cli.config import sampling_options
 from cli.config.errors import InvalidOption
 from protocol.request import Limits, Message, Sampling
 
@@ -99,7 +99,7 @@ class Conversation:
                 return f"{name}: {text!r} is not a number"
         max_tokens = values.pop("max_tokens")
         try:
-            sampling, limits = options.sampling(**values), options.limits(max_tokens=max_tokens)
+            sampling, limits = sampling_options.sampling(**values), sampling_options.limits(max_tokens=max_tokens)
         except InvalidOption as error:
             return str(error.message).removeprefix("--").replace("-", "_", 1)
         self._sampling, self._limits = sampling, limits

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 from actors.supervision.worker import Deadlines
-from cli.config.settings import CONFIG_VARIABLE, JOINING, Settings, load, of_panels
+from cli.config.settings import JOINING, Settings, of_panels
+from cli.config.sources import CONFIG_VARIABLE, load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 GRACE = Settings.model_fields["shutdown_grace_s"].default

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from cli.config.settings import Settings, flag, load
+from cli.config.settings import Settings, flag
+from cli.config.sources import load
 from cli.main import app
 from gateway.openai.decoding import RequestDecoder
 from gateway.settings import GatewaySettings

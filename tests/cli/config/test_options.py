@@ -33,12 +33,12 @@ def test_an_interrupted_command_cleans_up_and_leaves_without_the_interpreters_en
     assert (run.returncode, run.stdout, run.stderr) == (130, "half an answer\n", "")
 
 
-def test_help_shows_a_switch_without_a_value_and_defaults_as_they_are() -> None:
+def test_help_shows_the_defaults_and_the_flag_that_turns_a_switch_off() -> None:
     shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
     lines = {line.split()[1]: line for line in shown.splitlines() if line.startswith("│ --")}
     assert "<bool>" not in lines["--take-over"] + lines["--prefix-cache"] + lines["--allow-public-workers"]
     assert "--no-prefix-cache" in lines["--prefix-cache"]
     assert "--no-allow" not in shown
-    assert "[default: (on)]" in lines["--prefix-cache"]
-    assert "[default: (1)]" in lines["--workers"]
-    assert "[default: (0)]" in lines["--standby"]
+    assert "[default: on]" in lines["--prefix-cache"]
+    assert "[default: 1]" in lines["--workers"]
+    assert "[default: 0]" in lines["--standby"]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.config.settings import InvalidSettings, Settings, load, unknown_variables
+from cli.config.settings import Settings
+from cli.config.sources import InvalidSettings, load, unknown_variables
 from gateway.settings import GatewaySettings
 
 
