@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cli.commands import admin, keys
 from cli.config import sampling_options
-from cli.config.errors import CommandFailed
+from cli.config.errors import CommandFailed, InvalidOption
 from cli.config.options import flags_given, switch, takes_settings
 from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, flag, of_panels
 from cli.config.typer_app import App
@@ -90,6 +90,7 @@ def worker(settings: Settings) -> None:
 @takes_settings(*IN_PROCESS)
 def generate(
     settings: Settings,
+    invocation: typer.Context,
     prompt: PromptText,
     max_tokens: sampling_options.MaxTokens = 128,
     temperature: sampling_options.Temperature = 0.0,
@@ -114,6 +115,7 @@ def generate(
     """Answer one prompt and exit."""
     from cli.commands.generate import answer_once, request_from
 
+    _check_url(url, invocation)
     sampling = sampling_options.sampling(
         temperature=temperature,
         top_k=top_k,
@@ -134,6 +136,7 @@ def generate(
 @takes_settings(*IN_PROCESS)
 def chat(
     settings: Settings,
+    invocation: typer.Context,
     max_tokens: sampling_options.MaxTokens = 512,
     temperature: sampling_options.Temperature = 0.0,
     top_k: sampling_options.TopK = 0,
@@ -149,6 +152,7 @@ def chat(
     """Chat with a model. Ctrl-C cancels a reply, Ctrl-D exits, /help lists more commands."""
     from cli.commands.chat import run_chat
 
+    _check_url(url, invocation)
     sampling = sampling_options.sampling(
         temperature=temperature,
         top_k=top_k,
@@ -284,6 +288,13 @@ def compile_(
     from cli.commands.compile import compile_model
 
     compile_model(settings, as_json=as_json)
+
+
+def _check_url(url: str | None, invocation: typer.Context) -> None:
+    """Raise `InvalidOption` for flags of loading a model, if a running server is used."""
+    given = flags_given(invocation) & {*IN_PROCESS} - {"model"}
+    if url is not None and given:
+        raise InvalidOption(f"{', '.join(map(flag, sorted(given)))}: not with --url, whose server has loaded its model")
 
 
 def run() -> None:

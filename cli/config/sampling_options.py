@@ -64,7 +64,9 @@ def biases(assignments: list[str] | None) -> tuple[Bias, ...]:
     for assignment in assignments or ():
         token, _, bias = assignment.partition("=")
         try:
-            out.append(Bias(int(token), float(bias)))
+            out.append(msgspec.convert([int(token), float(bias)], Bias))
+        except msgspec.ValidationError as error:
+            raise InvalidOption(f"--logit-bias: {_problem(error)}, not {assignment!r}") from error
         except ValueError as error:
             raise InvalidOption(f"--logit-bias: write ID=BIAS, both numbers, not {assignment!r}") from error
     return tuple(out)
@@ -74,7 +76,10 @@ def limits(
     *, max_tokens: int | None, stop: list[str] | None = None, ignore_eos: bool = False, min_tokens: int = 0
 ) -> Limits:
     """Return checked limits. Raises `InvalidOption`."""
-    return _checked(Limits(max_tokens, tuple(stop or ()), ignore_eos, min_tokens=min_tokens))
+    made = _checked(Limits(max_tokens, tuple(stop or ()), ignore_eos, min_tokens=min_tokens))
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidOption(f"--min-tokens: must be at most --max-tokens, which is {max_tokens}, not {min_tokens}")
+    return made
 
 
 def _checked(made: Made) -> Made:
@@ -85,6 +90,14 @@ def _checked(made: Made) -> Made:
             msgspec.convert(msgspec.to_builtins(value), types[name])
             msgspec.msgpack.encode(value)  # fails for text that is not valid Unicode
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
-            problem = str(error).partition(" - at")[0].replace("`", "")
-            raise InvalidOption(f"{flag(name)}: {problem[0].lower()}{problem[1:]}, not {value!r}") from error
+            shown = ", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
+            raise InvalidOption(f"{flag(name)}: {_problem(error)}, not {shown}") from error
     return made
+
+
+def _problem(error: msgspec.ValidationError | UnicodeEncodeError) -> str:
+    """Describe what is expected, without the place in the structure."""
+    if isinstance(error, UnicodeEncodeError):
+        return "expected UTF-8"
+    text = str(error).partition(" - at")[0].replace("`", "")
+    return text[0].lower() + text[1:]
