@@ -28,7 +28,9 @@ WorkerName = Annotated[str, typer.Argument(help="Name of the worker on the gatew
 def init(settings: Settings) -> None:
     """Create the gateway's secret key in --keys-dir, and print its public key."""
     with _key_errors():
-        typer.echo(make_gateway_key(_folder(settings)).public_text)
+        public = make_gateway_key(_directory(settings)).public_text
+    typer.echo("The gateway's key was created. Give workers its public key as --server-key:", err=True)
+    typer.echo(public)
 
 
 @app.command()
@@ -36,7 +38,9 @@ def init(settings: Settings) -> None:
 def make(settings: Settings, file: KeyFile) -> None:
     """Create a worker's secret key in a file that only you can read, and print its public key."""
     with _key_errors():
-        typer.echo(make_key(file).public_text)
+        public = make_key(file).public_text
+    typer.echo("The key was created. Allow it on the gateway's machine with `baton keys add NAME KEY`:", err=True)
+    typer.echo(public)
 
 
 @app.command()
@@ -49,7 +53,7 @@ def show(
 ) -> None:
     """Print the public key that belongs to a secret key."""
     with _key_errors():
-        typer.echo(read_key(file or _folder(settings) / GATEWAY_KEY).public_text)
+        typer.echo(read_key(file or _directory(settings) / GATEWAY_KEY).public_text)
 
 
 @app.command("list")
@@ -57,9 +61,11 @@ def show(
 def list_(settings: Settings) -> None:
     """List the public keys and names of the workers that may join. The exit status is 1 if a file is invalid."""
     with _key_errors():
-        listed = AllowList(_folder(settings)).read()
+        listed = AllowList(_directory(settings)).read()
         for key, name in listed.names.items():
             typer.echo(f"{from_z85(key)}  {name}")
+        if not listed.names:
+            typer.echo("No worker may join yet. `baton keys add NAME KEY` allows one.", err=True)
         if listed.refused:
             raise CommandFailed("\n".join(listed.refused.values()))
 
@@ -73,7 +79,7 @@ def add(
 ) -> None:
     """Allow a worker to join. A running gateway accepts it at once."""
     with _key_errors():
-        file = AllowList(_folder(settings)).add(name, key)
+        file = AllowList(_directory(settings)).add(name, key)
     typer.echo(f"{name} may join from now on: {file}")
 
 
@@ -82,10 +88,11 @@ def add(
 def remove(settings: Settings, name: WorkerName) -> None:
     """Forbid a worker to join. If it is connected, it is disconnected within seconds, and its streams move."""
     with _key_errors():
-        AllowList(_folder(settings)).remove(name)
+        AllowList(_directory(settings)).remove(name)
+    typer.echo(f"{name} may not join any more")
 
 
-def _folder(settings: Settings) -> Path:
+def _directory(settings: Settings) -> Path:
     if not settings.keys_dir:
         raise CommandFailed("--keys-dir is needed: the directory with the gateway's keys")
     return Path(settings.keys_dir).expanduser()

@@ -1,4 +1,4 @@
-"""`baton keys`: what it writes, what it prints, and what it never does."""
+"""The files that `baton keys` writes, and what it prints."""
 
 import stat
 from pathlib import Path
@@ -14,16 +14,22 @@ def run() -> CliRunner:
     return CliRunner()
 
 
-def test_from_two_keys_to_a_list_and_back(run: CliRunner, tmp_path: Path) -> None:
+def test_keys_are_created_listed_and_removed(run: CliRunner, tmp_path: Path) -> None:
     folder, file = str(tmp_path / "keys"), tmp_path / "worker.key"
-    server = run.invoke(app, ["keys", "init", "--keys-dir", folder]).stdout.strip()
-    public = run.invoke(app, ["keys", "make", str(file)]).stdout.strip()
+    made = run.invoke(app, ["keys", "init", "--keys-dir", folder])
+    server = made.stdout.strip()
+    assert "--server-key" in made.stderr
+    made = run.invoke(app, ["keys", "make", str(file)])
+    public = made.stdout.strip()
+    assert "baton keys add" in made.stderr
     assert len(server) == len(public) == 64
     assert file.read_text().strip() not in (server, public)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert run.invoke(app, ["keys", "show", str(file)]).stdout.strip() == public
     assert run.invoke(app, ["keys", "show", "--keys-dir", folder]).stdout.strip() == server
-    assert run.invoke(app, ["keys", "list", "--keys-dir", folder]).stdout == ""
+    listed = run.invoke(app, ["keys", "list", "--keys-dir", folder])
+    assert (listed.exit_code, listed.stdout) == (0, "")
+    assert "No worker may join yet" in listed.stderr
     added = run.invoke(app, ["keys", "add", "gpu1", public, "--keys-dir", folder])
     listed_in = tmp_path / "keys" / "workers" / "gpu1.pub"
     assert (added.exit_code, added.stdout) == (0, f"gpu1 may join from now on: {listed_in}\n")
@@ -33,15 +39,16 @@ def test_from_two_keys_to_a_list_and_back(run: CliRunner, tmp_path: Path) -> Non
     assert (listed.exit_code, listed.stdout) == (1, f"{public}  gpu1\n")
     assert "gpu2.pub: a key has 64 hexadecimal digits" in " ".join(listed.stderr.split())
     assert run.invoke(app, ["keys", "remove", "gpu2", "--keys-dir", folder]).exit_code == 0
-    assert run.invoke(app, ["keys", "remove", "gpu1", "--keys-dir", folder]).exit_code == 0
+    removed = run.invoke(app, ["keys", "remove", "gpu1", "--keys-dir", folder])
+    assert (removed.exit_code, removed.stdout) == (0, "gpu1 may not join any more\n")
     assert run.invoke(app, ["keys", "list", "--keys-dir", folder]).stdout == ""
 
 
-def test_what_cannot_be_done_is_a_sentence(run: CliRunner, tmp_path: Path) -> None:
+def test_errors_are_messages_that_name_the_problem(run: CliRunner, tmp_path: Path) -> None:
     file = tmp_path / "worker.key"
     run.invoke(app, ["keys", "make", str(file)])
     file.chmod(0o644)
-    for words, said in (
+    for words, message in (
         (["show", str(file)], "can be opened by others"),
         (["make", str(file)], "exists"),
         (["init"], "--keys-dir"),
@@ -51,4 +58,4 @@ def test_what_cannot_be_done_is_a_sentence(run: CliRunner, tmp_path: Path) -> No
     ):
         result = run.invoke(app, ["keys", *words])
         assert result.exit_code == 1, words
-        assert said in " ".join(result.stderr.split()), words
+        assert message in " ".join(result.stderr.split()), words
