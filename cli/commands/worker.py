@@ -1,4 +1,4 @@
-"""`baton worker`: a worker of this machine that computes for a gateway on another."""
+"""`baton worker`: runs a worker on this machine for a gateway on another one."""
 
 import functools
 import signal
@@ -11,7 +11,7 @@ import anyio
 
 from actors.process.logs import configure_logging
 from actors.supervision.worker import Deadlines
-from actors.transport.endpoint import EndpointError, sweep
+from actors.transport.endpoint import EndpointError, check_address, sweep
 from actors.transport.keys import KeyFileError, read_key, to_z85
 from actors.transport.link import CurveKeys
 from cli.commands.serve import log_level
@@ -23,14 +23,14 @@ from protocol.bounds import MAX_NAME
 from workers.process.remote_agent import Joining, WorkerGaveUp
 
 _NEEDED = {
-    "join": "the address that the gateway has as --listen-workers",
+    "join": "the address that the gateway was given as --listen-workers",
     "server_key": "the public key that `baton keys show` prints on the gateway's machine",
-    "key_file": "the file that `baton keys make FILE` made here",
+    "key_file": "the file that `baton keys make FILE` created on this machine",
 }
 
 
 def run_worker(settings: Settings) -> None:
-    """Keep a worker joined until a signal, or until it cannot be kept alive. Raises `CommandFailed` in a sentence."""
+    """Keep a worker joined until a signal arrives. Raises `CommandFailed`, also if the worker is given up."""
     keys = worker_keys(settings)
     model = ChosenModel.choose(settings)
     spec = worker_spec(settings, model, socket.gethostname()[:MAX_NAME] or "worker")
@@ -52,10 +52,11 @@ def run_worker(settings: Settings) -> None:
 
 
 def worker_keys(settings: Settings) -> CurveKeys:
-    """The keys of the settings. Raises `CommandFailed` for one that is not given, or cannot be used."""
+    """Read the keys that the settings name. Raises `CommandFailed` if one is missing or invalid."""
     for name, reason in _NEEDED.items():
         if not getattr(settings, name):
             raise CommandFailed(f"{flag(name)} is needed: {reason}")
+    _check_join(settings.join)
     try:
         own = read_key(Path(settings.key_file).expanduser())
         return CurveKeys(own.public, own.secret, server=to_z85(settings.server_key, flag("server_key")))
@@ -63,15 +64,28 @@ def worker_keys(settings: Settings) -> CurveKeys:
         raise CommandFailed(str(error)) from error
 
 
+def _check_join(address: str) -> None:
+    try:
+        check_address(address, secured=True)
+    except EndpointError:
+        valid = False
+    else:
+        valid = address.startswith("tcp://")
+    if not valid:
+        raise CommandFailed(f"--join: write tcp://HOST:PORT, not {address!r}")
+
+
 async def keep_joined(make: Callable[[], Joining]) -> None:
-    """Run what is made until a signal. Raises `WorkerGaveUp`, and `EndpointError` for an address that is none."""
+    """Run a worker until a signal arrives. Raises `WorkerGaveUp`, and `EndpointError` if it cannot connect."""
     joining = make()
     gave_up: WorkerGaveUp | None = None
     async with anyio.create_task_group() as group:
         group.start_soon(_stop_on_signals, joining)
         try:
             await joining.run()
-        except WorkerGaveUp as error:  # raised behind the group, which would make a group of it
+        except (
+            WorkerGaveUp
+        ) as error:  # raised below, outside of the task group, which would wrap it in an exception group
             gave_up = error
         group.cancel_scope.cancel()
     if gave_up is not None:

@@ -1,4 +1,4 @@
-"""What `baton serve` starts: the gateway's settings, and the commands of its workers."""
+"""The gateway's settings and the commands that start its workers."""
 
 import functools
 import sys
@@ -17,8 +17,10 @@ from workers.process.spec import WorkerSpec
 
 
 def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
-    """What the gateway starts: `settings.workers` like workers, w0, w1, ..., and after them those that stand by, which
-    compute nothing and so have no share in the cores."""
+    """Return the workers that the gateway starts: w0, w1 and so on, then the standby workers.
+
+    Standby workers get no share of the cores, since they compute nothing.
+    """
     return [
         WorkerLaunch(
             spec.name,
@@ -32,7 +34,7 @@ def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch
 
 
 def worker_specs(settings: Settings, model: ChosenModel) -> list[WorkerSpec]:
-    """What each of the server's own workers is told."""
+    """Return the spec of each of the server's own workers."""
     return [
         worker_spec(settings, model, f"w{number}", settings.workers)
         for number in range(settings.workers + settings.standby)
@@ -40,7 +42,7 @@ def worker_specs(settings: Settings, model: ChosenModel) -> list[WorkerSpec]:
 
 
 def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
-    """See `WorkerLaunch.like`. Another tokenizer is refused: answers that are live could not go on with it."""
+    """See `WorkerLaunch.like`. Another tokenizer is refused, since live streams could not continue with it."""
     changed = msgspec.structs.replace(spec, name=name, model_path=checkpoint or spec.model_path)
     try:
         check_model(changed)
@@ -48,8 +50,10 @@ def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
     except (CommandFailed, CheckpointError) as error:
         raise LaunchRefused(str(error)) from error
     if not same:
-        text = f"{checkpoint} has another tokenizer than {spec.model_path}: live streams could not go on with it"
-        raise LaunchRefused(f"{text}; start another server with it, with {flag('take_over')}")
+        raise LaunchRefused(
+            f"{checkpoint} has another tokenizer than {spec.model_path}, with which live streams could not continue; "
+            f"start another server with it and {flag('take_over')}"
+        )
     return worker_command(changed)
 
 
@@ -65,7 +69,9 @@ def worker_command(spec: WorkerSpec) -> Callable[[str, int], list[str]]:
 
 
 def gateway_settings(settings: Settings) -> GatewaySettings:
-    """The gateway's part of the settings, by the same names. Raises `CommandFailed` for two that contradict."""
+    """Return the gateway's part of the settings. Raises `CommandFailed` if two settings contradict each other."""
+    if settings.listen_workers and not settings.keys_dir:
+        raise CommandFailed("--listen-workers needs --keys-dir, with keys from `baton keys init --keys-dir DIR`")
     names = GatewaySettings.__dataclass_fields__.keys() & Settings.model_fields.keys()
     try:
         return GatewaySettings(**{name: getattr(settings, name) for name in names})

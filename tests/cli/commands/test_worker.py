@@ -28,6 +28,9 @@ def test_it_needs_an_address_and_both_keys(tmp_path: Path) -> None:
     for name in ("join", "server_key", "key_file"):
         with pytest.raises(CommandFailed, match=f"--{name.replace('_', '-')} is needed"):
             worker_keys(given.model_copy(update={name: ""}))
+    for address in ("gpu1:7000", "ipc:///tmp/x", "tcp://10.0.0.1"):
+        with pytest.raises(CommandFailed, match="--join: write tcp://HOST:PORT, not"):
+            worker_keys(given.model_copy(update={"join": address}))
     with pytest.raises(CommandFailed, match="--server-key: a key has 64"):
         worker_keys(given.model_copy(update={"server_key": "x"}))
     (tmp_path / "own").chmod(0o640)

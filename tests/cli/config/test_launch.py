@@ -54,6 +54,8 @@ def test_a_command_is_the_same_for_every_incarnation_but_for_its_number() -> Non
 def test_settings_that_contradict_each_other_are_a_sentence() -> None:
     with pytest.raises(CommandFailed, match="max_choices"):
         gateway_settings(Settings(max_choices=64, max_streams_per_worker=1))
+    with pytest.raises(CommandFailed, match="--listen-workers needs --keys-dir"):
+        gateway_settings(Settings(listen_workers="tcp://127.0.0.1:7000"))
 
 
 def test_a_checkpoint_with_another_tokenizer_takes_nobodys_place(tmp_path: Path) -> None:
