@@ -59,7 +59,7 @@ def _root(
         bool, switch("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options of `baton` itself."""
+    """Declare the options of `baton` itself."""
 
 
 @app.command()

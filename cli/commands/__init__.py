@@ -1,1 +1,1 @@
-"""The commands, one a file. `cli.main` declares their options and imports each when it runs."""
+"""The commands, one file for each. `cli.main` declares their options, and imports a command when it runs."""

@@ -1,4 +1,4 @@
-"""`baton bench`: how fast the engine is with a model here, without HTTP: tokens a second of decode and of prefill."""
+"""`baton bench`: measures the speed of the engine with a model, without HTTP."""
 
 import json
 import time
@@ -19,25 +19,25 @@ from workers.engine.engine import BatchEngine, Request
 STREAMS = (1, 4, 8)
 PROMPTS = (128, 512)
 PROMPT_TOKENS = 32
-"""Of each stream whose decode is measured."""
+"""Length of the prompt of each stream whose decode is measured."""
 
 VOCABULARY = 128
-"""Token ids that the prompts use: every model has these."""
+"""The prompts use token ids below this one, which every model has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured speed. `size` is streams for decode and prompt tokens for prefill."""
+    """A measurement. `size` is the number of streams for decode, and of prompt tokens for prefill."""
 
     kind: str
     size: int
     tokens_per_second: float
     step_ms: float
-    """Mean time of one engine step, in milliseconds."""
+    """Mean time of an engine step in milliseconds."""
 
 
 class Bench:
-    """Owns an idle engine for as long as it measures."""
+    """Measures an engine, which must be idle."""
 
     def __init__(self, engine: BatchEngine, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self._engine = engine
@@ -46,7 +46,7 @@ class Bench:
         self._numbers = count(1)
 
     def figures(self, slots: int, context: int) -> Iterator[Figure]:
-        """All figures that a batch of `slots` and a context of so many tokens allow."""
+        """Yield all measurements that the number of slots and the context in tokens allow."""
         for streams in STREAMS:
             if streams <= slots:
                 yield self.decode(streams)
@@ -55,7 +55,7 @@ class Bench:
                 yield self.prefill(length)
 
     def decode(self, streams: int) -> Figure:
-        """Steps in which each of so many streams gets one token; steps with a prompt in them are not counted."""
+        """Measure steps in which each stream gets one token. Steps that compute a prompt are not counted."""
         live = {self._submit(PROMPT_TOKENS, None) for _ in range(streams)}
         tokens, steps, elapsed = 0, 0, 0.0
         warm = False
@@ -64,7 +64,7 @@ class Bench:
             result = self._engine.step()
             took = self._clock() - began
             if result.failed:
-                raise CommandFailed("an engine step failed; its log line says why")
+                raise CommandFailed("an engine step failed; see the log line above")
             if warm and self._engine.gauges().prefill_tokens == prompts and len(result.tokens) == streams:
                 tokens, steps, elapsed = tokens + streams, steps + 1, elapsed + took
             warm = warm or len(result.tokens) == streams
@@ -76,7 +76,7 @@ class Bench:
         return Figure("decode", streams, tokens / elapsed, elapsed / steps * 1000)
 
     def prefill(self, length: int) -> Figure:
-        """Prompts of so many tokens, one after the other, each with one token of answer."""
+        """Measure prompts of this length, one after the other, each with an answer of one token."""
         self._run(length)
         prompts, steps, began = 0, self._engine.gauges().steps, self._clock()
         while (elapsed := self._clock() - began) < self._seconds:
@@ -90,7 +90,7 @@ class Bench:
         self._submit(length, 1)
         while not self._engine.idle:
             if self._engine.step().failed:
-                raise CommandFailed("an engine step failed; its log line says why")
+                raise CommandFailed("an engine step failed; see the log line above")
 
     def _submit(self, length: int, max_tokens: int | None) -> int:
         stream = next(self._numbers)
@@ -100,7 +100,7 @@ class Bench:
 
 
 def run_bench(settings: Settings, *, seconds: float, as_json: bool) -> None:
-    """Print the figures of the settings' model. Raises `CommandFailed`."""
+    """Measure the model that the settings name, and print the table. Raises `CommandFailed`."""
     model = ChosenModel.choose(settings)
     loaded = load_here(worker_spec(settings, model))
     try:
@@ -112,7 +112,7 @@ def run_bench(settings: Settings, *, seconds: float, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"model": model.name, "figures": [asdict(figure) for figure in figures]}))
         return
-    table = Table("what", "size", "tokens/s", "ms a step", title=model.name, title_justify="left")
+    table = Table("phase", "size", "tokens/s", "ms per step", title=model.name, title_justify="left")
     for figure in figures:
         size = f"{figure.size} {'streams' if figure.kind == 'decode' else 'tokens'}"
         table.add_row(figure.kind, size, f"{figure.tokens_per_second:,.0f}", f"{figure.step_ms:.2f}")

@@ -1,4 +1,4 @@
-"""`baton chat`: a conversation on the terminal."""
+"""`baton chat`: a conversation in the terminal."""
 
 import os
 import signal
@@ -23,15 +23,15 @@ PROMPT = "you> "
 
 
 def run_chat(settings: Settings, sampling: Sampling, limits: Limits, *, system: str, url: str | None) -> None:
-    """Talk until Ctrl-D. Raises `CommandFailed` when the model cannot be had."""
-    with closing(open_client(settings, url)) as answers:
+    """Chat until Ctrl-D. Raises `CommandFailed` if the model cannot be loaded or reached."""
+    with closing(open_client(settings, url)) as client:
         console = Console(highlight=False, soft_wrap=True)
-        console.print(f"{answers.name}. /help lists the commands; Ctrl-D leaves.", markup=False)
-        talk(answers, Conversation(sampling, limits, system), line_reader(), console)
+        console.print(f"{client.name}. /help lists the commands; Ctrl-D exits.", markup=False)
+        talk(client, Conversation(sampling, limits, system), line_reader(), console)
 
 
-def talk(answers: ModelClient, conversation: Conversation, read: Callable[[], str], console: Console) -> None:
-    """The loop of lines: commands are obeyed, everything else is said to the model."""
+def talk(client: ModelClient, conversation: Conversation, read: Callable[[], str], console: Console) -> None:
+    """Read lines until the end of input: execute commands, and send everything else to the model."""
     while True:
         try:
             line = read().strip()
@@ -42,34 +42,34 @@ def talk(answers: ModelClient, conversation: Conversation, read: Callable[[], st
         if not line:
             continue
         if line.startswith("/"):
-            console.print(conversation.obey(line), markup=False)
+            console.print(conversation.execute(line), markup=False)
             continue
         try:
-            reply(answers, conversation, line, console)
+            reply(client, conversation, line, console)
         except CommandFailed as error:
-            conversation.forget_last()
+            conversation.remove_last()
             console.print(f"\n{error}", markup=False, style="red")
 
 
-def reply(answers: ModelClient, conversation: Conversation, line: str, console: Console) -> None:
-    """Say one line to the model and print what comes; a cancelled reply is kept as far as it came."""
-    said: list[str] = []
-    with interruptible() as interrupted, closing(answers.stream(conversation.ask(line))) as pieces:
+def reply(client: ModelClient, conversation: Conversation, line: str, console: Console) -> None:
+    """Send one line to the model and print its reply. Of a cancelled reply, the conversation keeps what arrived."""
+    received: list[str] = []
+    with interruptible() as interrupted, closing(client.stream(conversation.ask(line))) as pieces:
         for piece in pieces:
             if isinstance(piece, Summary):
                 break
-            said.append(piece)
+            received.append(piece)
             print(piece, end="", flush=True)
             if interrupted():
                 print(" [cancelled]", end="")
                 break
     print(flush=True)
-    conversation.answered("".join(said))
+    conversation.add_reply("".join(received))
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within, a Ctrl-C is a question (has it been pressed?) and not an exception; a second one is an exception."""
+    """Record the first Ctrl-C, which the returned function reports. A second one raises `KeyboardInterrupt`."""
     pressed: list[int] = []
 
     def press(number: int, _: FrameType | None) -> None:
@@ -85,7 +85,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def line_reader() -> Callable[[], str]:
-    """Lines with editing and history on a terminal; plain lines when standard input is a file or a pipe."""
+    """Return a reader with editing and history if standard input is a terminal, and of plain lines otherwise."""
     if not sys.stdin.isatty():
         return _plain_line
     session: PromptSession[str] = PromptSession(history=_history())
@@ -100,7 +100,7 @@ def _plain_line() -> str:
 
 
 def _history() -> History:
-    """The lines of earlier talks, readable by their owner alone; without a home they last for this talk."""
+    """Open the history file, readable by its owner only. Without a writable home, the history is kept in memory."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`baton compile`: every graph of a model, compiled before a worker needs it."""
+"""`baton compile`: compiles all graphs of a model ahead of time."""
 
 import json
 import time
@@ -14,9 +14,9 @@ from workers.process.backends import compile_ahead
 
 
 def compile_model(settings: Settings, *, as_json: bool) -> None:
-    """Compile, and print sizes and times. Raises `CommandFailed`."""
+    """Compile the graphs and print their sizes and times. Raises `CommandFailed`."""
     model = ChosenModel.choose(settings)
-    spec = worker_spec(settings, model, workers=settings.workers)  # whose cores are part of what is compiled
+    spec = worker_spec(settings, model, workers=settings.workers)  # the number of threads is part of what is compiled
     check_model(spec)
     began = time.perf_counter()
     with loading_status(spec.model_name) as progress:

@@ -1,4 +1,4 @@
-"""`baton doctor`: what works on this machine, and what to do about what does not."""
+"""`baton doctor`: reports which backends and devices work on this machine, and what the others need."""
 
 import os
 import platform
@@ -27,22 +27,23 @@ CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf1
 
 
 def examine(settings: Settings, console: Console) -> bool:
-    """Print the report; whether at least one device of one backend works."""
+    """Print the report. Returns whether at least one device of one backend works."""
     console.print(_machine(settings))
     probes = [line for backend in PACKAGES for line in probe_backend(backend)]
-    table = Table("backend", "device", "works", "what was found", title="Backends and devices", title_justify="left")
+    table = Table("backend", "device", "works", "details", title="Backends and devices", title_justify="left")
     for line in probes:
         mark = "[green]yes[/]" if line.works else "[yellow]no[/]"
         table.add_row(line.backend, line.device or "-", mark, escape(line.detail))
     console.print(table)
     for line in probes:
         if not line.works and line.advice:
-            console.print(f"  {line.backend} {line.device}".rstrip() + f": {escape(line.advice)}", highlight=False)
+            device = f"{line.backend} {line.device}".rstrip()
+            console.print(f"  {device}: {escape(line.advice)}", highlight=False, soft_wrap=True)
     return _verdict(probes, console)
 
 
 def probe_backend(backend: str, python: str = sys.executable) -> list[Probe]:
-    """Ask one backend in a process of its own; what goes wrong there becomes a line of the report."""
+    """Probe one backend in a process of its own. Its failure becomes a line of the report."""
     missing = missing_packages(backend)
     if missing:
         advice = f"pip install 'baton[{backend}]'"
@@ -70,7 +71,7 @@ def _machine(settings: Settings) -> Table:
     table.add_row("cpu features", " ".join(_cpu_features()) or "not known on this system")
     table.add_row("memory", _memory())
     table.add_row("graph cache", _cache(cache_dir(worker_spec(settings, ChosenModel("doctor", Path())))))
-    # A path is not cut where a narrow terminal ends, which is where it would say which installation this is.
+    # A long path is folded, not truncated, on a narrow terminal.
     builtin = Text(str(builtin_path()), overflow="fold")
     table.add_row("built-in model", builtin if builtin_path().is_dir() else "[red]missing[/]: reinstall baton")
     return table
@@ -87,7 +88,7 @@ def _cpu_features() -> list[str]:
 
 def _memory() -> str:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = free_bytes()  # what a load goes by, which the process's cgroup may bound
+    free = free_bytes()  # as a load computes it, limited by the process's cgroup
     return f"{total / 2**30:.1f} GiB" + ("" if free is None else f", {free / 2**30:.1f} GiB free")
 
 

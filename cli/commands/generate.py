@@ -1,4 +1,4 @@
-"""`baton generate`: one prompt, one answer on standard output."""
+"""`baton generate`: prints the answer to one prompt."""
 
 from contextlib import closing
 
@@ -14,26 +14,26 @@ from protocol.request import Limits, Message, Sampling
 
 
 def request_from(prompt: str, sampling: Sampling, limits: Limits, *, system: str, chat: bool) -> ModelRequest:
-    """The question of the flags. Raises `InvalidOption` for a prompt that no model could take."""
+    """Return the request that the flags describe. Raises `InvalidOption` for an invalid prompt."""
     text = read_prompt(prompt)
     if not chat:
         if system:
-            raise InvalidOption("--system: needs the chat template; leave --no-chat-template out")
+            raise InvalidOption("--system: needs the chat template; leave out --no-chat-template")
         return ModelRequest(sampling, limits, prompt=text)
     first = (Message("system", system),) if system else ()
     return ModelRequest(sampling, limits, messages=(*first, Message("user", text)))
 
 
 def open_client(settings: Settings, url: str | None) -> ModelClient:
-    """A running server when there is a URL, else the model in this process. Raises `CommandFailed`."""
+    """Connect to the server at `url`, or load the model in this process if it is None. Raises `CommandFailed`."""
     if url is None:
         return LocalClient.load(settings)
     return RemoteClient.connect(url, settings.api_key, settings.model)
 
 
-def answer_once(settings: Settings, ask: ModelRequest, *, url: str | None, stats: bool) -> None:
-    """Print the answer as it comes, and the counts on stderr with `stats`. Raises `CommandFailed`."""
-    with closing(open_client(settings, url)) as answers, closing(answers.stream(ask)) as pieces:
+def answer_once(settings: Settings, request: ModelRequest, *, url: str | None, stats: bool) -> None:
+    """Print the answer as it is generated, and with `stats` the counts on stderr. Raises `CommandFailed`."""
+    with closing(open_client(settings, url)) as client, closing(client.stream(request)) as pieces:
         for piece in pieces:
             if isinstance(piece, Summary):
                 print(flush=True)

@@ -1,4 +1,4 @@
-"""`baton score`: how likely a model finds a text, token by token."""
+"""`baton score`: prints the log-likelihood of each token of a text."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def score_text(settings: Settings, prompt: str, *, as_json: bool) -> None:
 
 
 def perplexity(score: Score) -> float:
-    """e to the mean negative log-likelihood; not a number for a text of one token."""
+    """Return the exponential of the mean negative log-likelihood; NaN for a text of one token."""
     count = len(score.log_likelihoods)
     return math.exp(-score.total / count) if count else math.nan
 

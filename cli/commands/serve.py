@@ -1,4 +1,4 @@
-"""`baton serve`: tell each worker what to run, start gateway and workers, and say when people can come."""
+"""`baton serve`: starts the gateway and its workers, and shows when the server is ready."""
 
 import functools
 import sys
@@ -26,15 +26,15 @@ _log = structlog.get_logger("cli.commands.serve")
 
 
 def run_server(settings: Settings, *, take_over: bool = False) -> None:
-    """Serve until a signal or until no worker is left. Raises `CommandFailed` in a sentence.
+    """Serve until a signal arrives or every worker is given up. Raises `CommandFailed`.
 
-    With `take_over`, a gateway that has the port already is relieved as soon as the workers are ready.
+    With `take_over`, a running gateway hands over its port as soon as the workers are ready.
     """
     gateway = gateway_settings(settings)
     if take_over and not settings.workers:
         raise CommandFailed(
-            f"{flag('take_over')} needs a worker of its own ({flag('workers')}): those of other machines come "
-            "over only when the server that leaves has let go of them"
+            f"{flag('take_over')} needs a worker of its own ({flag('workers')} 1 or more): remote workers join only after "
+            "the other server has released them"
         )
     predecessor = _predecessor(settings) if take_over else None
     launches = []
@@ -43,11 +43,11 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
         check_model(worker_spec(settings, model))
         launches = worker_launches(settings, model)
     elif not settings.listen_workers:
-        raise CommandFailed("--workers 0 leaves nobody to compute: let others join with --listen-workers")
+        raise CommandFailed("--workers 0 needs --listen-workers, so that workers on other machines can join")
     invitation = Invitation(settings)
     display = choose_display([launch.name for launch in launches], invitation.text)
     with display:
-        # Within the display, so that log lines appear above its bars and not in them.
+        # After the display has started, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
             anyio.run(functools.partial(_serve, gateway, launches, invitation, display, predecessor))
@@ -56,7 +56,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
 
 
 def _predecessor(settings: Settings) -> HttpPredecessor:
-    """The server that has the port, asked before anything is loaded. Raises `CommandFailed` when it would not leave."""
+    """Check before anything is loaded that the server on the port would hand over. Raises `CommandFailed`."""
     predecessor = HttpPredecessor(settings)
     try:
         anyio.run(predecessor.check)
@@ -89,5 +89,5 @@ async def _serve(
 
 
 def log_level(settings: Settings, terminal: bool) -> str:
-    """What was asked for; else a person at a terminal, who sees the display, is told of trouble only."""
+    """Return the level of the settings; by default only warnings are logged on a terminal, which shows the display."""
     return "warning" if terminal and "log_level" not in settings.model_fields_set else settings.log_level

@@ -1,4 +1,4 @@
-"""Which model a command is about, and what a worker must be told to run it."""
+"""The model that the settings name, and the worker spec that runs it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,14 @@ SCRIPTED_NAME = "scripted"
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """A model on this disk, and what clients call it."""
+    """A model directory on this machine, and the name that clients use for it."""
 
     name: str
     path: Path
 
     @classmethod
     def choose(cls, settings: Settings) -> "ChosenModel":
-        """The model of the settings, fetched from the hub if it must be. Raises `CommandFailed` in a sentence."""
+        """Return the model that the settings name, downloaded from the hub if necessary. Raises `CommandFailed`."""
         if settings.backend == "scripted" and not settings.model:
             return cls(settings.name or SCRIPTED_NAME, Path())
         if not settings.model:
@@ -36,12 +36,14 @@ class ChosenModel:
             raise CommandFailed(str(error)) from error
         name = settings.name or _own_name(settings.model)
         if len(name) > MAX_NAME:
-            raise CommandFailed(f"{name} is too long for a model's name: choose one with --name")
+            raise CommandFailed(
+                f"{name} is too long for a model name; choose one with --name, of {MAX_NAME} characters at most"
+            )
         return cls(name, path)
 
 
 def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1) -> WorkerSpec:
-    """What one of `workers` workers is told, which share the memory, and the cores unless `threads` says otherwise."""
+    """Return the spec of one of `workers` workers, which share the memory, and the cores unless `threads` is set."""
     return WorkerSpec(
         name=worker,
         model_name=model.name,
@@ -65,7 +67,7 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
 
 
 def check_model(spec: WorkerSpec) -> None:
-    """Find out before any process starts what a worker could only fail at. Raises `CommandFailed` in a sentence."""
+    """Check that a worker can load the model, before any process starts. Raises `CommandFailed`."""
     try:
         describe(spec)
     except (LoadRefused, OSError) as error:

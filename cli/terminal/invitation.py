@@ -1,4 +1,4 @@
-"""What people read when they may ask: where the server is, a curl line that works as it stands, and the chat page."""
+"""The message of a server that is ready: its URL, a curl command to try it, and the chat page."""
 
 import json
 import shlex
@@ -9,27 +9,26 @@ from cli.config.settings import Settings
 
 
 class Invitation:
-    """Knows the address once the gateway listens, since a port of 0 is chosen by the system, and one that is to be
-    taken over may not be had."""
+    """Composes the message. The address is known once the gateway listens: port 0 lets the system choose one."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._url = ""
         self.postponed: WorkerStatus | None = None
-        """The first worker that was ready while nobody listened."""
+        """The first worker that became ready before the gateway listened."""
 
     def listening(self, host: str, port: int) -> None:
-        """Called with the address that is listened on."""
+        """Set the address that the gateway listens on."""
         self._url = base_url(host, port)
 
     def text(self, status: WorkerStatus) -> str:
-        """The invitation, for the first worker that is ready; empty while nobody listens."""
+        """Return the message for the first worker that is ready; empty if the gateway does not listen yet."""
         if not self._url:
             self.postponed = self.postponed or status
             return ""
         hello, ready = status.hello, status.ready
         model = hello.model if hello else ""
-        # Without workers of its own it is the first that joined; how many will, nobody knows.
+        # Without workers of its own, these are the slots of the first one that joined.
         slots = hello.slots * max(1, self._settings.workers) if hello else 0
         where = f" ({hello.backend} on {hello.device}, {slots} at a time)" if hello else ""
         chat = bool(ready and ready.capabilities.chat)
@@ -37,7 +36,7 @@ class Invitation:
             [
                 f"Ready: {model} is served on {self._url}{where}",
                 "",
-                "Ask it:",
+                "Try it:",
                 "  " + curl_line(self._url, model, chat=chat, key=bool(self._settings.api_key)),
                 *([f"Chat with it in a browser: {self._url}/"] if chat else []),
                 "Stop it with Ctrl-C.",
@@ -46,7 +45,7 @@ class Invitation:
 
 
 def curl_line(url: str, model: str, *, chat: bool, key: bool) -> str:
-    """A question to the server, to be pasted into a shell."""
+    """Return a command that can be pasted into a shell."""
     body: dict[str, object] = {"model": model}
     if chat:
         body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]

@@ -1,4 +1,4 @@
-"""The prompt of a command: what the flag says, or all of standard input."""
+"""The prompt of a command, from its flag or from standard input."""
 
 import sys
 
@@ -7,14 +7,14 @@ from protocol.bounds import MAX_TEXT
 
 
 def read_prompt(prompt: str) -> str:
-    """The text of `--prompt`, where `-` is standard input. Raises `InvalidOption` for one that no model could take."""
+    """Return the text of `--prompt`, or standard input for `-`. Raises `InvalidOption` if it is empty or too long."""
     if prompt == "-":
-        # A file may hold anything; what is not UTF-8 is replaced, as a tokenizer would.
+        # Invalid UTF-8 is replaced, as a tokenizer would do.
         text = sys.stdin.buffer.read(4 * MAX_TEXT + 4).decode("utf-8", "replace")
     else:
         text = prompt.encode("utf-8", "replace").decode()
     if not text:
         raise InvalidOption("--prompt: is empty")
     if len(text) > MAX_TEXT:
-        raise InvalidOption(f"--prompt: is over {MAX_TEXT} characters")
+        raise InvalidOption(f"--prompt: is longer than {MAX_TEXT} characters; shorten it")
     return text
