@@ -33,8 +33,8 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     gateway = gateway_settings(settings)
     if take_over and not settings.workers:
         raise CommandFailed(
-            f"{flag('take_over')} needs a worker of its own ({flag('workers')} 1 or more): remote workers join only after "
-            "the other server has released them"
+            f"{flag('take_over')} needs a worker of its own ({flag('workers')} 1 or more): remote workers join only "
+            "after the other server has released them"
         )
     predecessor = _predecessor(settings) if take_over else None
     launches = []

@@ -83,10 +83,8 @@ async def keep_joined(make: Callable[[], Joining]) -> None:
         group.start_soon(_stop_on_signals, joining)
         try:
             await joining.run()
-        except (
-            WorkerGaveUp
-        ) as error:  # raised below, outside of the task group, which would wrap it in an exception group
-            gave_up = error
+        except WorkerGaveUp as error:
+            gave_up = error  # raised below, since the task group would wrap it in an exception group
         group.cancel_scope.cancel()
     if gave_up is not None:
         raise gave_up
