@@ -14,8 +14,8 @@ from cli.config.errors import CommandFailed
 from cli.config.launch import gateway_settings, worker_launches
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings, flag
-from cli.terminal.invitation import Invitation
 from cli.terminal.loading import LoadingDisplay, choose_display
+from cli.terminal.ready_message import ReadyMessage
 from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
@@ -44,13 +44,13 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
         launches = worker_launches(settings, model)
     elif not settings.listen_workers:
         raise CommandFailed("--workers 0 needs --listen-workers, so that workers on other machines can join")
-    invitation = Invitation(settings)
-    display = choose_display([launch.name for launch in launches], invitation.text)
+    ready_message = ReadyMessage(settings)
+    display = choose_display([launch.name for launch in launches], ready_message.text)
     with display:
         # After the display has started, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
-            anyio.run(functools.partial(_serve, gateway, launches, invitation, display, predecessor))
+            anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor))
         except (BindError, TakeOverFailed, WorkersGaveUp) as error:
             raise CommandFailed(str(error)) from error
 
@@ -68,16 +68,16 @@ def _predecessor(settings: Settings) -> HttpPredecessor:
 async def _serve(
     gateway: GatewaySettings,
     launches: Sequence[WorkerLaunch],
-    invitation: Invitation,
+    ready_message: ReadyMessage,
     display: LoadingDisplay,
     predecessor: HttpPredecessor | None,
 ) -> None:
     def listening(host: str, port: int) -> None:
-        invitation.listening(host, port)
+        ready_message.listening(host, port)
         if not gateway.api_key and not is_loopback(host):
             _log.warning("open_to_everybody", host=host, remedy="set BATON_API_KEY, or listen on 127.0.0.1")
-        if invitation.postponed is not None:
-            display.worker_changed(invitation.postponed)
+        if ready_message.postponed is not None:
+            display.worker_changed(ready_message.postponed)
 
     await run_daemon(
         gateway,

@@ -19,7 +19,7 @@ def fail(settings: Settings, model: ChosenModel) -> NoReturn:
     raise RuntimeError(f"{model.name} fails on port {settings.port}")
 
 
-def test_a_server_that_ends_before_it_listens_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_server_that_ends_before_it_listens_is_a_command_error(tmp_path: Path) -> None:
     log = tmp_path / "log"
     options = {"backend": "scripted", "host": "192.0.2.1", "port": 8000, "listen_workers": "tcp://192.0.2.1:1"}
     with (

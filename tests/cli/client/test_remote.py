@@ -1,4 +1,4 @@
-"""A running server as the source of answers, without a server: its bytes are scripted."""
+"""The client of a server, with scripted responses."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def events(*chunks: object, done: bool = True) -> bytes:
     return "".join(lines + ["data: [DONE]\n\n"] * done).encode()
 
 
-def test_a_completion_is_streamed_and_summed_up() -> None:
+def test_a_completion_is_streamed_and_summarized() -> None:
     asked: list[dict[str, object]] = []
 
     def respond(request: httpx.Request) -> httpx.Response:
@@ -90,14 +90,14 @@ def test_a_chat_is_streamed() -> None:
         (httpx.Response(200, content=b"data: {\n\n"), "is not JSON"),
         (httpx.Response(200, content=b"data: []\n\n"), "is not an object"),
     ],
-    ids=["refused", "not-ours", "error-event", "cut", "not-json", "not-an-object"],
+    ids=["refused", "not-ours", "error-event", "truncated", "not-json", "not-an-object"],
 )
-def test_what_goes_wrong_is_a_sentence(response: httpx.Response, sentence: str) -> None:
+def test_every_failure_is_a_command_error(response: httpx.Response, sentence: str) -> None:
     with pytest.raises(CommandFailed, match=sentence):
         list(answers(lambda _: response).stream(ASK))
 
 
-def test_a_server_that_goes_away_is_a_sentence() -> None:
+def test_a_connection_that_breaks_is_a_command_error() -> None:
     class Cut(httpx.SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
             yield events({"choices": [{"text": " two"}]}, done=False)
@@ -110,7 +110,7 @@ def test_a_server_that_goes_away_is_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1/v1/"])
-def test_no_server_is_a_sentence(url: str) -> None:
+def test_an_unreachable_server_is_a_command_error(url: str) -> None:
     with pytest.raises(CommandFailed, match=r"no server answers at http://127\.0\.0\.1:1: .*`baton serve` starts one"):
         RemoteClient.connect(url)
 
@@ -121,7 +121,7 @@ def test_the_summary_line_counts_the_speed_after_the_first_token() -> None:
     assert "0.0 tokens/s" in Summary(5, 1, "length", 0.5, 0.5).line()
 
 
-def test_the_summary_of_text_in_parcels_claims_no_speed_after_the_first() -> None:
+def test_the_summary_of_text_in_chunks_has_no_rate_after_the_first() -> None:
     line = Summary(5, 11, "stop", first_s=0.5, total_s=0.55, by_token=False).line()
     assert line == "5 prompt tokens, 11 generated (stop); first text after 500 ms, 20.0 tokens/s in all"
     assert "0.0 tokens/s in all" in Summary(5, 0, "stop", 0.0, 0.0, by_token=False).line()

@@ -1,4 +1,4 @@
-"""The conversation on a terminal, with a scripted source of answers and then for real on a pseudo-terminal."""
+"""`baton chat` with a scripted model client, and as a process on a pseudo-terminal."""
 
 import io
 import os
@@ -42,7 +42,7 @@ class Script:
 
 
 def run(script: Script, *lines: str | type[BaseException]) -> str:
-    """Say the lines and leave; what the console printed."""
+    """Enter the lines and exit. Returns what the console printed."""
     output = io.StringIO()
     waiting: Iterator[str | type[BaseException]] = iter([*lines, EOFError])
 
@@ -67,7 +67,7 @@ def test_each_reply_is_printed_and_remembered(capsys: pytest.CaptureFixture[str]
     assert said(script.asked[1]) == [("user", "Hi"), ("assistant", "Hello"), ("user", "So long")]
 
 
-def test_commands_are_obeyed_and_not_said() -> None:
+def test_commands_are_executed_and_not_sent() -> None:
     script = Script(["Hello"])
     output = run(script, "/system Be brief.", "/params seed=3", "Hi", "/nonsense")
     assert said(script.asked[0]) == [("system", "Be brief."), ("user", "Hi")]
@@ -104,15 +104,15 @@ def test_a_second_ctrl_c_is_an_exception_and_the_old_handler_comes_back() -> Non
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_failed_reply_is_a_sentence_and_the_talk_goes_on() -> None:
+def test_a_failed_reply_is_shown_and_the_conversation_continues() -> None:
     script = Script(["Hel", CommandFailed("the worker died")], ["Hello"])
     output = run(script, "Hi", "Again")
     assert "the worker died" in output
     assert said(script.asked[1]) == [("user", "Again")]
 
 
-def test_a_talk_on_a_terminal(tmp_path: Path) -> None:
-    """For real: prompt, history, help, a reply, a cancelled reply, Ctrl-D."""
+def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
+    """Prompt, history, help, a reply and Ctrl-D."""
     chat = ["-m", "cli", "chat", "--backend", "scripted", "-n", "4000"]
     with Terminal(chat, {"XDG_STATE_HOME": str(tmp_path), "PROMPT_TOOLKIT_NO_CPR": "1"}) as terminal:
         terminal.wait_for("you>")

@@ -1,4 +1,4 @@
-"""`baton compile`: what it prints, and what it says where there is nothing to compile."""
+"""The output of `baton compile`, also for a backend without graphs."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from workers.process.spec import WorkerSpec
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Two modules, one of them found in the cache."""
+    """Yield two modules, one of them from the cache."""
     file = tmp_path / "module.vmfb"
     file.write_bytes(b"m" * 2048)
 
@@ -52,6 +52,6 @@ def test_as_json(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None
     assert report["seconds"] >= 0
 
 
-def test_a_backend_without_graphs_is_a_sentence() -> None:
+def test_a_backend_without_graphs_is_a_command_error() -> None:
     with pytest.raises(CommandFailed, match="the scripted backend compiles nothing ahead of its use"):
         compile_model(Settings(backend="scripted"), as_json=False)

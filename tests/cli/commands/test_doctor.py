@@ -1,4 +1,4 @@
-"""The doctor really asks each backend, and survives whatever one of them does."""
+"""The doctor probes each backend, and reports one that fails in any way."""
 
 import io
 import os
@@ -15,7 +15,7 @@ from workers.process.backends import PACKAGES
 
 
 def script(folder: Path, text: str) -> str:
-    """An executable that is asked instead of Python."""
+    """Create an executable that replaces Python."""
     file = folder / "python"
     file.write_text(f"#!/bin/sh\n{text}\n")
     file.chmod(0o755)
@@ -34,7 +34,9 @@ def test_the_report_names_the_machine_and_what_works_here(tmp_path: Path) -> Non
     assert "Try: baton serve" in report
 
 
-def test_memory_is_free_as_a_load_counts_it_and_no_path_is_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_free_memory_is_what_a_load_counts_and_no_path_is_truncated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     builtin = tmp_path / ("long" * 20)
     builtin.mkdir()
     monkeypatch.setattr(doctor, "free_bytes", lambda: 3 * 2**30)
@@ -54,7 +56,7 @@ def test_a_backend_that_crashes_is_a_line_of_the_report(tmp_path: Path) -> None:
     assert "status -6" in line.detail
 
 
-def test_a_backend_that_talks_nonsense_is_a_line_of_the_report(tmp_path: Path) -> None:
+def test_a_backend_with_an_invalid_answer_is_a_line_of_the_report(tmp_path: Path) -> None:
     [line] = doctor.probe_backend("iree", script(tmp_path, "echo hello"))
     assert not line.works
     assert "not readable" in line.detail
@@ -99,5 +101,5 @@ def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch
         ("", "RuntimeError"),
     ],
 )
-def test_an_error_is_shortened_to_what_people_can_use(text: str, line: str) -> None:
+def test_the_place_in_native_code_is_removed_from_an_error(text: str, line: str) -> None:
     assert short(RuntimeError(text)) == line

@@ -1,4 +1,4 @@
-"""`baton serve` as a process: it invites, answers, and ends without leaving anything behind."""
+"""`baton serve` as a process: it prints its message, answers, and ends without leaving anything behind."""
 
 import os
 import re
@@ -63,7 +63,7 @@ def url_of(lines: Sequence[str]) -> str:
     return found[0]
 
 
-def test_it_invites_answers_and_ends_on_sigterm() -> None:
+def test_it_serves_and_ends_on_sigterm() -> None:
     with serving([*SERVE, "--workers", "2", "--name", "tiny"]) as process:
         lines = read_until(process, "Stop it")
         assert "w0: ready" in lines or "w1: ready" in lines
@@ -120,7 +120,7 @@ def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("listen", "open_"), [(("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False), ((), False)]
 )
-def test_a_server_that_is_open_to_everybody_says_so(listen: Sequence[str], open_: bool) -> None:
+def test_a_public_server_without_a_key_logs_a_warning(listen: Sequence[str], open_: bool) -> None:
     with serving([*SERVE, *listen]) as process:
         read_until(process, "Ready:")
         process.send_signal(signal.SIGINT)
@@ -128,7 +128,7 @@ def test_a_server_that_is_open_to_everybody_says_so(listen: Sequence[str], open_
     assert ("open_to_everybody" in errors) == open_
 
 
-def test_a_port_in_use_is_a_sentence() -> None:
+def test_a_port_in_use_is_a_command_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with serving([*SERVE[:-4], "--port", port]) as process:
@@ -139,7 +139,7 @@ def test_a_port_in_use_is_a_sentence() -> None:
     assert "Traceback" not in errors
 
 
-def test_a_directory_without_a_model_is_a_sentence(tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_a_command_error(tmp_path: Path) -> None:
     with serving(["-m", "cli", "serve", str(tmp_path), "--port", "0"]) as process:
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
@@ -147,7 +147,7 @@ def test_a_directory_without_a_model_is_a_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-def test_on_a_terminal_it_invites_and_ends_on_ctrl_c() -> None:
+def test_on_a_terminal_it_serves_and_ends_on_ctrl_c() -> None:
     with Terminal(SERVE, {}) as terminal:
         seen = terminal.wait_for("Stop it with Ctrl-C.")
         assert "Ready: scripted is served on http://127.0.0.1:" in seen
@@ -155,19 +155,19 @@ def test_on_a_terminal_it_invites_and_ends_on_ctrl_c() -> None:
         assert terminal.exit_status() == 0
 
 
-def test_a_person_at_a_terminal_is_told_of_trouble_only_unless_they_ask() -> None:
+def test_the_default_log_level_on_a_terminal_is_warning() -> None:
     assert log_level(Settings(), terminal=True) == "warning"
     assert log_level(Settings(), terminal=False) == "info"
     assert log_level(Settings(log_level="info"), terminal=True) == "info"
 
 
-def test_the_place_of_another_server_takes_workers_of_its_own(tmp_path: Path) -> None:
+def test_a_take_over_needs_a_local_worker(tmp_path: Path) -> None:
     settings = Settings(workers=0, listen_workers="tcp://127.0.0.1:7000", keys_dir=str(tmp_path))
     with pytest.raises(CommandFailed, match="--take-over needs a worker of its own"):
         run_server(settings, take_over=True)
 
 
-def test_who_has_the_port_is_asked_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_predecessor_is_checked_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def unwanted(*_: object) -> None:
         raise AssertionError("a model was looked for")
 
@@ -181,5 +181,5 @@ def test_who_has_the_port_is_asked_before_a_model_is_looked_for(monkeypatch: pyt
         finally:
             other.shutdown()
             thread.join()
-    with pytest.raises(AssertionError, match="a model was"):  # nobody has the port: it is not refused
+    with pytest.raises(AssertionError, match="a model was"):  # the port is free, so that it is not refused
         run_server(Settings(port=other.server_port), take_over=True)

@@ -1,4 +1,4 @@
-"""`baton worker`: what it must be told, what it joins with, and that it serves, as a process."""
+"""`baton worker`: the settings that it needs, its keys, and a process that joins and serves."""
 
 import functools
 import signal
@@ -38,7 +38,7 @@ def test_it_needs_an_address_and_both_keys(tmp_path: Path) -> None:
         worker_keys(given)
 
 
-def test_a_worker_that_cannot_be_kept_alive_is_a_sentence(tmp_path: Path) -> None:
+def test_a_worker_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
     own = make_key(tmp_path / "own")
     keys = CurveKeys(own.public, own.secret, server=own.public)
     command = lambda endpoint, incarnation: ["false"]  # noqa: E731

@@ -1,4 +1,4 @@
-"""What `baton serve` starts: the commands of its workers and the gateway's settings."""
+"""The commands that start workers, and the gateway's settings."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.checkpoints import make_checkpoint, make_tokenizer
 from workers.process.spec import WorkerSpec
 
 
-def test_a_worker_is_told_all_that_was_set() -> None:
+def test_a_worker_gets_all_settings() -> None:
     settings = Settings(backend="scripted", max_batch_size=3, context=99, max_queue=5, step_tokens=7, workers=2)
     model = ChosenModel("m", Path("/models/m"))
     launches = worker_launches(settings, model)
@@ -27,7 +27,7 @@ def test_a_worker_is_told_all_that_was_set() -> None:
     assert (spec.threads, spec.workers) == (0, 2)
 
 
-def test_those_that_stand_by_come_last_and_have_no_share_in_the_cores() -> None:
+def test_standby_workers_come_last_and_have_no_share_of_the_cores() -> None:
     launches = worker_launches(Settings(backend="scripted", workers=2, standby=2), ChosenModel("m", Path("/m")))
     assert [(launch.name, launch.standby) for launch in launches] == [
         ("w0", False),
@@ -51,14 +51,14 @@ def test_a_command_is_the_same_for_every_incarnation_but_for_its_number() -> Non
     assert [pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]] == [("1", "2")]
 
 
-def test_settings_that_contradict_each_other_are_a_sentence() -> None:
+def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(CommandFailed, match="max_choices"):
         gateway_settings(Settings(max_choices=64, max_streams_per_worker=1))
     with pytest.raises(CommandFailed, match="--listen-workers needs --keys-dir"):
         gateway_settings(Settings(listen_workers="tcp://127.0.0.1:7000"))
 
 
-def test_a_checkpoint_with_another_tokenizer_takes_nobodys_place(tmp_path: Path) -> None:
+def test_a_checkpoint_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("old", "like", "other")]
     for seed, folder in enumerate(folders):
         folder.mkdir()

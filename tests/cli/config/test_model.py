@@ -1,4 +1,4 @@
-"""Which model is meant, and what it is called."""
+"""Which model the settings name, and its name."""
 
 from pathlib import Path
 
@@ -17,24 +17,24 @@ def test_no_model_is_the_builtin_one() -> None:
     assert ChosenModel.choose(Settings()) == ChosenModel("baton-tiny", builtin_path())
 
 
-def test_a_directory_is_called_by_its_own_name_or_the_one_that_is_set(tmp_path: Path) -> None:
+def test_the_name_of_a_directory_is_its_own_or_the_one_that_is_set(tmp_path: Path) -> None:
     folder = tmp_path / "llama"
     folder.mkdir()
     assert ChosenModel.choose(Settings(model=f"{folder}/")) == ChosenModel("llama", folder)
     assert ChosenModel.choose(Settings(model=str(folder), name="mine")).name == "mine"
 
 
-def test_the_current_folder_is_called_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_the_current_directory_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert ChosenModel.choose(Settings(model=".")).name == tmp_path.name
 
 
-def test_a_hub_id_is_fetched_and_is_its_own_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_hub_id_is_downloaded_and_is_the_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(chosen, "resolve_model", lambda model: tmp_path / model)
     assert ChosenModel.choose(Settings(model="org/name")) == ChosenModel("org/name", tmp_path / "org/name")
 
 
-def test_what_cannot_be_fetched_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_a_command_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(model: str) -> Path:
         raise CheckpointError(model, "", "could not be fetched")
 
@@ -57,7 +57,7 @@ def test_a_model_is_checked_before_anything_starts(tmp_path: Path) -> None:
             check_model(worker_spec(other, ChosenModel.choose(other)))
 
 
-def test_a_name_that_is_too_long_for_the_wire_is_a_sentence(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long_for_the_wire_is_refused(tmp_path: Path) -> None:
     (tmp_path / ("x" * 128)).mkdir()
     (tmp_path / ("x" * 129)).mkdir()
     assert ChosenModel.choose(Settings(model=str(tmp_path / ("x" * 128)))).name == "x" * 128

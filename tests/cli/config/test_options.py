@@ -1,4 +1,4 @@
-"""What every command does with its options and with its end."""
+"""How commands handle their options and Ctrl-C."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ app = typer.Typer()
 @app.command()
 @takes_settings("model")
 def compute(settings: Settings) -> None:
-    atexit.register(os.abort)  # as the interpreter's end may, when a call to a device was broken off
+    atexit.register(os.abort)  # as the interpreter's shutdown may after an interrupted call to a device
     print("half an ans", end="")
     try:
         raise KeyboardInterrupt
@@ -28,7 +28,7 @@ app()
 """
 
 
-def test_an_interrupted_command_cleans_up_and_leaves_without_the_interpreters_end() -> None:
+def test_an_interrupted_command_cleans_up_and_skips_the_interpreters_shutdown() -> None:
     run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout, run.stderr) == (130, "half an answer\n", "")
 

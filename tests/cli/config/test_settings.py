@@ -1,4 +1,4 @@
-"""One definition of the settings, three sources, and errors that name the one at fault."""
+"""The three sources of settings, and errors that name the source."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from gateway.settings import GatewaySettings
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings of the person who runs the tests."""
+    """Remove the settings of this environment."""
     for name in Settings.model_fields:
         monkeypatch.delenv(f"BATON_{name.upper()}", raising=False)
     monkeypatch.delenv("BATON_CONFIG", raising=False)
@@ -29,7 +29,7 @@ def test_defaults_serve_the_builtin_model_on_loopback() -> None:
     assert (settings.model, settings.host, settings.port, settings.max_batch_size) == ("", "127.0.0.1", 8000, 8)
 
 
-def test_flags_win_over_variables_which_win_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_take_precedence_over_variables_and_those_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     toml("port = 1\nworkers = 2\nthreads = 3")
     monkeypatch.setenv("BATON_PORT", "4")
     monkeypatch.setenv("BATON_WORKERS", "5")
@@ -69,7 +69,7 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
         ("host", "h", ""),
     ],
 )
-def test_a_bound_at_its_edge_and_a_flag_over_it(name: str, inside: object, outside: object) -> None:
+def test_a_bound_is_inclusive_and_its_violation_names_the_flag(name: str, inside: object, outside: object) -> None:
     assert getattr(load({name: inside}), name) == inside
     with pytest.raises(InvalidSettings, match=f"^--{name.replace('_', '-')}: .*, not "):
         load({name: outside})

@@ -1,4 +1,4 @@
-"""A conversation and its commands, without a terminal."""
+"""The messages, parameters and slash commands of a conversation."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def conversation() -> Conversation:
     return Conversation(Sampling(), Limits(max_tokens=16), "Be brief.")
 
 
-def test_the_model_is_shown_all_that_was_said(conversation: Conversation) -> None:
+def test_a_request_has_all_messages(conversation: Conversation) -> None:
     conversation.ask("Hello")
     conversation.add_reply("Hi.")
     assert conversation.ask("Who are you?").messages == (
@@ -22,13 +22,13 @@ def test_the_model_is_shown_all_that_was_said(conversation: Conversation) -> Non
     )
 
 
-def test_what_got_no_reply_is_taken_back(conversation: Conversation) -> None:
+def test_a_message_without_a_reply_is_removed(conversation: Conversation) -> None:
     conversation.ask("Hello")
     conversation.remove_last()
     assert conversation.messages == (Message("system", "Be brief."),)
 
 
-def test_clear_keeps_the_system_text(conversation: Conversation) -> None:
+def test_clear_keeps_the_system_message(conversation: Conversation) -> None:
     conversation.ask("Hello")
     conversation.execute("/clear")
     assert conversation.messages == (Message("system", "Be brief."),)

@@ -22,7 +22,7 @@ WORKER = {
 }
 
 
-def test_workers_are_listed_a_line_each(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_worker_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     show_workers([WORKER])
     heading, line = capsys.readouterr().out.splitlines()

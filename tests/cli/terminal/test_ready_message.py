@@ -1,4 +1,4 @@
-"""What people are told when the server is ready works as it stands."""
+"""The message of a server that is ready, whose curl command works as it is."""
 
 import json
 import shlex
@@ -8,7 +8,7 @@ import pytest
 
 from actors.supervision.worker_process import WorkerState, WorkerStatus
 from cli.config.settings import Settings
-from cli.terminal.invitation import Invitation, curl_line
+from cli.terminal.ready_message import ReadyMessage, curl_line
 from protocol.events import Gauges
 
 
@@ -25,7 +25,7 @@ def test_the_curl_line_names_the_key_without_showing_it() -> None:
     assert '-H "Authorization: Bearer $BATON_API_KEY"' in curl_line("http://h:1", "m", chat=True, key=True)
 
 
-def test_nobody_is_invited_before_somebody_listens() -> None:
+def test_the_message_is_empty_until_the_gateway_listens() -> None:
     nothing: Any = {"hello": None, "ready": None, "loading": None, "reason": "", "last_progress": 0.0}
     ready = WorkerStatus(
         name="w0",
@@ -36,7 +36,7 @@ def test_nobody_is_invited_before_somebody_listens() -> None:
         gauges=Gauges(),
         **nothing,
     )
-    invitation = Invitation(Settings(port=0))
-    assert (invitation.text(ready), invitation.postponed) == ("", ready)
-    invitation.listening("127.0.0.1", 4711)
-    assert "is served on http://127.0.0.1:4711" in invitation.text(ready)
+    ready_message = ReadyMessage(Settings(port=0))
+    assert (ready_message.text(ready), ready_message.postponed) == ("", ready)
+    ready_message.listening("127.0.0.1", 4711)
+    assert "is served on http://127.0.0.1:4711" in ready_message.text(ready)

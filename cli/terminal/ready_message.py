@@ -8,7 +8,7 @@ from cli.client.server_url import base_url
 from cli.config.settings import Settings
 
 
-class Invitation:
+class ReadyMessage:
     """Composes the message. The address is known once the gateway listens: port 0 lets the system choose one."""
 
     def __init__(self, settings: Settings) -> None:
