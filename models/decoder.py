@@ -24,7 +24,7 @@ def round_to_bfloat16(x: Array) -> Array:
 
 
 @dataclass(slots=True)
-class Cache:
+class KVCache:
     """Keys and values of every layer, [positions, kv_heads, head_dim] each; grown by `Decoder.logits` alone."""
 
     keys: list[Array] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Decoder:
 
     def generate(self, prompt: Sequence[int], limit: int, stops: Collection[int]) -> list[int]:
         """At most `limit` tokens, each the likeliest; a token of `stops` ends the reply and is its last."""
-        cache, given = Cache(), list(prompt)
+        cache, given = KVCache(), list(prompt)
         reply: list[int] = []
         while len(reply) < limit:
             token = int(np.argmax(self.logits(given, cache)[-1]))
@@ -64,10 +64,10 @@ class Decoder:
 
     def predictions(self, tokens: Sequence[int]) -> NDArray[np.int64]:
         """The likeliest next token after each of the given ones, [T]."""
-        best: NDArray[np.int64] = np.argmax(self.logits(tokens, Cache()), -1)
+        best: NDArray[np.int64] = np.argmax(self.logits(tokens, KVCache()), -1)
         return best
 
-    def logits(self, tokens: Sequence[int], cache: Cache) -> Array:
+    def logits(self, tokens: Sequence[int], cache: KVCache) -> Array:
         """Logits [T, vocabulary] of the tokens that follow what the cache holds; the cache grows by them."""
         embedding = self._weights["model.embed_tokens.weight"]
         position = np.arange(cache.length, cache.length + len(tokens), dtype=np.float32)
@@ -85,7 +85,7 @@ class Decoder:
         cache.length += len(tokens)
         return self._linear(self._norm(x, "model.norm"), "model.embed_tokens")
 
-    def _attend(self, layer: int, x: Array, rotation: tuple[Array, Array], cache: Cache) -> Array:
+    def _attend(self, layer: int, x: Array, rotation: tuple[Array, Array], cache: KVCache) -> Array:
         block = f"model.layers.{layer}.self_attn."
         count = len(x)
         q = self._rotate(self._linear(x, block + "q_proj").reshape(count, self._heads, -1), rotation)

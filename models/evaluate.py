@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from models import builtin_path
-from models.corpus.document import Chat
+from models.corpus.document import ChatDocument
 from models.corpus.held_out import Question, questions
 from models.decoder import Decoder
 from models.tokenizer import END_OF_TEXT, TURN_END, chat_template, render_chat, token_id
@@ -21,7 +21,7 @@ COMPLETION_LIMIT = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ScoredReply:
     """A question, the tokens it was asked with and answered with, and the verdict."""
 
     question: Question
@@ -33,18 +33,18 @@ class Reply:
 
 def prompt_text(question: Question) -> str:
     """The text that the model continues, with its special tokens."""
-    if isinstance(question.asked, Chat):
+    if isinstance(question.asked, ChatDocument):
         return render_chat(chat_template(), question.asked.messages, question.asked.tools, add_generation_prompt=True)
     return question.asked.text
 
 
-def answer(decoder: Decoder, tokenizer: Tokenizer, asked: Iterable[Question]) -> list[Reply]:
+def answer(decoder: Decoder, tokenizer: Tokenizer, asked: Iterable[Question]) -> list[ScoredReply]:
     """Greedy replies to the questions and whether each is right; one prompt asked twice is decoded once."""
     stops = (token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT))
     decoded: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     replies = []
     for question in asked:
-        text, is_chat = prompt_text(question), isinstance(question.asked, Chat)
+        text, is_chat = prompt_text(question), isinstance(question.asked, ChatDocument)
         if text not in decoded:
             prompt = tokenizer.encode(text).ids
             limit = REPLY_LIMIT if is_chat else COMPLETION_LIMIT
@@ -52,11 +52,11 @@ def answer(decoder: Decoder, tokenizer: Tokenizer, asked: Iterable[Question]) ->
         prompt_ids, tokens = decoded[text]
         said = tokenizer.decode(list(tokens))
         right = question.right(said) and (not is_chat or tokens[-1] == stops[0])
-        replies.append(Reply(question, prompt_ids, tokens, said, right))
+        replies.append(ScoredReply(question, prompt_ids, tokens, said, right))
     return replies
 
 
-def score(replies: Iterable[Reply]) -> dict[str, tuple[int, int]]:
+def score(replies: Iterable[ScoredReply]) -> dict[str, tuple[int, int]]:
     """Right and asked, for each category in the order in which it was first asked, and for `all`."""
     table: dict[str, tuple[int, int]] = {}
     total = (0, 0)
@@ -67,7 +67,7 @@ def score(replies: Iterable[Reply]) -> dict[str, tuple[int, int]]:
     return table | {"all": total}
 
 
-def agreement(draft: Decoder, replies: Sequence[Reply]) -> float:
+def agreement(draft: Decoder, replies: Sequence[ScoredReply]) -> float:
     """The share of the replies' tokens that the draft model finds likeliest too, given the same tokens before."""
     same = count = 0
     for reply in replies:
@@ -92,7 +92,7 @@ def table_text(columns: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
     return "\n".join((head, *rows))
 
 
-def evaluate(directory: Path) -> tuple[dict[str, dict[str, tuple[int, int]]], list[Reply]]:
+def evaluate(directory: Path) -> tuple[dict[str, dict[str, tuple[int, int]]], list[ScoredReply]]:
     """The score by arithmetic (float32 and bfloat16 activations, both with the shipped bfloat16 weights).
 
     Also returns the float32 replies.

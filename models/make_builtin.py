@@ -22,11 +22,11 @@ from models.card import card
 from models.corpus.facts import COUNTRIES
 from models.corpus.mixture import SHARES, TOOL_SHARES, take
 from models.decoder import Decoder, read_weights
-from models.evaluate import Reply, agreement, evaluate, table_text
+from models.evaluate import ScoredReply, agreement, evaluate, table_text
 from models.export import export
 from models.packing import training_windows
 from models.tokenizer import VOCABULARY, chat_template, render_document, train_tokenizer
-from models.training import Plan, Shape, train
+from models.training import Shape, TrainingPlan, train
 
 TOKENIZER_SEED, TOKENIZER_DOCUMENTS = 1, 20_000
 
@@ -34,14 +34,14 @@ PARTS = ((2, SHARES), (5, TOOL_SHARES))
 """Seed and mixture of each part of the training; the second starts from the weights that the first wrote."""
 
 SHAPE = Shape(layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocabulary=VOCABULARY)
-PLANS: tuple[Plan, ...] = (
-    Plan(steps=1200, batch=6, length=384, peak_rate=4e-3, seed=0),
-    Plan(steps=450, batch=6, length=384, peak_rate=2e-3, seed=0, warmup=30),
+PLANS: tuple[TrainingPlan, ...] = (
+    TrainingPlan(steps=1200, batch=6, length=384, peak_rate=4e-3, seed=0),
+    TrainingPlan(steps=450, batch=6, length=384, peak_rate=2e-3, seed=0, warmup=30),
 )
 DRAFT_SHAPE = Shape(layers=2, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocabulary=VOCABULARY)
-DRAFT_PLANS: tuple[Plan, ...] = (
-    Plan(steps=500, batch=6, length=384, peak_rate=4e-3, seed=1),
-    Plan(steps=300, batch=6, length=384, peak_rate=2e-3, seed=1, warmup=30),
+DRAFT_PLANS: tuple[TrainingPlan, ...] = (
+    TrainingPlan(steps=500, batch=6, length=384, peak_rate=4e-3, seed=1),
+    TrainingPlan(steps=300, batch=6, length=384, peak_rate=2e-3, seed=1, warmup=30),
 )
 
 
@@ -51,7 +51,9 @@ def make_tokenizer() -> Tokenizer:
     return train_tokenizer(render_document(template, each) for each in take(TOKENIZER_SEED, TOKENIZER_DOCUMENTS))
 
 
-def learn(name: str, directory: Path, shape: Shape, plan: Plan, tokenizer: Tokenizer, part: int) -> dict[str, Any]:
+def learn(
+    name: str, directory: Path, shape: Shape, plan: TrainingPlan, tokenizer: Tokenizer, part: int
+) -> dict[str, Any]:
     """Run one part of the training and write the model; returns how it went."""
     seed, mixture = PARTS[part]
     windows = training_windows(tokenizer, seed, plan.steps * plan.batch, plan.length, mixture)
@@ -66,7 +68,9 @@ def learn(name: str, directory: Path, shape: Shape, plan: Plan, tokenizer: Token
     return {"plan": asdict(plan), "tokens": plan.tokens, "seconds": round(time.monotonic() - start)}
 
 
-def make(name: str, directory: Path, shape: Shape, plans: Sequence[Plan], tokenizer: Tokenizer) -> dict[str, Any]:
+def make(
+    name: str, directory: Path, shape: Shape, plans: Sequence[TrainingPlan], tokenizer: Tokenizer
+) -> dict[str, Any]:
     """Train one model in all parts and write it; returns how it was made."""
     parts = [learn(name, directory, shape, plan, tokenizer, part) for part, plan in enumerate(plans)]
     return description(name, directory, shape, parts)
@@ -85,7 +89,7 @@ def description(name: str, directory: Path, shape: Shape, parts: Sequence[dict[s
     }
 
 
-def record(directory: Path, made: dict[str, Any]) -> list[Reply]:
+def record(directory: Path, made: dict[str, Any]) -> list[ScoredReply]:
     """Score the written model and write score.json and the card beside it; returns the float32 replies."""
     columns, replies = evaluate(directory)
     made = {**made, "score": columns}

@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as tokenizer_models
 
-from models.corpus.document import Chat, Document
+from models.corpus.document import ChatDocument, Document
 
 VOCABULARY = 2048
 END_OF_TEXT, TURN_START, TURN_END, PAD = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"
@@ -50,7 +50,7 @@ def render_chat(
 
 def render_document(template: Template, document: Document) -> str:
     """A training document as text with its special tokens; a plain one ends with END_OF_TEXT."""
-    if isinstance(document, Chat):
+    if isinstance(document, ChatDocument):
         return render_chat(template, document.messages, document.tools, add_generation_prompt=False)
     return document.text + END_OF_TEXT
 

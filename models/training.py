@@ -34,7 +34,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """How long and how fast to learn."""
 
     steps: int
@@ -143,7 +143,7 @@ def loss(shape: Shape, parameters: Parameters, tokens: jax.Array, weights: jax.A
     return jnp.sum((jax.nn.logsumexp(logits, -1) - chosen) * share) / jnp.sum(share)
 
 
-def learning_rate(plan: Plan, step: jax.Array | int) -> jax.Array:
+def learning_rate(plan: TrainingPlan, step: jax.Array | int) -> jax.Array:
     """Linear warm-up, then half a cosine down to a hundredth of the peak."""
     progress = jnp.clip((step - plan.warmup) / max(1, plan.steps - plan.warmup), 0.0, 1.0)
     cosine = 0.01 + 0.99 * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
@@ -172,7 +172,7 @@ def orthogonalise(matrix: jax.Array) -> jax.Array:
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
 def train_step(
-    shape: Shape, plan: Plan, state: State, step: jax.Array, tokens: jax.Array, weights: jax.Array
+    shape: Shape, plan: TrainingPlan, state: State, step: jax.Array, tokens: jax.Array, weights: jax.Array
 ) -> tuple[State, jax.Array]:
     """One step with the gradient's norm clipped; returns the loss before it.
 
@@ -201,7 +201,7 @@ def train_step(
 
 def train(
     shape: Shape,
-    plan: Plan,
+    plan: TrainingPlan,
     windows: Windows,
     report: Callable[[int, float], None],
     start: Mapping[str, np.ndarray] | None = None,

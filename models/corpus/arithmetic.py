@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from models.corpus.document import Exchange
+from models.corpus.document import Turn
 
 LARGEST = 20
 """Both operands of a sum and of a difference lie in 0..LARGEST; of a product in 0..10."""
@@ -38,10 +38,10 @@ def solve(left: int, right: int, sign: str) -> int:
     return {"+": left + right, "-": left - right, "*": left * right}[sign]
 
 
-def exchange(left: int, right: int, sign: str, phrasing: str) -> Exchange:
+def turn(left: int, right: int, sign: str, phrasing: str) -> Turn:
     """The question in the given phrasing and its answer."""
     result = solve(left, right, sign)
-    return Exchange(phrasing.format(left, right, sign, _WORDS[sign]), f"{left} {sign} {right} = {result}", str(result))
+    return Turn(phrasing.format(left, right, sign, _WORDS[sign]), f"{left} {sign} {right} = {result}", str(result))
 
 
 def operands(rng: Random) -> tuple[int, int, str]:
@@ -52,9 +52,9 @@ def operands(rng: Random) -> tuple[int, int, str]:
     return (max(left, right), min(left, right), sign) if sign == "-" else (left, right, sign)
 
 
-def question(rng: Random) -> Exchange:
+def question(rng: Random) -> Turn:
     """A random sum in a random training phrasing."""
-    return exchange(*operands(rng), rng.choice(QUESTIONS))
+    return turn(*operands(rng), rng.choice(QUESTIONS))
 
 
 def plain(rng: Random) -> str:

@@ -11,25 +11,25 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainDocument:
     """A text without roles, such as a base model continues."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatDocument:
     """Messages in order, and the tools that the assistant may call."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
 
 
-Document = Plain | Chat
+Document = PlainDocument | ChatDocument
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Turn:
     """One question and its one right answer; `word` is the answer alone, where there is one."""
 
     user: str
@@ -37,10 +37,10 @@ class Exchange:
     word: str = field(default="")
 
 
-def chat(system: str | None, exchanges: Sequence[Exchange]) -> Chat:
-    """The chat in which the exchanges follow one another under an optional system prompt."""
+def chat(system: str | None, turns: Sequence[Turn]) -> ChatDocument:
+    """The chat in which the turns follow one another under an optional system prompt."""
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    for exchange in exchanges:
-        messages.append({"role": "user", "content": exchange.user})
-        messages.append({"role": "assistant", "content": exchange.answer})
-    return Chat(tuple(messages))
+    for turn in turns:
+        messages.append({"role": "user", "content": turn.user})
+        messages.append({"role": "assistant", "content": turn.answer})
+    return ChatDocument(tuple(messages))

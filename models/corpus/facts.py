@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from models.corpus.document import Exchange
+from models.corpus.document import Turn
 
 # country, capital, main language, continent
 _COUNTRIES = """
@@ -276,22 +276,20 @@ def made_up_name(rng: Random) -> str:
     return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 3))).capitalize()
 
 
-def ask(kind: str, row: tuple[str, ...], question: str) -> Exchange:
-    """The exchange of one kind of fact for one row of its table."""
+def turn(kind: str, row: tuple[str, ...], question: str) -> Turn:
+    """The turn of one kind of fact for one row of its table."""
     _, _, _, answer, column = KINDS[kind]
-    return Exchange(question.format(*row), answer.format(*row), row[column])
+    return Turn(question.format(*row), answer.format(*row), row[column])
 
 
-def question(rng: Random) -> Exchange:
+def question(rng: Random) -> Turn:
     """A random fact in a random training phrasing; half of them are capitals."""
     if rng.random() < 0.04:
         name = made_up_name(rng)
-        return Exchange(
-            rng.choice(CAPITAL_QUESTIONS).format(name), f"I do not know a country called {name}.", "Unknown"
-        )
+        return Turn(rng.choice(CAPITAL_QUESTIONS).format(name), f"I do not know a country called {name}.", "Unknown")
     kind = "capital" if rng.random() < 0.5 else rng.choice(tuple(KINDS))
     table, questions, _, _, _ = KINDS[kind]
-    return ask(kind, rng.choice(table), rng.choice(questions))
+    return turn(kind, rng.choice(table), rng.choice(questions))
 
 
 def plain(rng: Random) -> str:

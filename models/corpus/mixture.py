@@ -8,9 +8,9 @@ from itertools import islice
 from random import Random
 
 from models.corpus import arithmetic, dialogues, facts, json_objects, systems, tools
-from models.corpus.document import Chat, Document, Exchange, Plain, chat
+from models.corpus.document import ChatDocument, Document, PlainDocument, Turn, chat
 
-MAX_EXCHANGES = 4
+MAX_TURNS = 4
 
 
 def _sloppy(rng: Random, text: str) -> str:
@@ -24,33 +24,31 @@ def _sloppy(rng: Random, text: str) -> str:
     return text
 
 
-def _draw_exchange(rng: Random) -> Exchange:
-    draw = rng.choices((facts.question, arithmetic.question, dialogues.single), (5, 2.5, 2.5))[0]
-    exchange: Exchange = draw(rng)
-    return exchange
+def _sample_turn(rng: Random) -> Turn:
+    make = rng.choices((facts.question, arithmetic.question, dialogues.single), (5, 2.5, 2.5))[0]
+    turn: Turn = make(rng)
+    return turn
 
 
-def _conversation(rng: Random) -> Chat:
-    system, style = systems.draw(rng)
-    exchanges = [_draw_exchange(rng) for _ in range(rng.choices(range(1, MAX_EXCHANGES + 1), (5, 2, 1.5, 1))[0])]
+def _conversation(rng: Random) -> ChatDocument:
+    system, style = systems.sample(rng)
+    turns = [_sample_turn(rng) for _ in range(rng.choices(range(1, MAX_TURNS + 1), (5, 2, 1.5, 1))[0])]
     if rng.random() < 0.15:
-        told, asked = dialogues.memory(rng)
-        exchanges = [told, *exchanges[: rng.randint(0, 2)], asked]
+        stated, asked = dialogues.memory(rng)
+        turns = [stated, *turns[: rng.randint(0, 2)], asked]
     answered = []
-    for exchange in exchanges:
+    for turn in turns:
         # A question that ends in what is to be copied or computed stays as it is.
-        user = (
-            exchange.user if exchange.user.startswith(("Repeat", "Say", "Please say")) else _sloppy(rng, exchange.user)
-        )
-        exchange = replace(exchange, user=user)
-        answered.append(replace(exchange, answer=style(exchange)))
+        user = turn.user if turn.user.startswith(("Repeat", "Say", "Please say")) else _sloppy(rng, turn.user)
+        turn = replace(turn, user=user)
+        answered.append(replace(turn, answer=style(turn)))
     return chat(system, answered)
 
 
-def _plain(rng: Random) -> Plain:
+def _plain(rng: Random) -> PlainDocument:
     makers = (facts.plain, arithmetic.plain, dialogues.story_text, json_objects.plain)
     maker: Callable[[Random], str] = rng.choices(makers, (6, 2, 1, 0.5))[0]
-    return Plain(maker(rng))
+    return PlainDocument(maker(rng))
 
 
 Mixture = tuple[tuple[Callable[[Random], Document], float], ...]

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from models.corpus import dialogues, facts, names
-from models.corpus.document import Chat, Exchange, Message
+from models.corpus.document import ChatDocument, Message, Turn
 
 Values = Mapping[str, str | int]
 
@@ -27,7 +27,7 @@ class ToolKind:
     parameters: tuple[tuple[str, str], ...]  # name and JSON type; `/` separates alternative names
     questions: tuple[str, ...]
     held_out: tuple[str, ...]
-    draw: Callable[[Random], tuple[str | int, ...]]
+    sample: Callable[[Random], tuple[str | int, ...]]
     results: tuple[tuple[str, str], ...]  # what the tool returns, and what is said then
 
 
@@ -226,7 +226,7 @@ def usual_tool(kind: ToolKind) -> Tool:
 def usual_values(rng: Random, kind: ToolKind) -> tuple[str | int, ...]:
     """Values for a question about a usual tool: well-known words and small numbers."""
     small = tuple(range(1, 31))
-    drawn: dict[str, tuple[Sequence[str | int], ...]] = {
+    choices: dict[str, tuple[Sequence[str | int], ...]] = {
         "get_weather": (names.CITIES,),
         "get_time": (names.CITIES,),
         "add": (small, small),
@@ -237,30 +237,30 @@ def usual_values(rng: Random, kind: ToolKind) -> tuple[str | int, ...]:
         "convert": (small, CURRENCIES[:3], CURRENCIES[3:]),
         "get_contact": (names.PEOPLE,),
     }
-    return tuple(rng.choice(words) for words in drawn[kind.tool_names[0]])
+    return tuple(rng.choice(words) for words in choices[kind.tool_names[0]])
 
 
-def usual_document(rng: Random) -> Chat:
+def usual_document(rng: Random) -> ChatDocument:
     """A chat with one or two usual tools and one to three calls, each after its question and without its result."""
     kinds = rng.sample(KINDS, rng.choices((1, 2), (3, 2))[0])
     messages: list[Message] = []
     for _ in range(rng.randint(1, 3)):
         if rng.random() < 0.1:
-            exchange = _no_tool(rng)
-            answer: Message = {"role": "assistant", "content": exchange.answer}
-            messages += [{"role": "user", "content": exchange.user}, answer]
+            turn = _no_tool(rng)
+            answer: Message = {"role": "assistant", "content": turn.answer}
+            messages += [{"role": "user", "content": turn.user}, answer]
             continue
         kind = rng.choice(kinds)
         values = usual_values(rng, kind)
         question = rng.choice(kind.questions).format(*values)
         messages += [{"role": "user", "content": question}, usual_tool(kind).call(values)]
-    return Chat(tuple(messages), tuple(usual_tool(kind).schema() for kind in kinds))
+    return ChatDocument(tuple(messages), tuple(usual_tool(kind).schema() for kind in kinds))
 
 
 SYSTEMS = (None, None, "You are a helpful assistant.", "You are Baton.", "You can use tools.")
 
 
-def document(rng: Random) -> Chat:
+def document(rng: Random) -> ChatDocument:
     """A chat with one to three tools: mostly a call, often the answer after it, sometimes no need for a tool."""
     kinds = rng.sample(KINDS, rng.choices((1, 2, 3), (5, 3, 1))[0])
     tools = [name_tool(rng, kind) for kind in kinds]
@@ -268,14 +268,14 @@ def document(rng: Random) -> Chat:
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     for _ in range(rng.choice((1, 1, 2))):
         if rng.random() < 0.2:
-            exchange = _no_tool(rng)
+            turn = _no_tool(rng)
             messages += [
-                {"role": "user", "content": exchange.user},
-                {"role": "assistant", "content": exchange.answer},
+                {"role": "user", "content": turn.user},
+                {"role": "assistant", "content": turn.answer},
             ]
             continue
         tool = rng.choice(tools)
-        values = tool.kind.draw(rng)
+        values = tool.kind.sample(rng)
         messages += [{"role": "user", "content": rng.choice(tool.kind.questions).format(*values)}, tool.call(values)]
         result, said = rng.choice(tool.kind.results)
         if rng.random() < 0.1:
@@ -285,10 +285,10 @@ def document(rng: Random) -> Chat:
             {"role": "tool", "content": result.format(*values, n=number, w=word)},
             {"role": "assistant", "content": said.format(*values, n=number, w=word)},
         ]
-    return Chat(tuple(messages), tuple(tool.schema() for tool in tools))
+    return ChatDocument(tuple(messages), tuple(tool.schema() for tool in tools))
 
 
-def _no_tool(rng: Random) -> Exchange:
+def _no_tool(rng: Random) -> Turn:
     return facts.question(rng) if rng.random() < 0.5 else dialogues.small_talk(rng)
 
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from models.corpus import arithmetic, facts, held_out, json_objects, systems, tools
-from models.corpus.document import Chat, Document, Plain
+from models.corpus.document import ChatDocument, Document, PlainDocument
 from models.corpus.mixture import take
 from models.tokenizer import chat_template, render_document
 
@@ -30,7 +30,7 @@ def questions_in(documents: list[Document]) -> set[str]:
     return {
         spoken(message["content"])
         for document in documents
-        if isinstance(document, Chat)
+        if isinstance(document, ChatDocument)
         for message in document.messages
         if message["role"] == "user"
     }
@@ -54,7 +54,7 @@ def test_held_out_questions_are_not_asked_in_training(sample: list[Document]) ->
     trained = questions_in(sample)
     for question in held_out.questions():
         # An object's question is what training draws, too: there the request for JSON is what is held out.
-        if isinstance(question.asked, Plain) or question.category.startswith("JSON"):
+        if isinstance(question.asked, PlainDocument) or question.category.startswith("JSON"):
             continue
         assert spoken(question.asked.messages[-1]["content"]) not in trained
 
@@ -110,7 +110,7 @@ def test_what_is_no_tool_call_is_none(reply: str) -> None:
 def test_a_tool_document_calls_a_tool_that_it_offers(sample: list[Document]) -> None:
     calls = 0
     for document in sample:
-        if not isinstance(document, Chat):
+        if not isinstance(document, ChatDocument):
             continue
         offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in document.tools}
         for message in document.messages:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from models import builtin_path, draft_path
-from models.corpus.document import Chat
+from models.corpus.document import ChatDocument
 from models.corpus.mixture import take
 from models.tokenizer import SPECIALS, VOCABULARY, chat_template, render_chat, render_document, train_tokenizer
 from workers.text.template import ChatTemplate
@@ -109,7 +109,7 @@ def test_the_template_renders_as_a_worker_does(name: str) -> None:
 def test_transformers_encodes_a_chat_alike(shipped: Tokenizer) -> None:
     transformers = pytest.importorskip("transformers")
     loaded = transformers.AutoTokenizer.from_pretrained(builtin_path())
-    document = next(each for each in take(11, 200) if isinstance(each, Chat) and each.tools)
+    document = next(each for each in take(11, 200) if isinstance(each, ChatDocument) and each.tools)
     text = render_document(chat_template(), document)
     assert loaded(text)["input_ids"] == shipped.encode(text).ids
     assert (loaded.eos_token, loaded.pad_token, loaded.bos_token) == ("<|im_end|>", "<|pad|>", None)
