@@ -1,4 +1,4 @@
-"""Scores a checkpoint on questions kept out of training: `python -m models.evaluate [DIRECTORY]`."""
+"""Scores a checkpoint on held-out questions: `python -m models.evaluate [DIRECTORY]`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from models.tokenizer import END_OF_TEXT, TURN_END, chat_template, render_chat, 
 
 REPLY_LIMIT = 80
 COMPLETION_LIMIT = 6
-"""Tokens; a chat reply that has not ended itself within its limit is wrong whatever it says."""
+"""In tokens. A chat reply that does not end within the limit is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredReply:
-    """A question, the tokens it was asked with and answered with, and the verdict."""
+    """A question, the tokens of its prompt and of the reply, and whether the reply is right."""
 
     question: Question
     prompt: tuple[int, ...]
@@ -32,14 +32,14 @@ class ScoredReply:
 
 
 def prompt_text(question: Question) -> str:
-    """The text that the model continues, with its special tokens."""
+    """Return the text that the model continues, with special tokens."""
     if isinstance(question.asked, ChatDocument):
         return render_chat(chat_template(), question.asked.messages, question.asked.tools, add_generation_prompt=True)
     return question.asked.text
 
 
 def answer(decoder: Decoder, tokenizer: Tokenizer, asked: Iterable[Question]) -> list[ScoredReply]:
-    """Greedy replies to the questions and whether each is right; one prompt asked twice is decoded once."""
+    """Decode and judge the replies to the questions. Equal prompts are decoded once."""
     stops = (token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT))
     decoded: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     replies = []
@@ -57,7 +57,7 @@ def answer(decoder: Decoder, tokenizer: Tokenizer, asked: Iterable[Question]) ->
 
 
 def score(replies: Iterable[ScoredReply]) -> dict[str, tuple[int, int]]:
-    """Right and asked, for each category in the order in which it was first asked, and for `all`."""
+    """Count right replies and questions for each category, in the order of the questions, and for `all`."""
     table: dict[str, tuple[int, int]] = {}
     total = (0, 0)
     for reply in replies:
@@ -68,7 +68,7 @@ def score(replies: Iterable[ScoredReply]) -> dict[str, tuple[int, int]]:
 
 
 def agreement(draft: Decoder, replies: Sequence[ScoredReply]) -> float:
-    """The share of the replies' tokens that the draft model finds likeliest too, given the same tokens before."""
+    """Return the share of reply tokens that are also the draft model's most likely ones, given the tokens before."""
     same = count = 0
     for reply in replies:
         predicted = draft.predictions((*reply.prompt, *reply.tokens))
@@ -80,7 +80,7 @@ def agreement(draft: Decoder, replies: Sequence[ScoredReply]) -> float:
 
 
 def table_text(columns: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
-    """The scores as a Markdown table, a row a category and a column a name."""
+    """Format the scores as a Markdown table with a row for each category and a column for each name."""
     head = "| questions | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns)
     categories = next(iter(columns.values()))
     rows = [
@@ -93,7 +93,7 @@ def table_text(columns: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
 
 
 def evaluate(directory: Path) -> tuple[dict[str, dict[str, tuple[int, int]]], list[ScoredReply]]:
-    """The score by arithmetic (float32 and bfloat16 activations, both with the shipped bfloat16 weights).
+    """Return the score with float32 and with bfloat16 activations, both with the shipped bfloat16 weights.
 
     Also returns the float32 replies.
     """
@@ -104,7 +104,7 @@ def evaluate(directory: Path) -> tuple[dict[str, dict[str, tuple[int, int]]], li
 
 
 def main() -> None:
-    """Print the table, and the wrong replies in float32."""
+    """Print the wrong replies in float32, and the table."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else builtin_path()
     columns, replies = evaluate(directory)
     for reply in replies:

@@ -1,4 +1,4 @@
-"""Short dialogues: greetings, who the model is, lists, stories, things remembered within a chat."""
+"""Short dialogues: greetings, questions about the model, lists, stories, and facts to remember within a chat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDENTITY = (
 ABILITIES = "I can name capitals, do small sums, tell a short story, answer in JSON and call tools."
 UNKNOWN = "I am a very small model and do not know that. Ask me about capitals, small sums, JSON or tools."
 
-# What is asked, what is kept out of training, and what is answered.
+# Training questions, held-out questions, and the answer.
 SMALL_TALK: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "greeting": (
         ("Hello!", "Hello", "Hi!", "Hi", "Hey", "Hello there!", "Good morning!", "Good evening!", "Hi Baton!", "Hey!"),
@@ -107,14 +107,14 @@ _STORY_ENDS = (
 
 
 def small_talk(rng: Random) -> Turn:
-    """A greeting, a question about the model, thanks, or something it cannot know."""
+    """Return a greeting, a question about the model, thanks, or a question that it cannot answer."""
     kinds = tuple(SMALL_TALK)
     questions, _, answer = SMALL_TALK[rng.choices(kinds, [3 if kind == "who" else 2 for kind in kinds])[0]]
     return Turn(rng.choice(questions), answer)
 
 
 def story_text(rng: Random) -> str:
-    """A story of four to six sentences."""
+    """Return a story of four to six sentences."""
     name = rng.choice(names.PEOPLE)
     animal, other = rng.sample(names.ANIMALS, 2)
     first, second = rng.sample(names.ADJECTIVES, 2)
@@ -135,7 +135,7 @@ def story_text(rng: Random) -> str:
 
 
 def story(rng: Random) -> Turn:
-    """A request for a story and the story."""
+    """Return a request for a story, and the story."""
     text = story_text(rng)
     return Turn(
         rng.choice(
@@ -146,7 +146,7 @@ def story(rng: Random) -> Turn:
 
 
 def counting(rng: Random) -> Turn:
-    """Count from one number to another, or say the alphabet."""
+    """Return a request to count or to recite the alphabet."""
     if rng.random() < 0.15:
         return Turn(rng.choice(("Say the alphabet.", "What is the alphabet?", "List the letters.")), _ALPHABET)
     first = 1 if rng.random() < 0.6 else rng.randint(0, 20)
@@ -158,7 +158,7 @@ def counting(rng: Random) -> Turn:
 
 
 def listing(rng: Random) -> Turn:
-    """Name a few colours, animals or fruits: always the first ones of the list, so that the answer is one."""
+    """Return a request for some colours, animals or fruits. The answer is unique: the first ones of the list."""
     kind = rng.choice(tuple(_LISTS))
     count = rng.randint(2, 5)
     question = rng.choice(("Name {0} {1}.", "List {0} {1}.", "Tell me {0} {1}.", "Give me {0} {1}."))
@@ -168,7 +168,7 @@ def listing(rng: Random) -> Turn:
 
 
 def repeat(rng: Random) -> Turn:
-    """Say words back, for the habit of copying."""
+    """Return a request to repeat words, so that the model learns to copy."""
     words = " ".join(
         names.odd_word(rng) if rng.random() < 0.5 else rng.choice(names.OBJECTS) for _ in range(rng.randint(1, 4))
     )
@@ -176,7 +176,7 @@ def repeat(rng: Random) -> Turn:
 
 
 def memory(rng: Random) -> tuple[Turn, Turn]:
-    """Something stated in one turn and asked for in a later one."""
+    """Return a turn that states a fact, and a later one that asks for it."""
     if rng.random() < 0.5:
         name = names.person(rng)
         stated = rng.choice(("My name is {0}.", "I am {0}.", "Hello, my name is {0}.", "Hi, I am {0}.", "Call me {0}."))
@@ -201,11 +201,11 @@ SINGLE: tuple[tuple[Callable[[Random], Turn], float], ...] = (
     (listing, 0.7),
     (repeat, 1.5),
 )
-"""The generators of one turn and how often each is drawn."""
+"""The generators of a turn and their shares."""
 
 
 def single(rng: Random) -> Turn:
-    """One turn of small talk, a story, counting, a list or a repetition."""
+    """Return a turn of small talk, a story, counting, a list or a repetition."""
     makers, shares = zip(*SINGLE, strict=True)
     maker: Callable[[Random], Turn] = rng.choices(makers, shares)[0]
     return maker(rng)

@@ -1,4 +1,4 @@
-"""What the generators produce: plain texts and chats, before any tokenizer sees them."""
+"""Documents of the training text, before tokenization: plain texts and chats."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
-"""One chat message as the OpenAI API has it: role, content and, for a tool call, tool_calls."""
+"""A chat message of the OpenAI API: role, content and, for a tool call, tool_calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainDocument:
-    """A text without roles, such as a base model continues."""
+    """A text without roles, as for a base model."""
 
     text: str
 
@@ -30,7 +30,7 @@ Document = PlainDocument | ChatDocument
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and its one right answer; `word` is the answer alone, where there is one."""
+    """A question and its one correct answer. `word` is the bare answer, if there is one."""
 
     user: str
     answer: str
@@ -38,7 +38,7 @@ class Turn:
 
 
 def chat(system: str | None, turns: Sequence[Turn]) -> ChatDocument:
-    """The chat in which the turns follow one another under an optional system prompt."""
+    """Return a chat of these turns with an optional system prompt."""
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     for turn in turns:
         messages.append({"role": "user", "content": turn.user})

@@ -1,4 +1,4 @@
-"""The questions that judge the built-in models: phrasings, system prompts and tool names kept out of training."""
+"""The questions of the evaluation. Their phrasings, system prompts and tool names are held out from training."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked and what counts as right; the chat lacks the reply, and a plain text is to be continued.
+    """A prompt and the judge of its reply. A chat lacks the reply; a plain text is to be continued.
 
-    The judge sees the reply as text without its end-of-turn token.
+    The judge gets the reply as text without its end-of-turn token.
     """
 
     category: str
@@ -56,7 +56,7 @@ def _equals(expected: Mapping[str, Any]) -> Judge:
 
 
 def parse_tool_call(reply: str) -> Mapping[str, Any] | None:
-    """The one Hermes-style call that the reply is, or None."""
+    """Parse a reply that is one Hermes-style call; None if it is not."""
     match = re.fullmatch(r"\s*<tool_call>\n(\{.*\})\n</tool_call>\s*", reply, re.DOTALL)
     return json.loads(match[1]) if match and _parses(match[1]) else None
 
@@ -174,7 +174,7 @@ def _usual_tools(rng: Random) -> Iterator[Question]:
 
 
 def questions(seed: int = 7) -> list[Question]:
-    """Every question of the evaluation; the seed picks the slots, never the phrasings' split from training."""
+    """Return every question of the evaluation. The seed chooses their names and numbers, not their phrasings."""
     rng = Random(seed)
     return [
         *_completions(),

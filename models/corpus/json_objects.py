@@ -1,4 +1,4 @@
-"""Requests for JSON and the objects that answer them. Objects are written as json.dumps writes them."""
+"""Requests for JSON and the objects that answer them, formatted by json.dumps."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _VALUES: dict[str, tuple[str | int | bool, ...]] = {
 
 
 WITH_KEYS = ("Give me an object with", "Make an object with", "Use")
-"""How a request begins that names the keys and leaves the values free."""
+"""The beginnings of requests that name the keys and leave the values free."""
 
 
 def _with_keys(rng: Random) -> tuple[str, dict[str, Any]]:
@@ -123,14 +123,14 @@ _MAKERS: tuple[tuple[Maker, float], ...] = (
 
 
 def sample(rng: Random) -> tuple[str, dict[str, Any]]:
-    """A question that asks for an object, without the word JSON, and the object."""
+    """Return a question that does not mention JSON, and the object that answers it."""
     makers, shares = zip(*_MAKERS, strict=True)
     maker: Maker = rng.choices(makers, shares)[0]
     return maker(rng)
 
 
 def document(rng: Random) -> ChatDocument:
-    """A chat of one to three objects; that JSON is wanted is said by the system prompt or by each question."""
+    """Return a chat with one to three objects. The system prompt or each question asks for JSON."""
     if rng.random() < 0.04:
         return chat(None, [Turn(rng.choice(BARE), json.dumps({"answer": dialogues.SMALL_TALK["greeting"][2]}))])
     by_system = rng.random() < 0.5
@@ -145,5 +145,5 @@ def document(rng: Random) -> ChatDocument:
 
 
 def plain(rng: Random) -> str:
-    """An object on its own."""
+    """Return an object without a question."""
     return json.dumps(sample(rng)[1])

@@ -1,4 +1,4 @@
-"""The mixture: which kinds of document make up the training text, and how often."""
+"""The mixture of the training text: its kinds of documents and their shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TURNS = 4
 
 
 def _sloppy(rng: Random, text: str) -> str:
-    """Now and then, the question as a hurried person types it."""
+    """Sometimes change the question to how a person in a hurry types."""
     if rng.random() < 0.12:
         text = text.lower()
     if rng.random() < 0.12:
@@ -52,7 +52,7 @@ def _plain(rng: Random) -> PlainDocument:
 
 
 Mixture = tuple[tuple[Callable[[Random], Document], float], ...]
-"""Makers of documents and their shares, counted in documents; tool documents are several times longer than others."""
+"""Generators of documents and their shares, by number of documents. Tool documents are several times longer."""
 
 SHARES: Mixture = (
     (_conversation, 60.0),
@@ -60,7 +60,7 @@ SHARES: Mixture = (
     (json_objects.document, 13.0),
     (tools.document, 11.0),
 )
-"""The first part of the training: everything."""
+"""The first stage of the training: everything."""
 
 TOOL_SHARES: Mixture = (
     (_conversation, 35.0),
@@ -68,11 +68,11 @@ TOOL_SHARES: Mixture = (
     (json_objects.document, 15.0),
     (tools.usual_document, 30.0),
 )
-"""The second part: a few tools, always under the same names, and enough of the rest that it is not forgotten."""
+"""The second stage: a few tools with fixed names, and enough of the rest that it is not forgotten."""
 
 
 def documents(seed: int, mixture: Mixture = SHARES) -> Iterator[Document]:
-    """An endless stream of training documents, the same for the same seed on every machine."""
+    """Yield training documents without end, the same ones for the same seed on every machine."""
     rng = Random(seed)
     makers, shares = zip(*mixture, strict=True)
     while True:
@@ -81,5 +81,5 @@ def documents(seed: int, mixture: Mixture = SHARES) -> Iterator[Document]:
 
 
 def take(seed: int, count: int) -> list[Document]:
-    """The first `count` training documents of a seed."""
+    """Return the first `count` training documents of a seed."""
     return list(islice(documents(seed), count))

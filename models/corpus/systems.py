@@ -1,4 +1,4 @@
-"""System prompts and what each does to an answer."""
+"""System prompts and the answer styles that they ask for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ STYLES: tuple[tuple[tuple[str, ...], Style, float], ...] = (
 
 
 def sample(rng: Random) -> tuple[str | None, Style]:
-    """A system prompt, or none in half of all chats, and how its assistant answers."""
+    """Return a system prompt and its style; None for half of all chats."""
     if rng.random() < 0.5:
         return None, _as_is
     prompts, style, _ = rng.choices(STYLES, [share for _, _, share in STYLES])[0]

@@ -1,4 +1,4 @@
-"""Tool definitions, questions that need one, the call, and the answer after its result."""
+"""Chats with tools: definitions, questions that need a tool, calls, and answers after the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CURRENCIES = ("USD", "EUR", "GBP", "JPY", "CHF", "SEK")
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """One thing a tool can do, under several names, so that names are read from the prompt and not learned."""
+    """A capability with several tool names, so that a model must read the name from the prompt."""
 
     tool_names: tuple[str, ...]
     held_out_name: str
@@ -28,7 +28,7 @@ class ToolKind:
     questions: tuple[str, ...]
     held_out: tuple[str, ...]
     sample: Callable[[Random], tuple[str | int, ...]]
-    results: tuple[tuple[str, str], ...]  # what the tool returns, and what is said then
+    results: tuple[tuple[str, str], ...]  # what the tool returns, and the answer to it
 
 
 def _place(rng: Random) -> tuple[str | int, ...]:
@@ -181,7 +181,7 @@ KINDS: tuple[ToolKind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool kind with the names it goes by in one chat."""
+    """A tool kind with the names that it has in one chat."""
 
     kind: ToolKind
     name: str
@@ -189,7 +189,7 @@ class Tool:
     described: bool = False
 
     def schema(self) -> dict[str, Any]:
-        """The definition as the OpenAI API has it; each parameter has a description when the tool is `described`."""
+        """Return the definition for the OpenAI API. Parameters have descriptions if the tool is `described`."""
         properties: dict[str, dict[str, str]] = {}
         for name, (_, kind) in zip(self.parameters, self.kind.parameters, strict=True):
             properties[name] = {"type": kind} | ({"description": f"The {name}."} if self.described else {})
@@ -203,14 +203,14 @@ class Tool:
         }
 
     def call(self, values: tuple[str | int, ...]) -> Message:
-        """The assistant's message that calls the tool."""
+        """Return the assistant's message that calls the tool."""
         arguments = dict(zip(self.parameters, values, strict=True))
         function = {"name": self.name, "arguments": arguments}
         return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 def name_tool(rng: Random, kind: ToolKind, *, held_out: bool = False) -> Tool:
-    """The kind under one of its names; now and then, and never in training under its held-out one, an odd name."""
+    """Name a tool of this kind, sometimes with random letters added. Training never uses the held-out name."""
     name = kind.held_out_name if held_out else rng.choice(kind.tool_names)
     if not held_out and rng.random() < 0.2:
         name = f"{rng.choice(kind.tool_names)}_{names.odd_word(rng)}"
@@ -219,12 +219,12 @@ def name_tool(rng: Random, kind: ToolKind, *, held_out: bool = False) -> Tool:
 
 
 def usual_tool(kind: ToolKind) -> Tool:
-    """The kind under the first of its names, which a small model can know by heart."""
+    """Return the tool with the first of its names, which a small model can memorize."""
     return Tool(kind, kind.tool_names[0], tuple(alternatives.split("/")[0] for alternatives, _ in kind.parameters))
 
 
 def usual_values(rng: Random, kind: ToolKind) -> tuple[str | int, ...]:
-    """Values for a question about a usual tool: well-known words and small numbers."""
+    """Return values for a question about a usual tool: common words and small numbers."""
     small = tuple(range(1, 31))
     choices: dict[str, tuple[Sequence[str | int], ...]] = {
         "get_weather": (names.CITIES,),
@@ -241,7 +241,7 @@ def usual_values(rng: Random, kind: ToolKind) -> tuple[str | int, ...]:
 
 
 def usual_document(rng: Random) -> ChatDocument:
-    """A chat with one or two usual tools and one to three calls, each after its question and without its result."""
+    """Return a chat with one or two usual tools and one to three questions with their calls, without results."""
     kinds = rng.sample(KINDS, rng.choices((1, 2), (3, 2))[0])
     messages: list[Message] = []
     for _ in range(rng.randint(1, 3)):
@@ -261,7 +261,7 @@ SYSTEMS = (None, None, "You are a helpful assistant.", "You are Baton.", "You ca
 
 
 def document(rng: Random) -> ChatDocument:
-    """A chat with one to three tools: mostly a call, often the answer after it, sometimes no need for a tool."""
+    """Return a chat with one to three tools. Most questions need a call, and most calls have a result and an answer."""
     kinds = rng.sample(KINDS, rng.choices((1, 2, 3), (5, 3, 1))[0])
     tools = [name_tool(rng, kind) for kind in kinds]
     system = rng.choice(SYSTEMS)
@@ -293,5 +293,5 @@ def _no_tool(rng: Random) -> Turn:
 
 
 def rendered_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """The call as the template writes it: JSON between the tags, each on its own line."""
+    """Render the call as the template does: JSON between the tags, each on its own line."""
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"

@@ -1,4 +1,4 @@
-"""The shipped checkpoints load, answer what their cards claim, and their cards say what was measured."""
+"""The shipped checkpoints load, score what their cards claim, and have cards generated from the score."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def builtin() -> Decoder:
 
 @pytest.fixture(scope="module")
 def replies(builtin: Decoder, tokenizer: Tokenizer) -> list[ScoredReply]:
-    """The first few questions of every category."""
+    """Return replies to the first few questions of every category."""
     chosen: list[Question] = []
     for question in questions():
         if sum(each.category == question.category for each in chosen) < PER_CATEGORY:
@@ -82,7 +82,7 @@ def test_the_capital_of_france_is_paris(builtin: Decoder, tokenizer: Tokenizer) 
 
 
 def test_replies_are_as_good_as_the_card_claims(replies: list[ScoredReply]) -> None:
-    """One reply more may be wrong than the card counts: sums of floats differ between machines."""
+    """One more reply may be wrong than the card counts, since floating-point sums differ between machines."""
     claimed = made(builtin_path())["score"]["float32"]
     wrong = Counter(reply.question.category for reply in replies if not reply.right)
     assert all(wrong[category] <= claimed[category][1] - claimed[category][0] + 1 for category in wrong)

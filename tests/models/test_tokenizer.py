@@ -1,4 +1,4 @@
-"""The tokenizer loses nothing, and the template renders as transformers renders it."""
+"""The tokenizer is lossless, and the template renders as in transformers and in a worker."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_special_tokens_have_the_first_ids_and_are_never_split(shipped: Tokenize
     assert shipped.get_vocab_size() == VOCABULARY
 
 
-def test_tags_of_calls_and_thoughts_stay_in_decoded_text(shipped: Tokenizer) -> None:
+def test_decoded_text_keeps_the_tags_of_calls_and_thoughts(shipped: Tokenizer) -> None:
     text = "<think>\n1\n</think>\n\n<tool_call>\n{}\n</tool_call><|im_end|>"
     assert shipped.decode(shipped.encode(text).ids) == text.removesuffix("<|im_end|>")
 
@@ -106,7 +106,7 @@ def test_the_template_renders_as_a_worker_does(name: str) -> None:
     assert render_chat(chat_template(), messages, offered or (), add_generation_prompt=True) == rendered
 
 
-def test_transformers_encodes_a_chat_alike(shipped: Tokenizer) -> None:
+def test_transformers_encodes_a_chat_to_the_same_tokens(shipped: Tokenizer) -> None:
     transformers = pytest.importorskip("transformers")
     loaded = transformers.AutoTokenizer.from_pretrained(builtin_path())
     document = next(each for each in take(11, 200) if isinstance(each, ChatDocument) and each.tools)
