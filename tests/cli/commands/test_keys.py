@@ -52,7 +52,7 @@ def test_errors_are_messages_that_name_the_problem(run: CliRunner, tmp_path: Pat
         (["show", str(file)], "can be opened by others"),
         (["make", str(file)], "exists"),
         (["init"], "--keys-dir"),
-        (["add", "../x", "0" * 64, "--keys-dir", str(tmp_path)], "is no worker's name"),
+        (["add", "../x", "0" * 64, "--keys-dir", str(tmp_path)], "'../x'"),
         (["add", "x", "0" * 63, "--keys-dir", str(tmp_path)], "64 hexadecimal digits"),
         (["remove", "x", "--keys-dir", str(tmp_path)], "there is no worker"),
     ):
