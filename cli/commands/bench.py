@@ -20,6 +20,8 @@ STREAMS = (1, 4, 8)
 PROMPTS = (128, 512)
 PROMPT_TOKENS = 32
 """Length of the prompt of each stream whose decode is measured."""
+MIN_CONTEXT = 64
+"""In tokens. Most steps of a shorter context would compute prompts."""
 
 VOCABULARY = 128
 """The prompts use token ids below this one, which every model has."""
@@ -104,6 +106,10 @@ def run_bench(settings: Settings, *, seconds: float, as_json: bool) -> None:
     model = ChosenModel.choose(settings)
     loaded = load_here(worker_spec(settings, model))
     try:
+        if loaded.context < MIN_CONTEXT:
+            raise CommandFailed(
+                f"a context of {loaded.context} tokens is too short: give --context {MIN_CONTEXT} or more"
+            )
         loaded.engine.settle()
         bench = Bench(loaded.engine, seconds)
         figures = list(bench.figures(settings.max_batch_size, loaded.context))

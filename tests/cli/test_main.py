@@ -249,6 +249,13 @@ def test_bench_skips_what_does_not_fit(run: CliRunner) -> None:
     assert [(figure["kind"], figure["size"]) for figure in figures] == [("decode", 1), ("prefill", 128)]
 
 
+@pytest.mark.parametrize("context", ["4", "33", "63"])
+def test_bench_refuses_a_context_without_decode_steps(run: CliRunner, context: str) -> None:
+    result = run.invoke(app, ["bench", "--backend", "scripted", "--seconds", "0.1", "--context", context])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: a context of {context} tokens is too short: give --context 64 or more")
+
+
 def test_score_prints_the_likelihood_of_each_token_but_the_first(run: CliRunner) -> None:
     result = run.invoke(app, ["score", "-p", "Hello", "--backend", "scripted", "--json"])
     report = json.loads(result.stdout)
