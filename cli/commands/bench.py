@@ -120,6 +120,7 @@ def run_bench(settings: Settings, *, seconds: float, as_json: bool) -> None:
         return
     table = Table("phase", "size", "tokens/s", "ms per step", title=model.name, title_justify="left")
     for figure in figures:
-        size = f"{figure.size} {'streams' if figure.kind == 'decode' else 'tokens'}"
+        unit = "tokens" if figure.kind == "prefill" else "stream" if figure.size == 1 else "streams"
+        size = f"{figure.size} {unit}"
         table.add_row(figure.kind, size, f"{figure.tokens_per_second:,.0f}", f"{figure.step_ms:.2f}")
     Console().print(table)

@@ -9,6 +9,7 @@ from models import builtin_path
 from protocol.bounds import MAX_NAME
 from workers.checkpoints.checkpoint import CheckpointError, resolve_model
 from workers.errors import LoadRefused
+from workers.process.backends import cache_dir
 from workers.process.loading import describe
 from workers.process.spec import WorkerSpec
 
@@ -69,9 +70,20 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
 def check_model(spec: WorkerSpec) -> None:
     """Check that a worker can load the model, before any process starts. Raises `CommandFailed`."""
     try:
-        describe(spec)
+        backend = describe(spec).backend
     except (LoadRefused, OSError) as error:
         raise CommandFailed(str(error)) from error
+    if backend == "iree":
+        _check_cache(cache_dir(spec))
+
+
+def _check_cache(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandFailed(
+            f"the cache directory {folder} cannot be created: {error.strerror}; set --cache-dir or BATON_CACHE_DIR"
+        ) from error
 
 
 def _own_name(model: str) -> str:

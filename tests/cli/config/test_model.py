@@ -57,6 +57,15 @@ def test_a_model_is_checked_before_anything_starts(tmp_path: Path) -> None:
             check_model(worker_spec(other, ChosenModel.choose(other)))
 
 
+def test_a_cache_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("iree.runtime")
+    path, file = make_checkpoint(tmp_path / "model"), tmp_path / "file"
+    file.write_text("")
+    settings = Settings(model=str(path), backend="iree", cache_dir=str(file / "cache"))
+    with pytest.raises(CommandFailed, match=r"cannot be created: .*; set --cache-dir"):
+        check_model(worker_spec(settings, ChosenModel.choose(settings)))
+
+
 def test_a_name_that_is_too_long_for_the_wire_is_refused(tmp_path: Path) -> None:
     (tmp_path / ("x" * 128)).mkdir()
     (tmp_path / ("x" * 129)).mkdir()
