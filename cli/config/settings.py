@@ -79,19 +79,24 @@ class Settings(BaseSettings):
     prefix_bytes: int = _field(
         0,
         ENGINE,
-        "Maximum bytes of KV that the prefix cache keeps; 0 sets no limit besides the slots, each of which keeps its "
-        "last sequence.",
+        "Maximum bytes of KV that the prefix cache keeps; 0 keeps the last sequence of every slot.",
         ge=0,
         le=MAX_COUNT,
     )
     threads: int = _field(
         0,
         ENGINE,
-        "Compute threads of one worker; 0 divides the cores among the workers, or uses one thread for a small model.",
+        "Compute threads of one IREE worker; 0 divides the cores among the workers, or uses one thread for a small model. "
+        "MLX chooses its own number.",
         ge=0,
         le=4096,
     )
-    cache_dir: str = _field("", ENGINE, "Directory of compiled graphs; empty uses the user's cache directory.", "DIR")
+    cache_dir: str = _field(
+        "",
+        ENGINE,
+        "Directory of IREE's compiled graphs and packed weights; empty uses the user's cache directory.",
+        "DIR",
+    )
 
     host: str = _field(_GATEWAY.host, SERVER, "Address to listen on.", "HOST", min_length=1)
     port: int = _field(_GATEWAY.port, SERVER, "Port to listen on; 0 chooses a free one.", "PORT", ge=0, le=65535)
@@ -196,7 +201,7 @@ class Settings(BaseSettings):
     client_stall_s: float = _field(
         _GATEWAY.client_stall_s,
         LIMITS,
-        "Seconds after which a client that reads nothing is disconnected.",
+        "Seconds after which a client that reads nothing is disconnected; it may take twice as long.",
         ge=0.01,
         le=86400,
     )
