@@ -86,8 +86,8 @@ class Settings(BaseSettings):
     threads: int = _field(
         0,
         ENGINE,
-        "Compute threads of one IREE worker; 0 divides the cores among the workers, or uses one thread for a small model. "
-        "MLX chooses its own number.",
+        "Compute threads of one IREE worker; 0 divides the cores among the workers, or uses one thread for a small "
+        "model. MLX chooses its own number.",
         ge=0,
         le=4096,
     )
