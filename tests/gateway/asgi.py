@@ -13,6 +13,9 @@ from starlette.types import ASGIApp, Message
 class Connection:
     """One request and what came of it. `leave` ends it as a client does that hangs up."""
 
+    unfinished = False
+    """More of the body is to come, and never does."""
+
     def __init__(
         self,
         app: ASGIApp,
@@ -35,7 +38,7 @@ class Connection:
         }
         self._send, self._receive = anyio.create_memory_object_stream[Message](8)
         content = b"" if body is None else json.dumps(body).encode()
-        self._send.send_nowait({"type": "http.request", "body": content, "more_body": False})
+        self._send.send_nowait({"type": "http.request", "body": content, "more_body": self.unfinished})
         self._told = anyio.Event()
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -95,17 +98,25 @@ class Connection:
         await self.ended.wait()
 
 
+class UnfinishedRequest(Connection):
+    """A client that never sends the end of its body."""
+
+    unfinished = True
+
+
 class Clients:
     """Opens connections to one app."""
 
     def __init__(self, app: ASGIApp, group: anyio.abc.TaskGroup) -> None:
-        self._app = app
+        self.app = app
         self._group = group
 
     def open(
         self, method: str, path: str, body: dict[str, Any] | None = None, /, *, query: str = "", **headers: str
     ) -> Connection:
-        connection = Connection(self._app, method, path, body, query=query, **headers)
+        return self.start(Connection(self.app, method, path, body, query=query, **headers))
+
+    def start(self, connection: Connection) -> Connection:
         self._group.start_soon(connection.run)
         return connection
 
