@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import anyio
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.body_budget import HeldBody
+from gateway.body_budget import HeldBody
 from gateway.http.credentials import presented_key
 from gateway.http.errors import ApiError
 from gateway.openai.sse import DONE, error_event

@@ -6,7 +6,7 @@ import anyio
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.body_budget import HeldBody
+from gateway.body_budget import HeldBody
 from gateway.http.errors import ApiError, from_code
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.openai.rendering import whole_answer

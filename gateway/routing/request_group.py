@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gateway.http.body_budget import HeldBody
+from gateway.body_budget import HeldBody
 from gateway.routing.sequence import Failure, Piece, Stream
 from protocol.events import Usage
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import Worker, WorkerState, WorkerStatus
 from actors.transport.rejections import Refusals
-from gateway.http.body_budget import BodyRoom, HeldBody
-from gateway.http.credentials import tenant_of
+from gateway.body_budget import BodyBudget, HeldBody
 from gateway.http.errors import ApiError, from_code
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.routing.circuit_breaker import Breaker
@@ -16,6 +15,7 @@ from gateway.routing.placement import Placement
 from gateway.routing.plan import Choice, Plan
 from gateway.routing.request_group import Call
 from gateway.routing.sequence import Cause, Failure, Stream
+from gateway.routing.tenant import tenant_of
 from gateway.routing.worker_handle import Role, Seat
 from gateway.routing.worker_pool import Roster
 from gateway.settings import GatewaySettings
@@ -43,7 +43,7 @@ class Router:
         self.roster = Roster(self._clock)
         self.refusals = Refusals()
         """What the links to the workers refused."""
-        self.bodies = BodyRoom(settings.max_total_body_bytes, settings.retry_after_s)
+        self.bodies = BodyBudget(settings.max_total_body_bytes, settings.retry_after_s)
         self.metrics = Metrics(self.samples, self.waiting, lambda: self.refusals.total)
         self.metrics.watch_bodies(lambda: self.bodies.held)
         self._placement = Placement(settings, self.roster, self.metrics, self._fail)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from actors.supervision.worker import Worker, WorkerState, WorkerStatus, WorkerUnavailable
-from gateway.http.body_budget import HeldBody
+from gateway.body_budget import HeldBody
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.routing.circuit_breaker import Breaker, Circuit
 from gateway.routing.counters import Counters

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from gateway.http.body_budget import BodyRoom, HeldBody
+from gateway.body_budget import BodyBudget, HeldBody
 from gateway.routing.failure import Charge
 from gateway.routing.failure_attribution import (
     CLEARED_AFTER,
@@ -30,7 +30,7 @@ STEP = Charge("w", (3, 7))
 
 
 def streams(count: int) -> list[Stream]:
-    call = Call("r", "m", HeldBody(BodyRoom(1, 1)), eager=True, release=lambda call: None)
+    call = Call("r", "m", HeldBody(BodyBudget(1, 1)), eager=True, release=lambda call: None)
     limits = Limits()
     return [
         Stream(Submit(number, "r", TextInput("x"), Sampling(), limits), 0, call, now=0.0) for number in range(count)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from gateway.http.body_budget import BodyRoom, HeldBody
+from gateway.body_budget import BodyBudget, HeldBody
 from gateway.http.errors import ApiError
 from gateway.http.exchange import Exchange
 from gateway.settings import GatewaySettings, SettingsError
@@ -31,7 +31,7 @@ async def post(http: httpx.AsyncClient, content: bytes) -> httpx.Response:
 
 
 def test_the_last_byte_finds_room_and_the_next_does_not() -> None:
-    room = BodyRoom(100, 7)
+    room = BodyBudget(100, 7)
     first, second = HeldBody(room), HeldBody(room)
     first.grow(60)
     second.grow(40)
@@ -46,7 +46,7 @@ def test_the_last_byte_finds_room_and_the_next_does_not() -> None:
 
 
 def test_a_body_counts_until_nobody_needs_it() -> None:
-    room = BodyRoom(100, 1)
+    room = BodyBudget(100, 1)
     held = HeldBody(room)
     held.grow(10)
     assert held.need() is held
@@ -131,7 +131,7 @@ async def test_a_slow_client_keeps_its_room_for_its_time_only() -> None:
 
 async def test_what_came_of_a_slow_body_is_not_kept_until_its_client_has_its_answer() -> None:
     """On HTTP/2 an answer only ends with its request."""
-    room, settings = BodyRoom(100, 1), GatewaySettings(body_timeout_s=0.01)
+    room, settings = BodyBudget(100, 1), GatewaySettings(body_timeout_s=0.01)
     sends, receives = anyio.create_memory_object_stream[Message](1)
     sends.send_nowait({"type": "http.request", "body": b" " * 60, "more_body": True})
 
