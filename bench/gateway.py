@@ -42,8 +42,10 @@ from actors.process.logs import configure_logging
 from bench.command_line import above_zero, at_least, command_line, levels
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
+from gateway.http.errors import ErrorRenderers
 from gateway.http.server import listen, serve
-from gateway.openai.sse import DONE, EventWriter
+from gateway.openai.errors import DONE, OpenAIErrors
+from gateway.openai.sse import EventWriter
 from gateway.routing.sequence import Piece
 from gateway.settings import GatewaySettings
 from workers.process.spec import ScriptedSpec, WorkerSpec
@@ -106,6 +108,7 @@ class Bare:
         self._rate = rate
         self._tokens = tokens
         self._tick = asyncio.Event()
+        self.errors = ErrorRenderers(OpenAIErrors(), {})
 
     async def ticks(self) -> None:
         """Wake every stream once a step."""

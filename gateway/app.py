@@ -1,7 +1,9 @@
 """The gateway as an ASGI app."""
 
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,38 +14,44 @@ from starlette.types import ASGIApp
 
 from gateway.admin.endpoints import Admin, Succession
 from gateway.admin.status import Status
+from gateway.errors import INTERNAL_TEXT, RefusalCode, RequestError
 from gateway.fleet.hand_over import HandOver
 from gateway.fleet.operations import Operations
-from gateway.http.errors import ApiError, from_code
+from gateway.http.errors import ErrorRenderers
 from gateway.http.front_door import Gate
 from gateway.openai.decoding import RequestDecoder
 from gateway.openai.endpoint import Generate
+from gateway.openai.errors import OpenAIErrors
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streaming.reply import DEFECT
 from gateway.streaming.resumable import ResumableStreams
-from gateway.streaming.resume_endpoint import STREAMS, PickUp
+from gateway.streaming.resume_endpoint import STREAMS, Elsewhere, PickUp
 from protocol.errors import ErrorCode
+
+_UNROUTED = {404: RefusalCode.NOT_FOUND, 405: RefusalCode.METHOD_NOT_ALLOWED}
 
 
 def create_app(
     router: Router,
     settings: GatewaySettings,
     operations: Operations | None = None,
-    pick_up: PickUp | None = None,
     hand_over: HandOver | None = None,
-) -> ASGIApp:
+    streams: ResumableStreams | None = None,
+    elsewhere: Elsewhere | None = None,
+) -> Gate:
     """All routes over one router. It starts nothing, and runs on any ASGI server.
 
     Without `operations` there are no routes that change something about the workers, and without `hand_over` none for
-    another gateway. `pick_up` is for who wants to know the streams that are kept.
+    another gateway. `streams` are those that are kept for their clients; `elsewhere` may keep further ones.
     """
+    errors = ErrorRenderers(OpenAIErrors(), {})
     decoder = RequestDecoder(settings)
     status = Status(router, settings, created=int(time.time()))
-    pick_up = pick_up or PickUp(settings, ResumableStreams(settings, router.metrics))
+    streams = streams or ResumableStreams(settings, router.metrics)
+    pick_up = PickUp(settings, streams, errors.default, elsewhere)
     generate: dict[str, ASGIApp] = {
-        "/v1/completions": Generate(router, settings, decoder.completion, pick_up),
-        "/v1/chat/completions": Generate(router, settings, decoder.chat, pick_up),
+        "/v1/completions": Generate(router, settings, decoder.completion, pick_up, errors.default),
+        "/v1/chat/completions": Generate(router, settings, decoder.chat, pick_up, errors.default),
     }
 
     def direct(method: str, path: str) -> ASGIApp | None:
@@ -67,11 +75,11 @@ def create_app(
     ]
     app = Starlette(
         routes=routes,
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _defect},
+        exception_handlers=_ErrorHandlers(errors).by_type(),
     )
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    return Gate(app, direct, settings)
+    return Gate(app, direct, settings, errors)
 
 
 def _streams(pick_up: PickUp) -> Route:
@@ -81,31 +89,44 @@ def _streams(pick_up: PickUp) -> Route:
     return route
 
 
-def _respond(error: ApiError) -> Response:
-    headers = {name.decode(): value.decode() for name, value in error.headers}
-    return Response(error.body(), error.status, headers, "application/json")
+class _ErrorHandlers:
+    """Answer what the routes raise, as the dialect of the path has it."""
 
+    def __init__(self, errors: ErrorRenderers) -> None:
+        self._errors = errors
 
-async def _api_error(_: Request, error: Exception) -> Response:
-    if not isinstance(error, ApiError):
-        raise error
-    return _respond(error)
+    def by_type(self) -> Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]:
+        """The handlers as Starlette wants them."""
+        return {RequestError: self._refused, HTTPException: self._not_routed, Exception: self._failed}
 
+    def _respond(self, request: Request, error: RequestError) -> Response:
+        renderer = self._errors.for_path(request.scope["path"])
+        headers = {name.decode(): value.decode() for name, value in error.headers}
+        return Response(renderer.body(error), renderer.status(error), headers, "application/json")
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    status = HTTPStatus(error.status_code)
-    sentence = f"{request.method} {request.scope['path'][:200]}: {status.phrase.lower()}"
-    if status is HTTPStatus.NOT_FOUND:
-        if meant := _meant(request):
-            sentence += f"; did you mean {' or '.join(meant)}?"
-        elif request.scope["path"].startswith("/v1/"):
-            there = [path for path in _paths(request) if path.startswith("/v1/") and "{" not in path]
-            sentence += f"; this server has {', '.join(there)}"
-    response = _respond(ApiError(status, sentence, status.name.lower()))
-    response.headers.update(error.headers or {})
-    return response
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        if not isinstance(error, RequestError):
+            raise error
+        return self._respond(request, error)
+
+    async def _not_routed(self, request: Request, error: Exception) -> Response:
+        """Starlette found no route for the path, or none for the method."""
+        if not isinstance(error, HTTPException) or error.status_code not in _UNROUTED:
+            raise error
+        text = f"{request.method} {request.scope['path'][:200]}: {HTTPStatus(error.status_code).phrase.lower()}"
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            if meant := _meant(request):
+                text += f"; did you mean {' or '.join(meant)}?"
+            elif request.scope["path"].startswith("/v1/"):
+                there = [path for path in _paths(request) if path.startswith("/v1/") and "{" not in path]
+                text += f"; this server has {', '.join(there)}"
+        response = self._respond(request, RequestError(_UNROUTED[error.status_code], text))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def _failed(self, request: Request, _: Exception) -> Response:
+        # Starlette raises the exception again after this answer, so that the server logs it.
+        return self._respond(request, RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT))
 
 
 def _meant(request: Request) -> list[str]:
@@ -118,8 +139,3 @@ def _meant(request: Request) -> list[str]:
 
 def _paths(request: Request) -> list[str]:
     return [route.path for route in request.app.routes if not route.path.startswith("/admin")]
-
-
-async def _defect(_: Request, error: Exception) -> Response:
-    # Starlette raises `error` again after this answer, so that the server logs it.
-    return _respond(from_code(ErrorCode.INTERNAL, DEFECT))

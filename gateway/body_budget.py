@@ -1,6 +1,6 @@
 """Bounds the bytes of request bodies that a gateway holds, and counts who still needs each body."""
 
-from gateway.http.errors import from_code
+from gateway.errors import RequestError
 from protocol.errors import ErrorCode
 
 
@@ -19,10 +19,10 @@ class BodyBudget:
         """Bytes that count now; never over the bound."""
 
     def take(self, count: int) -> None:
-        """Count so many bytes more. Raises `ApiError` (429) when the budget has no room for them."""
+        """Count so many bytes more. Raises `RequestError` (429) when the budget has no room for them."""
         if self.held + count > self._bound:
             text = f"the server holds all the request bodies that it can: max_total_body_bytes is {self._bound}"
-            raise from_code(ErrorCode.OVERLOADED, text, retry_after_s=self._retry_after_s)
+            raise RequestError(ErrorCode.OVERLOADED, text, retry_after_s=self._retry_after_s)
         self.held += count
 
     def give_back(self, count: int) -> None:
@@ -42,7 +42,7 @@ class HeldBody:
         """Bytes that it counts for."""
 
     def grow(self, count: int) -> None:
-        """Count so many bytes more. Raises `ApiError` (429) when the budget has no room for them."""
+        """Count so many bytes more. Raises `RequestError` (429) when the budget has no room for them."""
         self._budget.take(count)
         self.size += count
 

@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.errors import RefusalCode, RequestError, invalid
 from gateway.fleet.hand_over import AlreadyGiven, HandOver
 from gateway.fleet.operations import Busy, Operation, Operations
-from gateway.http.errors import ApiError, invalid
 from gateway.openai.invalid_body import refusal
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
@@ -110,9 +110,10 @@ class Admin:
         try:
             return _answer(begin(), 202)
         except KeyError as error:
-            raise ApiError(404, f"there is no {kind} {name[:128]!r}", f"{kind}_not_found", param=kind) from error
+            code = RefusalCode.WORKER_NOT_FOUND if kind == "worker" else RefusalCode.MODEL_NOT_FOUND
+            raise RequestError(code, f"there is no {kind} {name[:128]!r}", field=kind) from error
         except Busy as error:
-            raise ApiError(409, str(error), "operation_under_way") from error
+            raise RequestError(RefusalCode.OPERATION_UNDER_WAY, str(error)) from error
 
 
 class Succession:
@@ -140,13 +141,14 @@ class Succession:
         try:
             return _json(self._hand_over.offer(), 202)
         except AlreadyGiven as error:
-            raise ApiError(409, str(error), "another_gateway") from error
+            raise RequestError(RefusalCode.ANOTHER_GATEWAY, str(error)) from error
 
     async def leave(self, request: Request) -> Response:
         """`POST /admin/gateway/leave`: to the gateway of that process alone, for two of them may have the port."""
         wanted = await _body(request, Successor, self._body_s)
         if wanted.pid != os.getpid():
-            raise ApiError(409, f"this is the gateway of process {os.getpid()}", "another_gateway", param="pid")
+            text = f"this is the gateway of process {os.getpid()}"
+            raise RequestError(RefusalCode.ANOTHER_GATEWAY, text, field="pid")
         self._hand_over.leave()
         return _json({"pid": wanted.pid}, 202)
 
@@ -156,25 +158,26 @@ def _json(value: Any, status: int) -> Response:
 
 
 async def _body(request: Request, kind: type[Body], within_s: float) -> Body:
-    """A JSON object, or nothing. Raises `ApiError`."""
+    """A JSON object, or nothing. Raises `RequestError`."""
     # A page of another origin can send other types unasked.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "the content-type must be application/json", "unsupported_media_type")
+        raise RequestError(RefusalCode.UNSUPPORTED_MEDIA_TYPE, "the content-type must be application/json")
     body = bytearray()
     try:
         with anyio.fail_after(within_s):
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BODY_BYTES:
-                    raise ApiError(413, f"the body is over the bound of {MAX_BODY_BYTES} bytes", "body_too_large")
+                    text = f"the body is over the bound of {MAX_BODY_BYTES} bytes"
+                    raise RequestError(RefusalCode.BODY_TOO_LARGE, text)
     except (TimeoutError, ClientDisconnect) as error:
-        raise ApiError(408, "the body did not arrive in time", "timeout") from error
+        raise RequestError(RefusalCode.TIMEOUT, "the body did not arrive in time") from error
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=kind)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
     except msgspec.DecodeError as error:
-        raise invalid(None, f"the body is not valid JSON: {error}", "invalid_json") from error
+        raise invalid(None, f"the body is not valid JSON: {error}", RefusalCode.INVALID_JSON) from error
 
 
 def _answer(operation: Operation | None, status: int) -> Response:

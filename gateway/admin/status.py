@@ -46,10 +46,10 @@ class Status:
         return _json({"object": "list", "data": [self._model(name) for name in self._router.models()]})
 
     async def model(self, request: Request) -> Response:
-        """`GET /v1/models/{id}`. Raises `ApiError` for an unknown one."""
+        """`GET /v1/models/{id}`. Raises `RequestError` for an unknown one."""
         name = request.path_params["id"]
         if name not in self._router.models():
-            raise self._router.no_model(name, param="id")
+            raise self._router.no_model(name, field="id")
         return _json(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:

@@ -1,68 +1,46 @@
-"""How an error looks to a client: a status, OpenAI's error object, and perhaps when to come back."""
+"""How errors become responses: each dialect writes them in its own shape, chosen by the path that was asked for."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import Protocol
 
-import msgspec
+from starlette.types import Receive, Scope, Send
 
-from protocol.errors import ErrorCode
-
-_encode = msgspec.json.Encoder().encode
-
-INVALID_TYPE = "invalid_request_error"
-SERVER_TYPE = "server_error"
-
-_BY_CODE: dict[ErrorCode, tuple[int, str]] = {
-    ErrorCode.INVALID: (400, INVALID_TYPE),
-    ErrorCode.UNSUPPORTED: (400, INVALID_TYPE),
-    ErrorCode.CONTEXT: (400, INVALID_TYPE),
-    ErrorCode.TEMPLATE: (400, INVALID_TYPE),
-    ErrorCode.OVERLOADED: (429, "rate_limit_error"),
-    ErrorCode.DEADLINE: (504, "timeout_error"),
-    ErrorCode.STEP: (500, SERVER_TYPE),
-    ErrorCode.NOT_FINITE: (500, SERVER_TYPE),
-    ErrorCode.LOST: (502, SERVER_TYPE),
-    ErrorCode.QUARANTINED: (500, SERVER_TYPE),
-    ErrorCode.DRAINING: (503, SERVER_TYPE),
-    ErrorCode.UNAVAILABLE: (503, SERVER_TYPE),
-    ErrorCode.INTERNAL: (500, SERVER_TYPE),
-}
-COME_BACK = frozenset({ErrorCode.OVERLOADED, ErrorCode.LOST, ErrorCode.DRAINING, ErrorCode.UNAVAILABLE})
-"""Codes whose answers carry `Retry-After`: nothing is wrong with the request."""
+from gateway.errors import RequestError
 
 
-@dataclass(eq=False)
-class ApiError(Exception):
-    """Raised when a request is refused. It becomes the response, or the last chunk of an event stream."""
+class ErrorRenderer(Protocol):
+    """Writes errors as one dialect has them."""
 
-    status: int
-    message: str
-    code: str
-    type: str = INVALID_TYPE
-    param: str | None = None
-    """The field of the request at fault, as a path: `messages[0].content`."""
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    def status(self, error: RequestError) -> int:
+        """The HTTP status of the response."""
 
-    def __str__(self) -> str:
-        return self.message
+    def body(self, error: RequestError) -> bytes:
+        """The JSON body of the response."""
 
-    def body(self) -> bytes:
-        """The JSON of OpenAI's error object."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return _encode({"error": error})
+    def last_events(self, error: RequestError) -> bytes:
+        """The end of a stream that the connection, not the answer, is the cause of: these events are never resumed."""
 
 
-def invalid(param: str | None, message: str, code: str = ErrorCode.INVALID) -> ApiError:
-    """A 400 that names its field."""
-    return ApiError(400, message, str(code), param=param)
+class ErrorRenderers:
+    """The error renderers of an app. The default one is for requests that belong to no dialect."""
+
+    def __init__(self, default: ErrorRenderer, prefixes: Mapping[str, ErrorRenderer]) -> None:
+        """`prefixes`: the dialects by the beginning of their paths."""
+        self.default = default
+        self._prefixes = sorted(prefixes.items(), key=lambda item: len(item[0]), reverse=True)
+
+    def for_path(self, path: str) -> ErrorRenderer:
+        """The renderer of the longest prefix that the path is, or continues with a slash."""
+        for prefix, renderer in self._prefixes:
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return renderer
+        return self.default
 
 
-def unsupported(param: str, message: str | None = None) -> ApiError:
-    """A 400 for an option that Baton does not have."""
-    return invalid(param, message or f"`{param}` is not supported", ErrorCode.UNSUPPORTED)
+class Application(Protocol):
+    """An ASGI app that knows how to write the errors of requests which do not reach it."""
 
+    @property
+    def errors(self) -> ErrorRenderers: ...
 
-def from_code(code: ErrorCode, message: str, *, param: str = "", retry_after_s: int = 1) -> ApiError:
-    """The client's view of an error of the wire."""
-    status, kind = _BY_CODE[code]
-    headers = [(b"retry-after", str(retry_after_s).encode())] if code in COME_BACK else []
-    return ApiError(status, message, str(code), kind, param or None, headers)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...

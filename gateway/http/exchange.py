@@ -9,9 +9,9 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
+from gateway.errors import RefusalCode, RequestError
 from gateway.http.credentials import presented_key
-from gateway.http.errors import ApiError
-from gateway.openai.sse import DONE, error_event
+from gateway.http.errors import ErrorRenderer
 from gateway.settings import GatewaySettings
 
 JSON = b"application/json"
@@ -29,7 +29,9 @@ class ClientGone(Exception):
 class Exchange:
     """Reads one request and writes one response. One task uses it, beside the one in `until_gone`."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings, errors: ErrorRenderer
+    ) -> None:
         self.token = secrets.token_hex(12)
         """What makes the ids of this exchange unique."""
         self.request_id: str = scope.get("baton.request_id") or self.token
@@ -40,6 +42,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._settings = settings
+        self._errors = errors
         self.begun = False
         """An event stream was started."""
         self._done = False
@@ -78,13 +81,13 @@ class Exchange:
         return self._sending
 
     async def body(self, held: HeldBody) -> bytes:
-        """The whole JSON body, which grows `held`. Raises `ApiError` for another type, a size over a bound or a slow
-        client, and `ClientGone`."""
+        """Read the whole JSON body, and count its bytes in `held`. Raises `ClientGone`, and `RequestError` for another
+        content type, a size over a bound or a slow client."""
         kind = self._headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         bound = self._settings.max_body_bytes
         parts: list[bytes] = []
         size = 0
-        problem: ApiError | None = None
+        problem: RequestError | None = None
         try:
             with anyio.fail_after(self._settings.body_timeout_s):
                 # A client that is over a bound by little is read to its end, for its own reading to work.
@@ -102,12 +105,12 @@ class Exchange:
             # Not kept until the answer has gone: on HTTP/2 that takes as long again.
             parts.clear()
             held.shrink()
-            raise ApiError(408, "the body did not arrive in time", "timeout", headers=[CLOSE]) from error
+            raise RequestError(RefusalCode.TIMEOUT, "the body did not arrive in time", headers=[CLOSE]) from error
         if problem is not None:
             raise problem
         # A cross-site form can post text/plain without asking; this type it cannot send unasked.
         if kind != JSON:
-            raise ApiError(415, "the content-type must be application/json", "unsupported_media_type")
+            raise RequestError(RefusalCode.UNSUPPORTED_MEDIA_TYPE, "the content-type must be application/json")
         return b"".join(parts)
 
     async def _parts(self) -> AsyncIterator[bytes]:
@@ -120,14 +123,15 @@ class Exchange:
             more = message.get("more_body", False)
             yield message.get("body", b"")
 
-    def _grow(self, held: HeldBody, size: int, part: bytes) -> ApiError | None:
+    def _grow(self, held: HeldBody, size: int, part: bytes) -> RequestError | None:
         """Make room for a part of a body that has `size` bytes with it; why there is none."""
         bound = self._settings.max_body_bytes
         if size > bound:
-            return ApiError(413, f"the body is over the bound of {bound} bytes", "body_too_large", headers=[CLOSE])
+            text = f"the body is over the bound of {bound} bytes"
+            return RequestError(RefusalCode.BODY_TOO_LARGE, text, headers=[CLOSE])
         try:
             held.grow(len(part))
-        except ApiError as full:
+        except RequestError as full:
             return full
         return None
 
@@ -147,13 +151,17 @@ class Exchange:
             await self._send({"type": "http.response.start", "status": 204, "headers": [self._id_header]})
             await self._send({"type": "http.response.body", "body": b""})
 
-    async def refuse(self, error: ApiError) -> None:
+    async def refuse(self, error: RequestError) -> None:
         """Send an error as the response. What is left of the body is thrown away meanwhile, or a server with a full
         queue of it could not end the exchange."""
         async with anyio.create_task_group() as group:
             group.start_soon(self.until_gone, None)
-            await self.respond(error.status, error.body(), error.headers)
+            await self.respond_error(error)
             group.cancel_scope.cancel()
+
+    async def respond_error(self, error: RequestError) -> None:
+        """Send an error as the response, of a request whose body was read."""
+        await self.respond(self._errors.status(error), self._errors.body(error), error.headers)
 
     async def attended(self, work: Callable[[anyio.CancelScope], Awaitable[None]]) -> None:
         """Do `work` while the client is there. Its argument is the scope that is cancelled when it is not."""
@@ -180,12 +188,12 @@ class Exchange:
         self._sending = False
         self._sends += 1
 
-    async def end(self, error: ApiError) -> None:
+    async def end(self, error: RequestError) -> None:
         """Say why there is no more answer, or none: as the last events, or as the response."""
         if self.begun:
-            await self.events(error_event(error) + DONE, more=False)
+            await self.events(self._errors.last_events(error), more=False)
         else:
-            await self.respond(error.status, error.body(), error.headers)
+            await self.respond_error(error)
 
     def _watch(self, scope: anyio.CancelScope, sends: int) -> None:
         """Look now and then whether the same send still waits: cheaper than a timer for each. A stall is seen after

@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.transport.endpoint import is_loopback
+from gateway.errors import RefusalCode, RequestError
 from gateway.http.credentials import presented_key
-from gateway.http.errors import INVALID_TYPE, ApiError
+from gateway.http.errors import ErrorRenderers
 from gateway.http.exchange import Exchange
 from gateway.settings import GatewaySettings
 
@@ -29,8 +30,15 @@ class Gate:
     of every token there is no wrapper. All else goes to `app`.
     """
 
-    def __init__(self, app: ASGIApp, direct: Callable[[str, str], ASGIApp | None], settings: GatewaySettings) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        direct: Callable[[str, str], ASGIApp | None],
+        settings: GatewaySettings,
+        errors: ErrorRenderers,
+    ) -> None:
         self._app = app
+        self.errors = errors
         self._direct = direct
         self._settings = settings
         self._key = settings.api_key.encode()
@@ -47,17 +55,18 @@ class Gate:
         error = self._check(scope)
         direct = self._direct(scope["method"], scope["path"])
         if error is not None:
-            await Exchange(scope, receive, send, self._settings).refuse(error)
+            renderer = self.errors.for_path(scope["path"])
+            await Exchange(scope, receive, send, self._settings, renderer).refuse(error)
         elif direct is not None:
             await direct(scope, receive, send)
         else:
             await self._app(scope, receive, _with_header(send, (b"x-request-id", request_id)))
 
-    def _check(self, scope: Scope) -> ApiError | None:
+    def _check(self, scope: Scope) -> RequestError | None:
         size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
         bound = self._settings.max_header_bytes
         if size > bound:
-            return ApiError(431, f"the headers are over the bound of {bound} bytes", "headers_too_large")
+            return RequestError(RefusalCode.HEADERS_TOO_LARGE, f"the headers are over the bound of {bound} bytes")
         # The path as the server parsed it, never one rebuilt from the Host header.
         if scope["path"].startswith("/admin/"):
             return self._check_admin(scope)
@@ -65,14 +74,14 @@ class Gate:
             return _no_key("API")
         return None
 
-    def _check_admin(self, scope: Scope) -> ApiError | None:
+    def _check_admin(self, scope: Scope) -> RequestError | None:
         """Whoever may ask may look; to change something takes the admin's key, where there is one."""
         looks = scope["method"] in ("GET", "HEAD")
         if not self._admin_key:
             if looks or (self._local and _asks_this_machine(scope)):
                 return None
             sentence = "to do this from another machine, set an admin key or an API key"
-            return ApiError(403, sentence, "admin_key_needed", INVALID_TYPE)
+            return RequestError(RefusalCode.ADMIN_KEY_NEEDED, sentence)
         if _has_key(scope, self._admin_key) or (looks and (not self._key or _has_key(scope, self._key))):
             return None
         return _no_key("API" if self._admin_key == self._key else "admin")
@@ -86,9 +95,9 @@ def name_request(scope: Scope) -> bytes:
     return request_id
 
 
-def _no_key(kind: str) -> ApiError:
+def _no_key(kind: str) -> RequestError:
     headers = [(b"www-authenticate", b'Basic realm="baton", charset="UTF-8"')]
-    return ApiError(401, f"a valid {kind} key is needed", "invalid_api_key", INVALID_TYPE, headers=headers)
+    return RequestError(RefusalCode.INVALID_API_KEY, f"a valid {kind} key is needed", headers=headers)
 
 
 def _asks_this_machine(scope: Scope) -> bool:

@@ -8,22 +8,28 @@ from typing import Any
 from weakref import WeakSet
 
 from actors.transport.acceptor import Acceptor
-from gateway.http.errors import from_code
+from gateway.errors import RequestError
+from gateway.http.errors import ErrorRenderer
 from protocol.errors import ErrorCode
 
 SPARE = 32
 """Connections beyond `max_connections` that are accepted, for probes alone: see `gateway.http.probes`."""
 NO_ROOM = "the server has no room for another connection"
-_FULL = from_code(ErrorCode.UNAVAILABLE, NO_ROOM)
-_BODY = _FULL.body()
-_HEADERS = [
-    (b"content-type", b"application/json"),
-    (b"content-length", b"%d" % len(_BODY)),
-    (b"connection", b"close"),
-    *_FULL.headers,
-]
-_ANSWER = b"HTTP/1.1 503 Service Unavailable\r\n%s\r\n%s" % (b"".join(b"%s: %s\r\n" % each for each in _HEADERS), _BODY)
 _READ_BYTES = 65536
+
+
+def refusal(errors: ErrorRenderer) -> bytes:
+    """The HTTP/1.1 response to a connection that there is no room for, and that no request is read from."""
+    full = RequestError(ErrorCode.UNAVAILABLE, NO_ROOM, retry_after_s=1)
+    body = errors.body(full)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+        *full.headers,
+    ]
+    lines = b"".join(b"%s: %s\r\n" % each for each in headers)
+    return b"HTTP/1.1 503 Service Unavailable\r\n%s\r\n%s" % (lines, body)
 
 
 class Listener(Acceptor):
@@ -38,6 +44,8 @@ class Listener(Acceptor):
         """Whoever serves the connections hears of it here, with the argument of `retire`."""
         self.on_stop: Callable[[], None] = self.close
         """Whoever accepts from it, and closes it, hears of that here."""
+        self.refusal = b""
+        """What a connection is sent that there is no room for; nothing before somebody serves."""
         self.max_connections = sys.maxsize
         self._accepted: WeakSet[socket.socket] = WeakSet()
         self._spare: WeakSet[socket.socket] = WeakSet()
@@ -66,7 +74,7 @@ class Listener(Acceptor):
         """Answer a request that may not have come yet."""
         with suppress(OSError):
             connection.setblocking(False)
-            connection.send(_ANSWER)
+            connection.send(self.refusal)
             connection.shutdown(socket.SHUT_WR)
             connection.recv(_READ_BYTES)  # or what has come already turns the end into a reset
 

@@ -4,9 +4,10 @@ Were probes refused as well, whoever restarts a server that does not answer them
 merely busy.
 """
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import from_code
+from gateway.errors import RequestError
+from gateway.http.errors import Application
 from gateway.http.exchange import Exchange
 from gateway.http.front_door import OPEN_PATHS, name_request
 from gateway.http.listener import NO_ROOM, Listener
@@ -19,7 +20,7 @@ PROBES = OPEN_PATHS | {"/metrics"}
 class ProbesOnly:
     """Lets what asks for one of `PROBES` through to `app`, and answers everything else 503."""
 
-    def __init__(self, app: ASGIApp, listener: Listener, settings: GatewaySettings) -> None:
+    def __init__(self, app: Application, listener: Listener, settings: GatewaySettings) -> None:
         self._app = app
         self._listener = listener
         self._settings = settings
@@ -30,5 +31,6 @@ class ProbesOnly:
             return
         self._listener.note_refused("too many")
         name_request(scope)
-        full = from_code(ErrorCode.UNAVAILABLE, NO_ROOM, retry_after_s=self._settings.retry_after_s)
-        await Exchange(scope, receive, send, self._settings).refuse(full)
+        full = RequestError(ErrorCode.UNAVAILABLE, NO_ROOM, retry_after_s=self._settings.retry_after_s)
+        renderer = self._app.errors.for_path(scope["path"])
+        await Exchange(scope, receive, send, self._settings, renderer).refuse(full)

@@ -19,8 +19,9 @@ from hypercorn.events import Event, Updated
 from hypercorn.protocol.h2 import H2Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.http.errors import Application
 from gateway.http.http2 import EVERY_STREAM, WholeBodies, goaway
-from gateway.http.listener import Listener
+from gateway.http.listener import Listener, refusal
 from gateway.http.probes import ProbesOnly
 from gateway.settings import GatewaySettings
 
@@ -194,18 +195,18 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
 _Connect = Callable[[asyncio.StreamReader, asyncio.StreamWriter], _Connection]
 
 
-def _connecting(all_routes: ASGIApp, config: Config, listener: Listener, settings: GatewaySettings) -> _Connect:
+def _connecting(app: Application, config: Config, listener: Listener, settings: GatewaySettings) -> _Connect:
     """Makes the connections of a listener. After it was retired, or where there is no room, each is for one request."""
-    usual = _LastResponses(WholeBodies(all_routes, settings.body_timeout_s), lambda: listener.retired)
-    only = ProbesOnly(all_routes, listener, settings)
+    usual = _LastResponses(WholeBodies(app, settings.body_timeout_s), lambda: listener.retired)
+    only = ProbesOnly(app, listener, settings)
     probes = _LastResponses(WholeBodies(only, settings.body_timeout_s), lambda: True)
     spare_config = copy(config)
     spare_config.keep_alive_timeout = min(config.keep_alive_timeout, SPARE_S)
 
     def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Connection:
         spare = listener.is_spare(writer.get_extra_info("socket").fileno())
-        app, chosen = (probes, spare_config) if spare else (usual, config)
-        connection = _Connection(app, chosen, reader, writer)
+        served, chosen = (probes, spare_config) if spare else (usual, config)
+        connection = _Connection(served, chosen, reader, writer)
         if spare or listener.retired:
             connection.retire(owes=1)
         return connection
@@ -252,7 +253,7 @@ async def _run(connect: _Connect, config: Config, listener: Listener, leave: any
 
 
 async def serve(
-    app: ASGIApp,
+    app: Application,
     settings: GatewaySettings,
     *,
     shutdown: anyio.Event,
@@ -263,6 +264,7 @@ async def serve(
 
     They get `grace_s()` seconds then (`flush_s` unless given), asked for at that moment.
     """
+    listener.refusal = refusal(app.errors.default)
     config = Config()
     config.h11_max_incomplete_size = settings.max_header_bytes
     config.keep_alive_timeout = settings.keep_alive_s

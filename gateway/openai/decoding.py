@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gateway.http.errors import invalid
+from gateway.errors import RefusalCode, invalid
 from gateway.openai.invalid_body import refusal
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from gateway.openai.unsupported import refuse_set
@@ -23,7 +23,7 @@ Body = TypeVar("Body", CompletionBody, ChatBody)
 
 
 class RequestDecoder:
-    """Decodes the bodies of the two endpoints into plans. Every refusal is an `ApiError` that names its field."""
+    """Decodes the bodies of the two endpoints into plans. Every refusal is an `RequestError` that names its field."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
@@ -114,9 +114,9 @@ def _decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(None, f"the body is not valid JSON: {str(error)[:200]}", "invalid_json") from error
+        raise invalid(None, f"the body is not valid JSON: {str(error)[:200]}", RefusalCode.INVALID_JSON) from error
     except RecursionError as error:
-        raise invalid(None, "the body is nested too deeply", "invalid_json") from error
+        raise invalid(None, "the body is nested too deeply", RefusalCode.INVALID_JSON) from error
 
 
 def _prompts(prompt: Any) -> list[Input]:

@@ -7,14 +7,15 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
-from gateway.http.errors import ApiError, from_code
+from gateway.errors import INTERNAL_TEXT, RequestError
+from gateway.http.errors import ErrorRenderer
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.openai.rendering import whole_answer
 from gateway.routing.plan import Form, Plan
 from gateway.routing.request_group import Call
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streaming.reply import DEFECT, Reply, failure_error, let_go
+from gateway.streaming.reply import Reply, failure_error, let_go
 from gateway.streaming.resumable import Reader
 from gateway.streaming.resume_endpoint import PickUp
 from protocol.errors import ErrorCode
@@ -31,26 +32,28 @@ class Generate:
         settings: GatewaySettings,
         decode: Callable[[bytes], Plan],
         pick_up: PickUp,
+        errors: ErrorRenderer,
     ) -> None:
         self._router = router
         self._settings = settings
         self._decode = decode
         self._pick_up = pick_up
+        self._errors = errors
         self._resumables = pick_up.streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._settings)
+        exchange = Exchange(scope, receive, send, self._settings, self._errors)
         body = HeldBody(self._router.bodies)
         try:
             admitted = self._admit(await exchange.body(body), body, exchange)
-        except ApiError as error:
+        except RequestError as error:
             _log.info("request_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
             return
         except ClientGone:
             return
         except Exception:
-            await exchange.refuse(from_code(ErrorCode.INTERNAL, DEFECT))
+            await exchange.refuse(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT))
             raise
         finally:
             body.release()
@@ -63,7 +66,7 @@ class Generate:
 
     def _admit(self, raw: bytes, body: HeldBody, exchange: Exchange) -> tuple[Form, Call] | None:
         """None for a client that sends its request again, as EventSource would: it wants the rest of the answer, not
-        another. Raises `ApiError`."""
+        another. Raises `RequestError`."""
         if exchange.last_event_id:
             return None
         plan = self._decode(raw)
@@ -114,8 +117,7 @@ class Generate:
 
     async def _fail(self, exchange: Exchange, call: Call) -> None:
         if call.failure is not None:
-            error = failure_error(call.failure, self._settings)
-            await exchange.respond(error.status, error.body(), error.headers)
+            await exchange.respond_error(failure_error(call.failure, self._settings))
 
 
 def _answer_id(exchange: Exchange, form: Form) -> str:

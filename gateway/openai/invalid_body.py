@@ -2,7 +2,7 @@
 
 import re
 
-from gateway.http.errors import ApiError, invalid
+from gateway.errors import RefusalCode, RequestError, invalid
 from protocol.bounds import MAX_TOP_LOGPROBS
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*?)(?:\[\.\.\.\])?`$")
@@ -20,7 +20,7 @@ _ELSEWHERE = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}
 """Fields that tell of a body sent to the other endpoint."""
 
 
-def refusal(message: str) -> ApiError:
+def refusal(message: str) -> RequestError:
     """The answer to a body of which the decoder said this. It names the field."""
     at, name = _AT.search(message), _FIELD.match(message)
     path = at.group(1) if at else ""
@@ -30,7 +30,7 @@ def refusal(message: str) -> ApiError:
     where = f"`{path[:100]}`"
     if message.startswith("Object contains unknown"):
         hint = f" here: it belongs to {_ELSEWHERE[path]}" if path in _ELSEWHERE else ""
-        return invalid(path[:100], f"{where} is not a parameter that Baton knows{hint}", "unknown_parameter")
+        return invalid(path[:100], f"{where} is not a parameter that Baton knows{hint}", RefusalCode.UNKNOWN_PARAMETER)
     if message.startswith("Object missing required"):
         return invalid(path[:100], f"{where} is required")
     takes = _TAKES.get(path.rpartition(".")[2])

@@ -5,13 +5,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
+from gateway.openai.errors import DONE, error_object
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.routing.sequence import Piece
 from gateway.streaming.replay_buffer import EVENT_END
 
-DONE = b"data: [DONE]\n\n"
-"""The last event of every stream, here without an id."""
 WAITING = b": waiting\n\n"
 """A comment, which clients skip: there is no worker at the moment, and the request is not forgotten."""
 _encode = msgspec.json.Encoder().encode
@@ -95,9 +94,9 @@ class EventWriter:
         last = _encode({"choices": [], "usage": usage} | extension(continued))[1:]
         return self._next_id() + self._head + b"," + last + b"\n\n"
 
-    def error(self, error: ApiError) -> bytes:
+    def error(self, error: RequestError) -> bytes:
         """The chunk that ends a stream which cannot go on; `done` follows it."""
-        return self._next_id() + b"\n" + error_event(error)
+        return self._next_id() + b"\ndata: " + error_object(error) + EVENT_END
 
     def done(self) -> bytes:
         """The last event."""
@@ -106,11 +105,6 @@ class EventWriter:
     def _next_id(self) -> bytes:
         self._number += 1
         return b"%s%d" % (self._id, self._number)
-
-
-def error_event(error: ApiError) -> bytes:
-    """An error as an event without an id: it says something of the connection, not of the answer."""
-    return b"data: " + error.body() + EVENT_END
 
 
 def extension(continued: bool) -> dict[str, dict[str, bool]]:

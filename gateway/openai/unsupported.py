@@ -4,7 +4,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from gateway.http.errors import unsupported
+from gateway.errors import RequestError
+from protocol.errors import ErrorCode
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
@@ -41,11 +42,11 @@ class Generation(Struct, kw_only=True):
 
 
 def refuse_set(body: Struct, at: str = "") -> None:
-    """Raise `ApiError` for the first option of `OPTIONS` that `body` sets. `at` is the path before the name."""
+    """Raise `RequestError` for the first option of `OPTIONS` that `body` sets. `at` is the path before the name."""
     for name in body.__struct_fields__:
         nothing = OPTIONS.get(name)
         value = None if nothing is None else getattr(body, name)
         # Types count: 0 == False in Python.
         if value is None or any(type(value) is type(none) and value == none for none in nothing or ()):
             continue
-        raise unsupported(at + name)
+        raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}{name}` is not supported", field=at + name)

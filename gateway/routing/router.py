@@ -7,7 +7,7 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import Worker, WorkerState, WorkerStatus
 from actors.transport.rejections import Refusals
 from gateway.body_budget import BodyBudget, HeldBody
-from gateway.http.errors import ApiError, from_code
+from gateway.errors import RefusalCode, RequestError
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.routing.circuit_breaker import Breaker
 from gateway.routing.failure_attribution import cleared
@@ -64,7 +64,7 @@ class Router:
     def open(self, plan: Plan, request: str, body: HeldBody | None = None, key: bytes = b"") -> Call:
         """Admit a request whole, of a client that showed this key. While its model has no worker, but may have one
         again, it waits. Each choice of a prompt takes the room of the `body` again, as a worker gets it. Raises
-        `ApiError`."""
+        `RequestError`."""
         model = plan.model
         body = body or HeldBody(self.bodies)
         if self._draining:
@@ -286,10 +286,11 @@ class Router:
         """Names of the models, in the order in which they were added."""
         return self.roster.models()
 
-    def no_model(self, name: str, *, param: str = "model") -> ApiError:
+    def no_model(self, name: str, *, field: str = "model") -> RequestError:
         """The refusal of a name that no model has; it says which there are."""
         names = ", ".join(repr(model) for model in self.models()) or "none"
-        return ApiError(404, f"there is no model {name[:128]!r}; available: {names}", "model_not_found", param=param)
+        text = f"there is no model {name[:128]!r}; available: {names}"
+        return RequestError(RefusalCode.MODEL_NOT_FOUND, text, field=field)
 
     def seats(self) -> Iterator[Seat]:
         """The workers and what they hold; to look at, not to change."""
@@ -303,5 +304,5 @@ class Router:
         """Sequences that wait for a worker, by model."""
         return {model: len(self._placement.room.of(model)) for model in self.models()}
 
-    def _error(self, code: ErrorCode, text: str) -> ApiError:
-        return from_code(code, text, retry_after_s=self._settings.retry_after_s)
+    def _error(self, code: ErrorCode, text: str) -> RequestError:
+        return RequestError(code, text, retry_after_s=self._settings.retry_after_s)

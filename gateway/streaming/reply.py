@@ -3,7 +3,7 @@
 import anyio
 import structlog
 
-from gateway.http.errors import ApiError, from_code
+from gateway.errors import INTERNAL_TEXT, RequestError
 from gateway.http.exchange import Exchange
 from gateway.openai.sse import WAITING, EventWriter
 from gateway.routing.plan import Form
@@ -13,17 +13,14 @@ from gateway.settings import GatewaySettings
 from gateway.streaming.replay_buffer import EventLog
 from protocol.errors import ErrorCode
 
-DEFECT = "the gateway failed"
-"""All that a client is told of a defect; the log has the rest."""
-
 _log = structlog.get_logger("gateway.streaming.reply")
 
 
-def failure_error(failure: Failure, settings: GatewaySettings) -> ApiError:
+def failure_error(failure: Failure, settings: GatewaySettings) -> RequestError:
     """What a client is told of a failure."""
     if failure.code is ErrorCode.INTERNAL:
         _log.error("internal_failure", text=failure.text)
-    return from_code(failure.code, failure.text, param=failure.field, retry_after_s=settings.retry_after_s)
+    return RequestError(failure.code, failure.text, field=failure.field, retry_after_s=settings.retry_after_s)
 
 
 def let_go(call: Call) -> None:
@@ -67,7 +64,7 @@ class Reply:
                 chunk = self._render()
             except Exception:
                 # A defect of ours, after the 200: the client still gets a typed end, and the server logs it.
-                await exchange.events(self._end(from_code(ErrorCode.INTERNAL, DEFECT)), more=False)
+                await exchange.events(self._end(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT)), more=False)
                 raise
             if chunk:
                 await exchange.events(chunk, more=not self.over)
@@ -115,7 +112,7 @@ class Reply:
             self.log.append(chunk)
         return chunk
 
-    def _end(self, error: ApiError | None, chunk: bytes = b"") -> bytes:
+    def _end(self, error: RequestError | None, chunk: bytes = b"") -> bytes:
         writer = self._opened()
         if error is not None:
             chunk += writer.error(error)

@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 import structlog
 
-from gateway.http.errors import ApiError, from_code, invalid
+from gateway.errors import RefusalCode, RequestError, invalid
 from gateway.http.exchange import Exchange
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
@@ -21,12 +21,12 @@ from protocol.errors import ErrorCode
 _log = structlog.get_logger("gateway.streaming.resumable")
 
 
-class UnknownStream(ApiError):
+class UnknownStream(RequestError):
     """Raised for the id of no stream that is kept for this client."""
 
     def __init__(self) -> None:
         text = "there is no such stream: it was not to be resumed, or it is too late, or it is another one's"
-        super().__init__(404, text, "stream_not_found", param="id")
+        super().__init__(RefusalCode.STREAM_NOT_FOUND, text, field="id")
 
 
 class State(StrEnum):
@@ -56,10 +56,10 @@ class Reader:
         self.scope = anyio.CancelScope()
         self.gone = anyio.Event()
         """It has let go of the stream."""
-        self.farewell: ApiError | None = None
+        self.farewell: RequestError | None = None
         """Why the stream was taken from it."""
 
-    def oust(self, why: ApiError) -> None:
+    def oust(self, why: RequestError) -> None:
         """Take the stream from it."""
         self.farewell = self.farewell or why
         self.scope.cancel()
@@ -82,7 +82,7 @@ class ResumableStream:
         self.timer: asyncio.TimerHandle | None = None
 
     def after(self, position: "Position") -> bytes:
-        """The events after this one that were rendered so far. Raises `ApiError`."""
+        """The events after this one that were rendered so far. Raises `RequestError`."""
         try:
             return self.log.after(position.number)
         except EventsUnknown:
@@ -90,7 +90,7 @@ class ResumableStream:
             raise invalid(position.field, text) from None
         except EventsGone:
             text = f"the events after number {position.number} are no longer kept"
-            raise ApiError(410, text, "events_gone", param=position.field) from None
+            raise RequestError(RefusalCode.EVENTS_GONE, text, field=position.field) from None
 
 
 class ResumableStreams:
@@ -111,12 +111,12 @@ class ResumableStreams:
             metrics.watch_streams(state, partial(self._counts.__getitem__, state))
 
     def check_room(self) -> None:
-        """Raises `ApiError` when there is no room for one more."""
+        """Raises `RequestError` when there is no room for one more."""
         if len(self._streams) < self._settings.max_resumable_streams:
             return
         if not self._counts[State.DELIVERED]:
             text = "no more streams can be kept for clients that come back; without `resume_s` there may be room"
-            raise from_code(ErrorCode.OVERLOADED, text, retry_after_s=self._settings.retry_after_s)
+            raise RequestError(ErrorCode.OVERLOADED, text, retry_after_s=self._settings.retry_after_s)
 
     def new_log(self) -> EventLog:
         """A log for a reply that is to be kept."""
@@ -140,9 +140,9 @@ class ResumableStreams:
 
     async def attach(self, stream: ResumableStream, reader: Reader, position: Position) -> bytes:
         """Let this connection read on, and return what it has missed. The one that reads until now loses the stream:
-        mostly it is dead, and only its client knows. Raises `ApiError`."""
+        mostly it is dead, and only its client knows. Raises `RequestError`."""
         while stream.reader is not None:
-            stream.reader.oust(ApiError(409, "another connection picked this stream up", "stream_taken"))
+            stream.reader.oust(RequestError(RefusalCode.STREAM_TAKEN, "another connection picked this stream up"))
             await stream.reader.gone.wait()
         self.find(stream.reply.id, stream.owner)
         missed = stream.after(position)
@@ -217,7 +217,7 @@ class ResumableStreams:
         self._ended(stream, outcome)
         self._move(stream, None)
         if stream.reader is not None:
-            stream.reader.oust(ApiError(410, "the stream was cancelled", "stream_cancelled"))
+            stream.reader.oust(RequestError(RefusalCode.STREAM_CANCELLED, "the stream was cancelled"))
         stream.reply.close()
 
     def _ended(self, stream: ResumableStream, outcome: str) -> None:

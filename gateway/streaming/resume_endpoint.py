@@ -10,7 +10,8 @@ import anyio
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import SERVER_TYPE, ApiError, invalid
+from gateway.errors import RefusalCode, RequestError, invalid
+from gateway.http.errors import ErrorRenderer
 from gateway.http.exchange import Exchange
 from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import Position, Reader, ResumableStreams, UnknownStream
@@ -56,14 +57,19 @@ class PickUp:
     METHODS = ("GET", "DELETE")
 
     def __init__(
-        self, settings: GatewaySettings, streams: ResumableStreams, elsewhere: Elsewhere | None = None
+        self,
+        settings: GatewaySettings,
+        streams: ResumableStreams,
+        errors: ErrorRenderer,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.streams = streams
         self._elsewhere = elsewhere
         self._settings = settings
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._settings)
+        exchange = Exchange(scope, receive, send, self._settings, self._errors)
         await self.resume(exchange, scope["path"].removeprefix(STREAMS), cancel=scope["method"] == "DELETE")
 
     async def resume(self, exchange: Exchange, stream_id: str = "", *, cancel: bool = False) -> None:
@@ -75,12 +81,12 @@ class PickUp:
                 if self._elsewhere is None:
                     raise
                 await self._pass_on(self._elsewhere, exchange, stream_id, cancel)
-        except ApiError as error:
+        except RequestError as error:
             _log.info("resume_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
 
     async def _serve(self, exchange: Exchange, stream_id: str, cancel: bool) -> None:
-        """Raises `ApiError` before anything is sent."""
+        """Raises `RequestError` before anything is sent."""
         if cancel:
             self.streams.cancel(self.streams.find(stream_id, exchange.key))
             await exchange.respond_empty()
@@ -108,7 +114,7 @@ class PickUp:
         await self.streams.read(stream, reader, go_on)
 
     async def _pass_on(self, elsewhere: Elsewhere, exchange: Exchange, stream_id: str, cancel: bool) -> None:
-        """Let the other gateway answer. Raises `ApiError` when it does not."""
+        """Let the other gateway answer. Raises `RequestError` when it does not."""
         stream_id, position = (stream_id, None) if cancel else _position(exchange, stream_id)
         if not _ID.fullmatch(stream_id):
             raise UnknownStream
@@ -142,18 +148,18 @@ class PickUp:
                 _log.info("elsewhere_gone", request=exchange.request_id, problem=str(gone.exceptions[0]))
                 if not exchange.begun:
                     raise UnknownStream from None
-                await exchange.end(ApiError(502, "the gateway that had the stream is gone", "stream_lost", SERVER_TYPE))
+                await exchange.end(RequestError(RefusalCode.STREAM_LOST, "the gateway that had the stream is gone"))
         finally:
             exchange.close()
 
 
 def _position(exchange: Exchange, stream_id: str) -> tuple[str, Position]:
     """Which stream, and after which of its events. The header overrules the parameter: when an EventSource comes back,
-    its address is the one it was opened with. Raises `ApiError`."""
+    its address is the one it was opened with. Raises `RequestError`."""
     given = parse_qs(exchange.query, keep_blank_values=True)
     unknown = next((name for name in given if name != PARAMETER), None)
     if unknown is not None:
-        raise invalid(unknown[:100], f"`{unknown[:100]}` is not a parameter of a stream", "unknown_parameter")
+        raise invalid(unknown[:100], f"`{unknown[:100]}` is not a parameter of a stream", RefusalCode.UNKNOWN_PARAMETER)
     last = exchange.last_event_id
     if last:
         of, _, number = last.rpartition("-")

@@ -9,8 +9,9 @@ import pytest
 from starlette.types import Message
 
 from gateway.body_budget import BodyBudget, HeldBody
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
 from gateway.http.exchange import Exchange
+from gateway.openai.errors import OpenAIErrors
 from gateway.settings import GatewaySettings, SettingsError
 from tests.gateway.http.http2 import client
 from tests.gateway.serving import Served, serving
@@ -35,7 +36,7 @@ def test_the_last_byte_finds_room_and_the_next_does_not() -> None:
     first, second = HeldBody(room), HeldBody(room)
     first.grow(60)
     second.grow(40)
-    with pytest.raises(ApiError, match="max_total_body_bytes is 100") as refused:
+    with pytest.raises(RequestError, match="max_total_body_bytes is 100") as refused:
         second.grow(1)
     assert (refused.value.status, refused.value.code) == (429, "overloaded")
     assert refused.value.headers == [(b"retry-after", b"7")]
@@ -138,8 +139,8 @@ async def test_what_came_of_a_slow_body_is_not_kept_until_its_client_has_its_ans
     async def nothing(_: Message) -> None: ...
 
     held = HeldBody(room)
-    with sends, receives, pytest.raises(ApiError) as late:
-        await Exchange({"headers": []}, receives.receive, nothing, settings).body(held)
+    with sends, receives, pytest.raises(RequestError) as late:
+        await Exchange({"headers": []}, receives.receive, nothing, settings, OpenAIErrors()).body(held)
     assert (late.value.status, room.held) == (408, 0)
     held.release()
     assert room.held == 0

@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerState
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.failure_attribution import MAX_TRIES, suspect
 from gateway.routing.plan import Choice
@@ -113,7 +113,7 @@ class StreamLife(RuleBasedStateMachine):
         plan = self.decoder.completion(json.dumps(body | {"stop": stop, "seed": 5}).encode())
         try:
             call: Call = self._do(lambda: self.router.open(plan, "r"))
-        except ApiError as error:
+        except RequestError as error:
             if not self._rightly_refused(ErrorCode(error.code), plan.choices[0]):
                 raise
             return multiple()

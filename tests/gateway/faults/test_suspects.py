@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
 from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_PARDONS, suspect
 from gateway.routing.quarantine import REFUSED_AFTER, REMEMBERED_S
 from gateway.routing.request_group import Call
@@ -118,7 +118,7 @@ async def test_a_request_that_was_quarantined_twice_is_refused_at_once_for_a_whi
             world["a"].die()
             world["a"].come_back()
         assert failure(call) is ErrorCode.QUARANTINED
-    with pytest.raises(ApiError, match="not tried again") as refused:
+    with pytest.raises(RequestError, match="not tried again") as refused:
         world.open(seed=7)
     assert (refused.value.status, refused.value.code) == (500, "quarantined")
     assert not world.open(prompt="another").ended

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.plan import Plan
 from gateway.settings import GatewaySettings
@@ -23,8 +23,8 @@ def chat(**fields: Any) -> Plan:
     return DECODER.chat(json.dumps(CHAT | fields).encode())
 
 
-def refusal(call: Any, **fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+def refusal(call: Any, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
         call(**fields)
     return caught.value
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
 from gateway.openai.decoding import COMPLETION_MAX_TOKENS, RequestDecoder
 from gateway.openai.schema import MAX_LABEL, MAX_METADATA
 from gateway.settings import GatewaySettings
@@ -64,7 +64,7 @@ def test_log_probabilities_are_asked_for_in_the_manner_of_the_endpoint(
     ],
 )
 def test_what_shapes_logits_is_bounded_by_name(call: Any, fields: dict[str, Any], param: str) -> None:
-    assert refusal(call, **fields).param == param
+    assert refusal(call, **fields).field == param
 
 
 def test_what_shapes_logits_is_taken_at_its_bounds() -> None:
@@ -152,7 +152,7 @@ def test_a_chat_has_two_names_for_its_limit(fields: dict[str, int], limit: int) 
 
 
 def test_two_limits_that_differ_are_refused() -> None:
-    assert refusal(chat, max_tokens=5, max_completion_tokens=6).param == "max_tokens"
+    assert refusal(chat, max_tokens=5, max_completion_tokens=6).field == "max_tokens"
 
 
 def test_content_parts_are_joined_and_developers_are_systems() -> None:
@@ -165,6 +165,6 @@ def test_the_bytes_of_a_fan_out_are_bounded() -> None:
     size = len(json.dumps(COMPLETION | {"n": 4}).encode())
     body = json.dumps(COMPLETION | {"n": 4}).encode()
     assert len(RequestDecoder(GatewaySettings(max_fanout_bytes=4 * size)).completion(body).choices) == 4
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(RequestError) as caught:
         RequestDecoder(GatewaySettings(max_fanout_bytes=4 * size - 1)).completion(body)
-    assert caught.value.param == "n"
+    assert caught.value.field == "n"

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from actors.supervision.worker import WorkerState
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
 from protocol.errors import ErrorCode
 from tests.gateway.fakes import FakeWorker
 from tests.gateway.virtual import BACKEND
@@ -53,7 +53,7 @@ async def test_they_are_bounded_at_the_edge() -> None:
     world["a"].die()
     world.open(n=2)
     world.open()
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(RequestError) as caught:
         world.open()
     assert (caught.value.status, caught.value.code) == (429, "overloaded")
 
@@ -64,7 +64,7 @@ async def test_they_are_refused_where_none_is_waited_for(how: str) -> None:
     world["a"].die()
     if how == "given up":
         world["a"].change(state=WorkerState.GIVEN_UP)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(RequestError) as caught:
         world.open()
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
 

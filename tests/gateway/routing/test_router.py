@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from actors.supervision.worker import WorkerState
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.plan import Plan
 from gateway.routing.request_group import Call
@@ -36,7 +36,7 @@ async def test_the_least_loaded_ready_worker_is_chosen() -> None:
     first.change(state=WorkerState.DRAINING)
     assert router.open(plan(), "r").worker == "b"
     second.change(state=WorkerState.BACKOFF)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(RequestError) as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
     assert (b"retry-after", b"1") in caught.value.headers
@@ -47,9 +47,9 @@ async def test_a_request_goes_to_a_worker_of_its_model() -> None:
     FakeWorker("a", model="small").join(router)
     FakeWorker("b", model="large").join(router)
     assert router.open(plan(model="large"), "r").worker == "b"
-    with pytest.raises(ApiError, match="'small', 'large'") as caught:
+    with pytest.raises(RequestError, match="'small', 'large'") as caught:
         router.open(plan(model="huge"), "r")
-    assert (caught.value.status, caught.value.param) == (404, "model")
+    assert (caught.value.status, caught.value.field) == (404, "model")
 
 
 async def test_streams_of_a_worker_are_bounded_at_the_edge() -> None:
@@ -57,7 +57,7 @@ async def test_streams_of_a_worker_are_bounded_at_the_edge() -> None:
     worker = FakeWorker().join(router)
     call = router.open(plan(n=63), "r")
     router.open(plan(), "r")
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(RequestError) as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (429, "overloaded")
     worker.finish(numbers(call)[0])
@@ -143,7 +143,7 @@ async def test_the_end_of_the_gateway_is_typed() -> None:
     worker = FakeWorker().join(router)
     call = router.open(plan(), "r")
     router.drain_nowait()
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(RequestError) as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "draining")
     assert not call.ended, "what lives may finish"

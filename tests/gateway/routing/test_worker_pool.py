@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.supervision.worker import WorkerState
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.circuit_breaker import FIRST_COOLDOWN_S, TRIP_AFTER, Circuit
 from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_PARDONS
@@ -116,12 +116,12 @@ async def test_a_worker_whose_requests_keep_failing_is_left_alone_for_a_while(mo
     now = [1000.0]
     monkeypatch.setattr(router.roster, "_clock", lambda: now[0])
     fail(router, active, MAX_PARDONS + TRIP_AFTER)
-    with pytest.raises(ApiError, match="keep failing") as caught:
+    with pytest.raises(RequestError, match="keep failing") as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
     now[0] += FIRST_COOLDOWN_S
     probe = router.open(plan(), "r")
-    with pytest.raises(ApiError, match="keep failing"):
+    with pytest.raises(RequestError, match="keep failing"):
         router.open(plan(), "r")
     active.finish(probe.streams[0].submit.stream)
     assert [router.open(plan(), "r").worker for _ in range(2)] == ["a", "a"]
@@ -242,7 +242,7 @@ async def test_a_model_whose_workers_are_out_of_service_is_refused_at_once_and_b
     assert router.roster.hopeless("tiny") is None, "one may come back"
     standby.change(state=WorkerState.STOPPED, reason="stopped")
     assert router.roster.hopeless("tiny") == "worker a is given up: failed 5 times; worker s is stopped: stopped"
-    with pytest.raises(ApiError, match="'tiny' are out of service") as caught:
+    with pytest.raises(RequestError, match="'tiny' are out of service") as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
     assert router.open(plan(model="other"), "r").worker == "b"

@@ -9,8 +9,7 @@ import pytest
 from gateway.app import create_app
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streaming.resumable import ResumableStreams
-from gateway.streaming.resume_endpoint import PickUp, Unreachable
+from gateway.streaming.resume_endpoint import Unreachable
 from tests.gateway.asgi import Clients, clients
 
 pytestmark = pytest.mark.anyio
@@ -47,8 +46,7 @@ class Other:
 async def successor(other: Other) -> AsyncIterator[Clients]:
     chosen = GatewaySettings()
     router = Router(chosen)
-    pick_up = PickUp(chosen, ResumableStreams(chosen, router.metrics), other)
-    async with clients(create_app(router, chosen, pick_up=pick_up)) as opened:
+    async with clients(create_app(router, chosen, elsewhere=other)) as opened:
         yield opened
 
 
