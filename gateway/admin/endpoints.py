@@ -11,10 +11,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.errors import RefusalCode, RequestError, invalid
+from gateway.errors import RefusalCode, RequestError
 from gateway.fleet.hand_over import AlreadyGiven, HandOver
 from gateway.fleet.operations import Busy, Operation, Operations
-from gateway.openai.invalid_body import refusal
+from gateway.http.json_body import decode_body
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
 
@@ -172,12 +172,7 @@ async def _body(request: Request, kind: type[Body], within_s: float) -> Body:
                     raise RequestError(RefusalCode.BODY_TOO_LARGE, text)
     except (TimeoutError, ClientDisconnect) as error:
         raise RequestError(RefusalCode.TIMEOUT, "the body did not arrive in time") from error
-    try:
-        return msgspec.json.decode(bytes(body) or b"{}", type=kind)
-    except msgspec.ValidationError as error:
-        raise refusal(str(error)) from error
-    except msgspec.DecodeError as error:
-        raise invalid(None, f"the body is not valid JSON: {error}", RefusalCode.INVALID_JSON) from error
+    return decode_body(msgspec.json.Decoder(kind), bytes(body) or b"{}")
 
 
 def _answer(operation: Operation | None, status: int) -> Response:

@@ -2,24 +2,32 @@
 
 import secrets
 import time
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from gateway.errors import RefusalCode, invalid
-from gateway.openai.invalid_body import refusal
+from gateway.errors import invalid
+from gateway.http.json_body import Hints, decode_body
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from gateway.openai.unsupported import refuse_set
 from gateway.routing.plan import Choice, Form, Plan
 from gateway.settings import GatewaySettings
-from protocol.bounds import MAX_SEED, MAX_TEXT
+from protocol.bounds import MAX_SEED, MAX_TEXT, MAX_TOP_LOGPROBS
 from protocol.request import Bias, ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
 
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI's completions endpoint generates when nothing is said."""
 
-Body = TypeVar("Body", CompletionBody, ChatBody)
+HINTS = Hints(
+    takes={
+        "role": "system, developer, user or assistant",
+        "type": "text, the only kind of content here",
+        "logprobs": f"a number from 0 to {MAX_TOP_LOGPROBS}",
+        "include_obfuscation": "false",
+    },
+    elsewhere={"prompt": "/v1/completions", "messages": "/v1/chat/completions"},
+)
 
 
 class RequestDecoder:
@@ -32,7 +40,7 @@ class RequestDecoder:
 
     def completion(self, raw: bytes) -> Plan:
         """Decode a body of `/v1/completions`."""
-        body = _decode(self._completion, raw)
+        body = decode_body(self._completion, raw, HINTS)
         refuse_set(body)
         prompts = _prompts(body.prompt)
         limit = body.max_tokens or COMPLETION_MAX_TOKENS
@@ -41,7 +49,7 @@ class RequestDecoder:
 
     def chat(self, raw: bytes) -> Plan:
         """Decode a body of `/v1/chat/completions`."""
-        body = _decode(self._chat, raw)
+        body = decode_body(self._chat, raw, HINTS)
         refuse_set(body)
         limit = body.max_completion_tokens
         if limit is None:
@@ -106,17 +114,6 @@ class RequestDecoder:
             raise invalid(field, f"{asked}; one request may have {settings.max_choices}")
         if count > 1 and count * size > min(settings.max_fanout_bytes, settings.max_total_body_bytes):
             raise invalid(field, f"{count} sequences of a body of {size} bytes are too much for one request")
-
-
-def _decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise refusal(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(None, f"the body is not valid JSON: {str(error)[:200]}", RefusalCode.INVALID_JSON) from error
-    except RecursionError as error:
-        raise invalid(None, "the body is nested too deeply", RefusalCode.INVALID_JSON) from error
 
 
 def _prompts(prompt: Any) -> list[Input]:
