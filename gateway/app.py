@@ -1,7 +1,6 @@
 """The gateway as an ASGI app."""
 
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -17,13 +16,13 @@ from gateway.admin.status import Status
 from gateway.errors import INTERNAL_TEXT, RefusalCode, RequestError
 from gateway.fleet.hand_over import HandOver
 from gateway.fleet.operations import Operations
-from gateway.http.errors import ErrorRenderers
+from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.front_door import Gate
-from gateway.openai.decoding import RequestDecoder
-from gateway.openai.endpoint import Generate
-from gateway.openai.errors import OpenAIErrors
+from gateway.openai.dialect import openai_dialect
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import Dialect
+from gateway.streaming.generate_endpoint import GenerateEndpoint
 from gateway.streaming.resumable import ResumableStreams
 from gateway.streaming.resume_endpoint import STREAMS, Elsewhere, PickUp
 from protocol.errors import ErrorCode
@@ -38,20 +37,23 @@ def create_app(
     hand_over: HandOver | None = None,
     streams: ResumableStreams | None = None,
     elsewhere: Elsewhere | None = None,
+    dialects: Sequence[Dialect] = (),
 ) -> Gate:
     """All routes over one router. It starts nothing, and runs on any ASGI server.
 
     Without `operations` there are no routes that change something about the workers, and without `hand_over` none for
-    another gateway. `streams` are those that are kept for their clients; `elsewhere` may keep further ones.
+    another gateway. `streams` are those that are kept for their clients; `elsewhere` may keep further ones. `dialects`
+    are served beside OpenAI's, whose conventions hold for all paths that are not theirs.
     """
-    errors = ErrorRenderers(OpenAIErrors(), {})
-    decoder = RequestDecoder(settings)
-    status = Status(router, settings, created=int(time.time()))
+    openai = openai_dialect(router, settings)
+    conventions = ConventionsByPath(openai.conventions, _by_prefix(dialects))
+    status = Status(router, settings)
     streams = streams or ResumableStreams(settings, router.metrics)
-    pick_up = PickUp(settings, streams, errors.default, elsewhere)
+    pick_up = PickUp(settings, streams, conventions.default, elsewhere)
     generate: dict[str, ASGIApp] = {
-        "/v1/completions": Generate(router, settings, decoder.completion, pick_up, errors.default),
-        "/v1/chat/completions": Generate(router, settings, decoder.chat, pick_up, errors.default),
+        path: GenerateEndpoint(router, settings, decode, dialect.conventions, pick_up)
+        for dialect in (openai, *dialects)
+        for path, decode in dialect.generation.items()
     }
 
     def direct(method: str, path: str) -> ASGIApp | None:
@@ -63,8 +65,7 @@ def create_app(
         # What they allow never gets here; what does is told what is allowed.
         *(Route(path, app, methods=["POST"]) for path, app in generate.items()),
         _streams(pick_up),
-        Route("/v1/models", status.models),
-        Route("/v1/models/{id:path}", status.model),
+        *(route for dialect in (openai, *dialects) for route in dialect.routes),
         Route("/health/live", status.live),
         Route("/health/ready", status.ready),
         Route("/metrics", status.metrics),
@@ -75,11 +76,15 @@ def create_app(
     ]
     app = Starlette(
         routes=routes,
-        exception_handlers=_ErrorHandlers(errors).by_type(),
+        exception_handlers=_ErrorHandlers(conventions).by_type(),
     )
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    return Gate(app, direct, settings, errors)
+    return Gate(app, direct, settings, conventions)
+
+
+def _by_prefix(dialects: Sequence[Dialect]) -> dict[str, HttpConventions]:
+    return {prefix: dialect.conventions for dialect in dialects for prefix in (*dialect.generation, *dialect.prefixes)}
 
 
 def _streams(pick_up: PickUp) -> Route:
@@ -92,15 +97,15 @@ def _streams(pick_up: PickUp) -> Route:
 class _ErrorHandlers:
     """Answer what the routes raise, as the dialect of the path has it."""
 
-    def __init__(self, errors: ErrorRenderers) -> None:
-        self._errors = errors
+    def __init__(self, conventions: ConventionsByPath) -> None:
+        self._conventions = conventions
 
     def by_type(self) -> Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]:
         """The handlers as Starlette wants them."""
         return {RequestError: self._refused, HTTPException: self._not_routed, Exception: self._failed}
 
     def _respond(self, request: Request, error: RequestError) -> Response:
-        renderer = self._errors.for_path(request.scope["path"])
+        renderer = self._conventions.of(request.scope["path"]).errors
         headers = {name.decode(): value.decode() for name, value in error.headers}
         return Response(renderer.body(error), renderer.status(error), headers, "application/json")
 

@@ -41,6 +41,11 @@ class HttpAnswer:
         """The header; empty when there is none."""
         return str(self._response.headers.get("retry-after", ""))
 
+    @property
+    def content_type(self) -> str:
+        """The header; empty when there is none."""
+        return str(self._response.headers.get("content-type", ""))
+
     async def body(self) -> AsyncIterator[bytes]:
         """As it comes. Raises `Unreachable`."""
         try:

@@ -1,4 +1,4 @@
-"""What can be asked about the gateway itself: models, health, workers, metrics, and the page to chat on."""
+"""Read-only endpoints about the gateway itself: health, workers, metrics, and the chat page."""
 
 import asyncio
 from importlib import resources
@@ -31,37 +31,14 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 class Status:
-    """The endpoints that only look. Each method answers one route."""
+    """Each method answers one route, and changes nothing."""
 
-    def __init__(self, router: Router, settings: GatewaySettings, created: int) -> None:
+    def __init__(self, router: Router, settings: GatewaySettings) -> None:
         self._router = router
         self._settings = settings
-        self._created = created
         resume_s = min(PAGE_RESUME_S, settings.resume_most_s)
         page = resources.files("gateway.admin").joinpath("page.html").read_text(encoding="utf-8")
         self._page = page.replace("{{resume_s}}", f"{resume_s:g}").encode()
-
-    async def models(self, _: Request) -> Response:
-        """`GET /v1/models`."""
-        return _json({"object": "list", "data": [self._model(name) for name in self._router.models()]})
-
-    async def model(self, request: Request) -> Response:
-        """`GET /v1/models/{id}`. Raises `RequestError` for an unknown one."""
-        name = request.path_params["id"]
-        if name not in self._router.models():
-            raise self._router.no_model(name, field="id")
-        return _json(self._model(name))
-
-    def _model(self, name: str) -> dict[str, Any]:
-        hellos = [seat.status.hello for seat in self._router.seats() if seat.model == name]
-        context = max((hello.context for hello in hellos if hello is not None), default=None)
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "baton",
-            "max_model_len": context,
-        }
 
     async def live(self, _: Request) -> Response:
         """`GET /health/live`: the event loop turns."""

@@ -10,7 +10,7 @@ import structlog
 from msgspec import Struct
 
 from actors.transport.endpoint import LocalEndpoint
-from gateway.http.errors import Application
+from gateway.http.conventions import Application
 from gateway.http.listener import Listener
 from gateway.http.server import serve
 from gateway.settings import GatewaySettings

@@ -10,13 +10,12 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
 from gateway.errors import RefusalCode, RequestError
+from gateway.http.conventions import HttpConventions
 from gateway.http.credentials import presented_key
-from gateway.http.errors import ErrorRenderer
 from gateway.settings import GatewaySettings
 
 JSON = b"application/json"
 _EVENT_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -30,7 +29,7 @@ class Exchange:
     """Reads one request and writes one response. One task uses it, beside the one in `until_gone`."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings, errors: ErrorRenderer
+        self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings, conventions: HttpConventions
     ) -> None:
         self.token = secrets.token_hex(12)
         """What makes the ids of this exchange unique."""
@@ -42,7 +41,8 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._settings = settings
-        self._errors = errors
+        self.conventions = conventions
+        """How errors are written: as the dialect of the path has it, or as that of the stream which is resumed."""
         self.begun = False
         """An event stream was started."""
         self._done = False
@@ -68,7 +68,7 @@ class Exchange:
     @property
     def key(self) -> bytes:
         """The key that the client showed, whether one is needed or not."""
-        return presented_key(self._scope) or b""
+        return presented_key(self._scope, self.conventions.key_header) or b""
 
     @property
     def delivered(self) -> bool:
@@ -161,7 +161,8 @@ class Exchange:
 
     async def respond_error(self, error: RequestError) -> None:
         """Send an error as the response, of a request whose body was read."""
-        await self.respond(self._errors.status(error), self._errors.body(error), error.headers)
+        errors = self.conventions.errors
+        await self.respond(errors.status(error), errors.body(error), error.headers)
 
     async def attended(self, work: Callable[[anyio.CancelScope], Awaitable[None]]) -> None:
         """Do `work` while the client is there. Its argument is the scope that is cancelled when it is not."""
@@ -170,12 +171,12 @@ class Exchange:
             await work(group.cancel_scope)
             group.cancel_scope.cancel()
 
-    async def start_events(self, scope: anyio.CancelScope, stream_id: str = "") -> None:
-        """Start an event stream. `scope` is cancelled when the client takes nothing for too long. `stream_id` is that
-        of one that can be picked up again."""
+    async def start_events(self, scope: anyio.CancelScope, content_type: bytes, stream_id: str = "") -> None:
+        """Start an event stream. `scope` is cancelled when the client takes nothing for too long. `stream_id` is the id
+        of a resumable one."""
         self._watch(scope, -1)
         self.begun = True
-        headers = [*_EVENT_HEADERS, self._id_header]
+        headers = [(b"content-type", content_type), *_EVENT_HEADERS, self._id_header]
         if stream_id:
             headers.append((b"x-stream-id", stream_id.encode()))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -189,9 +190,9 @@ class Exchange:
         self._sends += 1
 
     async def end(self, error: RequestError) -> None:
-        """Say why there is no more answer, or none: as the last events, or as the response."""
+        """Tell why there is no more answer, or none: as the last events, or as the response."""
         if self.begun:
-            await self.events(self._errors.last_events(error), more=False)
+            await self.events(self.conventions.errors.last_events(error), more=False)
         else:
             await self.respond_error(error)
 

@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.transport.endpoint import is_loopback
 from gateway.errors import RefusalCode, RequestError
+from gateway.http.conventions import ConventionsByPath
 from gateway.http.credentials import presented_key
-from gateway.http.errors import ErrorRenderers
 from gateway.http.exchange import Exchange
 from gateway.settings import GatewaySettings
 
@@ -35,10 +35,10 @@ class Gate:
         app: ASGIApp,
         direct: Callable[[str, str], ASGIApp | None],
         settings: GatewaySettings,
-        errors: ErrorRenderers,
+        conventions: ConventionsByPath,
     ) -> None:
         self._app = app
-        self.errors = errors
+        self.conventions = conventions
         self._direct = direct
         self._settings = settings
         self._key = settings.api_key.encode()
@@ -52,17 +52,17 @@ class Gate:
             await self._app(scope, receive, send)
             return
         request_id = name_request(scope)
-        error = self._check(scope)
+        conventions = self.conventions.of(scope["path"])
+        error = self._check(scope, conventions.key_header)
         direct = self._direct(scope["method"], scope["path"])
         if error is not None:
-            renderer = self.errors.for_path(scope["path"])
-            await Exchange(scope, receive, send, self._settings, renderer).refuse(error)
+            await Exchange(scope, receive, send, self._settings, conventions).refuse(error)
         elif direct is not None:
             await direct(scope, receive, send)
         else:
             await self._app(scope, receive, _with_header(send, (b"x-request-id", request_id)))
 
-    def _check(self, scope: Scope) -> RequestError | None:
+    def _check(self, scope: Scope, key_header: bytes) -> RequestError | None:
         size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
         bound = self._settings.max_header_bytes
         if size > bound:
@@ -70,7 +70,7 @@ class Gate:
         # The path as the server parsed it, never one rebuilt from the Host header.
         if scope["path"].startswith("/admin/"):
             return self._check_admin(scope)
-        if self._key and scope["path"] not in OPEN_PATHS and not _has_key(scope, self._key):
+        if self._key and scope["path"] not in OPEN_PATHS and not _has_key(scope, self._key, key_header):
             return _no_key("API")
         return None
 
@@ -110,8 +110,8 @@ def _asks_this_machine(scope: Scope) -> bool:
         return False
 
 
-def _has_key(scope: Scope, key: bytes) -> bool:
-    given = presented_key(scope)
+def _has_key(scope: Scope, key: bytes, key_header: bytes = b"") -> bool:
+    given = presented_key(scope, key_header)
     return given is not None and secrets.compare_digest(given, key)
 
 

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from actors.transport.acceptor import Acceptor
 from gateway.errors import RequestError
-from gateway.http.errors import ErrorRenderer
+from gateway.http.conventions import ErrorRenderer
 from protocol.errors import ErrorCode
 
 SPARE = 32

@@ -7,7 +7,7 @@ merely busy.
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import RequestError
-from gateway.http.errors import Application
+from gateway.http.conventions import Application
 from gateway.http.exchange import Exchange
 from gateway.http.front_door import OPEN_PATHS, name_request
 from gateway.http.listener import NO_ROOM, Listener
@@ -32,5 +32,5 @@ class ProbesOnly:
         self._listener.note_refused("too many")
         name_request(scope)
         full = RequestError(ErrorCode.UNAVAILABLE, NO_ROOM, retry_after_s=self._settings.retry_after_s)
-        renderer = self._app.errors.for_path(scope["path"])
-        await Exchange(scope, receive, send, self._settings, renderer).refuse(full)
+        conventions = self._app.conventions.of(scope["path"])
+        await Exchange(scope, receive, send, self._settings, conventions).refuse(full)

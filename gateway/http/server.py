@@ -19,7 +19,7 @@ from hypercorn.events import Event, Updated
 from hypercorn.protocol.h2 import H2Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.errors import Application
+from gateway.http.conventions import Application
 from gateway.http.http2 import EVERY_STREAM, WholeBodies, goaway
 from gateway.http.listener import Listener, refusal
 from gateway.http.probes import ProbesOnly
@@ -264,7 +264,7 @@ async def serve(
 
     They get `grace_s()` seconds then (`flush_s` unless given), asked for at that moment.
     """
-    listener.refusal = refusal(app.errors.default)
+    listener.refusal = refusal(app.conventions.default.errors)
     config = Config()
     config.h11_max_incomplete_size = settings.max_header_bytes
     config.keep_alive_timeout = settings.keep_alive_s

@@ -9,10 +9,12 @@ from msgspec.structs import replace
 
 from gateway.errors import invalid
 from gateway.http.json_body import Hints, decode_body
+from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from gateway.openai.unsupported import refuse_set
-from gateway.routing.plan import Choice, Form, Plan
+from gateway.routing.generation_request import GenerationRequest, OutputOptions, SequenceRequest
 from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import Decoded
 from protocol.bounds import MAX_SEED, MAX_TEXT, MAX_TOP_LOGPROBS
 from protocol.request import Bias, ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
 
@@ -31,23 +33,23 @@ HINTS = Hints(
 
 
 class RequestDecoder:
-    """Decodes the bodies of the two endpoints into plans. Every refusal is an `RequestError` that names its field."""
+    """Decodes the bodies of the two endpoints into requests. Every refusal is a `RequestError` that names its field."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._completion = msgspec.json.Decoder(CompletionBody)
         self._chat = msgspec.json.Decoder(ChatBody)
 
-    def completion(self, raw: bytes) -> Plan:
+    def completion(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/completions`."""
         body = decode_body(self._completion, raw, HINTS)
         refuse_set(body)
         prompts = _prompts(body.prompt)
         limit = body.max_tokens or COMPLETION_MAX_TOKENS
         top = None if body.logprobs is False else body.logprobs
-        return self._plan(body, prompts, limit, top, size=len(raw))
+        return self._decoded(body, prompts, limit, top, size=len(raw))
 
-    def chat(self, raw: bytes) -> Plan:
+    def chat(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/chat/completions`."""
         body = decode_body(self._chat, raw, HINTS)
         refuse_set(body)
@@ -60,11 +62,11 @@ class RequestDecoder:
             raise invalid("top_logprobs", "`top_logprobs` goes with `logprobs: true` only")
         top = (body.top_logprobs or 0) if body.logprobs else None
         messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
-        return self._plan(body, [ChatInput(messages, now=int(time.time()))], limit, top, size=len(raw))
+        return self._decoded(body, [ChatInput(messages, now=int(time.time()))], limit, top, size=len(raw))
 
-    def _plan(
+    def _decoded(
         self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, top: int | None, *, size: int
-    ) -> Plan:
+    ) -> Decoded:
         n = body.n or 1
         self._check_fanout(len(inputs), n, size)
         if body.stream_options is not None and not body.stream:
@@ -83,21 +85,24 @@ class RequestDecoder:
         seeds = (first + (index if body.seed is None else index % n) for index in range(len(inputs) * n))
         # They differ in their seed alone: what is large about it they share.
         sampling = _sampling(body, top)
-        choices = tuple(
-            Choice(inputs[index // n], replace(sampling, seed=seed & MAX_SEED), limits, body.cache_salt or "")
+        sequences = tuple(
+            SequenceRequest(inputs[index // n], replace(sampling, seed=seed & MAX_SEED), limits, body.cache_salt or "")
             for index, seed in enumerate(seeds)
         )
         options = body.stream_options or StreamOptions()
-        form = Form(
+        answer = OpenAIAnswer(
             chat=isinstance(body, ChatBody),
-            per_prompt=n,
-            stream=bool(body.stream),
             include_usage=bool(options.include_usage),
-            return_token_ids=bool(body.return_token_ids),
+            token_ids=bool(body.return_token_ids),
             logprobs=top is not None,
+        )
+        output = OutputOptions(
+            stream=bool(body.stream),
+            per_prompt=n,
+            with_tokens=answer.token_ids or answer.logprobs,
             resume_s=self._resume_s(options),
         )
-        return Plan(body.model, choices, form)
+        return Decoded(GenerationRequest(body.model, sequences, output), answer)
 
     def _resume_s(self, options: StreamOptions) -> float:
         wanted, most = options.resume_s or 0.0, self._settings.resume_most_s

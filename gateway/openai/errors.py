@@ -6,7 +6,7 @@ from gateway.errors import RefusalCode, RequestError
 from protocol.errors import ErrorCode
 
 DONE = b"data: [DONE]\n\n"
-"""The last event of every stream, here without an id."""
+"""The last event of every stream."""
 _encode = msgspec.json.Encoder().encode
 _TYPES: dict[ErrorCode | RefusalCode, str] = {
     ErrorCode.OVERLOADED: "rate_limit_error",

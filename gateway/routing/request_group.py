@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.body_budget import HeldBody
-from gateway.routing.sequence import Failure, Piece, Stream
+from gateway.routing.delta import OutputDelta, TokenCounts
+from gateway.routing.generation_request import OutputOptions
+from gateway.routing.sequence import Failure, Stream
 from protocol.events import Usage
 
 
@@ -12,26 +14,28 @@ class Call:
     """The sequences of one request, and the client's side of them: wait for a change, take, cancel."""
 
     def __init__(
-        self, request: str, model: str, body: HeldBody, *, eager: bool, release: Callable[["Call"], None]
+        self, request: str, model: str, output: OutputOptions, body: HeldBody, release: Callable[["Call"], None]
     ) -> None:
         self.request = request
         self.model = model
+        self.output = output
         self.body = body
         """What its sequences were made of."""
         self.worker = ""
         """The worker that last took one of its sequences."""
-        self.fingerprint: str | None = None
+        self.config_digest = ""
+        """Of the first worker that took one of its sequences."""
         self.streams: Sequence[Stream] = ()
         self.deadline: asyncio.TimerHandle | None = None
         self.failure: Failure | None = None
         """The failure of the first sequence that failed; the request fails with it."""
+        self._stream = output.stream
+        self._with_tokens = output.with_tokens
         self._live = 0
         self._waiting = 0
         self._ready: dict[int, Stream] = {}
         self._changed = False
         self._waiter: asyncio.Future[None] | None = None
-        # A client that waits for the whole answer is not woken for each token.
-        self._eager = eager
         self._release = release
 
     def attach(self, streams: Sequence[Stream]) -> None:
@@ -42,15 +46,15 @@ class Call:
         self.body.need()
 
     def placed(self, worker: str, digest: str) -> None:
-        """Some of its sequences went to a worker. The fingerprint is that of the first."""
-        if not self.worker and digest:
-            self.fingerprint = f"fp_{digest[:16]}"
+        """Some of its sequences went to a worker with this config digest."""
+        if not self.worker:
+            self.config_digest = digest
         self.worker = worker
 
     def suspended(self, count: int) -> None:
         """So many of its sequences more (or fewer) wait for a worker."""
         self._waiting += count
-        if count > 0 and self._eager:
+        if count > 0 and self._stream:
             self._wake()
 
     @property
@@ -72,7 +76,7 @@ class Call:
                 self.body.release()
             if stream.failure is not None and self.failure is None:
                 self.failure = stream.failure
-        if self._eager or self.ended:
+        if self._stream or self.ended:
             self._changed = True
             self._wake()
 
@@ -86,8 +90,8 @@ class Call:
         return self._live == 0 or self.failure is not None
 
     async def wait(self) -> bool:
-        """Until something changed since the last `take`: anything for an eager call, else its end. False when an eager
-        call merely began to wait for a worker."""
+        """Wait for a change since the last `take`: any one of a streamed answer, the end of a whole one. False when a
+        streamed answer merely began to wait for a worker."""
         # One waiter and no fairness: a bare future does, at a third of an `Event`'s cost.
         if not self._changed:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -97,26 +101,26 @@ class Call:
                 self._waiter = None
         return self._changed
 
-    def take(self, with_tokens: bool) -> list[Piece]:
-        """The new pieces of all sequences that have one."""
+    def take(self) -> list[OutputDelta]:
+        """The new deltas of all sequences."""
         self._changed = False
-        pieces = []
+        deltas: list[OutputDelta] = []
         for stream in self._ready.values():
-            piece = stream.take(with_tokens)
-            if piece is not None:
-                pieces.append(piece)
+            stream.take_into(deltas, self._with_tokens)
         self._ready.clear()
-        return pieces
+        return deltas
 
     def cancel_nowait(self) -> None:
         """Let go of everything, now. Synchronous, so that a `finally` under cancellation can call it; repeatable."""
         self._release(self)
 
-    def usage(self, per_prompt: int) -> tuple[int, int, int]:
-        """Prompt tokens, generated tokens and cached prompt tokens of the whole call. A prompt counts once, however
-        many choices share it; so it is cached as far as it was for its first choice."""
+    def token_counts(self) -> TokenCounts:
+        """The counts of the whole request. A prompt is cached as far as it was for the first of its sequences."""
         done = [stream.usage or Usage(0, 0) for stream in self.streams]
-        prompts = done[::per_prompt]
-        # What a sequence resumes may be cached beyond its prompt.
-        cached = sum(min(usage.cached_tokens, usage.prompt_tokens) for usage in prompts)
-        return sum(usage.prompt_tokens for usage in prompts), sum(usage.completion_tokens for usage in done), cached
+        prompts = done[:: self.output.per_prompt]
+        return TokenCounts(
+            prompt=sum(usage.prompt_tokens for usage in prompts),
+            completion=sum(usage.completion_tokens for usage in done),
+            # What a sequence resumes may be cached beyond its prompt.
+            cached=sum(min(usage.cached_tokens, usage.prompt_tokens) for usage in prompts),
+        )

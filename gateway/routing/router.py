@@ -10,9 +10,10 @@ from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RefusalCode, RequestError
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.routing.circuit_breaker import Breaker
+from gateway.routing.delta import StopReason
 from gateway.routing.failure_attribution import cleared
+from gateway.routing.generation_request import GenerationRequest, SequenceRequest
 from gateway.routing.placement import Placement
-from gateway.routing.plan import Choice, Plan
 from gateway.routing.request_group import Call
 from gateway.routing.sequence import Cause, Failure, Stream
 from gateway.routing.tenant import tenant_of
@@ -61,24 +62,24 @@ class Router:
 
     # What clients ask for.
 
-    def open(self, plan: Plan, request: str, body: HeldBody | None = None, key: bytes = b"") -> Call:
-        """Admit a request whole, of a client that showed this key. While its model has no worker, but may have one
-        again, it waits. Each choice of a prompt takes the room of the `body` again, as a worker gets it. Raises
-        `RequestError`."""
-        model = plan.model
+    def open(self, wanted: GenerationRequest, request: str, body: HeldBody | None = None, key: bytes = b"") -> Call:
+        """Admit a request whole, under the id `request`, of a client that showed this key. While its model has no
+        worker, but may have one again, it waits. Each sequence of a prompt takes the room of the `body` again, as a
+        worker gets it. Raises `RequestError`."""
+        model = wanted.model
         body = body or HeldBody(self.bodies)
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
         if not self.roster.of(model):
             raise self.no_model(model)
-        if any(self._placement.quarantine.refuses(model, choice.input, choice.sampling) for choice in plan.choices):
+        if any(self._placement.quarantine.refuses(model, each.input, each.sampling) for each in wanted.sequences):
             text = "requests like this one have killed workers, not long ago: it is not tried again"
             raise self._error(ErrorCode.QUARANTINED, text)
-        body.grow((plan.form.per_prompt - 1) * body.size)
-        call = Call(request, model, body, eager=plan.form.stream, release=self._release)
+        body.grow((wanted.output.per_prompt - 1) * body.size)
+        call = Call(request, model, wanted.output, body, self._release)
         streams = [
-            Stream(self._submit(call, choice, key), index, call, now=self._clock())
-            for index, choice in enumerate(plan.choices)
+            Stream(self._submit(call, each, key), index, call, now=self._clock())
+            for index, each in enumerate(wanted.sequences)
         ]
         call.attach(streams)
         refusal = self._placement.admit(model, streams)
@@ -89,10 +90,10 @@ class Router:
         call.deadline = self._loop.call_later(self._settings.request_timeout_s + DEADLINE_MARGIN_S, self._expire, call)
         return call
 
-    def _submit(self, call: Call, choice: Choice, key: bytes) -> Submit:
+    def _submit(self, call: Call, wanted: SequenceRequest, key: bytes) -> Submit:
         self._admitted += 1
-        tenant = tenant_of(key, choice.salt)
-        return Submit(self._admitted, call.request, choice.input, choice.sampling, choice.limits, tenant=tenant)
+        tenant = tenant_of(key, wanted.cache_salt)
+        return Submit(self._admitted, call.request, wanted.input, wanted.sampling, wanted.limits, tenant=tenant)
 
     def _release(self, call: Call) -> None:
         """The client lets go: what still lives of its call is cancelled at its worker."""
@@ -216,7 +217,7 @@ class Router:
         observed.ended(event.reason).inc()
         seat.standing.served()
         self._placement.remove(stream)
-        stream.finish(event.reason, event.usage)
+        stream.finish(StopReason(event.reason), event.usage)
 
     def _failed(self, seat: Seat, stream: Stream | None, event: Failed) -> None:
         """A worker ended a sequence: for good, or another one may go on with it. None is one that lives no more."""
@@ -285,6 +286,11 @@ class Router:
     def models(self) -> list[str]:
         """Names of the models, in the order in which they were added."""
         return self.roster.models()
+
+    def context(self, model: str) -> int | None:
+        """Tokens that a prompt and its answer may have together; None while no worker of the model has said it."""
+        hellos = [seat.status.hello for seat in self.roster.of(model)]
+        return max((hello.context for hello in hellos if hello is not None), default=None)
 
     def no_model(self, name: str, *, field: str = "model") -> RequestError:
         """The refusal of a name that no model has; it says which there are."""

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import structlog
-from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.routing.delta import OutputDelta, StopReason, TextDelta
 from gateway.routing.failure import Charge
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
@@ -42,17 +42,6 @@ class Failure:
     code: ErrorCode
     text: str
     field: str = ""
-
-
-class Piece(Struct, frozen=True, gc=False):
-    """What one sequence got since its client last took. `reason` is set on its last piece alone."""
-
-    index: int
-    text: str
-    tokens: tuple[int, ...]
-    reason: Literal["stop", "length"] | None
-    logprobs: tuple[Logprobs, ...] = ()
-    """One for each of the tokens, where the request asked for them."""
 
 
 class Stream:
@@ -102,7 +91,7 @@ class Stream:
         self.last_at = now
         self.tokens: list[int] = []
         self.ended = False
-        self.reason: Literal["stop", "length"] | None = None
+        self.reason: StopReason | None = None
         self.usage: Usage | None = None
         self.failure: Failure | None = None
         self.worker = ""
@@ -172,7 +161,7 @@ class Stream:
         self.call.changed(self)
         return True
 
-    def finish(self, reason: Literal["stop", "length"], usage: Usage) -> None:
+    def finish(self, reason: StopReason, usage: Usage) -> None:
         """The good end."""
         self.reason = reason
         self.usage = usage
@@ -195,16 +184,17 @@ class Stream:
         self.submit = replace(self.submit, input=TokensInput(()))
         self.call.changed(self)
 
-    def take(self, with_tokens: bool) -> Piece | None:
-        """What the client has not had yet, in one piece however many steps it took; None when there is nothing."""
+    def take_into(self, deltas: list[OutputDelta], with_tokens: bool) -> None:
+        """Add what the client has not had yet: one delta for each kind of output, however many steps it took."""
         text = "".join(self._text)
         self._text.clear()
         tokens: tuple[int, ...] = ()
         if with_tokens and self._taken < len(self.tokens):
             tokens = tuple(self.tokens[self._taken :])
             self._taken = len(self.tokens)
-        logprobs = tuple(self._logprobs)
-        self._logprobs.clear()
-        if not (text or tokens or self.reason is not None):
-            return None
-        return Piece(self.index, text, tokens, self.reason, logprobs)
+        logprobs: tuple[Logprobs, ...] = ()
+        if self._logprobs:
+            logprobs = tuple(self._logprobs)
+            self._logprobs.clear()
+        if text or tokens or self.reason is not None:
+            deltas.append(TextDelta(self.index, text, tokens, logprobs, self.reason))

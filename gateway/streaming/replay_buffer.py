@@ -1,10 +1,8 @@
 """The last events of one stream, as they were sent, for a client that comes back."""
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
-
-EVENT_END = b"\n\n"
-"""No event has an empty line within: JSON escapes its line ends."""
 
 
 class EventsGone(Exception):
@@ -26,12 +24,11 @@ class EventLog:
         self.last = 0
         """The number of the newest event."""
 
-    def append(self, chunk: bytes) -> None:
-        """Add whole events, one behind the other."""
-        events = [event + EVENT_END for event in chunk.split(EVENT_END)[:-1]]
+    def append(self, events: Sequence[bytes]) -> None:
+        """Add whole events."""
         self._events += events
         self.last += len(events)
-        self.size += len(chunk)
+        self.size += sum(map(len, events))
         while self.size > self._bound:
             self.size -= len(self._events.popleft())
 

@@ -5,12 +5,12 @@ import structlog
 
 from gateway.errors import INTERNAL_TEXT, RequestError
 from gateway.http.exchange import Exchange
-from gateway.openai.sse import WAITING, EventWriter
-from gateway.routing.plan import Form
 from gateway.routing.request_group import Call
 from gateway.routing.sequence import Failure
 from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import AnswerHead, AnswerRenderer, EventRenderer
 from gateway.streaming.replay_buffer import EventLog
+from gateway.streaming.sse import EventIds, is_sse
 from protocol.errors import ErrorCode
 
 _log = structlog.get_logger("gateway.streaming.reply")
@@ -35,24 +35,26 @@ class Reply:
 
     def __init__(
         self,
-        form: Form,
         call: Call,
+        renderer: AnswerRenderer,
+        exchange: Exchange,
         settings: GatewaySettings,
-        *,
-        stream_id: str,
-        created: int,
         log: EventLog | None = None,
     ) -> None:
-        self.id = stream_id
-        """The `id` of the answer's chunks."""
+        """`exchange` is that of the request; others may read on."""
+        self.id = renderer.answer_id(exchange.token)
+        """The id of the answer."""
         self.call = call
         self.log = log
+        self.conventions = exchange.conventions
+        self.content_type = renderer.content_type
         self.over = False
         """The last event was rendered."""
-        self._form = form
         self._settings = settings
-        self._created = created
-        self._writer: EventWriter | None = None
+        self._created = exchange.created
+        self._renderer = renderer
+        self._events: EventRenderer | None = None
+        self._ids = EventIds(self.id) if is_sse(renderer.content_type) else None
 
     async def send(self, exchange: Exchange, began: bool) -> None:
         """Send what comes, to the end. Without `began` there was nothing yet, and the client is told so. Raises what
@@ -63,8 +65,9 @@ class Reply:
             try:
                 chunk = self._render()
             except Exception:
-                # A defect of ours, after the 200: the client still gets a typed end, and the server logs it.
-                await exchange.events(self._end(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT)), more=False)
+                # After the 200: the client still gets a typed end, and the server logs the exception.
+                chunk = self._end(self._opened().error(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT)))
+                await exchange.events(chunk, more=False)
                 raise
             if chunk:
                 await exchange.events(chunk, more=not self.over)
@@ -92,48 +95,37 @@ class Reply:
 
     async def _wait(self, exchange: Exchange) -> None:
         """Comment on the wait until there is something to send."""
-        await exchange.events(WAITING)
+        await exchange.events(self._renderer.keep_alive)
         while not await self.news():
-            await exchange.events(WAITING)
+            await exchange.events(self._renderer.keep_alive)
 
     def _render(self) -> bytes:
         """The events of what came since the last time, the final ones included."""
-        call, form, writer = self.call, self._form, self._opened()
+        call, renderer = self.call, self._events or self._opened()
         # Read before taking: what comes after this look is in the next round.
         ended = call.ended
-        chunk = writer.pieces(call.take(form.by_token))
-        if ended:
-            if call.failure is not None:
-                return self._end(failure_error(call.failure, self._settings), chunk)
-            if form.include_usage:
-                chunk += writer.usage(*call.usage(form.per_prompt), continued=call.continued)
-            return self._end(None, chunk)
-        if self.log is not None:
-            self.log.append(chunk)
-        return chunk
+        events = renderer.deltas(call.take())
+        if not ended:
+            return self._keep(events)
+        if call.failure is not None:
+            return self._end(events + renderer.error(failure_error(call.failure, self._settings)))
+        return self._end(events + renderer.end(call.token_counts(), continued=call.continued))
 
-    def _end(self, error: RequestError | None, chunk: bytes = b"") -> bytes:
-        writer = self._opened()
-        if error is not None:
-            chunk += writer.error(error)
-        chunk += writer.done()
+    def _end(self, events: list[bytes]) -> bytes:
         self.over = True
-        if self.log is not None:
-            self.log.append(chunk)
-        return chunk
+        return self._keep(events)
 
-    def _opened(self) -> EventWriter:
-        """The writer, which needs to know what computes the answer."""
-        if self._writer is None:
-            form = self._form
-            self._writer = EventWriter(
-                chat=form.chat,
-                answer_id=self.id,
-                created=self._created,
-                model=self.call.model,
-                fingerprint=self.call.fingerprint,
-                include_usage=form.include_usage,
-                return_token_ids=form.return_token_ids,
-                logprobs=form.logprobs,
-            )
-        return self._writer
+    def _keep(self, events: list[bytes]) -> bytes:
+        """Number the next events, and log them where they may be sent again."""
+        if self._ids is not None:
+            events = self._ids.number(events)
+        if self.log is not None:
+            self.log.append(events)
+        return b"".join(events)
+
+    def _opened(self) -> EventRenderer:
+        """The renderer of events, which needs to know what computes the answer."""
+        if self._events is None:
+            head = AnswerHead(self.id, self._created, self.call.model, self.call.config_digest)
+            self._events = self._renderer.events(head)
+        return self._events

@@ -11,7 +11,7 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import RefusalCode, RequestError, invalid
-from gateway.http.errors import ErrorRenderer
+from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import Exchange
 from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import Position, Reader, ResumableStreams, UnknownStream
@@ -38,6 +38,9 @@ class Answer(Protocol):
     @property
     def retry_after(self) -> str: ...
 
+    @property
+    def content_type(self) -> str: ...
+
     def body(self) -> AsyncIterator[bytes]:
         """As it comes. Raises `Unreachable`."""
 
@@ -60,16 +63,16 @@ class PickUp:
         self,
         settings: GatewaySettings,
         streams: ResumableStreams,
-        errors: ErrorRenderer,
+        conventions: HttpConventions,
         elsewhere: Elsewhere | None = None,
     ) -> None:
         self.streams = streams
         self._elsewhere = elsewhere
         self._settings = settings
-        self._errors = errors
+        self._conventions = conventions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._settings, self._errors)
+        exchange = Exchange(scope, receive, send, self._settings, self._conventions)
         await self.resume(exchange, scope["path"].removeprefix(STREAMS), cancel=scope["method"] == "DELETE")
 
     async def resume(self, exchange: Exchange, stream_id: str = "", *, cancel: bool = False) -> None:
@@ -102,11 +105,12 @@ class PickUp:
             # What tells an EventSource to come back no more.
             await exchange.respond_empty()
             return
+        exchange.conventions = reply.conventions
         reader = Reader(exchange)
         missed = await self.streams.attach(stream, reader, position)
 
         async def go_on(scope: anyio.CancelScope) -> None:
-            await exchange.start_events(scope, stream_id)
+            await exchange.start_events(scope, reply.content_type, stream_id)
             if missed:
                 await exchange.events(missed, more=not reply.over)
             await reply.send(exchange, began=True)
@@ -136,7 +140,7 @@ class PickUp:
                     body = b"".join([part async for part in answer.body()])
                     await exchange.respond(answer.status, body, retry)
                 else:
-                    await exchange.start_events(scope, stream_id)
+                    await exchange.start_events(scope, answer.content_type.encode(), stream_id)
                     async for part in answer.body():
                         await exchange.events(part)
                     await exchange.events(b"", more=False)

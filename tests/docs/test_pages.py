@@ -131,7 +131,7 @@ def test_the_bodies_of_the_curl_examples_are_ones_that_the_gateway_takes() -> No
     ]
     assert bodies
     for body in bodies:
-        assert decoder.chat(body.encode()).model == "baton-tiny"
+        assert decoder.chat(body.encode()).request.model == "baton-tiny"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

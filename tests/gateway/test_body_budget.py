@@ -10,6 +10,7 @@ from starlette.types import Message
 
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RequestError
+from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import Exchange
 from gateway.openai.errors import OpenAIErrors
 from gateway.settings import GatewaySettings, SettingsError
@@ -140,7 +141,7 @@ async def test_what_came_of_a_slow_body_is_not_kept_until_its_client_has_its_ans
 
     held = HeldBody(room)
     with sends, receives, pytest.raises(RequestError) as late:
-        await Exchange({"headers": []}, receives.receive, nothing, settings, OpenAIErrors()).body(held)
+        await Exchange({"headers": []}, receives.receive, nothing, settings, HttpConventions(OpenAIErrors())).body(held)
     assert (late.value.status, room.held) == (408, 0)
     held.release()
     assert room.held == 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import anyio
 from gateway.app import create_app
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import Dialect
 from tests.gateway.asgi import Clients, Connection, clients
 from tests.gateway.fakes import FakeWorker
 from tests.gateway.virtual import VirtualLoop
@@ -42,11 +43,11 @@ Scenario = Callable[[Site], Awaitable[bytes]]
 
 
 @asynccontextmanager
-async def site(**chosen: Any) -> AsyncIterator[Site]:
+async def site(dialects: Sequence[Dialect] = (), **chosen: Any) -> AsyncIterator[Site]:
     settings = GatewaySettings(**chosen)
     router = Router(settings)
     worker = FakeWorker("a").join(router)
-    async with clients(create_app(router, settings)) as made:
+    async with clients(create_app(router, settings, dialects=dialects)) as made:
         yield Site(router, worker, made)
 
 

@@ -29,7 +29,7 @@ class World:
 
     def open(self, request: str = "r", **fields: Any) -> Call:
         body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 100} | fields
-        return self.router.open(self.decoder.completion(json.dumps(body).encode()), request)
+        return self.router.open(self.decoder.completion(json.dumps(body).encode()).request, request)
 
     def replays(self) -> dict[tuple[str, str], float]:
         families = text_string_to_metric_families(self.router.metrics.render().decode())

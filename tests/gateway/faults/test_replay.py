@@ -8,6 +8,7 @@ import pytest
 import structlog
 
 from actors.supervision.worker import WorkerState
+from gateway.routing.delta import StopReason, TextDelta
 from gateway.routing.router import DEADLINE_MARGIN_S
 from gateway.routing.worker_handle import Role
 from protocol.errors import ErrorCode
@@ -27,7 +28,7 @@ def anyio_backend() -> Any:
 
 async def test_a_lost_worker_s_stream_goes_on_with_another() -> None:
     world = World("a", "b")
-    call, kept = world.open(), world.open()
+    call, kept = world.open(return_token_ids=True), world.open()
     world["a"].token(number(call), "Hel", 5, 6)
     before = last(world["a"])
     world["a"].die()
@@ -38,9 +39,8 @@ async def test_a_lost_worker_s_stream_goes_on_with_another() -> None:
     assert again.stream != before.stream, "what the dead one may still say is nobody's"
     world["b"].token(again.stream, "lo", 7)
     world["b"].finish(again.stream, "!", usage=Usage(2, 3))
-    (piece,) = call.take(with_tokens=True)
-    assert (piece.text, piece.tokens, piece.reason) == ("Hello!", (5, 6, 7), "stop")
-    assert call.usage(1) == (2, 3, 0)
+    assert call.take() == [TextDelta(index=0, text="Hello!", tokens=(5, 6, 7), stop=StopReason.END)]
+    assert call.token_counts() == (2, 3, 0)
     assert not call.continued
     assert not kept.ended
     assert world.replays() == {("died", "resumed"): 1}
@@ -161,7 +161,7 @@ async def test_each_choice_goes_on_for_itself() -> None:
     assert (one.resume, other.resume) == ((1,), (2,)), "two suspects, two workers"
     world["a"].finish(other.stream, "b")
     world["b"].finish(one.stream, "a")
-    texts = {piece.index: piece.text for piece in call.take(with_tokens=False)}
+    texts = {delta.index: delta.text for delta in call.take() if isinstance(delta, TextDelta)}
     assert texts == {0: "Aa", 1: "Bb", 2: "C"}
     assert call.ended
     assert call.failure is None

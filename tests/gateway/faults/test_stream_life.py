@@ -35,7 +35,7 @@ from actors.supervision.worker import WorkerState
 from gateway.errors import RequestError
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.failure_attribution import MAX_TRIES, suspect
-from gateway.routing.plan import Choice
+from gateway.routing.generation_request import SequenceRequest
 from gateway.routing.quarantine import REFUSED_AFTER
 from gateway.routing.request_group import Call
 from gateway.routing.router import Router
@@ -110,11 +110,11 @@ class StreamLife(RuleBasedStateMachine):
         self, n: int, stop: tuple[str, ...], limit: int, heat: int, stream: bool, prompt: str
     ) -> Call | MultipleResults[Call]:
         body = {"model": "tiny", "n": n, "max_tokens": limit, "temperature": heat, "stream": stream, "prompt": prompt}
-        plan = self.decoder.completion(json.dumps(body | {"stop": stop, "seed": 5}).encode())
+        plan = self.decoder.completion(json.dumps(body | {"stop": stop, "seed": 5}).encode()).request
         try:
             call: Call = self._do(lambda: self.router.open(plan, "r"))
         except RequestError as error:
-            if not self._rightly_refused(ErrorCode(error.code), plan.choices[0]):
+            if not self._rightly_refused(ErrorCode(error.code), plan.sequences[0]):
                 raise
             return multiple()
         for each in call.streams:
@@ -123,7 +123,7 @@ class StreamLife(RuleBasedStateMachine):
             self.texts[each] = ""
         return call
 
-    def _rightly_refused(self, code: ErrorCode, choice: Choice) -> bool:
+    def _rightly_refused(self, code: ErrorCode, choice: SequenceRequest) -> bool:
         if code is ErrorCode.UNAVAILABLE:  # all that are there fail what they get
             now = self.loop.time()
             return not any(seat.admits(now) for seat in self.router.seats()) and any(map(self._runs, WORKERS))
@@ -132,7 +132,7 @@ class StreamLife(RuleBasedStateMachine):
             code is ErrorCode.QUARANTINED and verdicts >= REFUSED_AFTER
         )
 
-    def _verdicts(self, choice: Choice) -> int:
+    def _verdicts(self, choice: SequenceRequest) -> int:
         """How often such a request was quarantined."""
         return sum(
             self.inputs[stream] == choice.input and stream.submit.sampling.temperature == choice.sampling.temperature
@@ -230,10 +230,10 @@ class StreamLife(RuleBasedStateMachine):
 
     @rule(call=calls)
     def take(self, call: Call) -> None:
-        for piece in self._do(lambda: call.take(with_tokens=False)):
+        for piece in self._do(call.take):
             stream = call.streams[piece.index]
             self.texts[stream] += piece.text
-            self.reasons[stream] += piece.reason is not None
+            self.reasons[stream] += piece.stop is not None
 
     @rule(call=calls, really=st.sampled_from([False, False, False, True]))
     def client_leaves(self, call: Call, really: bool) -> None:

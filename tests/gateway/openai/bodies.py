@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import RequestError
 from gateway.openai.decoding import RequestDecoder
-from gateway.routing.plan import Plan
+from gateway.routing.generation_request import GenerationRequest
 from gateway.settings import GatewaySettings
 
 COMPLETION = {"model": "tiny", "prompt": "hi"}
@@ -15,12 +15,12 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 DECODER = RequestDecoder(GatewaySettings())
 
 
-def completion(**fields: Any) -> Plan:
-    return DECODER.completion(json.dumps(COMPLETION | fields).encode())
+def completion(**fields: Any) -> GenerationRequest:
+    return DECODER.completion(json.dumps(COMPLETION | fields).encode()).request
 
 
-def chat(**fields: Any) -> Plan:
-    return DECODER.chat(json.dumps(CHAT | fields).encode())
+def chat(**fields: Any) -> GenerationRequest:
+    return DECODER.chat(json.dumps(CHAT | fields).encode()).request
 
 
 def refusal(call: Any, **fields: Any) -> RequestError:

@@ -9,7 +9,7 @@ import pytest
 from actors.supervision.worker import WorkerState
 from gateway.errors import RequestError
 from protocol.errors import ErrorCode
-from tests.gateway.fakes import FakeWorker
+from tests.gateway.fakes import DIGEST, FakeWorker
 from tests.gateway.virtual import BACKEND
 from tests.gateway.world import World, failure, number
 
@@ -28,11 +28,11 @@ async def test_they_wait_for_the_restart_behind_what_was_lost() -> None:
     world["a"].status = replace(world["a"].status, hello=None, ready=None)
     call = world.open("new", n=2)
     assert call.waiting
-    assert call.fingerprint is None
+    assert call.config_digest == ""
     world["a"].status = replace(world["a"].status, hello=FakeWorker("a").status.hello)
     world["a"].come_back()
     assert [submit.request for submit in world["a"].submits] == ["lost", "lost", "new", "new"]
-    assert call.fingerprint == "fp_0123456789abcdef"
+    assert call.config_digest == DIGEST
 
 
 async def test_they_overtake_nobody_though_a_worker_has_room_for_them() -> None:

@@ -9,7 +9,7 @@ import pytest
 from actors.supervision.worker import WorkerState
 from gateway.errors import RequestError
 from gateway.openai.decoding import RequestDecoder
-from gateway.routing.plan import Plan
+from gateway.routing.generation_request import GenerationRequest
 from gateway.routing.request_group import Call
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
@@ -19,9 +19,9 @@ from tests.gateway.fakes import FakeWorker
 pytestmark = pytest.mark.anyio
 
 
-def plan(**fields: Any) -> Plan:
+def plan(**fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 8} | fields
-    return RequestDecoder(GatewaySettings()).completion(json.dumps(body).encode())
+    return RequestDecoder(GatewaySettings()).completion(json.dumps(body).encode()).request
 
 
 def numbers(call: Call) -> list[int]:
@@ -132,7 +132,7 @@ async def test_a_deadline_ends_a_stream_that_the_worker_forgot(monkeypatch: pyte
     worker.finish(numbers(call)[0])
     while not call.ended:
         await call.wait()
-        call.take(with_tokens=False)
+        call.take()
     assert call.failure is not None
     assert call.failure.code is ErrorCode.DEADLINE
     assert worker.cancels == [numbers(call)[1]]

@@ -13,7 +13,7 @@ from gateway.errors import RequestError
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.circuit_breaker import FIRST_COOLDOWN_S, TRIP_AFTER, Circuit
 from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_PARDONS
-from gateway.routing.plan import Plan
+from gateway.routing.generation_request import GenerationRequest
 from gateway.routing.request_group import Call
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
@@ -26,9 +26,9 @@ from tests.gateway.fakes import FakeWorker
 pytestmark = pytest.mark.anyio
 
 
-def plan(**fields: Any) -> Plan:
+def plan(**fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 8} | fields
-    return RequestDecoder(GatewaySettings()).completion(json.dumps(body).encode())
+    return RequestDecoder(GatewaySettings()).completion(json.dumps(body).encode()).request
 
 
 def pair(*standbys: str) -> tuple[Router, FakeWorker, list[FakeWorker]]:

@@ -22,6 +22,7 @@ class Kept:
 
     status = 200
     retry_after = ""
+    content_type = "text/event-stream; charset=utf-8"
 
     async def body(self) -> AsyncIterator[bytes]:
         yield b"data: [DONE]\n\n"

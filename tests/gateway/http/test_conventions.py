@@ -1,13 +1,13 @@
-"""Which dialect writes the error of a path."""
+"""Which dialect decides how a path is answered when it has no answer of its own."""
 
 import pytest
 
 from gateway.errors import RequestError
-from gateway.http.errors import ErrorRenderers
+from gateway.http.conventions import ConventionsByPath, HttpConventions
 
 
 class Named:
-    """Implements `gateway.http.errors.ErrorRenderer` as far as it can be told from another one."""
+    """Implements `gateway.http.conventions.ErrorRenderer` as far as it can be told from another one."""
 
     def status(self, error: RequestError) -> int:
         return error.status
@@ -19,11 +19,11 @@ class Named:
         return self.body(error)
 
 
-DEFAULT, ONE, PART = Named(), Named(), Named()
+DEFAULT, ONE, PART = (HttpConventions(Named()) for _ in range(3))
 
 
 @pytest.mark.parametrize(
-    ("path", "renderer"),
+    ("path", "conventions"),
     [
         ("/v1/one", ONE),
         ("/v1/one/more", ONE),
@@ -35,5 +35,5 @@ DEFAULT, ONE, PART = Named(), Named(), Named()
         ("", DEFAULT),
     ],
 )
-def test_the_longest_prefix_decides(path: str, renderer: Named) -> None:
-    assert ErrorRenderers(DEFAULT, {"/v1/one": ONE, "/v1/one/part": PART}).for_path(path) is renderer
+def test_the_longest_prefix_decides(path: str, conventions: HttpConventions) -> None:
+    assert ConventionsByPath(DEFAULT, {"/v1/one": ONE, "/v1/one/part": PART}).of(path) is conventions
