@@ -42,11 +42,11 @@ from actors.process.logs import configure_logging
 from bench.command_line import above_zero, at_least, command_line, levels
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
+from gateway.generation.delta import TextDelta
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.server import listen, serve
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.errors import DONE, OpenAIErrors
-from gateway.routing.delta import TextDelta
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead
 from workers.process.spec import ScriptedSpec, WorkerSpec

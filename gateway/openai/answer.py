@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from gateway.generation.delta import OutputDelta, ReasoningDelta, TextDelta, TokenCounts, ToolCallDelta
 from gateway.openai.chunks import ChatChunks, CompletionChunks
 from gateway.openai.fields import FINISH_REASONS, completion_text, extension, fingerprint, usage
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
-from gateway.routing.delta import OutputDelta, ReasoningDelta, TextDelta, TokenCounts, ToolCallDelta
 from gateway.streaming import sse
 from gateway.streaming.dialect import AnswerHead, EventRenderer
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.errors import RequestError
+from gateway.generation.delta import OutputDelta, ReasoningDelta, TextDelta, TokenCounts
 from gateway.openai.errors import DONE, error_object
 from gateway.openai.fields import FINISH_REASONS, completion_text, extension, fingerprint, usage
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
-from gateway.routing.delta import OutputDelta, ReasoningDelta, TextDelta, TokenCounts
 from gateway.streaming.dialect import AnswerHead
 from gateway.streaming.sse import END
 

@@ -8,11 +8,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.errors import invalid
+from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
 from gateway.http.json_body import Hints, decode_body
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from gateway.openai.unsupported import refuse_set
-from gateway.routing.generation_request import GenerationRequest, OutputOptions, SequenceRequest
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
 from protocol.bounds import MAX_SEED, MAX_TEXT, MAX_TOP_LOGPROBS

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.routing.delta import OutputDelta, StopReason, TextDelta, TokenCounts
+from gateway.generation.delta import OutputDelta, StopReason, TextDelta, TokenCounts
 
 FINISH_REASONS = {StopReason.END: "stop", StopReason.LENGTH: "length", StopReason.TOOL_CALLS: "tool_calls"}
 """OpenAI's `finish_reason` for each stop reason."""

@@ -8,10 +8,10 @@ import structlog
 
 from actors.supervision.worker import WorkerUnavailable
 from gateway.metrics import Metrics
-from gateway.routing.failure import Charge
+from gateway.routing.failure import Cause, Charge, Failure
 from gateway.routing.failure_attribution import accuse, blame, may_run, put_down, suspect
 from gateway.routing.quarantine import Quarantine
-from gateway.routing.sequence import Cause, Failure, Stream
+from gateway.routing.sequence import Stream
 from gateway.routing.wait_queue import WaitingRoom
 from gateway.routing.worker_handle import FULL_S, Seat
 from gateway.routing.worker_pool import Roster

@@ -8,14 +8,15 @@ from actors.supervision.worker import Worker, WorkerState, WorkerStatus
 from actors.transport.rejections import Refusals
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RefusalCode, RequestError
+from gateway.generation.delta import StopReason
+from gateway.generation.request import GenerationRequest, SequenceRequest
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.routing.circuit_breaker import Breaker
-from gateway.routing.delta import StopReason
+from gateway.routing.failure import Cause, Failure
 from gateway.routing.failure_attribution import cleared
-from gateway.routing.generation_request import GenerationRequest, SequenceRequest
 from gateway.routing.placement import Placement
 from gateway.routing.request_group import Call
-from gateway.routing.sequence import Cause, Failure, Stream
+from gateway.routing.sequence import Stream
 from gateway.routing.tenant import tenant_of
 from gateway.routing.worker_handle import Role, Seat
 from gateway.routing.worker_pool import Roster
@@ -76,12 +77,11 @@ class Router:
             text = "requests like this one have killed workers, not long ago: it is not tried again"
             raise self._error(ErrorCode.QUARANTINED, text)
         body.grow((wanted.output.per_prompt - 1) * body.size)
-        call = Call(request, model, wanted.output, body, self._release)
-        streams = [
+        call = Call(request, model, wanted.output, body, len(wanted.sequences), self._release)
+        call.streams = streams = [
             Stream(self._submit(call, each, key), index, call, now=self._clock())
             for index, each in enumerate(wanted.sequences)
         ]
-        call.attach(streams)
         refusal = self._placement.admit(model, streams)
         if refusal is not None:
             body.release()

@@ -1,47 +1,16 @@
 """Live sequences: what a worker delivered, what the client has not taken yet, and the one way each of them ended."""
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
-
 import structlog
 from msgspec.structs import replace
 
-from gateway.routing.delta import OutputDelta, StopReason, TextDelta
-from gateway.routing.failure import Charge
+from gateway.generation.delta import OutputDelta, StopReason, TextDelta
+from gateway.routing.failure import Cause, Charge, Failure
+from gateway.routing.live_request import LiveRequest
 from protocol.commands import Submit
-from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished, Logprobs, Usage
 from protocol.request import TokensInput
 
-if TYPE_CHECKING:
-    from gateway.routing.request_group import Call
-
 _log = structlog.get_logger("gateway.routing.sequence")
-
-
-class Cause(StrEnum):
-    """Why a sequence goes on without the worker that it was on."""
-
-    DIED = "died"
-    """The worker exited, hung or broke the protocol, which may be due to what it computed."""
-    KILLED = "killed"
-    """Somebody ended, suspended or cut off the worker from outside."""
-    LEFT = "left"
-    """The worker leaves, and not because of what it computes: it was stopped, or its device fails."""
-    MOVED = "moved"
-    """It was taken off a worker that goes on living."""
-    STEP = "step_failed"
-    """An engine step failed with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a sequence ended without an answer; `field` is the request field at fault, when one is."""
-
-    code: ErrorCode
-    text: str
-    field: str = ""
 
 
 class Stream:
@@ -79,7 +48,7 @@ class Stream:
         "worker",
     )
 
-    def __init__(self, submit: Submit, index: int, call: "Call", *, now: float) -> None:
+    def __init__(self, submit: Submit, index: int, call: LiveRequest, *, now: float) -> None:
         self.submit = submit
         self.index = index
         self.call = call
@@ -158,7 +127,7 @@ class Stream:
             self._text.append(delta.text)
         if delta.logprobs:
             self._logprobs += delta.logprobs
-        self.call.changed(self)
+        self.call.changed(self.index)
         return True
 
     def finish(self, reason: StopReason, usage: Usage) -> None:
@@ -182,7 +151,7 @@ class Stream:
         self.ended = True
         # Whoever has yet to take the answer may take minutes.
         self.submit = replace(self.submit, input=TokensInput(()))
-        self.call.changed(self)
+        self.call.sequence_ended(self.index, self.failure)
 
     def take_into(self, deltas: list[OutputDelta], with_tokens: bool) -> None:
         """Add what the client has not had yet: one delta for each kind of output, however many steps it took."""

@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 from starlette.routing import BaseRoute
 
 from gateway.errors import RequestError
+from gateway.generation.delta import OutputDelta, TokenCounts
+from gateway.generation.request import GenerationRequest
 from gateway.http.conventions import HttpConventions
-from gateway.routing.delta import OutputDelta, TokenCounts
-from gateway.routing.generation_request import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)

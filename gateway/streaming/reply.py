@@ -5,8 +5,8 @@ import structlog
 
 from gateway.errors import INTERNAL_TEXT, RequestError
 from gateway.http.exchange import Exchange
+from gateway.routing.failure import Failure
 from gateway.routing.request_group import Call
-from gateway.routing.sequence import Failure
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, AnswerRenderer, EventRenderer
 from gateway.streaming.replay_buffer import EventLog

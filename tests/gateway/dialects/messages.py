@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.errors import RequestError
+from gateway.generation.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, TokenCounts, ToolCallDelta
+from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
 from gateway.http.conventions import HttpConventions
 from gateway.http.json_body import Hints, decode_body
-from gateway.routing.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, TokenCounts, ToolCallDelta
-from gateway.routing.generation_request import GenerationRequest, OutputOptions, SequenceRequest
 from gateway.streaming import sse
 from gateway.streaming.dialect import AnswerHead, Decoded, Dialect, EventRenderer
 from protocol.errors import ErrorCode

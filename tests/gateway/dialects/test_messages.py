@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from gateway.errors import RequestError
-from gateway.routing.delta import OutputDelta, TextDelta, TokenCounts
+from gateway.generation.delta import OutputDelta, TextDelta, TokenCounts
 from gateway.streaming.dialect import AnswerHead, Decoded, Dialect, EventRenderer
 from protocol.errors import ErrorCode
 from protocol.events import Usage

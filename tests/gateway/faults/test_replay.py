@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from actors.supervision.worker import WorkerState
-from gateway.routing.delta import StopReason, TextDelta
+from gateway.generation.delta import StopReason, TextDelta
 from gateway.routing.router import DEADLINE_MARGIN_S
 from gateway.routing.worker_handle import Role
 from protocol.errors import ErrorCode

@@ -33,9 +33,9 @@ from hypothesis.stateful import (
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerState
 from gateway.errors import RequestError
+from gateway.generation.request import SequenceRequest
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.failure_attribution import MAX_TRIES, suspect
-from gateway.routing.generation_request import SequenceRequest
 from gateway.routing.quarantine import REFUSED_AFTER
 from gateway.routing.request_group import Call
 from gateway.routing.router import Router
@@ -285,7 +285,7 @@ class StreamLife(RuleBasedStateMachine):
         for stream, answer in self.expected.items():
             assert stream.ended
             if stream.usage is not None:
-                assert answer_of(stream.call, stream.index, self.texts[stream]) == answer
+                assert answer_of(stream, self.texts[stream]) == answer
                 assert self.reasons[stream] == 1
                 assert stream.continued == self.journal.mixed(stream)
             elif stream.failure is not None:

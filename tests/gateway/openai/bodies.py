@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import RequestError
+from gateway.generation.request import GenerationRequest
 from gateway.openai.decoding import RequestDecoder
-from gateway.routing.generation_request import GenerationRequest
 from gateway.settings import GatewaySettings
 
 COMPLETION = {"model": "tiny", "prompt": "hi"}

@@ -7,8 +7,8 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.errors import RequestError
+from gateway.generation.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, TokenCounts, ToolCallDelta
 from gateway.openai.answer import OpenAIAnswer
-from gateway.routing.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, TokenCounts, ToolCallDelta
 from gateway.streaming.dialect import AnswerHead
 from protocol.errors import ErrorCode
 

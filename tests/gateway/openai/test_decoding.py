@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from gateway.errors import RequestError
+from gateway.generation.request import OutputOptions
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.decoding import COMPLETION_MAX_TOKENS, RequestDecoder
 from gateway.openai.schema import MAX_LABEL, MAX_METADATA
-from gateway.routing.generation_request import OutputOptions
 from gateway.settings import GatewaySettings
 from protocol.bounds import (
     MAX_BIASES,

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from gateway.body_budget import BodyBudget, HeldBody
+from gateway.generation.request import OutputOptions
 from gateway.routing.failure import Charge
 from gateway.routing.failure_attribution import (
     CLEARED_AFTER,
@@ -19,7 +20,6 @@ from gateway.routing.failure_attribution import (
     put_down,
     suspect,
 )
-from gateway.routing.generation_request import OutputOptions
 from gateway.routing.request_group import Call
 from gateway.routing.sequence import Stream
 from protocol.commands import Submit
@@ -31,7 +31,7 @@ STEP = Charge("w", (3, 7))
 
 
 def streams(count: int) -> list[Stream]:
-    call = Call("r", "m", OutputOptions(stream=True), HeldBody(BodyBudget(1, 1)), lambda call: None)
+    call = Call("r", "m", OutputOptions(stream=True), HeldBody(BodyBudget(1, 1)), 1, lambda call: None)
     limits = Limits()
     return [
         Stream(Submit(number, "r", TextInput("x"), Sampling(), limits), 0, call, now=0.0) for number in range(count)

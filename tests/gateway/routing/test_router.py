@@ -8,8 +8,8 @@ import pytest
 
 from actors.supervision.worker import WorkerState
 from gateway.errors import RequestError
+from gateway.generation.request import GenerationRequest
 from gateway.openai.decoding import RequestDecoder
-from gateway.routing.generation_request import GenerationRequest
 from gateway.routing.request_group import Call
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from gateway.body_budget import BodyBudget, HeldBody
-from gateway.routing.generation_request import OutputOptions
+from gateway.generation.request import OutputOptions
 from gateway.routing.request_group import Call
 from gateway.routing.sequence import Stream
 from gateway.routing.wait_queue import MIN_STAY_S, WaitingRoom
@@ -24,7 +24,7 @@ WAITING = ": waiting"
 
 
 def stream(order: int, model: str = "m") -> Stream:
-    call = Call("r", model, OutputOptions(stream=True), HeldBody(BodyBudget(1, 1)), lambda call: None)
+    call = Call("r", model, OutputOptions(stream=True), HeldBody(BodyBudget(1, 1)), 1, lambda call: None)
     return Stream(Submit(order, "r", TextInput("x"), Sampling(), Limits()), 0, call, now=0.0)
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from actors.supervision.worker import WorkerState
 from gateway.errors import RequestError
+from gateway.generation.request import GenerationRequest
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.circuit_breaker import FIRST_COOLDOWN_S, TRIP_AFTER, Circuit
 from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_PARDONS
-from gateway.routing.generation_request import GenerationRequest
 from gateway.routing.request_group import Call
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role

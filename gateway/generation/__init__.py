@@ -1,0 +1,1 @@
+"""What clients ask for and what they get, in no dialect."""
