@@ -16,8 +16,8 @@ from gateway.admin.status import Status
 from gateway.errors import INTERNAL_TEXT, RefusalCode, RequestError
 from gateway.fleet.hand_over import HandOver
 from gateway.fleet.operations import Operations
+from gateway.http.auth import AuthMiddleware
 from gateway.http.conventions import ConventionsByPath, HttpConventions
-from gateway.http.front_door import Gate
 from gateway.openai.dialect import openai_dialect
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -38,7 +38,7 @@ def create_app(
     streams: ResumableStreams | None = None,
     elsewhere: Elsewhere | None = None,
     dialects: Sequence[Dialect] = (),
-) -> Gate:
+) -> AuthMiddleware:
     """All routes over one router. It starts nothing, and runs on any ASGI server.
 
     Without `operations` there are no routes that change something about the workers, and without `hand_over` none for
@@ -80,7 +80,7 @@ def create_app(
     )
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    return Gate(app, direct, settings, conventions)
+    return AuthMiddleware(app, direct, settings, conventions)
 
 
 def _by_prefix(dialects: Sequence[Dialect]) -> dict[str, HttpConventions]:

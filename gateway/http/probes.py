@@ -7,9 +7,9 @@ merely busy.
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import RequestError
+from gateway.http.auth import OPEN_PATHS, name_request
 from gateway.http.conventions import Application
 from gateway.http.exchange import Exchange
-from gateway.http.front_door import OPEN_PATHS, name_request
 from gateway.http.listener import NO_ROOM, Listener
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode

@@ -1,4 +1,4 @@
-"""What every request passes first: bounds on its headers, its id, and the key. An ASGI middleware without buffering."""
+"""Authentication, header bounds and request ids, for every request. An ASGI middleware without buffering."""
 
 import re
 import secrets
@@ -15,19 +15,18 @@ from gateway.http.exchange import Exchange
 from gateway.settings import GatewaySettings
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
-"""The only paths that need no key."""
+"""The only paths that need no API key."""
+FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+"""Headers that proxies add: the client is then on another machine."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
-"""Headers of proxies: who asks is then elsewhere."""
+class AuthMiddleware:
+    """Refuses requests with too large headers or without a valid key, and gives every request an id, which its response
+    carries.
 
-
-class Gate:
-    """Refuses what breaks a bound or lacks the key, and gives every request an id that its response carries.
-
-    What `direct(method, path)` names goes straight to that app, which puts the id into its response itself: on the way
-    of every token there is no wrapper. All else goes to `app`.
+    A request for which `direct(method, path)` returns an app goes straight to it, and that app puts the id into its
+    response: no wrapper is called for each token. Every other request goes to `app`.
     """
 
     def __init__(
@@ -43,8 +42,8 @@ class Gate:
         self._settings = settings
         self._key = settings.api_key.encode()
         self._admin_key = settings.admin_key.encode() or self._key
-        # Without a key, those on this machine alone may change something: not a page that a browser shows them under
-        # another name for this machine.
+        # Without a key, only clients on this machine may change something. A page that a browser loaded under another
+        # name of this machine may not.
         self._local = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +66,7 @@ class Gate:
         bound = self._settings.max_header_bytes
         if size > bound:
             return RequestError(RefusalCode.HEADERS_TOO_LARGE, f"the headers are over the bound of {bound} bytes")
-        # The path as the server parsed it, never one rebuilt from the Host header.
+        # This is the path as the server parsed it, never one rebuilt from the Host header.
         if scope["path"].startswith("/admin/"):
             return self._check_admin(scope)
         if self._key and scope["path"] not in OPEN_PATHS and not _has_key(scope, self._key, key_header):
@@ -75,20 +74,20 @@ class Gate:
         return None
 
     def _check_admin(self, scope: Scope) -> RequestError | None:
-        """Whoever may ask may look; to change something takes the admin's key, where there is one."""
-        looks = scope["method"] in ("GET", "HEAD")
+        """Reading takes the API key or the admin key; a change takes the admin key, if there is one."""
+        reads = scope["method"] in ("GET", "HEAD")
         if not self._admin_key:
-            if looks or (self._local and _asks_this_machine(scope)):
+            if reads or (self._local and _is_local(scope)):
                 return None
             sentence = "to do this from another machine, set an admin key or an API key"
             return RequestError(RefusalCode.ADMIN_KEY_NEEDED, sentence)
-        if _has_key(scope, self._admin_key) or (looks and (not self._key or _has_key(scope, self._key))):
+        if _has_key(scope, self._admin_key) or (reads and (not self._key or _has_key(scope, self._key))):
             return None
         return _no_key("API" if self._admin_key == self._key else "admin")
 
 
 def name_request(scope: Scope) -> bytes:
-    """The id that the client gave its request, or a new one. It is in the scope from now on, for `Exchange`."""
+    """Set the request's id, the client's own or a new one, in the scope, where `Exchange` reads it. Returns it."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     request_id: bytes = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12).encode()
     scope["baton.request_id"] = request_id.decode("ascii")
@@ -100,13 +99,13 @@ def _no_key(kind: str) -> RequestError:
     return RequestError(RefusalCode.INVALID_API_KEY, f"a valid {kind} key is needed", headers=headers)
 
 
-def _asks_this_machine(scope: Scope) -> bool:
+def _is_local(scope: Scope) -> bool:
     if any(name in FORWARDED for name, _ in scope["headers"]):
-        return False  # somebody asks through a proxy
+        return False  # a proxy is between
     host = next((value for name, value in scope["headers"] if name == b"host"), b"")
     try:
         return is_loopback(urlsplit(f"//{host.decode('latin-1')}").hostname or "")
-    except ValueError:  # not a host at all
+    except ValueError:  # no valid host
         return False
 
 

@@ -1,4 +1,4 @@
-"""Who may look at the workers, and who may change something about them."""
+"""Which key reads the state of the workers, and which changes it."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from tests.gateway.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-# Here are no operations, so what the gate lets through is not found.
 THROUGH = 404
+"""There are no operations here, so that an authorized request finds no route."""
 
 
 @pytest.mark.parametrize(
