@@ -11,7 +11,7 @@ from actors.transport.endpoint import is_loopback
 from gateway.errors import RefusalCode, RequestError
 from gateway.http.conventions import ConventionsByPath
 from gateway.http.credentials import presented_key
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.settings import GatewaySettings
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
@@ -55,7 +55,7 @@ class AuthMiddleware:
         error = self._check(scope, conventions.key_header)
         direct = self._direct(scope["method"], scope["path"])
         if error is not None:
-            await Exchange(scope, receive, send, self._settings, conventions).refuse(error)
+            await HttpExchange(scope, receive, send, self._settings, conventions).refuse(error)
         elif direct is not None:
             await direct(scope, receive, send)
         else:
@@ -87,7 +87,7 @@ class AuthMiddleware:
 
 
 def name_request(scope: Scope) -> bytes:
-    """Set the request's id, the client's own or a new one, in the scope, where `Exchange` reads it. Returns it."""
+    """Set the request's id, the client's own or a new one, in the scope, where `HttpExchange` reads it. Returns it."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     request_id: bytes = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12).encode()
     scope["baton.request_id"] = request_id.decode("ascii")

@@ -19,8 +19,8 @@ class ErrorRenderer(Protocol):
         """The JSON body of the response."""
 
     def last_events(self, error: RequestError) -> bytes:
-        """The end of a stream for a reason of its connection, not of its answer. A resumed stream does not repeat it,
-        so it has no numbers."""
+        """The end of a stream whose connection, not whose answer, has failed. These events are not numbered, as a
+        resumed stream does not repeat them."""
 
 
 @dataclass(frozen=True, slots=True)

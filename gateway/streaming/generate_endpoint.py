@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.body_budget import HeldBody
 from gateway.errors import INTERNAL_TEXT, RequestError
 from gateway.http.conventions import HttpConventions
-from gateway.http.exchange import ClientGone, Exchange
+from gateway.http.exchange import ClientGone, HttpExchange
 from gateway.routing.request_group import Call
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -39,7 +39,7 @@ class GenerateEndpoint:
         self._resumables = pick_up.streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._settings, self._conventions)
+        exchange = HttpExchange(scope, receive, send, self._settings, self._conventions)
         body = HeldBody(self._router.bodies)
         try:
             admitted = self._admit(await exchange.body(body), body, exchange)
@@ -61,7 +61,7 @@ class GenerateEndpoint:
         else:
             await self._whole(exchange, *admitted)
 
-    def _admit(self, raw: bytes, body: HeldBody, exchange: Exchange) -> tuple[Call, AnswerRenderer] | None:
+    def _admit(self, raw: bytes, body: HeldBody, exchange: HttpExchange) -> tuple[Call, AnswerRenderer] | None:
         """None for a client that repeats its request, as EventSource would: it wants the rest of the answer, not
         another one. Raises `RequestError`."""
         if exchange.last_event_id:
@@ -71,7 +71,7 @@ class GenerateEndpoint:
             self._resumables.check_room()
         return self._router.open(request, exchange.request_id, body, exchange.key), renderer
 
-    async def _whole(self, exchange: Exchange, call: Call, renderer: AnswerRenderer) -> None:
+    async def _whole(self, exchange: HttpExchange, call: Call, renderer: AnswerRenderer) -> None:
         async def answer(_: anyio.CancelScope) -> None:
             await call.wait()
             if call.failure is not None:
@@ -89,7 +89,7 @@ class GenerateEndpoint:
             let_go(call)
             exchange.close()
 
-    async def _stream(self, exchange: Exchange, call: Call, renderer: AnswerRenderer) -> None:
+    async def _stream(self, exchange: HttpExchange, call: Call, renderer: AnswerRenderer) -> None:
         resume_s = call.output.resume_s
         log = self._resumables.new_log() if resume_s else None
         reply = Reply(call, renderer, exchange, self._settings, log)

@@ -4,7 +4,7 @@ import anyio
 import structlog
 
 from gateway.errors import INTERNAL_TEXT, RequestError
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.routing.failure import Failure
 from gateway.routing.request_group import Call
 from gateway.settings import GatewaySettings
@@ -37,7 +37,7 @@ class Reply:
         self,
         call: Call,
         renderer: AnswerRenderer,
-        exchange: Exchange,
+        exchange: HttpExchange,
         settings: GatewaySettings,
         log: EventLog | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class Reply:
         self._events: EventRenderer | None = None
         self._ids = EventIds(self.id) if is_sse(renderer.content_type) else None
 
-    async def send(self, exchange: Exchange, began: bool) -> None:
+    async def send(self, exchange: HttpExchange, began: bool) -> None:
         """Send what comes, to the end. Without `began` there was nothing yet, and the client is told so. Raises what
         the connection raises, which says nothing of the answer."""
         if not began:
@@ -93,7 +93,7 @@ class Reply:
             if interval.cancelled_caught and call.waiting:
                 return False
 
-    async def _wait(self, exchange: Exchange) -> None:
+    async def _wait(self, exchange: HttpExchange) -> None:
         """Comment on the wait until there is something to send."""
         await exchange.events(self._renderer.keep_alive)
         while not await self.news():

@@ -11,7 +11,7 @@ import anyio
 import structlog
 
 from gateway.errors import RefusalCode, RequestError, invalid
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.streaming.replay_buffer import EventLog, EventsGone, EventsUnknown
@@ -51,7 +51,7 @@ class Position:
 class Reader:
     """One connection that reads a stream. Its task reads within `scope`."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: HttpExchange) -> None:
         self.exchange = exchange
         self.scope = anyio.CancelScope()
         self.gone = anyio.Event()

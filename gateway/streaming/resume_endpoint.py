@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import RefusalCode, RequestError, invalid
 from gateway.http.conventions import HttpConventions
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import Position, Reader, ResumableStreams, UnknownStream
 
@@ -72,10 +72,10 @@ class PickUp:
         self._conventions = conventions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._settings, self._conventions)
+        exchange = HttpExchange(scope, receive, send, self._settings, self._conventions)
         await self.resume(exchange, scope["path"].removeprefix(STREAMS), cancel=scope["method"] == "DELETE")
 
-    async def resume(self, exchange: Exchange, stream_id: str = "", *, cancel: bool = False) -> None:
+    async def resume(self, exchange: HttpExchange, stream_id: str = "", *, cancel: bool = False) -> None:
         """Answer one exchange. Without a `stream_id` the `Last-Event-ID` says which stream it is."""
         try:
             try:
@@ -88,7 +88,7 @@ class PickUp:
             _log.info("resume_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
 
-    async def _serve(self, exchange: Exchange, stream_id: str, cancel: bool) -> None:
+    async def _serve(self, exchange: HttpExchange, stream_id: str, cancel: bool) -> None:
         """Raises `RequestError` before anything is sent."""
         if cancel:
             self.streams.cancel(self.streams.find(stream_id, exchange.key))
@@ -96,7 +96,7 @@ class PickUp:
         else:
             await self._go_on(exchange, stream_id)
 
-    async def _go_on(self, exchange: Exchange, stream_id: str) -> None:
+    async def _go_on(self, exchange: HttpExchange, stream_id: str) -> None:
         stream_id, position = _position(exchange, stream_id)
         stream = self.streams.find(stream_id, exchange.key)
         reply = stream.reply
@@ -117,7 +117,7 @@ class PickUp:
 
         await self.streams.read(stream, reader, go_on)
 
-    async def _pass_on(self, elsewhere: Elsewhere, exchange: Exchange, stream_id: str, cancel: bool) -> None:
+    async def _pass_on(self, elsewhere: Elsewhere, exchange: HttpExchange, stream_id: str, cancel: bool) -> None:
         """Let the other gateway answer. Raises `RequestError` when it does not."""
         stream_id, position = (stream_id, None) if cancel else _position(exchange, stream_id)
         if not _ID.fullmatch(stream_id):
@@ -157,7 +157,7 @@ class PickUp:
             exchange.close()
 
 
-def _position(exchange: Exchange, stream_id: str) -> tuple[str, Position]:
+def _position(exchange: HttpExchange, stream_id: str) -> tuple[str, Position]:
     """Which stream, and after which of its events. The header overrules the parameter: when an EventSource comes back,
     its address is the one it was opened with. Raises `RequestError`."""
     given = parse_qs(exchange.query, keep_blank_values=True)

@@ -11,7 +11,7 @@ from starlette.types import Message
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RequestError
 from gateway.http.conventions import HttpConventions
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.errors import OpenAIErrors
 from gateway.settings import GatewaySettings, SettingsError
 from tests.gateway.http.http2 import client
@@ -141,7 +141,9 @@ async def test_what_came_of_a_slow_body_is_not_kept_until_its_client_has_its_ans
 
     held = HeldBody(room)
     with sends, receives, pytest.raises(RequestError) as late:
-        await Exchange({"headers": []}, receives.receive, nothing, settings, HttpConventions(OpenAIErrors())).body(held)
+        await HttpExchange({"headers": []}, receives.receive, nothing, settings, HttpConventions(OpenAIErrors())).body(
+            held
+        )
     assert (late.value.status, room.held) == (408, 0)
     held.release()
     assert room.held == 0
