@@ -12,16 +12,17 @@ from gateway.routing.request_group import Call
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, AnswerRenderer, Decode
-from gateway.streaming.reply import Reply, failure_error, let_go
+from gateway.streaming.reply import StreamedReply, close_request, failure_error
 from gateway.streaming.resumable import Reader
-from gateway.streaming.resume_endpoint import PickUp
+from gateway.streaming.resume_endpoint import ResumeEndpoint
 from protocol.errors import ErrorCode
 
 _log = structlog.get_logger("gateway.streaming.generate_endpoint")
 
 
 class GenerateEndpoint:
-    """Body in, tokens out. An ASGI app; every exchange ends with one answer, one error, or a client that left."""
+    """Serves generation requests on one path. An ASGI app; every exchange ends with one answer, with one error, or when
+    the client leaves."""
 
     def __init__(
         self,
@@ -29,14 +30,14 @@ class GenerateEndpoint:
         settings: GatewaySettings,
         decode: Decode,
         conventions: HttpConventions,
-        pick_up: PickUp,
+        resume: ResumeEndpoint,
     ) -> None:
         self._router = router
         self._settings = settings
         self._decode = decode
         self._conventions = conventions
-        self._pick_up = pick_up
-        self._resumables = pick_up.streams
+        self._resume = resume
+        self._resumables = resume.streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, self._settings, self._conventions)
@@ -55,15 +56,15 @@ class GenerateEndpoint:
         finally:
             body.release()
         if admitted is None:
-            await self._pick_up.resume(exchange)
+            await self._resume.respond(exchange)
         elif admitted[0].output.stream:
             await self._stream(exchange, *admitted)
         else:
             await self._whole(exchange, *admitted)
 
     def _admit(self, raw: bytes, body: HeldBody, exchange: HttpExchange) -> tuple[Call, AnswerRenderer] | None:
-        """None for a client that repeats its request, as EventSource would: it wants the rest of the answer, not
-        another one. Raises `RequestError`."""
+        """Admit a request. None for a client that repeats its request with a `Last-Event-ID`, as EventSource would: it
+        resumes its stream. Raises `RequestError`."""
         if exchange.last_event_id:
             return None
         request, renderer = self._decode(raw)
@@ -86,17 +87,17 @@ class GenerateEndpoint:
             await exchange.attended(answer)
         finally:
             # Nothing may be awaited here: the task may be under cancellation.
-            let_go(call)
+            close_request(call)
             exchange.close()
 
     async def _stream(self, exchange: HttpExchange, call: Call, renderer: AnswerRenderer) -> None:
         resume_s = call.output.resume_s
         log = self._resumables.new_log() if resume_s else None
-        reply = Reply(call, renderer, exchange, self._settings, log)
+        reply = StreamedReply(call, renderer, exchange, self._settings, log)
 
         async def answer(scope: anyio.CancelScope) -> None:
-            # The status waits for the first event, so that what the worker refuses is a 4xx and not a 200; but a
-            # client whose request has no worker is not left in silence.
+            # The status waits for the first event, so that a refusal by the worker is a 4xx and not a 200. A client
+            # whose request has no worker gets the status and comments instead.
             began = await reply.news()
             if began and call.failure is not None:
                 await exchange.respond_error(failure_error(call.failure, self._settings))

@@ -1,4 +1,4 @@
-"""The last events of one stream, as they were sent, for a client that comes back."""
+"""The last events of one stream, as they were sent, for a client that resumes it."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -6,15 +6,15 @@ from itertools import islice
 
 
 class EventsGone(Exception):
-    """Raised when events that are asked for are not kept any more."""
+    """Raised when events that a client needs are no longer kept."""
 
 
 class EventsUnknown(Exception):
-    """Raised for the number of an event that has never been."""
+    """Raised for the number of an event that has not been sent."""
 
 
 class EventLog:
-    """Events by their number, which begins at 1. Keeps the newest `bound` bytes of them; the oldest go first."""
+    """Events by their number, from 1. Keeps the newest `bound` bytes of them; the oldest are dropped first."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -39,5 +39,5 @@ class EventLog:
             raise EventsUnknown
         if count > len(self._events):
             raise EventsGone
-        # From the end, where the few that are asked for mostly are.
+        # From the end, where the requested ones mostly are.
         return b"".join(reversed([*islice(reversed(self._events), count)]))

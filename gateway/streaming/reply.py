@@ -1,4 +1,4 @@
-"""A streamed answer: its events in their order, whichever connection they go to."""
+"""A streamed answer: its events in order, whichever connection sends them."""
 
 import anyio
 import structlog
@@ -17,21 +17,21 @@ _log = structlog.get_logger("gateway.streaming.reply")
 
 
 def failure_error(failure: Failure, settings: GatewaySettings) -> RequestError:
-    """What a client is told of a failure."""
+    """The error that a client gets for a failure."""
     if failure.code is ErrorCode.INTERNAL:
         _log.error("internal_failure", text=failure.text)
     return RequestError(failure.code, failure.text, field=failure.field, retry_after_s=settings.retry_after_s)
 
 
-def let_go(call: Call) -> None:
-    """Cancel what still lives of a call, and log how it ended. Synchronous, for a `finally` under cancellation."""
+def close_request(call: Call) -> None:
+    """Cancel what still lives of a request, and log how it ended. Synchronous, for a `finally` under cancellation."""
     outcome = "client_gone" if not call.ended else "answered" if call.failure is None else call.failure.code.value
     call.cancel_nowait()
     _log.info("request_ended", request=call.request, worker=call.worker, model=call.model, outcome=outcome)
 
 
-class Reply:
-    """The events of one call. One task at a time reads it. With a `log`, what was rendered can be sent again."""
+class StreamedReply:
+    """The events of one request. One task at a time reads it. With a `log`, rendered events can be sent again."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Reply:
         settings: GatewaySettings,
         log: EventLog | None = None,
     ) -> None:
-        """`exchange` is that of the request; others may read on."""
+        """`exchange` is the one of the request; the reply may be sent over others later."""
         self.id = renderer.answer_id(exchange.token)
         """The id of the answer."""
         self.call = call
@@ -57,15 +57,15 @@ class Reply:
         self._ids = EventIds(self.id) if is_sse(renderer.content_type) else None
 
     async def send(self, exchange: HttpExchange, began: bool) -> None:
-        """Send what comes, to the end. Without `began` there was nothing yet, and the client is told so. Raises what
-        the connection raises, which says nothing of the answer."""
+        """Send all events, to the end. Without `began` there is nothing to send yet, which a comment tells the client.
+        Raises what the connection raises; the reply is still intact then."""
         if not began:
             await self._wait(exchange)
         while not self.over:
             try:
                 chunk = self._render()
             except Exception:
-                # After the 200: the client still gets a typed end, and the server logs the exception.
+                # The status was 200: the client still gets an error event, and the server logs the exception.
                 chunk = self._end(self._opened().error(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT)))
                 await exchange.events(chunk, more=False)
                 raise
@@ -75,12 +75,12 @@ class Reply:
                 await self._wait(exchange)
 
     def close(self) -> None:
-        """Nobody reads it any more: let go of its call."""
+        """Cancel the request, as no client reads it any more."""
         self.over = True
-        let_go(self.call)
+        close_request(self.call)
 
     async def news(self) -> bool:
-        """Wait for something to send. False when none came for a while, because there is no worker."""
+        """Wait for something to send. False when nothing came for `waiting_comment_s` and there is no worker."""
         call = self.call
         while True:
             if not call.waiting:
@@ -94,15 +94,15 @@ class Reply:
                 return False
 
     async def _wait(self, exchange: HttpExchange) -> None:
-        """Comment on the wait until there is something to send."""
+        """Send comments until there is something to send."""
         await exchange.events(self._renderer.keep_alive)
         while not await self.news():
             await exchange.events(self._renderer.keep_alive)
 
     def _render(self) -> bytes:
-        """The events of what came since the last time, the final ones included."""
+        """Render what came since the last call, the last events included."""
         call, renderer = self.call, self._events or self._opened()
-        # Read before taking: what comes after this look is in the next round.
+        # Read before taking: what comes later is in the next round.
         ended = call.ended
         events = renderer.deltas(call.take())
         if not ended:
@@ -124,7 +124,7 @@ class Reply:
         return b"".join(events)
 
     def _opened(self) -> EventRenderer:
-        """The renderer of events, which needs to know what computes the answer."""
+        """The renderer of events, which is made when the config digest of the worker is known."""
         if self._events is None:
             head = AnswerHead(self.id, self._created, self.call.model, self.call.config_digest)
             self._events = self._renderer.events(head)

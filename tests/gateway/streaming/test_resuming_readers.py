@@ -7,7 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from gateway.streaming.resumable import State
+from gateway.streaming.resumable import StreamState
 from tests.gateway.streaming.resuming import KEPT, gateway, last_id, stream_id
 from tests.gateway.virtual import BACKEND
 
@@ -92,7 +92,7 @@ async def test_of_many_that_come_at_once_one_gets_the_stream() -> None:
         assert len(whole) == 1
         assert whole[0].events[0] == connection.events[0]
         assert all(b"stream_taken" in reader.body for reader in many if reader not in whole)
-        assert served.count(State.DELIVERED) == 1
+        assert served.count(StreamState.DELIVERED) == 1
 
 
 @pytest.mark.parametrize("read", [True, False], ids=["while it is read", "while nobody reads"])
@@ -133,7 +133,7 @@ async def test_who_picks_up_what_is_being_let_go_of_is_told() -> None:
         for each in (connection, again, gone):
             await each.ended.wait()
         assert (again.status, gone.status) == (404, 204)
-        assert [served.count(state) for state in State] == [0, 0, 0]
+        assert [served.count(state) for state in StreamState] == [0, 0, 0]
 
 
 async def test_what_a_client_did_not_take_was_not_delivered() -> None:
@@ -142,7 +142,7 @@ async def test_what_a_client_did_not_take_was_not_delivered() -> None:
         connection.stalled = True
         served.worker.finish(number, "two")
         await connection.ended.wait()
-        assert served.count(State.DETACHED) == 1
+        assert served.count(StreamState.DETACHED) == 1
         again = await served.ask("GET", f"/v1/streams/{stream_id(connection)}", last_event_id=last_id(connection))
         assert again.whole
         assert served.outcomes() == {"resumed": 1}

@@ -9,7 +9,7 @@ import pytest
 from gateway.app import create_app
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streaming.resume_endpoint import Unreachable
+from gateway.streaming.peer import PeerUnreachable
 from tests.gateway.asgi import Clients, clients
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ class Other:
     async def ask(self, method: str, target: str, headers: dict[str, str]) -> AsyncIterator[Kept]:
         self.asked.append((method, target, {name: headers[name] for name in headers if name != "x-request-id"}))
         if self._gone:
-            raise Unreachable("it has ended")
+            raise PeerUnreachable("it has ended")
         yield Kept()
 
 
@@ -47,7 +47,7 @@ class Other:
 async def successor(other: Other) -> AsyncIterator[Clients]:
     chosen = GatewaySettings()
     router = Router(chosen)
-    async with clients(create_app(router, chosen, elsewhere=other)) as opened:
+    async with clients(create_app(router, chosen, peer=other)) as opened:
         yield opened
 
 
