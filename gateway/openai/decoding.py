@@ -1,4 +1,4 @@
-"""Bodies in: decoded once, at the door, into typed structs, and turned into the sequences that they ask for."""
+"""Decodes bodies into typed structs, and turns them into generation requests."""
 
 import secrets
 import time
@@ -19,7 +19,7 @@ from protocol.bounds import MAX_SEED, MAX_TEXT, MAX_TOP_LOGPROBS
 from protocol.request import Bias, ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
 
 COMPLETION_MAX_TOKENS = 16
-"""What OpenAI's completions endpoint generates when nothing is said."""
+"""The default of OpenAI's completions endpoint."""
 
 HINTS = Hints(
     takes={
@@ -33,7 +33,7 @@ HINTS = Hints(
 
 
 class RequestDecoder:
-    """Decodes the bodies of the two endpoints into requests. Every refusal is a `RequestError` that names its field."""
+    """Decodes the bodies of the two endpoints. Every refusal is a `RequestError` that names its field."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
@@ -80,10 +80,10 @@ class RequestDecoder:
             deadline_ms=int(self._settings.request_timeout_s * 1000),
             min_tokens=body.min_tokens or 0,
         )
-        # A seed gives a prompt the same choices whatever stands beside it; without one, equal prompts should differ.
+        # With a seed a prompt gets the same choices whatever the other prompts are; without one, equal prompts differ.
         first = secrets.randbits(63) if body.seed is None else body.seed
         seeds = (first + (index if body.seed is None else index % n) for index in range(len(inputs) * n))
-        # They differ in their seed alone: what is large about it they share.
+        # The sequences share what is large about their sampling, and differ in the seed.
         sampling = _sampling(body, top)
         sequences = tuple(
             SequenceRequest(inputs[index // n], replace(sampling, seed=seed & MAX_SEED), limits, body.cache_salt or "")
@@ -122,7 +122,7 @@ class RequestDecoder:
 
 
 def _prompts(prompt: Any) -> list[Input]:
-    """The inputs of a prompt: a string, strings, token ids or lists of token ids; not a mixture."""
+    """The inputs of a prompt: a string, strings, token ids or lists of token ids, but no mixture."""
     if isinstance(prompt, str):
         return [TextInput(prompt)]
     kinds = {type(item) for item in prompt}
@@ -153,7 +153,7 @@ def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _sampling(body: CompletionBody | ChatBody, logprobs: int | None) -> Sampling:
-    """All but the seed."""
+    """The sampling of every sequence, without its seed."""
     return Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=body.top_k or 0,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from starlette.routing import BaseRoute
+from starlette.routing import Route
 
 from gateway.errors import RequestError
 from gateway.generation.delta import OutputDelta, TokenCounts
@@ -82,7 +82,7 @@ class Dialect:
     conventions: HttpConventions
     generation: Mapping[str, Decode]
     """The paths to POST generation requests to."""
-    routes: Sequence[BaseRoute] = ()
+    routes: Sequence[Route] = ()
     """Whatever else there is."""
     prefixes: Sequence[str] = field(default=())
     """Beginnings of paths whose errors it writes, known routes or not, besides those of `generation`."""

@@ -13,7 +13,7 @@ from gateway.errors import RequestError
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import HttpExchange
 from gateway.openai.errors import OpenAIErrors
-from gateway.settings import GatewaySettings, SettingsError
+from gateway.settings import GatewaySettings, GatewaySettingsError
 from tests.gateway.http.http2 import client
 from tests.gateway.serving import Served, serving
 
@@ -60,7 +60,7 @@ def test_a_body_counts_until_nobody_needs_it() -> None:
 
 def test_no_body_may_be_larger_than_all_of_them() -> None:
     assert GatewaySettings(max_body_bytes=1000, max_total_body_bytes=1000)
-    with pytest.raises(SettingsError, match="max_body_bytes is over max_total_body_bytes"):
+    with pytest.raises(GatewaySettingsError, match="max_body_bytes is over max_total_body_bytes"):
         GatewaySettings(max_body_bytes=1001, max_total_body_bytes=1000)
 
 
