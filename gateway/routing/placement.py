@@ -8,8 +8,8 @@ import structlog
 
 from actors.supervision.worker import WorkerUnavailable
 from gateway.metrics import Metrics
-from gateway.routing.failure import Cause, Charge, Failure
-from gateway.routing.failure_attribution import accuse, blame, may_run, put_down, suspect
+from gateway.routing.failure import Cause, SequenceFailure, WorkerFailure
+from gateway.routing.failure_attribution import attribute_death, attribute_step, attributed_failures, may_run, suspect
 from gateway.routing.quarantine import Quarantine
 from gateway.routing.sequence import Stream
 from gateway.routing.wait_queue import WaitingRoom
@@ -29,7 +29,11 @@ class Placement:
     """
 
     def __init__(
-        self, settings: GatewaySettings, roster: Roster, metrics: Metrics, fail: Callable[[Stream, Failure], None]
+        self,
+        settings: GatewaySettings,
+        roster: Roster,
+        metrics: Metrics,
+        fail: Callable[[Stream, SequenceFailure], None],
     ) -> None:
         self.room = WaitingRoom(settings.max_waiting_streams, settings.worker_wait_s, self._overdue)
         self.idle = asyncio.Event()
@@ -84,43 +88,46 @@ class Placement:
         streams = list(seat.live.values())
         seat.live.clear()
         seat.close()
-        guilty = self._inquire(seat, streams, cause)
+        attributed = self._attribute_loss(seat, streams, cause)
         for stream in streams:
             self.settle(stream, "lost_again")
             stream.leave(cause, reason)
-        self._wait(stream for stream in streams if stream not in guilty)
-        for stream in guilty:
+        self._wait(stream for stream in streams if stream not in attributed)
+        for stream in attributed:
             self.quarantine.add(stream.call.model, stream.submit.input, stream.submit.sampling)
-            text = f"workers failed with this request {len(stream.charges)} times in a row; {reason}"
-            self._fail(stream, Failure(ErrorCode.QUARANTINED, text))
+            text = f"workers failed with this request {len(stream.failures)} times in a row; {reason}"
+            self._fail(stream, SequenceFailure(ErrorCode.QUARANTINED, text))
         if streams:
             _log.warning("streams_replayed", worker=seat.name, streams=len(streams), cause=str(cause), reason=reason)
         self.serve(seat.model)
 
-    def _inquire(self, seat: Seat, streams: Sequence[Stream], cause: Cause) -> list[Stream]:
-        """Who is to blame for the loss of a worker. What it was blamed for does not count against the workers."""
+    def _attribute_loss(self, seat: Seat, streams: Sequence[Stream], cause: Cause) -> list[Stream]:
+        """The sequences that the loss of a worker is attributed to. Their failures then do not count against
+        workers."""
         if cause not in (Cause.DIED, Cause.KILLED):
             return []
-        death = Charge(seat.name, (seat.incarnation, None), within=cause is Cause.DIED)
-        guilty = blame(streams, seat.slots, seat.reached, death)
-        for stream in guilty:
-            self.acquit(stream)
-        return guilty
+        death = WorkerFailure(seat.name, (seat.incarnation, None), within=cause is Cause.DIED)
+        attributed = attribute_death(streams, seat.slots, seat.reached, death)
+        for stream in attributed:
+            self.exempt_workers(stream)
+        return attributed
 
-    def accuse(self, seat: Seat, stream: Stream, code: ErrorCode) -> bool:
-        """A step failed with it; whether it is to blame, which then does not count against the worker."""
-        guilty = accuse(stream, Charge(seat.name, seat.failed_step, of_worker=code is ErrorCode.STEP))
-        if guilty:
-            self.acquit(stream)
-        return guilty
+    def attribute_step(self, seat: Seat, stream: Stream, code: ErrorCode) -> bool:
+        """A step failed that the sequence was part of. True when it is attributed to the sequence, and then does not
+        count against the worker."""
+        failure = WorkerFailure(seat.name, seat.failed_step, of_worker=code is ErrorCode.STEP)
+        attributed = attribute_step(stream, failure)
+        if attributed:
+            self.exempt_workers(stream)
+        return attributed
 
-    def acquit(self, stream: Stream) -> None:
-        """The workers that failed with this sequence are not to blame: it was found guilty, or leaves before it has got
-        past that point."""
-        for charge in put_down(stream):
-            seat = self._roster.find(charge.worker)
+    def exempt_workers(self, stream: Stream) -> None:
+        """Do not count the failures of a sequence against its workers: they are attributed to it, or it ends before it
+        is cleared."""
+        for failure in attributed_failures(stream):
+            seat = self._roster.find(failure.worker)
             if seat is not None:
-                seat.pardon(charge.failure)
+                seat.exempt(failure.failure)
 
     def suspend(self, stream: Stream, cause: Cause, reason: str) -> None:
         """One sequence lost its worker, which lives on."""
@@ -248,7 +255,7 @@ class Placement:
 
     def _give_up(self, stream: Stream) -> None:
         if stream.cause is not None:
-            failure = Failure(ErrorCode.LOST, f"{stream.loss}, and no other worker could go on with it")
+            failure = SequenceFailure(ErrorCode.LOST, f"{stream.loss}, and no other worker could go on with it")
         else:
-            failure = Failure(ErrorCode.UNAVAILABLE, self._roster.excuse(stream.call.model))
+            failure = SequenceFailure(ErrorCode.UNAVAILABLE, self._roster.excuse(stream.call.model))
         self._fail(stream, failure)

@@ -12,7 +12,7 @@ from gateway.generation.delta import StopReason
 from gateway.generation.request import GenerationRequest, SequenceRequest
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.routing.circuit_breaker import Breaker
-from gateway.routing.failure import Cause, Failure
+from gateway.routing.failure import Cause, SequenceFailure
 from gateway.routing.failure_attribution import cleared
 from gateway.routing.placement import Placement
 from gateway.routing.request_group import Call
@@ -105,7 +105,7 @@ class Router:
             stream.cancel()
 
     def _expire(self, call: Call) -> None:
-        failure = Failure(ErrorCode.DEADLINE, f"not finished within {self._settings.request_timeout_s:g} s")
+        failure = SequenceFailure(ErrorCode.DEADLINE, f"not finished within {self._settings.request_timeout_s:g} s")
         for stream in self._let_go(call):
             self._end_badly(stream, failure)
 
@@ -113,7 +113,7 @@ class Router:
         """Take what lives of a call from where it is."""
         streams = [stream for stream in call.streams if not stream.ended]
         for stream in streams:
-            self._placement.acquit(stream)
+            self._placement.exempt_workers(stream)
         for seat in self.seats():
             seat.cancel([stream for stream in streams if stream.worker == seat.name])
         # Those that wait go first, or they would be given the room that the others make.
@@ -180,7 +180,7 @@ class Router:
         if not stream.push(event):
             text = f"the worker sent more than the {stream.limit} tokens asked for"
             seat.cancel([stream])
-            self._fail(stream, Failure(ErrorCode.INTERNAL, text))
+            self._fail(stream, SequenceFailure(ErrorCode.INTERNAL, text))
             return None
         if stream.cause is not None:
             self._resumed(seat, stream, now)
@@ -192,8 +192,8 @@ class Router:
                 stream.first_at = now
                 seat.observed.first_token.observe(now - stream.opened_at)
             stream.last_at = now
-            if stream.charges and cleared(stream, count):
-                seat.standing.served()
+            if stream.failures and cleared(stream, count):
+                seat.exemptions.clear()
                 self._placement.serve(seat.model)
         return stream
 
@@ -209,47 +209,46 @@ class Router:
         if stream is None:
             return
         if event.reason == "cancelled":
-            self._fail(stream, Failure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
+            self._fail(stream, SequenceFailure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
             return
         observed = seat.observed
         observed.queue_wait.observe(event.usage.queue_ms / 1000)
         observed.end_to_end.observe(now - stream.opened_at)
         observed.ended(event.reason).inc()
-        seat.standing.served()
+        seat.exemptions.clear()
         self._placement.remove(stream)
         stream.finish(StopReason(event.reason), event.usage)
 
     def _failed(self, seat: Seat, stream: Stream | None, event: Failed) -> None:
         """A worker ended a sequence: for good, or another one may go on with it. None is one that lives no more."""
         placement, reason = self._placement, f"worker {seat.name}: {event.text}"
-        # Who is to blame is decided first: what the worker is not to blame for must not open its circuit.
+        # Attributed first: a failure that is attributed to the request must not open the circuit of the worker.
         again = event.code in (ErrorCode.STEP, ErrorCode.NOT_FINITE)
-        guilty = again and stream is not None and placement.accuse(seat, stream, event.code)
+        attributed = again and stream is not None and placement.attribute_step(seat, stream, event.code)
         self.roster.heard(seat, event)
         if stream is None:
             return
         match event.code:
             case ErrorCode.LOST:
-                # It ends for a reason of its own, which may be this sequence: `worker_lost` follows, and puts it down
-                # to somebody.
+                # The worker ends, maybe because of this sequence: `worker_lost` follows, which attributes it.
                 seat.close()
             case ErrorCode.DRAINING:
                 seat.close()
                 placement.suspend(stream, Cause.LEFT, reason)
-            case ErrorCode.STEP | ErrorCode.NOT_FINITE if not guilty:
+            case ErrorCode.STEP | ErrorCode.NOT_FINITE if not attributed:
                 placement.suspend(stream, Cause.STEP, reason)
             case ErrorCode.OVERLOADED | ErrorCode.UNAVAILABLE if stream.waited:
                 placement.postpone(stream)
             case ErrorCode.OVERLOADED if placement.redirect(stream):
                 pass
             case _:
-                self._fail(stream, Failure(event.code, event.text, event.field))
+                self._fail(stream, SequenceFailure(event.code, event.text, event.field))
 
-    def _fail(self, stream: Stream, failure: Failure) -> None:
+    def _fail(self, stream: Stream, failure: SequenceFailure) -> None:
         self._placement.remove(stream)
         self._end_badly(stream, failure)
 
-    def _end_badly(self, stream: Stream, failure: Failure) -> None:
+    def _end_badly(self, stream: Stream, failure: SequenceFailure) -> None:
         self._placement.settle(stream, str(failure.code))
         self._observed(stream).ended(str(failure.code)).inc()
         stream.fail(failure)
@@ -275,7 +274,7 @@ class Router:
         """End what still lives, typed."""
         # Those that wait go first, or they would be given the room that the others make.
         for stream in reversed(self._placement.live()):
-            self._fail(stream, Failure(ErrorCode.DRAINING, text))
+            self._fail(stream, SequenceFailure(ErrorCode.DRAINING, text))
 
     # What others look at.
 

@@ -4,7 +4,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.generation.delta import OutputDelta, StopReason, TextDelta
-from gateway.routing.failure import Cause, Charge, Failure
+from gateway.routing.failure import Cause, SequenceFailure, WorkerFailure
 from gateway.routing.live_request import LiveRequest
 from protocol.commands import Submit
 from protocol.events import Delta, Finished, Logprobs, Usage
@@ -27,10 +27,10 @@ class Stream:
         "_text",
         "call",
         "cause",
-        "charges",
         "continued",
         "ended",
         "failure",
+        "failures",
         "first_at",
         "index",
         "kind",
@@ -62,7 +62,7 @@ class Stream:
         self.ended = False
         self.reason: StopReason | None = None
         self.usage: Usage | None = None
-        self.failure: Failure | None = None
+        self.failure: SequenceFailure | None = None
         self.worker = ""
         """The worker that computes it; empty while it waits for one."""
         self.waited = False
@@ -74,8 +74,8 @@ class Stream:
         self.cause: Cause | None = None
         """Why it lost its last worker, until the next one brings something."""
         self.loss = ""
-        self.charges: tuple[Charge, ...] = ()
-        """The failures at which it ran, one after the other, until it has got past that point. See
+        self.failures: tuple[WorkerFailure, ...] = ()
+        """The worker failures during which it ran, in a row, until it is cleared. See
         `gateway.routing.failure_attribution`, which bounds their number."""
         self.since_replay = 0
         """Tokens that came since the last of them."""
@@ -136,7 +136,7 @@ class Stream:
         self.usage = usage
         self._end()
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: SequenceFailure) -> None:
         """The bad end."""
         self.failure = failure
         self._end()

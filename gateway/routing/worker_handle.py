@@ -11,7 +11,7 @@ from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.routing.circuit_breaker import Breaker, Circuit
 from gateway.routing.counters import Counters
 from gateway.routing.failure import FailureId
-from gateway.routing.failure_attribution import Standing, suspect
+from gateway.routing.failure_attribution import Exemptions, suspect
 from gateway.routing.sequence import Stream
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel, Submit
@@ -43,7 +43,7 @@ class Seat:
         self.promotions = 0
         """How often it was made active."""
         self.breaker = Breaker()
-        self.standing = Standing()
+        self.exemptions = Exemptions()
         self.incarnation = worker.status.incarnation
         self.counters = Counters()
         self.live: dict[int, Stream] = {}
@@ -121,16 +121,15 @@ class Seat:
         """The last of its steps that failed; all rows of one fail together."""
         return self.incarnation, self.status.gauges.steps_failed
 
-    def pardon(self, failure: FailureId) -> None:
-        """A failure was put down to a request: it is not to count against the worker, within the bounds of its
-        standing."""
-        if not self.standing.pardons(failure):
+    def exempt(self, failure: FailureId) -> None:
+        """Do not count a failure that was attributed to a request, unless too many in a row were."""
+        if not self.exemptions.add(failure):
             return
         incarnation, step = failure
         if step is None:
             self.worker.pardon_nowait(incarnation)
         else:
-            self.breaker.pardon(failure)
+            self.breaker.exempt(failure)
 
     def fit(self, now: float) -> bool:
         """The worker can serve: it takes requests, and they do not keep failing. `now` is the loop's time."""

@@ -78,15 +78,16 @@ class Roster:
         _log.info("standby_promoted", worker=standby.name, instead_of=active.name, model=active.model)
 
     def heard(self, seat: Seat, event: Event) -> None:
-        """Note a sequence's end, for the worker's circuit. What was put down to the sequence does not count."""
+        """Note a sequence's end, for the worker's circuit. Failures that were attributed to the sequence do not
+        count."""
         if isinstance(event, Finished):
             if event.reason != "cancelled":  # which says nothing of how it would have ended
                 seat.breaker.succeeded()
         elif isinstance(event, Failed) and event.code is ErrorCode.STEP:
-            if not seat.standing.pardoned(seat.failed_step):
+            if seat.failed_step not in seat.exemptions:
                 self._failed(seat, seat.failed_step, event.text)
-        # An internal error is a defect that one request has found, and its neighbours have not.
-        elif isinstance(event, Failed) and event.code is ErrorCode.INTERNAL and not seat.standing.pardons(event.stream):
+        # An internal error is a bug that one request has triggered, and its neighbours have not.
+        elif isinstance(event, Failed) and event.code is ErrorCode.INTERNAL and not seat.exemptions.add(event.stream):
             self._failed(seat, event.stream, event.text)
 
     def _failed(self, seat: Seat, cause: Hashable, reason: str) -> None:

@@ -35,7 +35,7 @@ LIFE: dict[tuple[Phase, str], Phase] = {
     (Phase.PLACED, "fail"): Phase.ENDED,
     (Phase.PLACED, "cancel"): Phase.ENDED,
     (Phase.LOST, "wait"): Phase.WAITING,
-    (Phase.LOST, "fail"): Phase.ENDED,  # it is to blame
+    (Phase.LOST, "fail"): Phase.ENDED,  # the failure is attributed to it
     (Phase.WAITING, "place"): Phase.PLACED,
     (Phase.WAITING, "fail"): Phase.ENDED,
     (Phase.WAITING, "cancel"): Phase.ENDED,

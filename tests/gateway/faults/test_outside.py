@@ -47,10 +47,10 @@ async def test_one_is_not_tried_more_often_than_the_bound_and_the_last_time_apar
     assert not second.waiting
     world["a"].finish(number(second))
     assert second.failure is None
-    assert world["a"].pardoned == [1, 2, 3, 4], "they were put down to the first one"
+    assert world["a"].pardoned == [1, 2, 3, 4], "they were attributed to the first one"
 
 
-async def test_one_that_gets_on_between_is_innocent_for_ever() -> None:
+async def test_one_that_progresses_between_the_deaths_is_never_a_suspect() -> None:
     world = World()
     call = world.open()
     for _ in range(3 * MAX_TRIES):

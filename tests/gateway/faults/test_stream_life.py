@@ -297,7 +297,7 @@ class StreamLife(RuleBasedStateMachine):
 
     def _check_failure(self, stream: Stream, code: ErrorCode) -> None:
         if code in (ErrorCode.QUARANTINED, ErrorCode.STEP):
-            assert self.deaths[stream] >= MAX_TRIES, "nobody is blamed for one death, or for a few from outside"
+            assert self.deaths[stream] >= MAX_TRIES, "one death, or a few from outside, are not attributed"
         elif code is ErrorCode.OVERLOADED:
             assert not stream.waited, "only newcomers are refused"
             assert not stream.tokens

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from gateway.errors import RequestError
-from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_PARDONS, suspect
+from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_EXEMPT, suspect
 from gateway.routing.quarantine import REFUSED_AFTER, REMEMBERED_S
 from gateway.routing.request_group import Call
 from protocol.errors import ErrorCode
@@ -61,7 +61,7 @@ async def test_the_neighbours_of_a_poisonous_request_survive() -> None:
     assert [call for call in calls if call.failure is not None] == [poison]
 
 
-async def test_the_deaths_by_a_culprit_are_pardoned_wherever_they_were() -> None:
+async def test_the_deaths_by_a_poison_request_are_exempted_wherever_they_were() -> None:
     world = World("a", "b")
     world.open()
     world["a"].die()
@@ -71,7 +71,7 @@ async def test_the_deaths_by_a_culprit_are_pardoned_wherever_they_were() -> None
     assert (world["a"].pardoned, world["b"].pardoned) == ([1], [1])
 
 
-async def test_a_death_that_nobody_was_guilty_of_counts() -> None:
+async def test_a_death_that_is_attributed_to_no_request_counts() -> None:
     world = World()
     call = world.open()
     world["a"].die()
@@ -93,21 +93,21 @@ async def test_a_suspect_whose_client_leaves_takes_the_death_with_it() -> None:
         assert world["a"].pardoned == list(range(1, incarnation + 1))
 
 
-async def test_a_worker_that_does_nothing_but_die_is_not_pardoned_for_ever() -> None:
+async def test_a_worker_that_does_nothing_but_die_is_not_exempted_for_ever() -> None:
     world = World()
-    for index in range(MAX_PARDONS):
+    for index in range(MAX_EXEMPT):
         world.open(prompt=f"{index}")
         for _ in range(2):
             world["a"].die()
             world["a"].come_back()
-    assert world["a"].pardoned == list(range(1, MAX_PARDONS + 1))
+    assert world["a"].pardoned == list(range(1, MAX_EXEMPT + 1))
     world["a"].finish(number(world.open(prompt="good")))
     bad = world.open(prompt="bad")
     world["a"].die()
     world["a"].come_back()
     world["a"].die()
     assert failure(bad) is ErrorCode.QUARANTINED
-    assert len(world["a"].pardoned) == MAX_PARDONS + 2
+    assert len(world["a"].pardoned) == MAX_EXEMPT + 2
 
 
 async def test_a_request_that_was_quarantined_twice_is_refused_at_once_for_a_while() -> None:
@@ -160,7 +160,7 @@ async def test_a_suspect_that_was_cleared_starts_anew() -> None:
     assert not call.ended
 
 
-async def test_what_only_waited_for_a_slot_is_innocent() -> None:
+async def test_what_only_waited_for_a_slot_is_no_suspect() -> None:
     world = World(slots=1)
     runs, next_one, queued = world.open("runs"), world.open("next"), world.open("queued")
     world["a"].die()

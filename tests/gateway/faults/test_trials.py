@@ -113,10 +113,10 @@ class Trials(RuleBasedStateMachine):
             self.workers[name].come_back()
 
         self._do(die)
-        guilty = [stream for stream in live if stream.ended]
-        assert len(guilty) <= 1
+        attributed = [stream for stream in live if stream.ended]
+        assert len(attributed) <= 1
         for index, stream in enumerate(live):
-            if guilty and stream not in guilty:
+            if attributed and stream not in attributed:
                 continue
             if index < 2 * SLOTS:
                 self.present[stream] = self.present.get(stream, 0) + 1
@@ -200,7 +200,7 @@ def test_what_kills_from_within_is_tried_twice() -> None:
     play(Crashes)
 
 
-def test_an_innocent_request_lives_through_any_kills_below_the_bound() -> None:
+def test_a_request_that_kills_nothing_lives_through_any_kills_below_the_bound() -> None:
     play(Kills)
 
 

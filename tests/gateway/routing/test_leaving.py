@@ -25,7 +25,7 @@ def anyio_backend() -> Any:
     return BACKEND
 
 
-async def test_a_worker_that_leaves_accuses_nobody_and_gets_nothing_more() -> None:
+async def test_a_worker_that_leaves_makes_no_suspects_and_gets_nothing_more() -> None:
     world = World("a", "b")
     first, second = world.open(n=2), world.open()
     world["a"].fail(number(first, 0), ErrorCode.DRAINING)
@@ -35,7 +35,7 @@ async def test_a_worker_that_leaves_accuses_nobody_and_gets_nothing_more() -> No
     assert {world.open().worker for _ in range(5)} == {"b"}
 
 
-async def test_a_worker_that_fails_with_last_words_accuses_all_that_ran() -> None:
+async def test_a_worker_that_fails_with_last_words_makes_suspects_of_all_that_ran() -> None:
     """What it says of each is no reason to hand them on one by one: its loss is judged as a whole."""
     world = World("a", "b")
     first, second = world.open(n=2), world.open()
@@ -58,7 +58,7 @@ async def test_the_same_request_is_not_tried_a_third_time_whatever_the_workers_s
     assert world["c"].submits == []
 
 
-async def test_a_worker_that_was_stopped_accuses_nobody() -> None:
+async def test_a_worker_that_was_stopped_makes_no_suspects() -> None:
     world = World("a", "b")
     call = world.open()
     world["a"].status = replace(world["a"].status, state=WorkerState.STOPPED)

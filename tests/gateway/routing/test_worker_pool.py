@@ -13,7 +13,7 @@ from gateway.errors import RequestError
 from gateway.generation.request import GenerationRequest
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.circuit_breaker import FIRST_COOLDOWN_S, TRIP_AFTER, Circuit
-from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_PARDONS
+from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_EXEMPT
 from gateway.routing.request_group import Call
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
@@ -115,7 +115,7 @@ async def test_a_worker_whose_requests_keep_failing_is_left_alone_for_a_while(mo
     router, active, _ = pair()
     now = [1000.0]
     monkeypatch.setattr(router.roster, "_clock", lambda: now[0])
-    fail(router, active, MAX_PARDONS + TRIP_AFTER)
+    fail(router, active, MAX_EXEMPT + TRIP_AFTER)
     with pytest.raises(RequestError, match="keep failing") as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
@@ -129,7 +129,7 @@ async def test_a_worker_whose_requests_keep_failing_is_left_alone_for_a_while(mo
 
 async def test_a_cancelled_request_is_no_sign_of_health() -> None:
     router, active, _ = pair()
-    fail(router, active, MAX_PARDONS + TRIP_AFTER - 1)
+    fail(router, active, MAX_EXEMPT + TRIP_AFTER - 1)
     gone = router.open(plan(), "r")
     gone.cancel_nowait()
     active.say_cancelled(gone.streams[0].submit.stream)
@@ -139,7 +139,7 @@ async def test_a_cancelled_request_is_no_sign_of_health() -> None:
 
 async def test_a_standby_takes_over_from_a_worker_whose_requests_keep_failing() -> None:
     router, active, _ = pair("s")
-    fail(router, active, MAX_PARDONS + TRIP_AFTER)
+    fail(router, active, MAX_EXEMPT + TRIP_AFTER)
     assert roles(router) == {"a": "standby", "s": "active"}
     assert active.sent[-1] == [Stop()], "and starts again, for one that fails its requests is no standby"
     assert router.open(plan(), "r").worker == "s"
@@ -168,7 +168,7 @@ async def test_one_clients_failing_requests_open_nothing_for_the_others() -> Non
     """Each fails two steps, the second one alone; another one, whose steps they fail, gets on meanwhile."""
     router, active, _ = pair()
     neighbour = router.open(plan(max_tokens=100), "n")
-    for _ in range(2 * MAX_PARDONS):
+    for _ in range(2 * MAX_EXEMPT):
         bad = router.open(plan(), "bad")
         fail_step(active, bad, neighbour)
         fail_step(active, bad)
@@ -180,9 +180,9 @@ async def test_one_clients_failing_requests_open_nothing_for_the_others() -> Non
 
 
 async def test_requests_without_numbers_open_nothing_however_many_and_alone() -> None:
-    """The worker says that it is well, so that nothing has to be pardoned."""
+    """The worker says that it is well, so that nothing has to be exempted."""
     router, active, _ = pair()
-    for steps in range(2 * MAX_PARDONS):
+    for steps in range(2 * MAX_EXEMPT):
         bad = router.open(plan(), "bad")
         for again in range(2):
             active.say(Step((), Gauges(steps_failed=2 * steps + again + 1)))
@@ -192,12 +192,12 @@ async def test_requests_without_numbers_open_nothing_however_many_and_alone() ->
         assert bad.failure.code is ErrorCode.NOT_FINITE
         assert circuit(router) is Circuit.CLOSED
     assert router.open(plan(), "r").worker == "a"
-    assert all(seat.standing.pardons("a step") for seat in router.seats()), "nothing of what may be pardoned is used up"
+    assert all(seat.exemptions.add("a step") for seat in router.seats()), "no exemption is used up"
 
 
 async def test_the_failures_of_one_that_leaves_go_with_it() -> None:
     router, active, _ = pair()
-    for _ in range(MAX_PARDONS):
+    for _ in range(MAX_EXEMPT):
         bad = router.open(plan(), "bad")
         fail_step(active, bad)
         bad.cancel_nowait()
@@ -209,8 +209,8 @@ async def test_the_failures_of_one_that_leaves_go_with_it() -> None:
     assert circuit(router) is Circuit.OPEN, "and nothing good came between"
 
 
-async def test_a_device_that_fails_every_step_is_found_out() -> None:
-    """Each request looks guilty, but nobody fares better."""
+async def test_a_device_that_fails_every_step_opens_the_circuit() -> None:
+    """Each request looks like the cause, but none fares better."""
     router, active, (standby,) = pair("s")
     failed = 0
     while router.roster["a"].role is Role.ACTIVE:
@@ -218,11 +218,11 @@ async def test_a_device_that_fails_every_step_is_found_out() -> None:
         while not call.ended and call.worker == "a":
             fail_step(active, call)
             failed += 1
-    assert failed == MAX_PARDONS + TRIP_AFTER
+    assert failed == MAX_EXEMPT + TRIP_AFTER
     assert standby.submits, "which takes over from there"
 
 
-async def test_a_failure_that_its_request_is_blamed_for_does_not_open_the_circuit_for_a_moment() -> None:
+async def test_a_failure_that_is_attributed_to_its_request_does_not_open_the_circuit_for_a_moment() -> None:
     router, active, (_,) = pair("s")
     suspects = [router.open(plan(), str(number)) for number in range(TRIP_AFTER - 1)]
     for call in suspects:
