@@ -15,7 +15,7 @@ from gateway.routing.worker_handle import Seat
 from gateway.settings import GatewaySettings
 
 PAGE_RESUME_S = 60.0
-"""How long the page asks for an answer to be kept when its connection ends."""
+"""How long the page lets an answer be kept when its connection ends."""
 _PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
@@ -41,13 +41,13 @@ class Status:
         self._page = page.replace("{{resume_s}}", f"{resume_s:g}").encode()
 
     async def live(self, _: Request) -> Response:
-        """`GET /health/live`: the event loop turns."""
+        """`GET /health/live`: the event loop runs."""
         return _json({"status": "live"})
 
     async def ready(self, _: Request) -> Response:
-        """`GET /health/ready`: 200 when some worker is ready and showed progress lately, and admission is open.
+        """`GET /health/ready`: 200 when a worker is ready and has made progress lately, and requests are admitted.
 
-        `given_up` names the workers that are not started again.
+        `given_up` lists the workers that are not restarted.
         """
         given_up = [seat.name for seat in self._router.seats() if seat.status.state is WorkerState.GIVEN_UP]
         now = asyncio.get_running_loop().time()
@@ -80,7 +80,7 @@ class Status:
 
 
 def _device(status: WorkerStatus) -> str | None:
-    """The device that was taken; until that is known, the one that was asked for."""
+    """The device in use; until that is known, the requested one."""
     if status.ready is not None and status.ready.device:
         return status.ready.device
     return None if status.hello is None else status.hello.device
@@ -104,7 +104,7 @@ def _worker(seat: Seat, now: float) -> dict[str, Any]:
         "backend": None if hello is None else hello.backend,
         "device": _device(status),
         "pid": status.pid,
-        # Of a worker of another machine, whose pid is that machine's.
+        # Of a remote worker, whose pid is that of its own machine.
         "address": status.address or None,
         "incarnation": status.incarnation,
         "state": status.state.value,
@@ -119,6 +119,6 @@ def _worker(seat: Seat, now: float) -> dict[str, Any]:
         "steps": gauges.steps,
         "slowest_step_s": gauges.slowest_step_ms / 1000,
         "hang_after_s": status.hang_s,
-        # A worker without a process has shown none.
+        # A worker without a process has made none.
         "last_progress_s": None if status.pid is None else round(max(0.0, now - status.last_progress), 3),
     }

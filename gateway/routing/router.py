@@ -131,7 +131,7 @@ class Router:
         if isinstance(event, Finished | Failed):
             seat.answered(event.stream)
         if isinstance(event, Step | Beat):
-            seat.counters.saw(incarnation, event.gauges)
+            seat.counters.add(incarnation, event.gauges)
             seat.reached = event.gauges.reached
         if isinstance(event, Step):
             now = self._clock()

@@ -1,4 +1,4 @@
-"""Live sequences: what a worker delivered, what the client has not taken yet, and the one way each of them ended."""
+"""Live sequences: what workers delivered, what the client has not taken yet, and how each sequence ended."""
 
 import structlog
 from msgspec.structs import replace
@@ -14,11 +14,11 @@ _log = structlog.get_logger("gateway.routing.sequence")
 
 
 class Stream:
-    """One live sequence, owned by its call. It ends exactly once: with `usage`, with `failure`, or cancelled.
+    """One live sequence, owned by its request. It ends exactly once: with `usage`, with `failure`, or cancelled.
 
-    It keeps what another worker needs to go on with it: its `submit`, and in `tokens` every id that was delivered. What
-    it is computed by may change; what it has delivered stays. Its backlog is bounded by `limit`, its own `max_tokens`
-    or its worker's context.
+    It keeps what another worker needs to continue it: its `submit`, and in `tokens` every id that was delivered. The
+    worker may change; what was delivered stays. The backlog is bounded by `limit`: its own `max_tokens`, or the context
+    of its worker.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Stream:
         self.index = index
         self.call = call
         self.order = submit.stream
-        """Its place among all sequences in the order of their admission."""
+        """Its position among all sequences in the order of admission."""
         self.limit = submit.limits.max_tokens or 0
         self.opened_at = now
         self.first_at = 0.0
@@ -66,28 +66,27 @@ class Stream:
         self.worker = ""
         """The worker that computes it; empty while it waits for one."""
         self.waited = False
-        """It has been without a worker: no worker's full queue is reason to refuse it now."""
+        """It has been without a worker: a full queue of a worker is no reason to refuse it now."""
         self.kind: tuple[str, str] | None = None
-        """Backend and config digest of the worker that computed it first: equal kinds compute equal tokens."""
+        """Backend and config digest of its first worker: workers of equal kinds compute equal tokens."""
         self.continued = False
-        """A worker of another kind went on with it."""
+        """A worker of another kind continued it."""
         self.cause: Cause | None = None
-        """Why it lost its last worker, until the next one brings something."""
+        """Why it lost its last worker, until the next one delivers something."""
         self.loss = ""
         self.failures: tuple[WorkerFailure, ...] = ()
         """The worker failures during which it ran, in a row, until it is cleared. See
         `gateway.routing.failure_attribution`, which bounds their number."""
         self.since_replay = 0
-        """Tokens that came since the last of them."""
+        """Tokens since the last of these failures."""
         self._text: list[str] = []
         self._logprobs: list[Logprobs] = []
         self._taken = 0
 
     def submit_as(self, number: int, now: float) -> Submit:
-        """What a worker is told in order to compute it, under a number that no worker has seen yet.
+        """The `Submit` for the next worker, under a number that no worker has seen yet.
 
-        The tokens that were delivered go along: they count as generated and do not come again. Of its time it has what
-        is left.
+        It has the delivered tokens, which count as generated and are not sent again, and the rest of the deadline.
         """
         limits = self.submit.limits
         if limits.deadline_ms:
@@ -96,7 +95,7 @@ class Stream:
         return replace(self.submit, stream=number, limits=limits, resume=tuple(self.tokens))
 
     def place(self, submit: Submit, worker: str, kind: tuple[str, str], context: int) -> None:
-        """A worker of this kind got `submit`. It holds `context` tokens."""
+        """Note that a worker of this kind, with a context of so many tokens, got `submit`."""
         self.submit = replace(self.submit, stream=submit.stream)
         self.limit = submit.limits.max_tokens or context
         self.worker = worker
@@ -105,7 +104,7 @@ class Stream:
         self.continued = self.continued or kind != self.kind
 
     def leave(self, cause: Cause, loss: str) -> None:
-        """It has no worker any more; `loss` says why in words."""
+        """Note that it has no worker any more; `loss` is the reason in words."""
         _log.info(
             "stream_lost",
             request=self.call.request,
@@ -119,7 +118,8 @@ class Stream:
         self.loss = loss
 
     def push(self, delta: Delta | Finished) -> bool:
-        """Add what a step brought. False when that is over the limit: a defect of the worker, and nothing was added."""
+        """Add what a step delivered. False, with nothing added, when that is over the limit, which is a bug of the
+        worker."""
         if len(self.tokens) + len(delta.tokens) > self.limit:
             return False
         self.tokens += delta.tokens
@@ -131,25 +131,25 @@ class Stream:
         return True
 
     def finish(self, reason: StopReason, usage: Usage) -> None:
-        """The good end."""
+        """End it well."""
         self.reason = reason
         self.usage = usage
         self._end()
 
     def fail(self, failure: SequenceFailure) -> None:
-        """The bad end."""
+        """End it with a failure."""
         self.failure = failure
         self._end()
 
     def cancel(self) -> None:
-        """The end that nobody is told of: the client is gone."""
+        """End it without an answer, as its client is gone."""
         self._end()
 
     def _end(self) -> None:
         if self.ended:
             raise RuntimeError(f"stream {self.submit.stream} ended twice")
         self.ended = True
-        # Whoever has yet to take the answer may take minutes.
+        # The prompt is not kept while the client takes the answer, which may be minutes.
         self.submit = replace(self.submit, input=TokensInput(()))
         self.call.sequence_ended(self.index, self.failure)
 

@@ -1,4 +1,4 @@
-"""The sequences that have no worker at the moment, in the order of their admission."""
+"""The queue of the sequences that have no worker, in the order of admission."""
 
 import asyncio
 from bisect import bisect_left, insort
@@ -8,15 +8,15 @@ from operator import attrgetter
 from gateway.routing.sequence import Stream
 
 MIN_STAY_S = 1.0
-"""A second and later stay is at least this long, however short the first one may be."""
+"""The minimum time of a second and later stay."""
 _order = attrgetter("order")
 
 
 class WaitingRoom:
-    """Who was admitted first is served first, whether it lost its worker or has had none yet.
+    """First in, first out by admission, for sequences that lost their worker and for new ones.
 
-    `bound` is for newcomers alone: what lost its worker was admitted already, and its number is bounded by what the
-    workers hold. After `wait_s` seconds `overdue(stream)` is called; the sequence stays until it is removed.
+    `bound` is for new sequences only: those that lost their worker were admitted already, and their number is bounded
+    by what workers hold. After `wait_s` seconds `overdue(stream)` is called; the sequence stays until it is removed.
     """
 
     def __init__(self, bound: int, wait_s: float, overdue: Callable[[Stream], None]) -> None:
@@ -36,7 +36,7 @@ class WaitingRoom:
         return stream in self._timers
 
     def has_room(self, count: int) -> bool:
-        """So many newcomers can wait."""
+        """So many new sequences can be added."""
         return len(self) + count <= self._bound
 
     def of(self, model: str) -> tuple[Stream, ...]:
@@ -44,21 +44,21 @@ class WaitingRoom:
         return tuple(self._queues.get(model, ()))
 
     def add(self, stream: Stream) -> None:
-        """Let it wait."""
+        """Add a sequence."""
         insort(self._queues.setdefault(stream.call.model, []), stream, key=_order)
         stream.waited = True
         stream.call.suspended(1)
         self._arm(stream, self._wait_s)
 
     def stay(self, stream: Stream) -> None:
-        """Let it wait on, after it was overdue."""
+        """Keep a sequence that was overdue."""
         self._arm(stream, max(self._wait_s, MIN_STAY_S))
 
     def _arm(self, stream: Stream, wait_s: float) -> None:
         self._timers[stream] = asyncio.get_running_loop().call_later(wait_s, self._overdue, stream)
 
     def remove(self, stream: Stream) -> None:
-        """It waits no longer."""
+        """Remove a sequence."""
         self._timers.pop(stream).cancel()
         model = stream.call.model
         queue = self._queues[model]

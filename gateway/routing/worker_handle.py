@@ -166,7 +166,7 @@ class Seat:
 
     def refresh(self, status: WorkerStatus) -> None:
         """Take over what a status says: the counts, and the labels once they are known."""
-        self.counters.saw(status.incarnation, status.gauges)
+        self.counters.add(status.incarnation, status.gauges)
         if status.hello is None:
             return
         self.slots = status.hello.slots
