@@ -80,7 +80,12 @@ class GenerateEndpoint:
                 return
             answer_id = renderer.answer_id(exchange.token)
             head = AnswerHead(answer_id, exchange.created, call.model, call.config_digest)
-            body = renderer.whole(head, call.take(), call.token_counts(), continued=call.continued)
+            try:
+                body = renderer.whole(head, call.take(), call.token_counts(), continued=call.continued)
+            except Exception:
+                # The server logs the exception.
+                await exchange.respond_error(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT))
+                raise
             await exchange.respond(200, body)
 
         try:
