@@ -21,24 +21,26 @@ MAY_IMPORT = {
 }
 """Which packages of the house a package may import, besides itself."""
 
-_GATEWAY_BASE = {"settings", "errors", "metrics", "body_budget"}
-GATEWAY_MAY_IMPORT = {
-    "settings": set(),
-    "errors": set(),
-    "histogram": set(),
-    "metrics": {"histogram"},
-    "body_budget": {"errors"},
-    "generation": set(),
-    "routing": _GATEWAY_BASE | {"generation"},
-    "http": _GATEWAY_BASE,
-    "streaming": _GATEWAY_BASE | {"generation", "routing", "http"},
-    "openai": _GATEWAY_BASE | {"generation", "routing", "http", "streaming"},
-    "fleet": _GATEWAY_BASE | {"routing", "http", "streaming"},
-    "admin": _GATEWAY_BASE | {"routing", "http", "fleet"},
-    "app": _GATEWAY_BASE | {"routing", "http", "streaming", "openai", "fleet", "admin"},
-    "daemon": _GATEWAY_BASE | {"routing", "http", "streaming", "fleet", "app"},
+_BASE = {"settings", "errors", "metrics", "body_budget"}
+PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
+    "gateway": {
+        "settings": set(),
+        "errors": set(),
+        "histogram": set(),
+        "metrics": {"histogram"},
+        "body_budget": {"errors"},
+        "generation": set(),
+        "routing": _BASE | {"generation"},
+        "http": _BASE,
+        "streaming": _BASE | {"generation", "routing", "http"},
+        "openai": _BASE | {"generation", "routing", "http", "streaming"},
+        "fleet": _BASE | {"routing", "http", "streaming"},
+        "admin": _BASE | {"routing", "http", "fleet"},
+        "app": _BASE | {"routing", "http", "streaming", "openai", "fleet", "admin"},
+        "daemon": _BASE | {"routing", "http", "streaming", "fleet", "app"},
+    },
 }
-"""Which parts of the gateway, packages and modules, a part of it may import, besides itself."""
+"""Of a package, which of its parts (sub-packages and modules) each part may import, lower layers first."""
 
 KNOWN_CYCLES = [
     {"actors.actor", "actors.system"},
@@ -98,8 +100,8 @@ def imports_of(source: str, file: str) -> Iterator[Import]:
         match node:
             case ast.Import(names=names):
                 yield from (Import(file, node.lineno, name.name) for name in names)
-            case ast.ImportFrom(module=str(module), names=names, level=0):
-                yield from (Import(file, node.lineno, f"{module}.{name.name}") for name in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield Import(file, node.lineno, module)
             case ast.ImportFrom():
                 yield Import(file, node.lineno, file.partition("/")[0])
             case ast.Call(
@@ -109,9 +111,24 @@ def imports_of(source: str, file: str) -> Iterator[Import]:
                 yield Import(file, node.lineno, module)
 
 
+def part_of(module: str, package: str) -> str | None:
+    """The part of `package` that a module is, or is in; None for a module outside of it."""
+    return module[len(package) + 1 :].partition(".")[0] if f"{module}.".startswith(f"{package}.") else None
+
+
+def breaches_within(one: Import) -> Iterator[str]:
+    """An import between parts of a package that goes against `PARTS_MAY_IMPORT`."""
+    importer = one.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for package, may_import in PARTS_MAY_IMPORT.items():
+        part, imported = part_of(importer, package), part_of(one.module, package)
+        if part and imported is not None and imported not in may_import.get(part, set()) | {part}:
+            yield f"{one}: {package}.{part} may not import {one.module}"
+
+
 def breaches(found: Iterator[Import]) -> Iterator[str]:
     """Every import that goes against the tables above."""
     for one in found:
+        yield from breaches_within(one)
         package = one.file.partition("/")[0]
         if one.top in MAY_IMPORT and one.top != package and one.top not in MAY_IMPORT[package]:
             yield f"{one}: {package} may not import {one.top}"
@@ -119,18 +136,8 @@ def breaches(found: Iterator[Import]) -> Iterator[str]:
             yield f"{one}: only {' and '.join(DOORS[one.top])} may"
         if one.top in NEVER or one.top in {"tests", "bench"}:
             yield f"{one}: nothing may"
-        if package == one.top == "gateway" and (parts := gateway_parts(one)):
-            importer, imported = parts
-            if importer != imported and imported not in GATEWAY_MAY_IMPORT[importer]:
-                yield f"{one}: gateway/{importer} may not import gateway/{imported}"
         if package == "protocol" and one.top not in PROTOCOL_MAY_USE | {"protocol"}:
             yield f"{one}: protocol imports msgspec only"
-
-
-def gateway_parts(one: Import) -> tuple[str, str] | None:
-    """Which part of the gateway imports which; None for the package itself."""
-    importer, imported = one.file.removesuffix(".py").split("/")[1], one.module.split(".")[1:2]
-    return (importer, imported[0]) if imported else None
 
 
 def modules() -> dict[str, Path]:
@@ -175,6 +182,17 @@ def test_imports_point_one_way_and_enter_by_their_door(package: str) -> None:
     assert files
     found = (one for file in files for one in imports_of(file.read_text(), file.relative_to(ROOT).as_posix()))
     assert list(breaches(found)) == []
+
+
+@pytest.mark.parametrize("package", PARTS_MAY_IMPORT)
+def test_every_part_has_its_layer_and_imports_lower_ones_only(package: str) -> None:
+    folder = ROOT / package.replace(".", "/")
+    parts = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__"} == set(PARTS_MAY_IMPORT[package])
+    below: set[str] = set()
+    for part, may_import in PARTS_MAY_IMPORT[package].items():
+        assert may_import <= below, part
+        below.add(part)
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -237,7 +255,6 @@ def test_a_breach_is_found(file: str, source: str) -> None:
         ("gateway/http/server.py", "import hypercorn"),
         ("gateway/openai/chunks.py", "from gateway.openai.errors import DONE"),
         ("gateway/app.py", "from gateway.openai.dialect import openai_dialect"),
-        ("gateway/daemon.py", "import gateway"),
         ("actors/process/child.py", "from . import link"),
     ],
 )
