@@ -122,7 +122,7 @@ class _Daemon:
         self._on_listening = on_listening
         self._predecessor = predecessor
         self._streams = ResumableStreams(settings, router.metrics)
-        self._operations = Operations(fleet, router.roster)
+        self._operations = Operations(fleet, router.pool)
         self._listener: Listener | None = None
         self._handing_over = False
         self._operating = anyio.CancelScope()

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from actors.supervision.worker import LastFailure, WorkerState, WorkerStatus
 from gateway.metrics import CONTENT_TYPE
 from gateway.routing.router import Router
-from gateway.routing.worker_handle import Seat
+from gateway.routing.worker_handle import WorkerHandle
 from gateway.settings import GatewaySettings
 
 PAGE_RESUME_S = 60.0
@@ -49,13 +49,13 @@ class Status:
 
         `given_up` lists the workers that are not restarted.
         """
-        given_up = [seat.name for seat in self._router.seats() if seat.status.state is WorkerState.GIVEN_UP]
+        given_up = [handle.name for handle in self._router.handles() if handle.status.state is WorkerState.GIVEN_UP]
         now = asyncio.get_running_loop().time()
         progressing = {
             name: any(
-                seat.progressing(now, self._settings.progress_timeout_s)
-                for seat in self._router.seats()
-                if seat.model == name
+                handle.progressing(now, self._settings.progress_timeout_s)
+                for handle in self._router.handles()
+                if handle.model == name
             )
             for name in self._router.models()
         }
@@ -68,7 +68,7 @@ class Status:
     async def workers(self, _: Request) -> Response:
         """`GET /admin/workers`."""
         now = asyncio.get_running_loop().time()
-        return _json({"workers": [_worker(seat, now) for seat in self._router.seats()]})
+        return _json({"workers": [_worker(handle, now) for handle in self._router.handles()]})
 
     async def metrics(self, _: Request) -> Response:
         """`GET /metrics`."""
@@ -95,12 +95,12 @@ def _failure(last: LastFailure, now: float) -> dict[str, Any]:
     }
 
 
-def _worker(seat: Seat, now: float) -> dict[str, Any]:
-    status = seat.status
+def _worker(handle: WorkerHandle, now: float) -> dict[str, Any]:
+    status = handle.status
     hello, gauges = status.hello, status.gauges
     return {
-        "name": seat.name,
-        "model": seat.model,
+        "name": handle.name,
+        "model": handle.model,
         "backend": None if hello is None else hello.backend,
         "device": _device(status),
         "pid": status.pid,
@@ -108,8 +108,8 @@ def _worker(seat: Seat, now: float) -> dict[str, Any]:
         "address": status.address or None,
         "incarnation": status.incarnation,
         "state": status.state.value,
-        "role": seat.role.value,
-        "circuit": seat.breaker.state(now).value,
+        "role": handle.role.value,
+        "circuit": handle.breaker.state(now).value,
         "restarts": status.restarts,
         "reason": status.reason,
         "last_failure": None if status.last_failure is None else _failure(status.last_failure, now),

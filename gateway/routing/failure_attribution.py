@@ -28,7 +28,7 @@ breaker counts it (`Exemptions`).
 from collections.abc import Hashable, Mapping, Sequence
 
 from gateway.routing.failure import WorkerFailure
-from gateway.routing.sequence import Stream
+from gateway.routing.sequence import LiveSequence
 
 MAX_TRIES = 4
 """Deaths in a row, whatever their origin. Twice what a request gets that kills from within: more than an operator's few
@@ -64,57 +64,57 @@ class Exemptions:
         self._exempt.clear()
 
 
-def attribute_death(live: Sequence[Stream], slots: int, reached: int, death: WorkerFailure) -> list[Stream]:
+def attribute_death(live: Sequence[LiveSequence], slots: int, reached: int, death: WorkerFailure) -> list[LiveSequence]:
     """The sequences that the death of a worker is attributed to, of those that it had, in the order in which it got
     them. The death is recorded with them, and with the others that it may still be attributed to. `reached`: see
     `Gauges.reached`."""
-    new = [stream for stream in live if stream.submit.stream > reached]
-    ran = [*live[: 2 * slots], *(stream for stream in live[2 * slots :] if stream.submit.stream > reached)]
-    attributed = [stream for stream in ran if _is_cause(stream, death)]
-    for stream in dict.fromkeys([*attributed, *new] if attributed else ran):
-        record(stream, death)
+    new = [sequence for sequence in live if sequence.submit.stream > reached]
+    ran = [*live[: 2 * slots], *(sequence for sequence in live[2 * slots :] if sequence.submit.stream > reached)]
+    attributed = [sequence for sequence in ran if _is_cause(sequence, death)]
+    for sequence in dict.fromkeys([*attributed, *new] if attributed else ran):
+        record(sequence, death)
     return attributed
 
 
-def attribute_step(stream: Stream, step: WorkerFailure) -> bool:
+def attribute_step(sequence: LiveSequence, step: WorkerFailure) -> bool:
     """Record a failed step with a sequence that was part of it. True when it is attributed to that sequence."""
-    attributed = _is_cause(stream, step)
-    record(stream, step)
+    attributed = _is_cause(sequence, step)
+    record(sequence, step)
     return attributed
 
 
-def record(stream: Stream, failure: WorkerFailure) -> None:
+def record(sequence: LiveSequence, failure: WorkerFailure) -> None:
     """The sequence ran during this failure."""
-    stream.failures = (*stream.failures, failure)
-    stream.since_replay = 0
+    sequence.failures = (*sequence.failures, failure)
+    sequence.since_replay = 0
 
 
-def suspect(stream: Stream) -> bool:
+def suspect(sequence: LiveSequence) -> bool:
     """The next death may be attributed to it."""
-    return len(stream.failures) >= MAX_TRIES - 1 or any(failure.within for failure in stream.failures)
+    return len(sequence.failures) >= MAX_TRIES - 1 or any(failure.within for failure in sequence.failures)
 
 
-def attributed_failures(stream: Stream) -> list[WorkerFailure]:
+def attributed_failures(sequence: LiveSequence) -> list[WorkerFailure]:
     """The failures that are attributed to a sequence which ends without having been cleared: those from within; all of
     them, if it had every try. Not those that do not count against a worker anyway."""
-    last = len(stream.failures) >= MAX_TRIES
-    return [failure for failure in stream.failures if failure.of_worker and (failure.within or last)]
+    last = len(sequence.failures) >= MAX_TRIES
+    return [failure for failure in sequence.failures if failure.of_worker and (failure.within or last)]
 
 
-def cleared(stream: Stream, tokens: int) -> bool:
+def cleared(sequence: LiveSequence, tokens: int) -> bool:
     """A sequence with recorded failures got further tokens. True when that clears it."""
-    stream.since_replay += tokens
-    if stream.since_replay < CLEARED_AFTER:
+    sequence.since_replay += tokens
+    if sequence.since_replay < CLEARED_AFTER:
         return False
-    stream.failures = ()
+    sequence.failures = ()
     return True
 
 
-def may_run(stream: Stream, live: Mapping[int, Stream], slots: int) -> bool:
+def may_run(sequence: LiveSequence, live: Mapping[int, LiveSequence], slots: int) -> bool:
     """A worker with these sequences, by number, may also get this one."""
-    return not suspect(stream) or (len(live) < slots and not any(suspect(other) for other in live.values()))
+    return not suspect(sequence) or (len(live) < slots and not any(suspect(other) for other in live.values()))
 
 
-def _is_cause(stream: Stream, failure: WorkerFailure) -> bool:
-    recorded = stream.failures
+def _is_cause(sequence: LiveSequence, failure: WorkerFailure) -> bool:
+    recorded = sequence.failures
     return len(recorded) + 1 >= MAX_TRIES or (failure.within and any(earlier.within for earlier in recorded))

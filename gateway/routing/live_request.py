@@ -11,10 +11,9 @@ from gateway.routing.failure import SequenceFailure
 class LiveRequest(ABC):
     """The base of `gateway.routing.request_group.RequestGroup`, as the sequences of the group know it."""
 
-    def __init__(self, request: str, model: str, output: OutputOptions, body: HeldBody, count: int) -> None:
+    def __init__(self, request_id: str, model: str, output: OutputOptions, body: HeldBody, count: int) -> None:
         """`count` sequences need the `body`, until the last of them has ended."""
-        self.request = request
-        """The request's id."""
+        self.request_id = request_id
         self.model = model
         self.output = output
         self.body = body.need()

@@ -7,24 +7,24 @@ from gateway.body_budget import HeldBody
 from gateway.generation.delta import OutputDelta, TokenCounts
 from gateway.generation.request import OutputOptions
 from gateway.routing.live_request import LiveRequest
-from gateway.routing.sequence import Stream
+from gateway.routing.sequence import LiveSequence
 from protocol.events import Usage
 
 
-class Call(LiveRequest):
+class RequestGroup(LiveRequest):
     """The sequences of one request, and the client's side of them: wait for a change, take, cancel."""
 
     def __init__(
         self,
-        request: str,
+        request_id: str,
         model: str,
         output: OutputOptions,
         body: HeldBody,
         count: int,
-        release: Callable[["Call"], None],
+        release: Callable[["RequestGroup"], None],
     ) -> None:
-        super().__init__(request, model, output, body, count)
-        self.streams: Sequence[Stream] = ()
+        super().__init__(request_id, model, output, body, count)
+        self.sequences: Sequence[LiveSequence] = ()
         """In the order of their index. Set by the router, before they can change."""
         self.deadline: asyncio.TimerHandle | None = None
         self._with_tokens = output.with_tokens
@@ -33,14 +33,14 @@ class Call(LiveRequest):
     @property
     def continued(self) -> bool:
         """A worker of another kind continued one of its sequences: its tokens may differ from there on."""
-        return any(stream.continued for stream in self.streams)
+        return any(sequence.continued for sequence in self.sequences)
 
     def take(self) -> list[OutputDelta]:
         """The new deltas of all sequences."""
         self._changed = False
         deltas: list[OutputDelta] = []
         for index in self._ready:
-            self.streams[index].take_into(deltas, self._with_tokens)
+            self.sequences[index].take_into(deltas, self._with_tokens)
         self._ready.clear()
         return deltas
 
@@ -49,7 +49,7 @@ class Call(LiveRequest):
 
     def token_counts(self) -> TokenCounts:
         """The counts of the whole request. A prompt is cached as far as it was for the first of its sequences."""
-        done = [stream.usage or Usage(0, 0) for stream in self.streams]
+        done = [sequence.usage or Usage(0, 0) for sequence in self.sequences]
         prompts = done[:: self.output.per_prompt]
         return TokenCounts(
             prompt=sum(usage.prompt_tokens for usage in prompts),

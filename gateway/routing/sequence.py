@@ -13,7 +13,7 @@ from protocol.request import TokensInput
 _log = structlog.get_logger("gateway.routing.sequence")
 
 
-class Stream:
+class LiveSequence:
     """One live sequence, owned by its request. It ends exactly once: with `usage`, with `failure`, or cancelled.
 
     It keeps what another worker needs to continue it: its `submit`, and in `tokens` every id that was delivered. The
@@ -25,7 +25,6 @@ class Stream:
         "_logprobs",
         "_taken",
         "_text",
-        "call",
         "cause",
         "continued",
         "ended",
@@ -40,6 +39,7 @@ class Stream:
         "opened_at",
         "order",
         "reason",
+        "request",
         "since_replay",
         "submit",
         "tokens",
@@ -48,10 +48,10 @@ class Stream:
         "worker",
     )
 
-    def __init__(self, submit: Submit, index: int, call: LiveRequest, *, now: float) -> None:
+    def __init__(self, submit: Submit, index: int, request: LiveRequest, *, now: float) -> None:
         self.submit = submit
         self.index = index
-        self.call = call
+        self.request = request
         self.order = submit.stream
         """Its position among all sequences in the order of admission."""
         self.limit = submit.limits.max_tokens or 0
@@ -107,7 +107,7 @@ class Stream:
         """Note that it has no worker any more; `loss` is the reason in words."""
         _log.info(
             "stream_lost",
-            request=self.call.request,
+            request=self.request.request_id,
             choice=self.index,
             worker=self.worker,
             cause=str(cause),
@@ -127,7 +127,7 @@ class Stream:
             self._text.append(delta.text)
         if delta.logprobs:
             self._logprobs += delta.logprobs
-        self.call.changed(self.index)
+        self.request.changed(self.index)
         return True
 
     def finish(self, reason: StopReason, usage: Usage) -> None:
@@ -151,7 +151,7 @@ class Stream:
         self.ended = True
         # The prompt is not kept while the client takes the answer, which may be minutes.
         self.submit = replace(self.submit, input=TokensInput(()))
-        self.call.sequence_ended(self.index, self.failure)
+        self.request.sequence_ended(self.index, self.failure)
 
     def take_into(self, deltas: list[OutputDelta], with_tokens: bool) -> None:
         """Add what the client has not had yet: one delta for each kind of output, however many steps it took."""

@@ -12,7 +12,7 @@ from gateway.routing.circuit_breaker import Breaker, Circuit
 from gateway.routing.counters import Counters
 from gateway.routing.failure import FailureId
 from gateway.routing.failure_attribution import Exemptions, suspect
-from gateway.routing.sequence import Stream
+from gateway.routing.sequence import LiveSequence
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel, Submit
 from protocol.events import SILENT_S
@@ -31,7 +31,7 @@ class Role(StrEnum):
     STANDBY = "standby"
 
 
-class Seat:
+class WorkerHandle:
     """Owned by the router. `live` has the sequences by their number, in the order in which the worker got them."""
 
     def __init__(self, worker: Worker, name: str, model: str, metrics: Metrics, role: Role = Role.ACTIVE) -> None:
@@ -46,7 +46,7 @@ class Seat:
         self.exemptions = Exemptions()
         self.incarnation = worker.status.incarnation
         self.counters = Counters()
-        self.live: dict[int, Stream] = {}
+        self.live: dict[int, LiveSequence] = {}
         self.slots = 0
         """Of the worker that is there or was there last."""
         self.reached = 0
@@ -100,20 +100,20 @@ class Seat:
         """The worker may be about to die of one of its sequences, and whoever shares it would see a gap."""
         return any(map(suspect, self.live.values()))
 
-    def place(self, stream: Stream, submit: Submit) -> None:
+    def place(self, sequence: LiveSequence, submit: Submit) -> None:
         """The worker was sent a sequence under this number. It may have its body in a queue until it has answered, also
         when the sequence is cancelled meanwhile."""
-        self.live[submit.stream] = stream
-        self._unanswered[submit.stream] = stream.call.body.need()
+        self.live[submit.stream] = sequence
+        self._unanswered[submit.stream] = sequence.request.body.need()
 
     def answered(self, number: int) -> None:
         """The worker is done with a sequence of this number, if it was sent one."""
         if (body := self._unanswered.pop(number, None)) is not None:
             body.release()
 
-    def remove(self, stream: Stream) -> None:
+    def remove(self, sequence: LiveSequence) -> None:
         """A sequence is not the worker's any more; that may make room."""
-        del self.live[stream.submit.stream]
+        del self.live[sequence.submit.stream]
         self._full_until = 0.0
 
     @property
@@ -174,9 +174,9 @@ class Seat:
             self._backend = status.hello.backend
             self.observed = self._metrics.of(self.model, self._backend, self.name)
 
-    def cancel(self, streams: Iterable[Stream]) -> None:
+    def cancel(self, sequences: Iterable[LiveSequence]) -> None:
         """Post a cancel for each. A full link must not lose one, or a slot would compute for nobody: they go again."""
-        self._uncancelled.extend(Cancel(stream.submit.stream) for stream in streams)
+        self._uncancelled.extend(Cancel(sequence.submit.stream) for sequence in sequences)
         if self._retry is None:
             self._post_cancels()
 

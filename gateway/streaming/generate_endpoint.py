@@ -8,7 +8,7 @@ from gateway.body_budget import HeldBody
 from gateway.errors import INTERNAL_TEXT, RequestError
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import ClientGone, HttpExchange
-from gateway.routing.request_group import Call
+from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, AnswerRenderer, Decode
@@ -62,7 +62,7 @@ class GenerateEndpoint:
         else:
             await self._whole(exchange, *admitted)
 
-    def _admit(self, raw: bytes, body: HeldBody, exchange: HttpExchange) -> tuple[Call, AnswerRenderer] | None:
+    def _admit(self, raw: bytes, body: HeldBody, exchange: HttpExchange) -> tuple[RequestGroup, AnswerRenderer] | None:
         """Admit a request. None for a client that repeats its request with a `Last-Event-ID`, as EventSource would: it
         resumes its stream. Raises `RequestError`."""
         if exchange.last_event_id:
@@ -72,16 +72,16 @@ class GenerateEndpoint:
             self._resumables.check_room()
         return self._router.open(request, exchange.request_id, body, exchange.key), renderer
 
-    async def _whole(self, exchange: HttpExchange, call: Call, renderer: AnswerRenderer) -> None:
+    async def _whole(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:
         async def answer(_: anyio.CancelScope) -> None:
-            await call.wait()
-            if call.failure is not None:
-                await exchange.respond_error(failure_error(call.failure, self._settings))
+            await group.wait()
+            if group.failure is not None:
+                await exchange.respond_error(failure_error(group.failure, self._settings))
                 return
             answer_id = renderer.answer_id(exchange.token)
-            head = AnswerHead(answer_id, exchange.created, call.model, call.config_digest)
+            head = AnswerHead(answer_id, exchange.created, group.model, group.config_digest)
             try:
-                body = renderer.whole(head, call.take(), call.token_counts(), continued=call.continued)
+                body = renderer.whole(head, group.take(), group.token_counts(), continued=group.continued)
             except Exception:
                 # The server logs the exception.
                 await exchange.respond_error(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT))
@@ -92,20 +92,20 @@ class GenerateEndpoint:
             await exchange.attended(answer)
         finally:
             # Nothing may be awaited here: the task may be under cancellation.
-            close_request(call)
+            close_request(group)
             exchange.close()
 
-    async def _stream(self, exchange: HttpExchange, call: Call, renderer: AnswerRenderer) -> None:
-        resume_s = call.output.resume_s
+    async def _stream(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:
+        resume_s = group.output.resume_s
         log = self._resumables.new_log() if resume_s else None
-        reply = StreamedReply(call, renderer, exchange, self._settings, log)
+        reply = StreamedReply(group, renderer, exchange, self._settings, log)
 
         async def answer(scope: anyio.CancelScope) -> None:
             # The status waits for the first event, so that a refusal by the worker is a 4xx and not a 200. A client
             # whose request has no worker gets the status and comments instead.
             began = await reply.news()
-            if began and call.failure is not None:
-                await exchange.respond_error(failure_error(call.failure, self._settings))
+            if began and group.failure is not None:
+                await exchange.respond_error(failure_error(group.failure, self._settings))
             else:
                 await exchange.start_events(scope, renderer.content_type, reply.id if log is not None else "")
                 await reply.send(exchange, began)

@@ -6,7 +6,7 @@ import structlog
 from gateway.errors import INTERNAL_TEXT, RequestError
 from gateway.http.exchange import HttpExchange
 from gateway.routing.failure import SequenceFailure
-from gateway.routing.request_group import Call
+from gateway.routing.request_group import RequestGroup
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, AnswerRenderer, EventRenderer
 from gateway.streaming.replay_buffer import EventLog
@@ -23,11 +23,11 @@ def failure_error(failure: SequenceFailure, settings: GatewaySettings) -> Reques
     return RequestError(failure.code, failure.text, field=failure.field, retry_after_s=settings.retry_after_s)
 
 
-def close_request(call: Call) -> None:
+def close_request(group: RequestGroup) -> None:
     """Cancel what still lives of a request, and log how it ended. Synchronous, for a `finally` under cancellation."""
-    outcome = "client_gone" if not call.ended else "answered" if call.failure is None else call.failure.code.value
-    call.cancel_nowait()
-    _log.info("request_ended", request=call.request, worker=call.worker, model=call.model, outcome=outcome)
+    outcome = "client_gone" if not group.ended else "answered" if group.failure is None else group.failure.code.value
+    group.cancel_nowait()
+    _log.info("request_ended", request=group.request_id, worker=group.worker, model=group.model, outcome=outcome)
 
 
 class StreamedReply:
@@ -35,7 +35,7 @@ class StreamedReply:
 
     def __init__(
         self,
-        call: Call,
+        group: RequestGroup,
         renderer: AnswerRenderer,
         exchange: HttpExchange,
         settings: GatewaySettings,
@@ -44,7 +44,7 @@ class StreamedReply:
         """`exchange` is the one of the request; the reply may be sent over others later."""
         self.id = renderer.answer_id(exchange.token)
         """The id of the answer."""
-        self.call = call
+        self.group = group
         self.log = log
         self.conventions = exchange.conventions
         self.content_type = renderer.content_type
@@ -77,20 +77,20 @@ class StreamedReply:
     def close(self) -> None:
         """Cancel the request, as no client reads it any more."""
         self.over = True
-        close_request(self.call)
+        close_request(self.group)
 
     async def news(self) -> bool:
         """Wait for something to send. False when nothing came for `waiting_comment_s` and there is no worker."""
-        call = self.call
+        group = self.group
         while True:
-            if not call.waiting:
-                if await call.wait():
+            if not group.waiting:
+                if await group.wait():
                     return True
                 continue
             with anyio.move_on_after(self._settings.waiting_comment_s) as interval:
-                if await call.wait():
+                if await group.wait():
                     return True
-            if interval.cancelled_caught and call.waiting:
+            if interval.cancelled_caught and group.waiting:
                 return False
 
     async def _wait(self, exchange: HttpExchange) -> None:
@@ -101,15 +101,15 @@ class StreamedReply:
 
     def _render(self) -> bytes:
         """Render what came since the last call, the last events included."""
-        call, renderer = self.call, self._events or self._opened()
+        group, renderer = self.group, self._events or self._opened()
         # Read before taking: what comes later is in the next round.
-        ended = call.ended
-        events = renderer.deltas(call.take())
+        ended = group.ended
+        events = renderer.deltas(group.take())
         if not ended:
             return self._keep(events)
-        if call.failure is not None:
-            return self._end(events + renderer.error(failure_error(call.failure, self._settings)))
-        return self._end(events + renderer.end(call.token_counts(), continued=call.continued))
+        if group.failure is not None:
+            return self._end(events + renderer.error(failure_error(group.failure, self._settings)))
+        return self._end(events + renderer.end(group.token_counts(), continued=group.continued))
 
     def _end(self, events: list[bytes]) -> bytes:
         self.over = True
@@ -126,6 +126,6 @@ class StreamedReply:
     def _opened(self) -> EventRenderer:
         """The renderer of events, which is made when the config digest of the worker is known."""
         if self._events is None:
-            head = AnswerHead(self.id, self._created, self.call.model, self.call.config_digest)
+            head = AnswerHead(self.id, self._created, self.group.model, self.group.config_digest)
             self._events = self._renderer.events(head)
         return self._events

@@ -153,7 +153,7 @@ class ResumableStreams:
         stream.reader = reader
         self._ended(stream, "resumed")
         self._move(stream, StreamState.READ)
-        _log.info("stream_resumed", request=stream.reply.call.request)
+        _log.info("stream_resumed", request=stream.reply.group.request_id)
         return missed
 
     async def read(
@@ -226,7 +226,7 @@ class ResumableStreams:
     def _ended(self, stream: ResumableStream, outcome: str) -> None:
         """Count how a detachment ended."""
         if stream.state is StreamState.DETACHED or outcome == "resumed":
-            self._metrics.detachment(stream.reply.call.model, outcome).inc()
+            self._metrics.detachment(stream.reply.group.model, outcome).inc()
 
     def _move(self, stream: ResumableStream, state: StreamState | None) -> None:
         if stream.state is not None:

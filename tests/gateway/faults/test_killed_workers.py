@@ -31,7 +31,7 @@ PHASES: dict[str, Callable[[Real, int], bool]] = {
 
 
 def delivered(real: Real) -> list[list[int]]:
-    return [stream.tokens for seat in real.router.seats() for stream in seat.live.values()]
+    return [stream.tokens for handle in real.router.handles() for stream in handle.live.values()]
 
 
 def body(index: int) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def launch(backend: Backend, *, standby: bool = False) -> WorkerLaunch:
 
 
 def active(real: Real) -> str:
-    return next(seat.name for seat in real.router.seats() if seat.role == "active")
+    return next(handle.name for handle in real.router.handles() if handle.role == "active")
 
 
 async def ask(real: Real) -> tuple[list[int], dict[str, Any]]:
@@ -72,7 +72,7 @@ async def cut(real: Real, computing: str) -> tuple[list[int], list[int], dict[st
     """Kill who computes a stream in its middle: the ids that had come before, all, and the usage."""
     before: list[int] = []
 
-    live = real.router.roster[computing].live
+    live = real.router.pool[computing].live
 
     def kill() -> None:
         before.extend(*(stream.tokens for stream in live.values()))

@@ -20,8 +20,8 @@ from gateway.routing.failure_attribution import (
     record,
     suspect,
 )
-from gateway.routing.request_group import Call
-from gateway.routing.sequence import Stream
+from gateway.routing.request_group import RequestGroup
+from gateway.routing.sequence import LiveSequence
 from protocol.commands import Submit
 from protocol.request import Limits, Sampling, TextInput
 
@@ -30,20 +30,21 @@ KILL = WorkerFailure("w", (2, None), within=False)
 STEP = WorkerFailure("w", (3, 7))
 
 
-def streams(count: int) -> list[Stream]:
-    call = Call("r", "m", OutputOptions(stream=True), HeldBody(BodyBudget(1, 1)), 1, lambda call: None)
+def sequences(count: int) -> list[LiveSequence]:
+    group = RequestGroup("r", "m", OutputOptions(stream=True), HeldBody(BodyBudget(1, 1)), 1, lambda group: None)
     limits = Limits()
     return [
-        Stream(Submit(number, "r", TextInput("x"), Sampling(), limits), 0, call, now=0.0) for number in range(count)
+        LiveSequence(Submit(number, "r", TextInput("x"), Sampling(), limits), 0, group, now=0.0)
+        for number in range(count)
     ]
 
 
-def suspects(of: list[Stream]) -> list[bool]:
-    return [suspect(stream) for stream in of]
+def suspects(of: list[LiveSequence]) -> list[bool]:
+    return [suspect(sequence) for sequence in of]
 
 
 def test_all_that_ran_at_a_first_death_are_suspects_and_none_is_the_cause() -> None:
-    live = streams(5)
+    live = sequences(5)
     assert attribute_death(live, 2, 5, DEATH) == []
     assert suspects(live) == [True, True, True, True, False], (
         "the last one waited for a slot, whatever frames were lost"
@@ -51,58 +52,58 @@ def test_all_that_ran_at_a_first_death_are_suspects_and_none_is_the_cause() -> N
 
 
 def test_a_suspect_that_ran_is_the_cause_and_the_others_stay_clear() -> None:
-    live = streams(3)
+    live = sequences(3)
     record(live[1], DEATH)
     assert attribute_death(live, 3, 5, DEATH) == [live[1]]
     assert suspects(live) == [False, True, False]
 
 
 def test_a_suspect_that_waited_for_a_slot_is_not_the_cause() -> None:
-    live = streams(3)
+    live = sequences(3)
     record(live[2], DEATH)
     assert attribute_death(live, 1, 5, DEATH) == []
     assert suspects(live) == [True, True, True]
 
 
 def test_a_worker_that_never_said_how_many_slots_it_has_ran_nothing() -> None:
-    live = streams(2)
+    live = sequences(2)
     assert attribute_death(live, 0, 5, DEATH) == []
     assert suspects(live) == [False, False]
 
 
 def test_what_had_no_prompt_yet_is_suspect_however_far_behind_it_waited() -> None:
-    live = streams(6)
+    live = sequences(6)
     assert attribute_death(live, 1, 3, DEATH) == []
     assert suspects(live) == [True, True, False, False, True, True]
 
 
 def test_what_had_no_prompt_yet_is_suspect_though_another_one_is_the_cause() -> None:
-    live = streams(4)
+    live = sequences(4)
     record(live[0], DEATH)
     assert attribute_death(live, 1, 2, DEATH) == [live[0]]
     assert suspects(live) == [True, False, False, True]
 
 
 def test_a_suspect_without_a_prompt_is_the_cause() -> None:
-    live = streams(4)
+    live = sequences(4)
     record(live[3], DEATH)
     assert attribute_death(live, 1, 2, DEATH) == [live[3]]
     assert suspects(live) == [False, False, False, True]
 
 
 def test_a_suspect_is_cleared_by_the_last_of_its_tokens_and_not_before() -> None:
-    (stream,) = streams(1)
-    record(stream, DEATH)
-    assert not cleared(stream, CLEARED_AFTER - 1)
-    assert suspect(stream)
-    assert cleared(stream, 1)
-    assert not suspect(stream)
-    record(stream, DEATH)
-    assert not cleared(stream, CLEARED_AFTER - 1), "what it got before does not count"
+    (sequence,) = sequences(1)
+    record(sequence, DEATH)
+    assert not cleared(sequence, CLEARED_AFTER - 1)
+    assert suspect(sequence)
+    assert cleared(sequence, 1)
+    assert not suspect(sequence)
+    record(sequence, DEATH)
+    assert not cleared(sequence, CLEARED_AFTER - 1), "what it got before does not count"
 
 
 def test_a_suspect_runs_where_a_slot_is_free_and_no_other_suspect_is() -> None:
-    one, two, three = streams(3)
+    one, two, three = sequences(3)
     record(one, DEATH)
     assert may_run(one, {2: two}, 2)
     assert not may_run(one, {2: two, 3: three}, 2)
@@ -112,15 +113,15 @@ def test_a_suspect_runs_where_a_slot_is_free_and_no_other_suspect_is() -> None:
 
 
 def test_a_death_from_outside_makes_no_suspect() -> None:
-    live = streams(3)
+    live = sequences(3)
     assert attribute_death(live, 2, 5, KILL) == []
     assert suspects(live) == [False] * 3
-    assert [stream.failures for stream in live] == [(KILL,)] * 3, "but it is counted"
-    assert all(may_run(stream, {9: live[0]}, 1) for stream in live), "they run with the others, as before"
+    assert [sequence.failures for sequence in live] == [(KILL,)] * 3, "but it is counted"
+    assert all(may_run(sequence, {9: live[0]}, 1) for sequence in live), "they run with the others, as before"
 
 
 def test_a_suspect_that_is_killed_from_outside_stays_what_it_is() -> None:
-    live = streams(2)
+    live = sequences(2)
     record(live[0], DEATH)
     assert attribute_death(live, 2, 5, KILL) == []
     assert suspects(live) == [True, False]
@@ -130,7 +131,7 @@ def test_a_suspect_that_is_killed_from_outside_stays_what_it_is() -> None:
 
 @pytest.mark.parametrize("last", [DEATH, KILL, STEP], ids=["died", "killed", "step"])
 def test_nothing_is_tried_more_often_than_the_bound_wherever_the_deaths_came_from(last: WorkerFailure) -> None:
-    culprit, other = streams(2)
+    culprit, other = sequences(2)
     for tries in range(1, MAX_TRIES):
         assert not suspect(culprit), tries
         assert attribute_death([culprit], 4, 5, KILL) == []
@@ -148,44 +149,44 @@ def test_nothing_is_tried_more_often_than_the_bound_wherever_the_deaths_came_fro
 
 
 def test_the_last_try_of_one_is_not_recorded_with_the_others() -> None:
-    live = streams(3)
+    live = sequences(3)
     for _ in range(MAX_TRIES - 1):
         record(live[1], KILL)
     assert attribute_death(live, 3, 5, KILL) == [live[1]]
-    assert [stream.failures for stream in (live[0], live[2])] == [(), ()]
+    assert [sequence.failures for sequence in (live[0], live[2])] == [(), ()]
 
 
 def test_every_order_of_deaths_ends_at_the_second_from_within_or_at_the_bound() -> None:
     for deaths in itertools.product((DEATH, KILL), repeat=MAX_TRIES):
-        (stream,) = streams(1)
-        tried = next(number for number, death in enumerate(deaths, 1) if attribute_death([stream], 1, 5, death))
+        (sequence,) = sequences(1)
+        tried = next(number for number, death in enumerate(deaths, 1) if attribute_death([sequence], 1, 5, death))
         within = [number for number, death in enumerate(deaths, 1) if death is DEATH]
         assert tried == min([*within[1:2], MAX_TRIES])
 
 
 def test_what_is_cleared_starts_anew_also_from_outside() -> None:
-    (stream,) = streams(1)
+    (sequence,) = sequences(1)
     for _ in range(MAX_TRIES):
         for _ in range(MAX_TRIES - 1):
-            assert attribute_death([stream], 1, 5, KILL) == []
-        assert cleared(stream, CLEARED_AFTER)
-    assert stream.failures == ()
+            assert attribute_death([sequence], 1, 5, KILL) == []
+        assert cleared(sequence, CLEARED_AFTER)
+    assert sequence.failures == ()
 
 
 def test_a_failed_step_is_a_death_from_within() -> None:
-    (stream,) = streams(1)
-    assert not attribute_step(stream, STEP)
-    assert suspect(stream)
-    assert attribute_death([stream], 1, 5, KILL) == []
-    assert attribute_step(stream, STEP)
+    (sequence,) = sequences(1)
+    assert not attribute_step(sequence, STEP)
+    assert suspect(sequence)
+    assert attribute_death([sequence], 1, 5, KILL) == []
+    assert attribute_step(sequence, STEP)
 
 
 def test_what_a_sequence_may_have_caused_is_attributed_when_it_ends() -> None:
-    (stream,) = streams(1)
-    record(stream, KILL)
-    assert attributed_failures(stream) == []
-    record(stream, DEATH)
-    assert attributed_failures(stream) == [DEATH]
+    (sequence,) = sequences(1)
+    record(sequence, KILL)
+    assert attributed_failures(sequence) == []
+    record(sequence, DEATH)
+    assert attributed_failures(sequence) == [DEATH]
 
 
 def test_a_death_is_exempted_once_and_no_more_than_so_many_in_a_row() -> None:

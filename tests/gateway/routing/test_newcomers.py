@@ -26,13 +26,13 @@ async def test_they_wait_for_the_restart_behind_what_was_lost() -> None:
     world.open("lost")
     world["a"].die()
     world["a"].status = replace(world["a"].status, hello=None, ready=None)
-    call = world.open("new", n=2)
-    assert call.waiting
-    assert call.config_digest == ""
+    group = world.open("new", n=2)
+    assert group.waiting
+    assert group.config_digest == ""
     world["a"].status = replace(world["a"].status, hello=FakeWorker("a").status.hello)
     world["a"].come_back()
     assert [submit.request for submit in world["a"].submits] == ["lost", "lost", "new", "new"]
-    assert call.config_digest == DIGEST
+    assert group.config_digest == DIGEST
 
 
 async def test_they_overtake_nobody_though_a_worker_has_room_for_them() -> None:
@@ -72,9 +72,9 @@ async def test_they_are_refused_where_none_is_waited_for(how: str) -> None:
 async def test_their_wait_ends_typed() -> None:
     world = World(worker_wait_s=5)
     world["a"].die()
-    call = world.open()
+    group = world.open()
     await anyio.sleep(5.1)
-    assert failure(call) is ErrorCode.UNAVAILABLE
+    assert failure(group) is ErrorCode.UNAVAILABLE
     assert world.replays() == {}
 
 

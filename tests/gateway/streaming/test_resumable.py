@@ -38,7 +38,7 @@ async def test_a_stream_is_kept_for_so_long_and_no_longer() -> None:
             assert again.status == status
         assert again.error["code"] == "stream_not_found"
         assert served.outcomes() == {"resumed": 1, "expired": 1}
-        assert not any(seat.live for seat in served.router.seats())
+        assert not any(handle.live for handle in served.router.handles())
 
 
 @pytest.mark.parametrize("last", [False, True])
