@@ -7,9 +7,9 @@ from protocol.errors import ErrorCode
 class BodyBudget:
     """Counts the bytes of all bodies of a gateway. Synchronous, on one event loop.
 
-    Bytes count from their arrival, so that a client that sends nothing takes no room from others, until the last user
-    of the body releases it. A body over the budget is refused. It does not wait: many half-read bodies could otherwise
-    wait for each other.
+    Bytes count when they have been received, so that a client that sends nothing takes no room from others, until the
+    last user of the body releases it. A body over the budget is refused. It does not wait: many half-read bodies could
+    otherwise wait for each other.
     """
 
     def __init__(self, bound: int, retry_after_s: int) -> None:

@@ -1,4 +1,4 @@
-"""Errors that a client is told of: a code, a status and a text. How they are written is each dialect's own."""
+"""Errors that clients see: a code, a status and a text. Each dialect writes them in its own format."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -6,7 +6,7 @@ from enum import StrEnum
 from protocol.errors import ErrorCode
 
 INTERNAL_TEXT = "the gateway failed"
-"""All that a client is told of an internal error; the log has the rest."""
+"""The text of an internal error for clients; the log has the details."""
 
 
 class RefusalCode(StrEnum):

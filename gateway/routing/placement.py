@@ -1,4 +1,4 @@
-"""Where each sequence is computed: on which worker, or waiting for one. What loses its worker goes on with another."""
+"""Places each sequence on a worker, or in the queue; a sequence that loses its worker continues on another one."""
 
 import asyncio
 import itertools
@@ -22,10 +22,10 @@ _log = structlog.get_logger("gateway.routing.placement")
 
 
 class Placement:
-    """Owns what lives on each seat, the waiting room, and every move between them. Everything here is synchronous.
+    """Owns the live sequences of each worker, the wait queue, and every move between them. Synchronous.
 
-    A sequence that is live is in one place: in `live` of one seat, or in the room. `fail` is called for those that
-    cannot go on, after which they are nowhere.
+    A live sequence is in one place: in `live` of one worker handle, or in the queue. `fail` is called for a sequence
+    that cannot continue, after which it is in neither.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class Placement:
         self._retries: dict[str, asyncio.TimerHandle] = {}
 
     def live(self) -> list[LiveSequence]:
-        """Every live sequence."""
+        """All live sequences."""
         return [*itertools.chain.from_iterable(handle.live.values() for handle in self._pool), *self.queue]
 
     def admit(self, model: str, sequences: Sequence[LiveSequence]) -> ErrorCode | None:
-        """Give a new request its place: all sequences to one worker in one message, or all into the room while there
-        is no worker or others wait already. Returns why neither could be."""
+        """Place the sequences of a new request: all on one worker, in one message, or all in the queue while there is
+        no worker or others wait already. Returns why neither is possible, or None."""
         candidates = self._pool.candidates(model)
         if candidates and not self.queue.of(model):
             bound = self._settings.max_streams_per_worker - len(sequences)
-            roomy = [handle for handle in candidates if len(handle.live) <= bound]
-            if any(self._send(handle, sequences) for handle in roomy):
+            with_room = [handle for handle in candidates if len(handle.live) <= bound]
+            if any(self._send(handle, sequences) for handle in with_room):
                 return None
-            if not roomy:
+            if not with_room:
                 return ErrorCode.OVERLOADED
-            # A link that is full, or lost and nobody has said so yet: neither is reason to send anybody away.
+            # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
         if not candidates and not self._worth_waiting(model):
             return ErrorCode.UNAVAILABLE
         if not self.queue.has_room(len(sequences)):
@@ -73,7 +73,7 @@ class Placement:
         return None
 
     def remove(self, sequence: LiveSequence) -> None:
-        """The sequence has ended, wherever it was; that may make room for others."""
+        """Remove a sequence that has ended, which may make room for others."""
         if sequence.worker:
             self._pool[sequence.worker].remove(sequence)
         elif sequence in self.queue:
@@ -84,7 +84,7 @@ class Placement:
             self.serve(sequence.request.model)
 
     def lose(self, handle: WorkerHandle, cause: Cause, reason: str) -> None:
-        """The worker is gone, or is to have nothing more to do. What it had goes on elsewhere."""
+        """Take all sequences off a worker that is gone or has to leave. They continue on other workers."""
         sequences = list(handle.live.values())
         handle.live.clear()
         handle.close()
@@ -134,7 +134,7 @@ class Placement:
                 handle.exempt(failure.failure)
 
     def suspend(self, sequence: LiveSequence, cause: Cause, reason: str) -> None:
-        """One sequence lost its worker, which lives on."""
+        """Take one sequence off its worker, which lives on."""
         handle = self._pool[sequence.worker]
         handle.remove(sequence)
         self.settle(sequence, "lost_again")
@@ -143,7 +143,7 @@ class Placement:
         self.serve(handle.model)
 
     def postpone(self, sequence: LiveSequence) -> None:
-        """The worker that was to go on with a sequence had no room: it waits as before."""
+        """Return a sequence to the queue, as the worker that was to continue it had no room."""
         handle = self._pool[sequence.worker]
         handle.remove(sequence)
         handle.refused(self._loop.time())
@@ -152,11 +152,11 @@ class Placement:
         self.serve(handle.model)
 
     def redirect(self, sequence: LiveSequence) -> bool:
-        """The worker had no room for a newcomer: give it to one that may have, while nobody else waits for that. False
-        when there is none, and nothing has changed then."""
+        """Send a new sequence, for which its worker had no room, to one that may have room, unless others wait for
+        that. False, with nothing changed, when there is none."""
         handle = self._pool[sequence.worker]
         handle.refused(self._loop.time())
-        other = None if self.queue.of(handle.model) else self._taker(sequence)
+        other = None if self.queue.of(handle.model) else self._find_worker(sequence)
         if other is None:
             return False
         handle.live.pop(sequence.submit.stream)
@@ -167,8 +167,8 @@ class Placement:
         return True
 
     def serve(self, model: str) -> None:
-        """Give waiting sequences to workers, the first admitted first. Nobody waits for a suspect whose turn has not
-        come, but each worker keeps a slot free for it."""
+        """Send waiting sequences to workers, the first admitted first. Others overtake a suspect that no worker can
+        take yet, but each worker keeps a slot free for it."""
         waiting = self.queue.of(model)
         if not waiting:
             return
@@ -178,7 +178,7 @@ class Placement:
             return
         kept = 0
         for sequence in waiting:
-            # The rest of a request that has failed: its client is about to let go of it.
+            # The other sequences of a failed request are about to be cancelled.
             if sequence.request.failure is not None or (kept and suspect(sequence)) or self._place(sequence, kept):
                 continue
             self._retry(model)
@@ -187,21 +187,21 @@ class Placement:
             kept = 1
 
     def settle(self, sequence: LiveSequence, outcome: str) -> None:
-        """How the replay of a sequence went, if it is one."""
+        """Count the outcome of a replay, if the sequence is being replayed."""
         if sequence.cause is not None:
             self._metrics.replayed(sequence.request.model, str(sequence.cause), outcome).inc()
             sequence.cause = None
 
     def _place(self, sequence: LiveSequence, kept: int) -> bool:
-        while (handle := self._taker(sequence, kept)) is not None:
+        while (handle := self._find_worker(sequence, kept)) is not None:
             if self._send(handle, [sequence]):
                 self.queue.remove(sequence)
                 return True
             handle.refused(self._loop.time())
         return False
 
-    def _taker(self, sequence: LiveSequence, kept: int = 0) -> WorkerHandle | None:
-        """Who may get it now. Where slots are `kept` for suspects, it must find a free one beside them."""
+    def _find_worker(self, sequence: LiveSequence, kept: int = 0) -> WorkerHandle | None:
+        """The worker that may get the sequence now. Besides slots that are `kept` for suspects, one must be free."""
         now, bound = self._loop.time(), self._settings.max_streams_per_worker
         handles = [
             handle
@@ -210,7 +210,7 @@ class Placement:
             and len(handle.live) < min(bound, handle.slots - kept if kept else bound)
             and may_run(sequence, handle.live, handle.slots)
         ]
-        # A device that fails its steps is always free.
+        # Avoid the worker whose step failed: a device that fails every step always has free slots.
         failed = sequence.request.worker if sequence.cause is Cause.STEP else ""
         return min(handles, key=lambda handle: handle.name == failed, default=None)
 
@@ -238,7 +238,7 @@ class Placement:
             self.idle.clear()
 
     def _retry(self, model: str) -> None:
-        """Look again soon where time alone makes room: a worker that was full, a circuit that was open."""
+        """Serve again soon, as time alone makes room: a worker was full, or a circuit was open."""
         timer = self._retries.get(model)
         if self._has_ready(model) and (timer is None or timer.when() <= self._loop.time()):
             self._retries[model] = self._loop.call_later(FULL_S, self.serve, model)
@@ -247,13 +247,13 @@ class Placement:
         return any(handle.ready for handle in self._pool.of(model))
 
     def _worth_waiting(self, model: str) -> bool:
-        """There is no worker, and one may come. Where there are workers that only fail, a newcomer is told at once."""
+        """There is no worker, and one may come. A new request is refused at once while workers only fail."""
         comes = not self._has_ready(model) and self._pool.hopeless(model) is None
         return self._settings.worker_wait_s > 0 and comes
 
     def _overdue(self, sequence: LiveSequence) -> None:
         if self._has_ready(sequence.request.model):
-            self.queue.stay(sequence)  # it waits for its turn, not for a worker: its own deadline counts
+            self.queue.stay(sequence)  # a worker is ready, so only its own deadline ends the wait
         else:
             self._give_up(sequence)
 

@@ -1,4 +1,4 @@
-"""One worker as the router sees it: its status, its counts, and the sequences it holds for the gateway."""
+"""The router's handle of one worker: its status, its counters, and its live sequences."""
 
 import asyncio
 from asyncio import TimerHandle
@@ -21,7 +21,7 @@ CANCEL_RETRY_S = 0.02
 FULL_S = 0.25
 """Time until a worker that had no room for what another one lost is asked again, or until something ends on it."""
 STALLS = 4
-"""As many stalls as `Seat.stalled` sees make a hang."""
+"""As many stalls as `WorkerHandle.stalled` sees make a hang."""
 
 
 class Role(StrEnum):
@@ -32,14 +32,14 @@ class Role(StrEnum):
 
 
 class WorkerHandle:
-    """Owned by the router. `live` has the sequences by their number, in the order in which the worker got them."""
+    """The handle of one worker. `live` has its sequences by number, in the order in which the worker got them."""
 
     def __init__(self, worker: Worker, name: str, model: str, metrics: Metrics, role: Role = Role.ACTIVE) -> None:
         self.worker = worker
         self.name = name
         self.model = model
         self.role = role
-        """Changed by the roster alone."""
+        """Changed by the worker pool alone."""
         self.promotions = 0
         """How often it was made active."""
         self.breaker = Breaker()
@@ -97,7 +97,7 @@ class WorkerHandle:
 
     @property
     def tries_suspect(self) -> bool:
-        """The worker may be about to die of one of its sequences, and whoever shares it would see a gap."""
+        """One of its sequences is a suspect: the worker may die of it, and the others would see a gap."""
         return any(map(suspect, self.live.values()))
 
     def place(self, sequence: LiveSequence, submit: Submit) -> None:
