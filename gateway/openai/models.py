@@ -39,7 +39,7 @@ class Models:
             "object": "model",
             "created": self._created,
             "owned_by": "baton",
-            "max_model_len": self._router.context(name),
+            "max_model_len": self._router.pool.context(name),
         }
 
 

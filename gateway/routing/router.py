@@ -10,7 +10,7 @@ from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RefusalCode, RequestError
 from gateway.generation.delta import StopReason
 from gateway.generation.request import GenerationRequest, SequenceRequest
-from gateway.metrics import Metrics, Observed, WorkerSample
+from gateway.metrics import Metrics, Observed
 from gateway.routing.circuit_breaker import Breaker
 from gateway.routing.failure import Cause, SequenceFailure
 from gateway.routing.failure_attribution import cleared
@@ -46,7 +46,7 @@ class Router:
         self.refusals = Refusals()
         """What the links to the workers refused."""
         self.bodies = BodyBudget(settings.max_total_body_bytes, settings.retry_after_s)
-        self.metrics = Metrics(self.samples, self.waiting, lambda: self.refusals.total)
+        self.metrics = Metrics(self.pool.samples, self.waiting, lambda: self.refusals.total)
         self.metrics.watch_bodies(lambda: self.bodies.held)
         self._placement = Placement(settings, self.pool, self.metrics, self._fail)
 
@@ -291,11 +291,6 @@ class Router:
         """Names of the models, in the order in which they were added."""
         return self.pool.models()
 
-    def context(self, model: str) -> int | None:
-        """Tokens that a prompt and its answer may have together; None while no worker of the model has said it."""
-        hellos = [handle.status.hello for handle in self.pool.of(model)]
-        return max((hello.context for hello in hellos if hello is not None), default=None)
-
     def no_model(self, name: str, *, field: str = "model") -> RequestError:
         """The error for an unknown model, with the names of those that exist."""
         names = ", ".join(repr(model) for model in self.models()) or "none"
@@ -305,10 +300,6 @@ class Router:
     def handles(self) -> Iterator[WorkerHandle]:
         """The workers and what they hold, to be read only."""
         return iter(self.pool)
-
-    def samples(self) -> list[WorkerSample]:
-        """Sample the workers, for a scrape."""
-        return [handle.sample() for handle in self.handles()]
 
     def waiting(self) -> dict[str, int]:
         """Count the sequences that wait for a worker, by model."""

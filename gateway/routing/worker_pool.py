@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterator
 import structlog
 
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
+from gateway.metrics import WorkerSample
 from gateway.routing.circuit_breaker import Circuit
 from gateway.routing.worker_handle import Role, WorkerHandle
 from protocol.commands import Stop
@@ -52,6 +53,15 @@ class WorkerPool:
     def of(self, model: str) -> list[WorkerHandle]:
         """All workers of a model, whatever their role and state."""
         return [handle for handle in self if handle.model == model]
+
+    def context(self, model: str) -> int | None:
+        """The tokens that a prompt and its answer may have together; None while no worker of the model reports it."""
+        hellos = [handle.status.hello for handle in self.of(model)]
+        return max((hello.context for hello in hellos if hello is not None), default=None)
+
+    def samples(self) -> list[WorkerSample]:
+        """Sample the workers, for a scrape."""
+        return [handle.sample() for handle in self]
 
     def candidates(self, model: str) -> list[WorkerHandle]:
         """The workers that may get a request of this model now. First those with a free slot and no suspect, then
