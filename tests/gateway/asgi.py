@@ -39,7 +39,7 @@ class Connection:
         self._send, self._receive = anyio.create_memory_object_stream[Message](8)
         content = b"" if body is None else json.dumps(body).encode()
         self._send.send_nowait({"type": "http.request", "body": content, "more_body": self.unfinished})
-        self._told = anyio.Event()
+        self._news = anyio.Event()
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
@@ -49,11 +49,11 @@ class Connection:
         self.stalled = False
         """The client takes nothing more."""
         self.broken = False
-        """The server cannot send any more, and says so as ASGI wants it: by an `OSError`."""
+        """The server cannot send any more, which ASGI reports by an `OSError`."""
 
     async def run(self) -> None:
         try:
-            await self._app(self._scope, self._receive.receive, self._heard)
+            await self._app(self._scope, self._receive.receive, self._receive_message)
         except* OSError:
             if not self.broken:
                 raise
@@ -62,7 +62,7 @@ class Connection:
             self._receive.close()
             self.ended.set()
 
-    async def _heard(self, message: Message) -> None:
+    async def _receive_message(self, message: Message) -> None:
         if self.stalled:
             await anyio.sleep_forever()
         if self.broken:
@@ -73,7 +73,7 @@ class Connection:
         else:
             self.body += message.get("body", b"")
             self.whole = not message.get("more_body", False)
-        self._told.set()
+        self._news.set()
         await anyio.lowlevel.checkpoint()  # as of a server, what is sent is on its way before it is awaited
 
     @property
@@ -88,8 +88,8 @@ class Connection:
     async def until(self, count: int) -> list[bytes]:
         """Until there are so many events."""
         while len(self.events) < count:
-            await self._told.wait()
-            self._told = anyio.Event()
+            await self._news.wait()
+            self._news = anyio.Event()
         return self.events
 
     async def leave(self) -> None:

@@ -87,7 +87,7 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
         ("/admin", "not found"),
     ],
 )
-async def test_a_path_that_is_no_route_is_told_which_there_are(path: str, meant: str) -> None:
+async def test_the_error_of_an_unknown_path_lists_the_routes(path: str, meant: str) -> None:
     async with serving() as served:
         response = await served.client.post(path, json={})
     assert response.status_code == 404

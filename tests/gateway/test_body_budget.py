@@ -104,14 +104,14 @@ async def test_each_choice_of_a_prompt_takes_its_room(n: int) -> None:
             served.worker.finish(submit.stream)
 
 
-async def test_a_request_that_could_never_have_room_is_not_told_to_come_back() -> None:
+async def test_a_request_that_could_never_have_room_gets_no_retry_after() -> None:
     async with serving(max_body_bytes=100, max_total_body_bytes=150) as served:
         refused = await post(served.client, body(99, n=2))
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
 
 
 async def half(served: Served) -> anyio.abc.SocketStream:
-    """A client that sends 60 bytes of 100, and is heard."""
+    """A client that has sent 60 bytes of 100, which were received."""
     stream = await anyio.connect_tcp("127.0.0.1", served.port)
     await stream.send(HEAD % 100 + b" " * 60)
     await served.until(lambda: served.router.bodies.held == 60)

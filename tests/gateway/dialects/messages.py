@@ -1,4 +1,5 @@
-"""A second dialect, as small as it can be told from OpenAI's: named events, content blocks, another error object.
+"""A second dialect, as small as possible but different from OpenAI's: named events, content blocks, another error
+object.
 
 It shares nothing with `gateway.openai`, and exists to show that a dialect is a folder and nothing else.
 """

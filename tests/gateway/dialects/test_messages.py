@@ -150,7 +150,7 @@ async def test_a_stream_is_resumed_after_any_of_its_events() -> None:
     assert text(whole) == "Hello!"
 
 
-async def test_a_connection_that_loses_its_stream_is_told_so_in_the_dialect_of_the_stream() -> None:
+async def test_a_connection_that_loses_its_stream_gets_an_error_in_the_dialect_of_the_stream() -> None:
     async with served() as made:
         first = made.post(PATH, STREAM | {"resume_s": 60})
         (stream,) = await made.placed()

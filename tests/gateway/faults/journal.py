@@ -28,7 +28,7 @@ LIFE: dict[tuple[Phase, str], Phase] = {
     (Phase.NEW, "place"): Phase.PLACED,
     (Phase.NEW, "wait"): Phase.WAITING,
     (Phase.PLACED, "push"): Phase.PLACED,
-    (Phase.PLACED, "place"): Phase.PLACED,  # refused as a newcomer, and given to another worker at once
+    (Phase.PLACED, "place"): Phase.PLACED,  # refused as a new request, and given to another worker at once
     (Phase.PLACED, "wait"): Phase.WAITING,  # refused by a worker that was to go on with it
     (Phase.PLACED, "leave"): Phase.LOST,
     (Phase.PLACED, "finish"): Phase.ENDED,

@@ -36,7 +36,7 @@ async def test_a_lost_worker_s_stream_goes_on_with_another() -> None:
     assert not group.ended
     assert again.resume == (5, 6)
     assert (again.request, again.input, again.sampling) == (before.request, before.input, before.sampling)
-    assert again.stream != before.stream, "what the dead one may still say is nobody's"
+    assert again.stream != before.stream, "frames of the dead one match no sequence"
     world["b"].token(again.stream, "lo", 7)
     world["b"].finish(again.stream, "!", usage=Usage(2, 3))
     assert group.take() == [TextDelta(index=0, text="Hello!", tokens=(5, 6, 7), stop=StopReason.END)]

@@ -300,7 +300,7 @@ class StreamLife(RuleBasedStateMachine):
         if code in (ErrorCode.QUARANTINED, ErrorCode.STEP):
             assert self.deaths[sequence] >= MAX_TRIES, "one death, or a few from outside, are not attributed"
         elif code is ErrorCode.OVERLOADED:
-            assert not sequence.waited, "only newcomers are refused"
+            assert not sequence.waited, "only new requests are refused"
             assert not sequence.tokens
         elif code is ErrorCode.DEADLINE:
             assert self.loop.time() - sequence.opened_at >= TIMEOUT_S
@@ -316,7 +316,7 @@ def test_streams_live_through_everything(monkeypatch: pytest.MonkeyPatch) -> Non
         def __init__(self) -> None:
             super().__init__(journal)
 
-    # Hypothesis has the same examples each time in CI, unless told otherwise.
+    # Hypothesis has the same examples each time in CI, unless set otherwise.
     chosen = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=False)
     for _ in range(5):  # what is rare may be missing once
         run_state_machine_as_test(Journaled, settings=chosen)

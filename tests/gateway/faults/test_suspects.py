@@ -42,7 +42,7 @@ async def test_the_same_request_is_not_tried_a_third_time() -> None:
 
 
 async def test_the_neighbours_of_a_poisonous_request_survive() -> None:
-    """Whoever runs it dies; nobody else may come to harm."""
+    """Any worker that runs it dies; no other request may be harmed."""
     world = World(slots=8)
     groups = [world.open(str(index)) for index in range(8)]
     poison, worker = groups[3], world["a"]
@@ -165,7 +165,7 @@ async def test_what_only_waited_for_a_slot_is_no_suspect() -> None:
     runs, next_one, queued = world.open("runs"), world.open("next"), world.open("queued")
     world["a"].die()
     suspects = [suspect(group.sequences[0]) for group in (runs, next_one, queued)]
-    assert suspects == [True, True, False], "the next one may have got the slot, and nobody had heard"
+    assert suspects == [True, True, False], "the next one may have got the slot, and no frame reported it"
 
 
 async def test_a_prompt_that_kills_is_found_behind_a_long_queue() -> None:
@@ -210,7 +210,7 @@ async def test_nobody_waits_for_a_suspect_whose_turn_has_not_come_and_its_slot_i
     assert not first.ended
 
 
-async def test_a_newcomer_keeps_away_from_suspects_as_long_as_there_is_a_free_slot() -> None:
+async def test_a_new_request_keeps_away_from_suspects_as_long_as_there_is_a_free_slot() -> None:
     world = World("a", "b", slots=4)
     world.open("other")
     group = world.open("suspect")

@@ -1,8 +1,8 @@
-"""How often a request is tried, in any order of what may happen: the real router over workers that die as told.
+"""How often a request is tried, in any order of what may happen: the real router over workers that die as scripted.
 
 Three kinds of request: one that harms nobody, one whose every run kills its worker from within, and one for whose every
 run somebody kills the worker from outside. A run is tried for a request when it was among the first `SLOTS` of its
-worker, and the death was put down to nobody else; three tokens make it forgotten.
+worker, and the death was attributed to no other; three tokens make it forgotten.
 """
 
 import asyncio
@@ -184,7 +184,7 @@ class Hunts(Trials):
         return [Kind.HARMLESS] if Kind.HUNTED in self.kind.values() else [Kind.HARMLESS, Kind.HUNTED]
 
     def check(self, sequence: LiveSequence, kind: Kind) -> None:
-        assert (sequence.failure is None) == (kind is Kind.HARMLESS), "the others are told from it by their last try"
+        assert (sequence.failure is None) == (kind is Kind.HARMLESS), "their last try shows which one it is"
 
 
 def play(world: type[Trials]) -> None:

@@ -7,7 +7,7 @@ from gateway.http.conventions import ConventionsByPath, HttpConventions
 
 
 class Named:
-    """Implements `gateway.http.conventions.ErrorRenderer` as far as it can be told from another one."""
+    """Implements `gateway.http.conventions.ErrorRenderer`."""
 
     def status(self, error: RequestError) -> int:
         return error.status

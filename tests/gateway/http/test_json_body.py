@@ -1,4 +1,4 @@
-"""What a client is told of a body that does not decode."""
+"""The errors for bodies that do not decode."""
 
 from typing import Annotated, Literal
 

@@ -149,11 +149,11 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
         (completion, {"n": 65}, "prompts times n, 1 x 65, are 65 sequences; one request may have 64"),
     ],
 )
-def test_what_would_have_been_right_is_told(call: Any, fields: dict[str, Any], sentence: str) -> None:
+def test_an_error_says_what_the_field_takes(call: Any, fields: dict[str, Any], sentence: str) -> None:
     assert refusal(call, **fields).text == sentence
 
 
-def test_unknown_and_missing_fields_are_told_in_a_sentence() -> None:
+def test_unknown_and_missing_fields_have_a_sentence() -> None:
     assert refusal(completion, foo=1).text == "`foo` is not a parameter that Baton knows"
     assert refusal(chat, messages=message(other=1)).text == "`messages[0].other` is not a parameter that Baton knows"
     with pytest.raises(RequestError) as caught:
@@ -173,7 +173,7 @@ def test_unknown_and_missing_fields_are_told_in_a_sentence() -> None:
         b'{"model": "\xff"}',
         b'{"tools":' + b"[" * 100_000,
     ],
-    ids=["empty", "cut", "array", "null", "binary", "surrogate", "bad utf-8", "deep"],
+    ids=["empty", "unfinished", "array", "null", "binary", "surrogate", "bad utf-8", "deep"],
 )
 @pytest.mark.parametrize("chatting", [False, True], ids=["completion", "chat"])
 def test_what_is_not_a_body_is_refused(raw: bytes, chatting: bool) -> None:

@@ -40,7 +40,7 @@ async def test_a_worker_that_fails_with_last_words_makes_suspects_of_all_that_ra
     world = World("a", "b")
     first, second = world.open(n=2), world.open()
     for index in range(2):
-        world["a"].fail(number(first, index), ErrorCode.LOST, "a defect")
+        world["a"].fail(number(first, index), ErrorCode.LOST, "a bug")
     assert len(world["b"].submits) == 1
     assert {world.open().worker for _ in range(2)} == {"b"}, "it gets nothing more meanwhile"
     world["a"].die()
@@ -52,7 +52,7 @@ async def test_the_same_request_is_not_tried_a_third_time_whatever_the_workers_s
     world = World("a", "b", "c")
     group = world.open()
     for name in "ab":
-        world[name].fail(number(group), ErrorCode.LOST, "a defect")
+        world[name].fail(number(group), ErrorCode.LOST, "a bug")
         world[name].die()
     assert failure(group) is ErrorCode.QUARANTINED
     assert world["c"].submits == []
@@ -110,7 +110,7 @@ async def test_requests_go_to_the_one_that_beats() -> None:
 
 
 async def test_requests_go_to_the_one_that_gets_on() -> None:
-    """It beats, but finishes no step of what it has: perhaps it hangs, and nobody is to wait there to find that out."""
+    """It sends heartbeats, but finishes no step: perhaps it hangs, and no request is to wait there to find that out."""
     world, now = World("a", "b"), asyncio.get_running_loop().time()
     for name in "ab":
         world[name].change(hang_s=8.0, last_progress=now)

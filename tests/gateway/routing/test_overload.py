@@ -1,4 +1,4 @@
-"""Where lost sequences and newcomers go when workers have no room."""
+"""Where lost sequences and new requests go when workers have no room."""
 
 from typing import Any
 
@@ -54,14 +54,14 @@ async def test_overloaded_is_asked_again_when_something_ends_there() -> None:
     assert not group.waiting
 
 
-async def test_a_newcomer_is_told_that_a_worker_is_overloaded() -> None:
+async def test_a_new_request_is_refused_when_its_worker_is_overloaded() -> None:
     world = World()
     group = world.open()
     world["a"].fail(number(group), ErrorCode.OVERLOADED)
     assert failure(group) is ErrorCode.OVERLOADED
 
 
-async def test_a_newcomer_that_one_worker_has_no_room_for_is_given_to_another() -> None:
+async def test_a_new_request_that_one_worker_has_no_room_for_is_given_to_another() -> None:
     world = World("a", "b", "c")
     group = world.open()
     assert group.worker == "a"
@@ -74,7 +74,7 @@ async def test_a_newcomer_that_one_worker_has_no_room_for_is_given_to_another() 
     assert not group.waiting
 
 
-async def test_a_newcomer_that_no_worker_has_room_for_is_told() -> None:
+async def test_a_new_request_that_no_worker_has_room_for_is_refused() -> None:
     world = World("a", "b", "c")
     refused = world.open()
     for name in "abc":

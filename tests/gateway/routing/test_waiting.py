@@ -1,4 +1,4 @@
-"""The waiting room itself, and what clients hear while their request is in it."""
+"""The wait queue, and what clients receive while their request is in it."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def sequence(order: int, model: str = "m") -> LiveSequence:
     return LiveSequence(Submit(order, "r", TextInput("x"), Sampling(), Limits()), 0, group, now=0.0)
 
 
-class TestRoom:
+class TestWaitQueue:
     @pytest.fixture
     def anyio_backend(self) -> Any:
         return BACKEND
@@ -44,7 +44,7 @@ class TestRoom:
         assert (room.of("other"), room.of("none")) == ((other,), ())
         assert (len(room), second in room, third in room) == (3, False, True)
 
-    async def test_newcomers_are_bounded_at_the_edge(self) -> None:
+    async def test_new_requests_are_bounded_at_the_edge(self) -> None:
         room = WaitQueue(3, 60, lambda sequence: None)
         room.add(sequence(1))
         assert (room.has_room(2), room.has_room(3)) == (True, False)

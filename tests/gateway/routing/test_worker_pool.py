@@ -1,4 +1,5 @@
-"""Roles: which workers take requests, who takes the place of one that cannot, and what clients hear if none does."""
+"""Roles: which workers take requests, which standby takes the place of one that cannot, and what clients get if none
+does."""
 
 import asyncio
 import json
@@ -53,7 +54,7 @@ def fail(router: Router, worker: FakeWorker, times: int) -> None:
     for number in range(1, times + 1):
         group = router.open(plan(), "r")
         assert group.worker == worker.name
-        worker.fail(group.sequences[0].submit.stream, ErrorCode.INTERNAL, f"defect {number}")
+        worker.fail(group.sequences[0].submit.stream, ErrorCode.INTERNAL, f"bug {number}")
 
 
 def fail_step(worker: FakeWorker, *groups: RequestGroup) -> None:
@@ -270,8 +271,8 @@ async def test_any_story_keeps_the_number_of_active_workers_and_uses_every_fit_o
     for index, state, silent in story:
         workers[index % len(workers)].change(state=state, last_frame=now - (SILENT_S if silent else 0.0))
         ready = [worker.status for worker in workers if worker.status.state is WorkerState.READY]
-        beats = sum(status.last_frame > now - SILENT_S for status in ready)
+        heartbeats = sum(status.last_frame > now - SILENT_S for status in ready)
         found = router.pool.candidates("tiny")
         assert list(roles(router).values()).count("active") == active
         assert len(found) == min(active, len(ready)), "one that is silent is better than none"
-        assert sum(handle.status.last_frame > now - SILENT_S for handle in found) == min(active, beats)
+        assert sum(handle.status.last_frame > now - SILENT_S for handle in found) == min(active, heartbeats)

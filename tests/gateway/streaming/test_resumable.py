@@ -85,7 +85,7 @@ async def test_who_did_not_ask_for_it_is_not_waited_for() -> None:
         assert served.outcomes() == {}
 
 
-async def test_who_was_not_told_the_id_cannot_come_back() -> None:
+async def test_a_client_that_did_not_get_the_id_cannot_resume() -> None:
     async with gateway() as served:
         connection = served.open("POST", "/v1/completions", KEPT)
         (submit,) = await served.worker.wait_submits(1)
@@ -125,11 +125,11 @@ async def test_a_stream_may_end_while_nobody_reads(end: str) -> None:
             await anyio.sleep(10)
         assert served.count(StreamState.DETACHED) == 1
         again = await served.ask("GET", f"/v1/streams/{stream_id(connection)}", last_event_id=last_id(connection))
-        told = [json.loads(event.split(b"data: ")[1]) for event in again.events[:-1]]
+        found = [json.loads(event.split(b"data: ")[1]) for event in again.events[:-1]]
         if end == "finished":
-            assert told[0]["choices"][0]["text"] == "two"
+            assert found[0]["choices"][0]["text"] == "two"
         else:
-            assert told[0]["error"]["code"] == ("step_failed" if end == "failed" else "deadline_exceeded")
+            assert found[0]["error"]["code"] == ("step_failed" if end == "failed" else "deadline_exceeded")
         assert again.events[-1].endswith(b"data: [DONE]")
 
 

@@ -36,7 +36,7 @@ async def test_they_wait_for_the_restart_behind_what_was_lost() -> None:
 
 
 async def test_they_overtake_nobody_though_a_worker_has_room_for_them() -> None:
-    """A suspect waits for a free slot; a newcomer could be queued at the worker."""
+    """A suspect waits for a free slot; a new request could be queued at the worker."""
     world = World("a", "b", slots=2)
     lost, kept = world.open("lost"), world.open("kept", n=2)
     assert (lost.worker, kept.worker) == ("a", "b")

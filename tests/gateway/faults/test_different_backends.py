@@ -1,4 +1,4 @@
-"""A stream that an unlike worker goes on with: MLX's by IREE, and IREE's by MLX. It continues, and says that it did."""
+"""A stream that a worker with another backend continues, from MLX to IREE and back: the answer says so."""
 
 import os
 import signal
@@ -68,8 +68,8 @@ async def replays(real: Real) -> float:
     return found
 
 
-async def cut(real: Real, computing: str) -> tuple[list[int], list[int], dict[str, Any]]:
-    """Kill who computes a stream in its middle: the ids that had come before, all, and the usage."""
+async def interrupted(real: Real, computing: str) -> tuple[list[int], list[int], dict[str, Any]]:
+    """Kill the worker in the middle of a stream. Returns the ids before that, all ids, and the usage."""
     before: list[int] = []
 
     live = real.router.pool[computing].live
@@ -84,7 +84,7 @@ async def cut(real: Real, computing: str) -> tuple[list[int], list[int], dict[st
     return before, ids, usage
 
 
-async def test_a_stream_goes_on_with_an_unlike_worker_and_says_so() -> None:
+async def test_a_stream_continues_on_a_worker_with_another_backend_and_says_so() -> None:
     pytest.importorskip("mlx.core")
     pytest.importorskip("iree.runtime")
     async with real_gateway(launch("mlx"), launch("iree", standby=True)) as real:
@@ -92,7 +92,7 @@ async def test_a_stream_goes_on_with_an_unlike_worker_and_says_so() -> None:
             computing = active(real)
             whole, usage = await ask(real)
             assert "baton" not in usage
-            before, ids, usage = await cut(real, computing)
+            before, ids, usage = await interrupted(real, computing)
             assert len(ids) == TOKENS
             assert ids[: len(before)] == before == whole[: len(before)]
             assert usage["baton"] == {"continued": True}
