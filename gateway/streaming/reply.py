@@ -10,7 +10,7 @@ from gateway.routing.request_group import RequestGroup
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, AnswerRenderer, EventRenderer
 from gateway.streaming.replay_buffer import EventLog
-from gateway.streaming.sse import EventIds, is_sse
+from gateway.streaming.sse import is_sse
 from protocol.errors import ErrorCode
 
 _log = structlog.get_logger("gateway.streaming.reply")
@@ -54,7 +54,9 @@ class StreamedReply:
         self._created = exchange.created
         self._renderer = renderer
         self._events: EventRenderer | None = None
-        self._ids = EventIds(self.id) if is_sse(renderer.content_type) else None
+        self._id_prefix = f"id: {self.id}-".encode() if is_sse(renderer.content_type) else b""
+        self._rendered = 0
+        """The number of the last event."""
 
     async def send(self, exchange: HttpExchange, began: bool) -> None:
         """Send all events, to the end. Without `began` there is nothing to send yet, which a comment tells the client.
@@ -117,8 +119,12 @@ class StreamedReply:
 
     def _keep(self, events: list[bytes]) -> bytes:
         """Number the next events, and log them where they may be sent again."""
-        if self._ids is not None:
-            events = self._ids.number(events)
+        prefix, first = self._id_prefix, self._rendered + 1
+        self._rendered += len(events)
+        if prefix and len(events) == 1:  # as it mostly is
+            events = [b"%s%d\n%s" % (prefix, first, events[0])]
+        elif prefix:
+            events = [b"%s%d\n%s" % (prefix, number, event) for number, event in enumerate(events, first)]
         if self.log is not None:
             self.log.append(events)
         return b"".join(events)
