@@ -1,1 +1,1 @@
-"""What clients ask for and what they get, in no dialect."""
+"""Requests and their output, independent of the API dialect."""

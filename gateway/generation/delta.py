@@ -1,4 +1,4 @@
-"""What sequences deliver to a client, whatever the dialect that it is written in."""
+"""Output deltas, stop reasons and token counts, independent of the API dialect."""
 
 from enum import StrEnum
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A generation request, whatever the dialect that it was asked in."""
+"""Generation requests, independent of the API dialect."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class SequenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How the output of a request is delivered: all that is kept of a request while its answer is read."""
+    """Options of how output is delivered: all that is kept of a request while its answer is read."""
 
     stream: bool = False
     """Deltas are taken as they come. Otherwise the answer is taken whole."""

@@ -1,4 +1,4 @@
-"""What differs between dialects before a request reaches its endpoint: how errors are written, where the key is."""
+"""HTTP conventions of API dialects: the format of errors and the header of the key."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

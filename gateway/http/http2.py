@@ -17,7 +17,7 @@ def goaway(last_stream: int) -> bytes:
 
 
 class WholeBodies:
-    """On HTTP/2, ends no response before the body of its request has been read, for `limit_s` seconds at most.
+    """Delays the end of an HTTP/2 response until the body of its request has been read, for at most `limit_s` seconds.
 
     Hypercorn 0.18 forgets a stream once its response has ended. Data for it that arrives later raises in the
     connection, and every other response on that connection is lost. So an early response (mostly a refusal) is sent at

@@ -19,7 +19,7 @@ _NOT_IN_ENUM = "Invalid enum value "
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What msgspec's messages leave out."""
+    """Details that msgspec's messages leave out."""
 
     takes: Mapping[str, str] = field(default_factory=dict)
     """The values of fields that take only a few, by the field's name."""

@@ -63,11 +63,12 @@ class Listener(Acceptor):
         return self._has(self.max_connections + SPARE)
 
     def _has(self, count: int) -> bool:
-        """At least so many are open. They are counted only when so many are known, of which some may have ended."""
+        """True when at least `count` are open. They are counted only when so many are known, of which some may have
+        ended."""
         return len(self._accepted) >= count <= self.connections
 
     def is_spare(self, descriptor: int) -> bool:
-        """It was accepted beyond `max_connections`."""
+        """True for a connection that was accepted beyond `max_connections`."""
         return any(connection.fileno() == descriptor for connection in self._spare)
 
     def turn_away(self, connection: socket.socket) -> None:

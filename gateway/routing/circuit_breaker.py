@@ -13,7 +13,7 @@ MAX_COUNTED = 64
 
 
 class Circuit(StrEnum):
-    """Which requests a worker may get: all, none, or a single probe."""
+    """State of a circuit: the worker may get all requests, none, or a single probe."""
 
     CLOSED = "closed"
     OPEN = "open"

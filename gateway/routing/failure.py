@@ -1,5 +1,4 @@
-"""What can go wrong with a sequence: it loses its worker, it runs while a worker fails, or it ends without an
-answer."""
+"""Failures: of a worker while it runs a sequence, and of a sequence that ends without an answer."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""What the live sequences of one request share, and how they wake its client."""
+"""State that the live sequences of one request share, and the wake-up of its client."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -37,35 +37,35 @@ class LiveRequest(ABC):
 
     @property
     def waiting(self) -> bool:
-        """Some of its sequences have no worker at the moment."""
+        """True while some of its sequences have no worker."""
         return self._waiting > 0
 
     @property
     def ended(self) -> bool:
-        """Nothing more will come: every sequence ended, or one failed."""
+        """True when nothing more will come: every sequence ended, or one failed."""
         return self._live == 0 or self.failure is not None
 
     def placed(self, worker: str, digest: str) -> None:
-        """Some of its sequences went to a worker with this config digest."""
+        """Note that some of its sequences went to a worker with this config digest."""
         if not self.worker:
             self.config_digest = digest
         self.worker = worker
 
     def suspended(self, count: int) -> None:
-        """So many of its sequences more (or fewer) wait for a worker."""
+        """Note that so many more (or fewer) of its sequences wait for a worker."""
         self._waiting += count
         if count > 0 and self._stream:
             self._wake()
 
     def changed(self, index: int) -> None:
-        """A sequence got something. The client of a whole answer is not woken for each token."""
+        """Note that a sequence got something. The client of a whole answer is not woken for each token."""
         self._ready[index] = None
         if self._stream:
             self._changed = True
             self._wake()
 
     def sequence_ended(self, index: int, failure: SequenceFailure | None) -> None:
-        """A sequence ended, maybe with a failure."""
+        """Note that a sequence ended, maybe with a failure."""
         self._ready[index] = None
         self._live -= 1
         if not self._live:

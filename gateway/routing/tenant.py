@@ -1,4 +1,4 @@
-"""Which requests may share KV."""
+"""Tenants: the groups of requests that may share KV."""
 
 import hashlib
 

@@ -36,7 +36,7 @@ class WaitQueue:
         return sequence in self._timers
 
     def has_room(self, count: int) -> bool:
-        """So many new sequences can be added."""
+        """True when so many new sequences can be added."""
         return len(self) + count <= self._bound
 
     def of(self, model: str) -> tuple[LiveSequence, ...]:

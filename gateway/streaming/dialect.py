@@ -1,4 +1,4 @@
-"""What an API in front of the gateway consists of. Everything else is the same for all of them.
+"""The interface of an API dialect. Everything else in the gateway is the same for all dialects.
 
 A dialect is a folder beside `gateway/openai`. It decodes bodies into requests (`Decode`), writes answers
 (`AnswerRenderer`, `EventRenderer`) and errors (`gateway.http.errors.ErrorRenderer`), and lists its paths (`Dialect`).
@@ -18,7 +18,7 @@ from gateway.http.conventions import HttpConventions
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What is known of an answer before its first token."""
+    """The fields of an answer that are known before its first token."""
 
     id: str
     created: int

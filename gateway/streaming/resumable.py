@@ -30,7 +30,7 @@ class UnknownStream(RequestError):
 
 
 class StreamState(StrEnum):
-    """Where a stream's client is."""
+    """State of a stream's client."""
 
     READ = "read"
     """A connection reads it."""
