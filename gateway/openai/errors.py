@@ -15,7 +15,7 @@ _TYPES: dict[ErrorCode | RefusalCode, str] = {
 
 
 class OpenAIErrors:
-    """Implements `gateway.http.errors.ErrorRenderer`."""
+    """Implements `gateway.http.conventions.ErrorRenderer`."""
 
     def status(self, error: RequestError) -> int:
         return error.status

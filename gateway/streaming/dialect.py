@@ -1,11 +1,12 @@
 """The interface of an API dialect. Everything else in the gateway is the same for all dialects.
 
 A dialect is a folder beside `gateway/openai`. It decodes bodies into requests (`Decode`), writes answers
-(`AnswerRenderer`, `EventRenderer`) and errors (`gateway.http.errors.ErrorRenderer`), and lists its paths (`Dialect`).
+(`AnswerRenderer`, `EventRenderer`) and errors (`gateway.http.conventions.ErrorRenderer`), and lists its paths
+(`Dialect`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from starlette.routing import Route
@@ -36,32 +37,32 @@ class EventRenderer(Protocol):
     """
 
     def deltas(self, deltas: Sequence[OutputDelta]) -> list[bytes]:
-        """The events of what the sequences got. Called once or more; empty deltas may have no event."""
+        """Render new deltas. Called at least once, maybe without any delta, before `end` and `error`."""
 
     def end(self, counts: TokenCounts, *, continued: bool) -> list[bytes]:
-        """The last events, after the last deltas. `continued`: see `AnswerRenderer.whole`."""
+        """Render the last events of an answer that ended well. `continued`: see `AnswerRenderer.whole`."""
 
     def error(self, error: RequestError) -> list[bytes]:
-        """The last events of an answer that failed, maybe before any deltas."""
+        """Render the last events of an answer that failed."""
 
 
 class AnswerRenderer(Protocol):
-    """Writes the answer to one request as its options ask for: made with the request by the dialect's `Decode`."""
+    """Writes the answer to one request, as the options of that request ask. Made by the dialect's `Decode`."""
 
     content_type: bytes
     """Of the answer as a stream."""
     keep_alive: bytes
-    """What is sent, without a number, while the answer waits for a worker; clients skip it."""
+    """Sent at intervals, and not counted as an event, while the answer waits for a worker; clients skip it."""
 
     def answer_id(self, token: str) -> str:
-        """The id of an answer, a prefix and the token, 24 hexadecimal digits: `[a-z]{1,8}[-_]` and the token."""
+        """The id of the answer: `[a-z]{1,8}[-_]` and the token, which is 24 hexadecimal digits."""
 
     def whole(self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool) -> bytes:
-        """The whole answer as a JSON body. `continued`: a worker of another kind continued a sequence, so that tokens
-        may differ from those of an undisturbed run."""
+        """Render the whole answer as a JSON body. `continued`: a worker of another kind continued a sequence, so its
+        tokens may differ from those of an undisturbed run."""
 
     def events(self, head: AnswerHead) -> EventRenderer:
-        """The renderer of the answer as a stream."""
+        """Make the renderer of the answer as a stream."""
 
 
 class Decoded(NamedTuple):
@@ -83,6 +84,6 @@ class Dialect:
     generation: Mapping[str, Decode]
     """The paths to POST generation requests to."""
     routes: Sequence[Route] = ()
-    """Whatever else there is."""
-    prefixes: Sequence[str] = field(default=())
-    """Beginnings of paths whose errors it writes, known routes or not, besides those of `generation`."""
+    """Its other routes."""
+    prefixes: Sequence[str] = ()
+    """Beginnings of further paths whose errors it writes, whether there are such routes or not."""
