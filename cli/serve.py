@@ -21,7 +21,7 @@ from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.http.server import BindError
-from gateway.settings import GatewaySettings, SettingsError
+from gateway.settings import GatewaySettings, GatewaySettingsError
 from workers.checkpoints.checkpoint import CheckpointError, same_text
 from workers.process.spec import WorkerSpec
 
@@ -149,5 +149,5 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
     names = GatewaySettings.__dataclass_fields__.keys() & Settings.model_fields.keys()
     try:
         return GatewaySettings(**{name: getattr(settings, name) for name in names})
-    except SettingsError as error:
+    except GatewaySettingsError as error:
         raise CommandFailed(str(error)) from error
