@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.families import ARCHITECTURES, Family, Tensors, draw_weights, family_fields
+from tests.families import ARCHITECTURES, Tensors, family_fields, random_weights
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_ID = SPECIALS.index("<|im_end|>")
@@ -104,7 +104,7 @@ def make_tokenizer(directory: Path, vocab: int = 512) -> None:
 
 def make_checkpoint(
     directory: Path,
-    family: Family = "llama",
+    family: str = "llama",
     *,
     seed: int = 0,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
@@ -160,7 +160,7 @@ def make_checkpoint(
         config["rope_scaling"] = dict(rope_scaling)
     config |= fields or {}
     live = Tokenizer.from_str(_tokenizer_json(vocab)).get_vocab_size()
-    tensors = draw_weights(config, live, np.random.default_rng(seed))
+    tensors = random_weights(config, live, np.random.default_rng(seed))
     tensors = {name: tensor.astype(_NUMPY_DTYPES[dtype]) for name, tensor in tensors.items()}
     if quantized_bits is not None:
         quantization = {"group_size": group_size, "bits": quantized_bits, "mode": "affine"}

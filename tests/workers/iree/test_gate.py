@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.drawn import drawn
-from tests.families import Family
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
@@ -144,7 +143,7 @@ def test_gate_with_weights_of_few_bits(load: Load, tmp_path: Path, kind: Quantiz
 @pytest.mark.parametrize(
     ("family", "fields"), [("gemma3_text", {"sliding_window": 9}), ("qwen3_moe", {})], ids=["windows", "experts"]
 )
-def test_gate_of_windows_and_experts(load: Load, tmp_path: Path, family: Family, fields: dict[str, int]) -> None:
+def test_gate_of_windows_and_experts(load: Load, tmp_path: Path, family: str, fields: dict[str, int]) -> None:
     runner = load(make_checkpoint(tmp_path / "model", family, tied=family != "qwen3_moe", fields=fields))
     fetch_all(runner, "decode_1")
     report = run_gate(lambda: runner)

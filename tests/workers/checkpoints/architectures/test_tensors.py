@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.checkpoints import make_checkpoint, write_safetensors
-from tests.families import ARCHITECTURES, Family
+from tests.families import ARCHITECTURES
 from tests.quantized import requantize
 from workers.checkpoints.architectures.tensors import check_tensors, parameter_count
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
@@ -26,7 +26,7 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_we
         ("mixtral", {"quantized_bits": 8}),
     ],
 )
-def test_what_the_families_have(tmp_path: Path, family: Family, options: dict[str, Any]) -> None:
+def test_what_the_families_have(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
     path = make_checkpoint(tmp_path, family, **options)
     names = [*open_weights(path), "model.layers.1.self_attn.rotary_emb.inv_freq", "lm_head.weight"]
     check_tensors(names, ModelConfig.from_dir(path), path)
@@ -50,7 +50,7 @@ def test_what_the_families_have(tmp_path: Path, family: Family, options: dict[st
         ("llama", "lm_head.bias"),
     ],
 )
-def test_what_would_be_left_out_is_refused(tmp_path: Path, family: Family, name: str) -> None:
+def test_what_would_be_left_out_is_refused(tmp_path: Path, family: str, name: str) -> None:
     path = make_checkpoint(tmp_path, family)
     with pytest.raises(CheckpointError, match="not part of") as refused:
         check_tensors([*open_weights(path), name], ModelConfig.from_dir(path), path)
