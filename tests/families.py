@@ -98,10 +98,9 @@ class Traits:
     mlp: Mlp = dense
 
 
-def _gemma_fields(layers: int) -> dict[str, Any]:
-    activation = "gelu_pytorch_tanh"
-    fields = {"hidden_activation": activation, "hidden_act": activation}
-    return fields | {"query_pre_attn_scalar": 24, "sliding_window": WINDOW}
+GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
+WINDOWED_GEMMA = GELU | {"query_pre_attn_scalar": 24, "sliding_window": WINDOW}
+"""What Gemma 2 and 3 share."""
 
 
 def _olmo3_fields(layers: int) -> dict[str, Any]:
@@ -142,15 +141,16 @@ FAMILIES: Mapping[str, Traits] = {
         optional_bias=False,
         fused=True,
     ),
+    "gemma": Traits("GemmaForCausalLM", lambda layers: GELU, centred_norms=True),
     "gemma2": Traits(
         "Gemma2ForCausalLM",
-        lambda layers: {**_gemma_fields(layers), "attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0},
+        lambda layers: WINDOWED_GEMMA | {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0},
         norms=AROUND,
         centred_norms=True,
     ),
     "gemma3_text": Traits(
         "Gemma3ForCausalLM",
-        lambda layers: {**_gemma_fields(layers), "sliding_window_pattern": 2, "rope_local_base_freq": 100.0},
+        lambda layers: WINDOWED_GEMMA | {"sliding_window_pattern": 2, "rope_local_base_freq": 100.0},
         norms=AROUND,
         centred_norms=True,
         head_norm="each",

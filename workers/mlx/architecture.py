@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import mlx.nn as nn
+from mlx_lm.models import gemma2
 from mlx_lm.utils import load_model
 
 from workers.checkpoints.architectures.fields import Fields
@@ -59,6 +60,12 @@ ADAPTERS: Mapping[str, Adapter] = {
     "olmo3": Adapter("olmo3", biases=True, layer_types=True),
     "seed_oss": Adapter("seed_oss"),
     "phi3": Adapter("phi3", free_head_dim=False),
+    # mlx-lm computes the GELU of Gemma 1 exactly; its models were trained with the approximation by tanh.
+    "gemma": Adapter(
+        "gemma",
+        always={"scaled_dot_product_attention": ragged_attention, "MLP": gemma2.MLP},
+        uncompiled={"MLP": PlainGelu},
+    ),
     "gemma2": Adapter("gemma2", always={"Attention": CappedAttention}, uncompiled={"MLP": PlainGelu}),
     "gemma3_text": Adapter(
         "gemma3_text", uncompiled={"MLP": PlainGelu, "clip_residual": plain_clip_residual}, rounds_scale=True

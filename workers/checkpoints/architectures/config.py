@@ -174,6 +174,8 @@ def _activation(fields: Fields, family: Family) -> Activation:
     """Only the family's own: another one is not what its models were trained with, and is not tested."""
     for name in ("hidden_act", "hidden_activation"):
         value = fields.get(name, family.activation)
+        if value == family.activation_alias:
+            continue
         if not isinstance(value, str) or ACTIVATIONS.get(value) != ACTIVATIONS[family.activation]:
             raise fields.error(name, f"{value!r} is not supported, only {family.activation!r}")
     return ACTIVATIONS[family.activation]

@@ -101,6 +101,8 @@ class Family:
     """Of queries, keys and values; None when `attention_bias` says so, which then covers the output as well."""
     activation: str = "silu"
     """Of `ACTIVATIONS`; config.json may not name another one."""
+    activation_alias: str | None = None
+    """A name that early checkpoints of the family have for it, whatever it means elsewhere."""
     scaled_embedding: bool = False
     """Embeddings are multiplied by the square root of their width."""
     windowed: Windowed | None = None
@@ -183,6 +185,15 @@ FAMILIES: Mapping[str, Family] = {
         windowed=all_layers,
         partial_rope=True,
         defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    ),
+    "gemma": Family(
+        "GemmaForCausalLM",
+        biases=None,
+        norm_offset=1.0,
+        activation="gelu_pytorch_tanh",
+        activation_alias="gelu",
+        scaled_embedding=True,
+        defaults={"tie_word_embeddings": True, "head_dim": 256, "num_key_value_heads": 16},
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",

@@ -131,6 +131,13 @@ def test_context_up_to_the_model_and_not_beyond(tmp_path: Path) -> None:
         config.choose_context(1)
 
 
+def test_what_early_checkpoints_of_gemma_call_gelu_is_its_approximation(tmp_path: Path) -> None:
+    gemma: dict[str, Any] = {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}
+    early = read(tmp_path, **gemma, hidden_act="gelu", hidden_activation=None)
+    assert early == read(tmp_path, **gemma, hidden_act="gelu_pytorch_tanh")
+    assert early.activation == "gelu_tanh"
+
+
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_made_checkpoints_parse(tmp_path: Path, family: Any) -> None:
     config = ModelConfig.from_dir(make_checkpoint(tmp_path, family, rope_scaling=LLAMA3_SCALING))

@@ -12,7 +12,7 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GemmaForCausalLM"]}, r"architectures: \['GemmaForCausalLM'\] is not supported"),
+        ({"architectures": ["MambaForCausalLM"]}, r"architectures: \['MambaForCausalLM'\] is not supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures: .*not supported"),
         ({"architectures": ..., "model_type": "gpt2"}, "model_type: 'gpt2' is not supported"),
         ({"architectures": ..., "model_type": ["llama"]}, "model_type: .*not supported"),
