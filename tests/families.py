@@ -155,6 +155,16 @@ FAMILIES: Mapping[str, Traits] = {
         centred_norms=True,
         head_norm="each",
     ),
+    "granite": Traits(
+        "GraniteForCausalLM",
+        lambda layers: {
+            "mlp_bias": False,
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.7,
+        },
+    ),
     "qwen3_moe": Traits(
         "Qwen3MoeForCausalLM",
         lambda layers: {

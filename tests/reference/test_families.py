@@ -39,6 +39,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3_text": {"family": "gemma3_text", "hidden": 80, "fields": {"sliding_window": 9}},
+    "granite": {"family": "granite", "tied": False},
+    "granite-4-bit": {"family": "granite", "quantized_bits": 4},
+    "granite-8-bit": {"family": "granite", "quantized_bits": 8, "group_size": 64},
     "qwen3_moe": {"family": "qwen3_moe", "tied": False},
     "mixtral": {"family": "mixtral", "tied": False},
     "mixtral-4-bit": {"family": "mixtral", "tied": False, "quantized_bits": 4},
@@ -51,7 +54,9 @@ NAMED = {case["family"] for case in (*CASES.values(), *conftest.CASES.values())}
 CASES |= {family: {"family": family, "layers": DEEPER} for family in FAMILIES if family not in NAMED}
 KNOWN = {("iree", "seed_oss")}
 """Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
-PAIRS = [(backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in KNOWN]
+PLAIN = ("generic", "granite")
+"""Multipliers in the graphs that GPUs run, which other operations make."""
+PAIRS = [*((backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in KNOWN), PLAIN]
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)

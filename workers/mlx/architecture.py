@@ -1,7 +1,7 @@
 """mlx-lm's model code with our attention and positions in it, and what of a checkpoint that code does not do."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +16,10 @@ from workers.checkpoints.architectures.wrapper import by_itself, unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.mlx.parts import (
     CappedAttention,
-    ExactlyScaled,
     PlainExperts,
     PlainGelu,
+    apply_multipliers,
+    correct_embedding_scale,
     plain_clip_residual,
     plain_swiglu,
     ragged_attention,
@@ -45,8 +46,8 @@ class Adapter:
     """Reads `head_dim`; otherwise it is hidden_size / num_attention_heads."""
     layer_types: bool = False
     """Wants to know which layers have a window, and that there are both kinds."""
-    rounds_scale: bool = False
-    """Rounds the factor of embeddings to bfloat16 whatever the weights are."""
+    adjust: Callable[[Any, ModelConfig], None] = lambda model, config: None
+    """Replaces modules of the loaded model that round a factor more than transformers does."""
 
 
 LLAMA = Adapter("llama", biases=True)
@@ -68,8 +69,11 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "gemma2": Adapter("gemma2", always={"Attention": CappedAttention}, uncompiled={"MLP": PlainGelu}),
     "gemma3_text": Adapter(
-        "gemma3_text", uncompiled={"MLP": PlainGelu, "clip_residual": plain_clip_residual}, rounds_scale=True
+        "gemma3_text",
+        uncompiled={"MLP": PlainGelu, "clip_residual": plain_clip_residual},
+        adjust=correct_embedding_scale,
     ),
+    "granite": Adapter("granite", biases=True, free_head_dim=False, adjust=apply_multipliers),
     "qwen3_moe": Adapter("qwen3_moe", uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts}),
     "mixtral": Adapter("mixtral", uncompiled={"SwitchGLU": PlainExperts}, free_head_dim=False),
 }
@@ -120,8 +124,7 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     ropes = [Rotary(rope, context) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
         module_layer.self_attn.rope = no_positions if layer.rope is None else ropes[layer.rope]
-    if adapter.rounds_scale:
-        model.model.embed_tokens = ExactlyScaled(model.model.embed_tokens, config.embedding_scale)
+    adapter.adjust(model, config)
     return model
 
 
@@ -180,7 +183,8 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
 def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
     """Fields that mlx-lm would read differently or not at all, from the reading that both backends share.
 
-    mlx-lm has other defaults than transformers. Positions and attention windows are ours, so it is told of none.
+    mlx-lm has other defaults than transformers. Positions, attention windows and Granite's multipliers are ours, so it
+    is told of none.
     """
     experts = config.experts
     kinds = ["sliding_attention" if layer.window else "full_attention" for layer in config.plan]
@@ -221,4 +225,9 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
         "query_pre_attn_scalar": config.attention_scale**-2,
         "attn_logit_softcapping": config.attention_cap,
         "final_logit_softcapping": config.logit_cap,
+        "attention_multiplier": config.attention_scale,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "mlp_bias": False,
     }

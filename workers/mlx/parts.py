@@ -7,6 +7,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models import base, gemma2, switch_layers
 
+from workers.checkpoints.checkpoint import ModelConfig
 from workers.mlx.kv import FreshRows
 
 
@@ -93,6 +94,32 @@ def plain_clip_residual(x: mx.array, y: mx.array) -> mx.array:
     return mx.clip(x.astype(mx.float32) + y.astype(mx.float32), -bound, bound).astype(mx.float16)
 
 
+class Multiplied(nn.Module):  # type: ignore[misc]
+    """A module whose output is multiplied in float32 and rounded once; mlx-lm would round the multiplier as well."""
+
+    def __init__(self, module: nn.Module, multiplier: float) -> None:
+        super().__init__()
+        self.module = module
+        self._multiplier = multiplier
+
+    def __call__(self, *arguments: Any) -> mx.array:
+        out: mx.array = self.module(*arguments)
+        return (out.astype(mx.float32) * self._multiplier).astype(out.dtype)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Logits of an embedding that is the head as well."""
+        logits: mx.array = self.module.as_linear(x)
+        return logits
+
+
+def apply_multipliers(model: Any, config: ModelConfig) -> None:
+    """Multiply what a Granite model embeds, and what its layers add to the residual stream."""
+    model.model.embed_tokens = Multiplied(model.model.embed_tokens, config.embedding_scale)
+    for layer in model.layers:
+        layer.self_attn = Multiplied(layer.self_attn, config.residual_multiplier)
+        layer.mlp = Multiplied(layer.mlp, config.residual_multiplier)
+
+
 class ExactlyScaled(nn.Module):  # type: ignore[misc]
     """Embeddings that mlx-lm multiplies by their scale in bfloat16: in other types, corrected for what that loses."""
 
@@ -108,3 +135,8 @@ class ExactlyScaled(nn.Module):  # type: ignore[misc]
     def as_linear(self, x: mx.array) -> mx.array:
         logits: mx.array = self.embedding.as_linear(x)
         return logits
+
+
+def correct_embedding_scale(model: Any, config: ModelConfig) -> None:
+    """Undo the rounding of Gemma 3's embedding scale where the weights are not in bfloat16."""
+    model.model.embed_tokens = ExactlyScaled(model.model.embed_tokens, config.embedding_scale)

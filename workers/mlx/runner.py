@@ -209,6 +209,8 @@ class MlxRunner:
         """[rows, hidden] -> float32 logits [rows, vocab_size]."""
         head = getattr(self._model, "lm_head", None) or self._model.model.embed_tokens.as_linear
         logits: mx.array = head(hidden).astype(mx.float32)
+        if self._config.logits_scaling != 1:
+            logits = logits / self._config.logits_scaling
         if (cap := self._config.logit_cap) is not None:
             logits = mx.tanh(logits / cap) * cap
         return logits

@@ -20,7 +20,7 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.engine.runner import Chunk
 from workers.mlx import architecture
 from workers.mlx.architecture import ADAPTERS, LLAMA, Adapter, bind_module, load_architecture
-from workers.mlx.parts import ragged_attention
+from workers.mlx.parts import Multiplied, ragged_attention
 
 TOKENS = tuple(range(3, 90))
 
@@ -147,3 +147,11 @@ def test_attention_sinks_are_refused() -> None:
     fresh = FreshRows(LayerCache(0, [], mx.array([0])), rows)
     with pytest.raises(NotImplementedError, match="sinks"):
         ragged_attention(rows, fresh, fresh, None, 1.0, None, sinks=mx.zeros(2))
+
+
+def test_a_multiplier_is_not_rounded_to_the_type_of_the_weights() -> None:
+    weights = mx.array(np.random.default_rng(2).standard_normal(400), mx.bfloat16)
+    product = Multiplied(lambda x: x, 0.22)(weights)
+    exact = np.array(weights.astype(mx.float32)) * np.float32(0.22)
+    np.testing.assert_array_equal(product.astype(mx.float32), mx.array(exact).astype(mx.bfloat16).astype(mx.float32))
+    assert not mx.array_equal(product, weights * 0.22), "mlx rounds the multiplier first"

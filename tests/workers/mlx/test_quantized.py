@@ -49,7 +49,7 @@ def test_a_model_of_which_nothing_can_be_quantized_is_refused(load: Load, tmp_pa
         load(path, quantize="int8")
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "granite", "qwen3_moe", "mixtral"])
 def test_caps_and_experts_of_few_bits(load: Load, tmp_path: Path, family: Any) -> None:
     """Experts are matrices like others, what chooses them stays as it is; rows do not depend on their chunk."""
     path = make_checkpoint(tmp_path, family, tied="gemma" in family)

@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2": {"family": "qwen2", "kv_heads": 1},
     "qwen3": {"family": "qwen3"},
     "gemma": {"family": "gemma"},
+    "granite": {"family": "granite", "dtype": "bfloat16"},
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3": {"family": "gemma3_text", "fields": {"sliding_window": 9}, "dtype": "bfloat16"},
     "qwen3-moe": {"family": "qwen3_moe", "tied": False},

@@ -47,8 +47,15 @@ class ModelConfig:
     activation: Activation
     rms_eps: float
     embedding_scale: float
+    """What embeddings are multiplied by."""
+    rounds_embedding_scale: bool
+    """The embedding scale is rounded to the type of the weights first."""
     attention_scale: float
     """What the products of queries and keys are multiplied by."""
+    residual_multiplier: float
+    """What attention and the MLP add to the residual stream is multiplied by it."""
+    logits_scaling: float
+    """Logits are divided by it."""
     attention_cap: float | None
     """Scores s become cap * tanh(s / cap)."""
     logit_cap: float | None
@@ -123,8 +130,11 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         head_norm=family.head_norm,
         activation=_activation(fields, family),
         rms_eps=fields.number("rms_norm_eps", 1e-6),
-        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
-        attention_scale=fields.number("query_pre_attn_scalar", head_dim) ** -0.5,
+        embedding_scale=hidden**0.5 if family.scaled_embedding else _multiplier(fields, family, "embedding_multiplier"),
+        rounds_embedding_scale=family.scaled_embedding,
+        attention_scale=_attention_scale(fields, family, head_dim),
+        residual_multiplier=_multiplier(fields, family, "residual_multiplier"),
+        logits_scaling=_multiplier(fields, family, "logits_scaling"),
         attention_cap=fields.optional_number("attn_logit_softcapping"),
         logit_cap=fields.optional_number("final_logit_softcapping"),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
@@ -168,6 +178,18 @@ def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
     if head_dim % 2:
         raise fields.error("head_dim", f"{head_dim} is odd; rotary positions need pairs")
     return heads, kv_heads, head_dim
+
+
+def _multiplier(fields: Fields, family: Family, name: str) -> float:
+    """A field of a family that reads it; 1 for every other one, whose neutral value it has."""
+    return fields.number(name, 1.0) if name in family.reads else 1.0
+
+
+def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    if "attention_multiplier" in family.reads:
+        return fields.number("attention_multiplier")
+    scale: float = fields.number("query_pre_attn_scalar", head_dim) ** -0.5
+    return scale
 
 
 def _activation(fields: Fields, family: Family) -> Activation:

@@ -128,6 +128,7 @@ class Family:
 
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})
+MULTIPLIERS = frozenset({"embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"})
 GEMMA = frozenset({"final_logit_softcapping", "query_pre_attn_scalar"})
 GEMMA_DEFAULTS = {
     "tie_word_embeddings": True,
@@ -224,6 +225,12 @@ FAMILIES: Mapping[str, Family] = {
             "rope_theta": 1000000.0,
             "rope_local_base_freq": 10000.0,
         },
+    ),
+    "granite": Family(
+        "GraniteForCausalLM",
+        biases=None,
+        reads=MULTIPLIERS,
+        defaults={"attention_multiplier": 1.0},
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",

@@ -144,9 +144,10 @@ def by_parts(
     q, kv = ops.place(qkv, angles, head_norms(config, w, name), kv, cache, number, config, where)
     mixed = ops.attend(q, kv, cache, number, config, where)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
-    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps)
+    multiplier = config.residual_multiplier
+    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps, multiplier)
     delta = mlp(config, ops, w, name, layer, h, live)
-    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps)
+    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier)
     return x, h, kv, counts
 
 
@@ -155,8 +156,8 @@ def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: Inputs) -> jax.A
     x = ops.rows(w["embedding"], inputs.tokens.reshape(-1))
     if config.embedding_scale == 1:
         return x
-    # Rounded like the weights, as where the models were trained.
-    return x * np.asarray(config.embedding_scale, jnp.dtype(ops.dtype)).astype(np.float32)
+    kind = jnp.dtype(ops.dtype) if config.rounds_embedding_scale else np.float32
+    return x * np.asarray(config.embedding_scale, kind).astype(np.float32)
 
 
 def mlp(
@@ -175,4 +176,6 @@ def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array, live: 
     # A tied head of few bits is stored once.
     matrix = w.get("head", w["embedding"])
     logits, cap = ops.linear(hidden, matrix, config.vocab_size, None, live), config.logit_cap
+    if config.logits_scaling != 1:
+        logits = logits / np.float32(config.logits_scaling)
     return logits if cap is None else jnp.tanh(logits / np.float32(cap)) * np.float32(cap)
