@@ -163,11 +163,16 @@ class Weights(Mapping[str, NDArray[Any]]):
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
 
-    def _read(self, name: str, expert: int | None = None, types: Mapping[str, np.dtype[Any]] = FLOATS) -> NDArray[Any]:
-        """A tensor that is kept under this name, or one expert's part of it."""
+    def _check_type(self, name: str, types: Mapping[str, np.dtype[Any]]) -> str:
+        """safetensors' name of a tensor's type, which is one of `types`."""
         dtype, _ = self._header(name)
         if dtype not in types:
             raise CheckpointError(self._where[name], name, f"type {dtype} is not supported")
+        return dtype
+
+    def _read(self, name: str, expert: int | None = None, types: Mapping[str, np.dtype[Any]] = FLOATS) -> NDArray[Any]:
+        """A tensor that is kept under this name, or one expert's part of it."""
+        dtype = self._check_type(name, types)
         file, stored = self._open(self._where[name]), self._stored.get(name, name)
         try:
             tensor: NDArray[Any] = file.get_tensor(stored) if expert is None else file.get_slice(stored)[expert]
@@ -198,6 +203,15 @@ class Weights(Mapping[str, NDArray[Any]]):
             raise CheckpointError(self._where[f"{module}.scales"], f"{module}.scales", f"type {kind} is not supported")
         words = self._header(module + self._quantization.packed)[1]
         return self._quantization.format(module, words if place.expert is None else words[1:], SCALES[kind])
+
+    def check_types(self) -> None:
+        """Refuse tensors whose values are not floating-point numbers of a supported type, from the files' headers.
+
+        Raises `CheckpointError`.
+        """
+        for name in self._names:
+            if name not in self._places:
+                self._check_type(name, FLOATS)
 
     def adds_nothing(self, name: str) -> bool:
         """Whether a tensor is a bias of zeros of a quantized matrix: AutoGPTQ writes one for each of them."""

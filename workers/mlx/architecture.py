@@ -14,6 +14,7 @@ from mlx_lm.utils import load_model
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.wrapper import by_itself, unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
+from workers.errors import LoadRefused
 from workers.mlx.parts import (
     CappedAttention,
     PlainExperts,
@@ -26,6 +27,7 @@ from workers.mlx.parts import (
 )
 from workers.mlx.rotary import Rotary, no_positions
 
+OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton[mlx]'` installs one that is"
 QUANTIZED_GROUP = 64
 """Inputs that share a scale in the matrices that are quantized here."""
 
@@ -84,20 +86,21 @@ def bind_module(adapter: Adapter, *, compiled: bool) -> ModuleType:
     """A fresh copy of the adapter's module whose attention is ours.
 
     A copy, not the module that `import` gives: that one is shared by the whole process, and what others run through
-    it must stay as it is. Without `compiled` nothing in the copy goes through `mx.compile`, which on a CPU runs a C++
-    compiler and loads what it finds in a folder that other users can write to.
+    it must stay as it is. Raises `LoadRefused` for a version of mlx-lm without what is bound. Without `compiled`
+    nothing in the copy goes through `mx.compile`, which on a CPU runs a C++ compiler and loads what it finds in a
+    folder that other users can write to.
     """
     name = adapter.module
     spec = importlib.util.find_spec(f"mlx_lm.models.{name}")
     if spec is None or spec.loader is None:
-        raise ImportError(f"mlx_lm has no module mlx_lm.models.{name}")
+        raise LoadRefused(f"mlx_lm has no module mlx_lm.models.{name}: {OTHER_VERSION}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     replacements = dict(adapter.always) if compiled else {**adapter.always, **adapter.uncompiled}
     replacements |= {key: bind_module(inner, compiled=compiled) for key, inner in adapter.submodules.items()}
     for attribute, replacement in replacements.items():
         if not hasattr(module, attribute):
-            raise ImportError(f"mlx_lm.models.{name} has no {attribute}: this mlx-lm is not supported")
+            raise LoadRefused(f"mlx_lm.models.{name} has no {attribute}: {OTHER_VERSION}")
         setattr(module, attribute, replacement)
     return module
 
@@ -164,8 +167,11 @@ def quantize_matrices(path: Path, model: Any, bits: int) -> None:
 def _adapter(path: Path, config: ModelConfig) -> Adapter:
     """The family's adapter, or `CheckpointError` for what it would compute differently."""
     file = path / "config.json"
-    if config.quantization is not None and config.quantization.method == "gptq":
-        problem = "'gptq' is not supported by the MLX backend"  # mlx-lm would read its integers as AWQ's
+    method = None if config.quantization is None else config.quantization.method
+    if method == "gptq" or (method == "awq" and config.experts is not None):
+        # mlx-lm would read the integers of GPTQ as those of AWQ, and it does not stack the experts of AWQ.
+        what = "" if method == "gptq" else " with a mixture of experts"
+        problem = f"{method!r}{what} is not supported by the MLX backend: take --backend iree"
         raise CheckpointError(file, "quantization_config.quant_method", problem)
     adapter = ADAPTERS.get(config.family)
     if adapter is None:

@@ -17,7 +17,7 @@ def probe() -> list[Probe]:
     for name, device in (("cpu", mx.cpu), ("gpu", mx.gpu)):
         try:
             if name == "gpu" and not mx.is_available(mx.gpu):
-                lines.append(Probe("mlx", name, False, "this build of MLX has no GPU here", _gpu_advice()))
+                lines.append(Probe("mlx", name, False, "this build of MLX has no GPU here", gpu_advice()))
                 continue
             lines.append(_try(mx.Device(device), name, mx))
         except Exception as error:  # noqa: BLE001 - whatever a device raises is what the reader came to see
@@ -36,5 +36,6 @@ def _try(device, name: str, mx) -> Probe:  # type: ignore[no-untyped-def]  # mlx
     return Probe("mlx", name, True, f"matrix product right, MLX {mx.__version__}")
 
 
-def _gpu_advice() -> str:
+def gpu_advice() -> str:
+    """What makes a GPU available to MLX; empty where MLX has the only build there is."""
     return "" if sys.platform == "darwin" else "with an NVIDIA GPU: pip install 'mlx[cuda]'"

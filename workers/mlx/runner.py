@@ -27,9 +27,11 @@ from workers.engine.runner import (
     check_copy,
     check_draws,
 )
+from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
+from workers.mlx.probe import gpu_advice
 from workers.process.spec import Dtype, Quantize
 from workers.sampling.logit_edits import shaped
 from workers.sampling.logprobs import finish, report
@@ -78,7 +80,8 @@ class MlxRunner:
         `device` is "cpu", "gpu" or "" for the best there is; `dtype` "auto" is the checkpoint's; `context` 0 is the
         model's; `quantize` makes matrices of few bits; `workers` share the memory that is free. `progress` gets (phase,
         done, total) in tensors. Nothing is compiled to disk and MLX sizes its own threads, so `cache_dir` and `threads`
-        have no use here. Raises `CheckpointError` for what cannot be served, ValueError for a device that is not there.
+        have no use here. Raises `CheckpointError` for what cannot be served, `LoadRefused` for a device that is not
+        there.
         """
         context = config.choose_context(context)
         name, chosen = _choose_device(device)
@@ -254,13 +257,17 @@ def _quantization(config: ModelConfig, made: Quantize) -> str:
 
 
 def _choose_device(device: str) -> tuple[str, mx.Device]:
-    """(name, device) of "cpu", "gpu" (Metal or CUDA) or "", the best there is. Raises ValueError for another."""
+    """(name, device) of "cpu", "gpu" (Metal or CUDA) or "", the best there is. Raises `LoadRefused` for another."""
     available = {"cpu": mx.Device(mx.cpu)}
     if mx.is_available(mx.Device(mx.gpu)):
         available["gpu"] = mx.Device(mx.gpu)
     name = device or list(available)[-1]
     if name not in available:
-        raise ValueError(f"device: {device!r} is not one of {', '.join(available)}")
+        advice = f"; {advice}" if name == "gpu" and (advice := gpu_advice()) else ""
+        raise LoadRefused(
+            f"device: {device!r} is not a device of MLX on this machine, which has {' and '.join(available)}: set "
+            f"--device {list(available)[-1]}{advice}. `baton doctor` shows which devices work here"
+        )
     return name, available[name]
 
 

@@ -19,6 +19,7 @@ from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.runner import Chunk, Draw, NotFiniteError, Row, Runner
+from workers.errors import LoadRefused
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
@@ -296,7 +297,7 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(path: Path, load: Load, s
 
 
 def test_a_device_that_is_not_there_is_refused(path: Path, load: Load) -> None:
-    with pytest.raises(ValueError, match="device: 'tpu'"):
+    with pytest.raises(LoadRefused, match="device: 'tpu'"):
         load(path, device="tpu")
 
 
