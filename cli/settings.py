@@ -68,7 +68,11 @@ class Settings(BaseSettings):
     )
     prefix_cache: bool = _field(True, ENGINE, "Keep KV of ended sequences for those that begin alike.")
     prefix_bytes: int = _field(
-        0, ENGINE, "Bytes of KV kept so at most; 0 is all that live sequences leave.", ge=0, le=MAX_COUNT
+        0,
+        ENGINE,
+        "Bytes of KV kept so at most; 0 is no bound but the slots, each of which keeps that of its last sequence.",
+        ge=0,
+        le=MAX_COUNT,
     )
     threads: int = _field(
         0, ENGINE, "Compute threads of one worker; 0 shares the cores, or is one for a small model.", ge=0, le=4096

@@ -19,7 +19,8 @@ class PrefixPolicy:
     enabled: bool = True
     """False keeps nothing, and shares nothing between live sequences either."""
     most: int | None = None
-    """Cache rows kept at most for sequences that are over; None is all that live ones leave."""
+    """Cache rows kept at most for sequences that are over; None is no bound but the slots, each of which keeps those of
+    its last sequence."""
     least: int = LEAST
     """Tokens of the shortest prefix that is reused."""
 
