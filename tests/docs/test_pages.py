@@ -10,6 +10,7 @@ import typer.main
 
 from cli.main import app
 from cli.settings import Settings, flag, load
+from gateway.metrics import Metrics
 from gateway.openai.decoding import RequestDecoder
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
@@ -96,6 +97,14 @@ def test_every_metric_is_listed() -> None:
     source = (ROOT / "gateway" / "metrics.py").read_text()
     named = {name.removesuffix("_total") for name in re.findall(r'"(baton_[a-z_]+)"', source)}
     assert {row[0].strip("`").removesuffix("_total") for row in table("Metrics")} == named
+
+
+def test_every_metric_is_listed_with_its_kind() -> None:
+    """Those of Prometheus' text format, as a scrape has them."""
+    metrics = Metrics(lambda: (), dict, dict)
+    kinds = re.findall(r"^# TYPE (\w+) (\w+)$", metrics.render().decode(), flags=re.MULTILINE)
+    scraped = {name: kind for name, kind in kinds if not name.endswith("_created")}
+    assert {row[0].strip("`"): row[1] for row in table("Metrics")} == scraped
 
 
 def test_every_error_code_is_listed() -> None:
