@@ -1,5 +1,6 @@
 """The pages for people: every command parses, every link leads somewhere, every setting and metric is listed."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from cli.main import app
 from cli.settings import Settings, flag, load
 from gateway.metrics import Metrics
 from gateway.openai.decoding import RequestDecoder
+from gateway.openai.unsupported import OPTIONS
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from workers.engine.runner import Runner
@@ -91,6 +93,15 @@ def test_every_setting_is_listed_as_it_is() -> None:
         for name, field in Settings.model_fields.items()
     ]
     assert listed == actual
+
+
+def test_every_option_that_is_not_supported_is_listed_with_what_is_taken() -> None:
+    page = (
+        (ROOT / "docs" / "http.md").read_text().partition("| option | taken beside `null` |\n")[2].partition("\n\n")[0]
+    )
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", page, flags=re.MULTILINE)
+    listed = {name: [json.loads(value) for value in re.findall(r"`(.*?)`", values)] for name, values in rows}
+    assert listed == {name: list(values) for name, values in OPTIONS.items()}
 
 
 def test_every_metric_is_listed() -> None:
