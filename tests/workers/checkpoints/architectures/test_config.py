@@ -135,7 +135,8 @@ def test_what_early_checkpoints_of_gemma_call_gelu_is_its_approximation(tmp_path
     gemma: dict[str, Any] = {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}
     early = read(tmp_path, **gemma, hidden_act="gelu", hidden_activation=None)
     assert early == read(tmp_path, **gemma, hidden_act="gelu_pytorch_tanh")
-    assert early.activation == "gelu_tanh"
+    assert (early.family, early.activation, early.norm_offset) == ("gemma", "gelu_tanh", 1.0)
+    assert early.embedding_scale == 2048**0.5
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
