@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from workers.checkpoints.architectures.families import ACTIVATIONS, FAMILIES, NEUTRAL, Family, rotated_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.parts import Activation, Experts, HeadNorm, Layer, Names, Norms
+from workers.checkpoints.architectures.parts import Activation, Experts, HeadNorm, LayerConfig, Names, Norms
 from workers.checkpoints.architectures.rope import Rope, Yarn
 from workers.checkpoints.architectures.rope_fields import read_ropes
 from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
@@ -33,7 +33,7 @@ class ModelConfig:
     head_dim: int
     ffn: int
     vocab_size: int
-    plan: tuple[Layer, ...]
+    plan: tuple[LayerConfig, ...]
     """What each layer is."""
     ropes: tuple[Rope, ...]
     """The rotations that the layers choose from; all rotate the same number of lanes."""
@@ -203,13 +203,13 @@ def _activation(fields: Fields, family: Family) -> Activation:
     return ACTIVATIONS[family.activation]
 
 
-def _plan(fields: Fields, family: Family, layers: int) -> tuple[Layer, ...]:
+def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...]:
     windowed = _windowed(fields, family, layers)
     window = fields.integer("sliding_window") if any(windowed) else None
     rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
     mixed = _mixed(fields, family, layers)
     return tuple(
-        Layer(
+        LayerConfig(
             window if windowed[layer] else None,
             None if not rotated[layer] else int(family.local_rope is not None and windowed[layer]),
             mixed[layer],

@@ -52,7 +52,7 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerConfig:
     """What may differ between the layers of a model."""
 
     window: int | None = None

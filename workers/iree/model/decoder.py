@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.parts import Layer
+from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.ops import Angles, Cache, Dense, Flow, Ops, Place, Shape
@@ -78,7 +78,7 @@ class Inputs:
     """float32 [batch, tokens, angles]: the rows' RoPE angles, in the order of `rope_frequencies`."""
     place: Place
 
-    def angles(self, config: ModelConfig, layer: Layer) -> Angles | None:
+    def angles(self, config: ModelConfig, layer: LayerConfig) -> Angles | None:
         """Those of the layer's rotation."""
         if layer.rope is None:
             return None
@@ -161,7 +161,7 @@ def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: Inputs) -> jax.A
 
 
 def mlp(
-    config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: Layer, h: jax.Array, live: jax.Array | None
+    config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: LayerConfig, h: jax.Array, live: jax.Array | None
 ) -> jax.Array:
     """What the second half of a layer adds to an operand's rows: float32 [rows, hidden]."""
     if layer.experts:

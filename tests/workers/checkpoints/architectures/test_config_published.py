@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.workers.checkpoints.architectures.configs import LLAMA, LLAMA3, read
-from workers.checkpoints.architectures.parts import Layer
+from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.architectures.rope import Rope
 
 # As on the hub, from memory; what says nothing of the model's shape is left out.
@@ -60,7 +60,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "head_dim": 64,
             "qkv_bias": True,
             "o_bias": False,
-            "plan": (Layer(),) * 24,
+            "plan": (LayerConfig(),) * 24,
             "ropes": (Rope(1e6, 64),),
         },
     ),
@@ -113,7 +113,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "torch_dtype": "bfloat16",
             "vocab_size": 32768,
         },
-        {"layers": 32, "head_dim": 128, "plan": (Layer(),) * 32, "tie_embeddings": False, "qkv_bias": False},
+        {"layers": 32, "head_dim": 128, "plan": (LayerConfig(),) * 32, "tie_embeddings": False, "qkv_bias": False},
     ),
     "TinyLlama-1.1B": (
         {
