@@ -242,8 +242,8 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
-        span = [offset, offset + tensor.nbytes]
-        header[name] = {"dtype": _FORMAT_DTYPES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": span}
+        ends = [offset, offset + tensor.nbytes]
+        header[name] = {"dtype": _FORMAT_DTYPES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": ends}
         offset += tensor.nbytes
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)

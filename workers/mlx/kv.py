@@ -67,7 +67,7 @@ def _take(buffer: mx.array | None, length: int) -> mx.array | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Segment:
     """The rows of one slot in a forward: `count` tokens that go to cache rows `start ..`."""
 
     slot: SlotKV
@@ -82,15 +82,15 @@ class LayerCache:
     decode row and a row of a prompt chunk alike. `offset` holds the RoPE position of every row, [rows] int32.
     """
 
-    def __init__(self, layer: int, spans: Sequence[Span], offset: mx.array, window: int | None = None) -> None:
+    def __init__(self, layer: int, segments: Sequence[Segment], offset: mx.array, window: int | None = None) -> None:
         """`window` is how many rows a row sees at most, itself included; None is all before it."""
         self.offset = offset
         self._layer = layer
-        self._spans = spans
+        self._segments = segments
         self._window = window
 
     def make_mask(self, *_: Any, **__: Any) -> None:
-        """No mask for the model to pass around: `attend` makes one for each span."""
+        """No mask for the model to pass around: `attend` makes one for each segment."""
         return
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple["FreshRows", "FreshRows"]:
@@ -104,39 +104,39 @@ class LayerCache:
     def attend(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, cap: float | None = None
     ) -> mx.array:
-        """Write each span's rows and attend, causally, to its own slot: [rows, heads, 1, head_dim].
+        """Write each segment's rows and attend, causally, to its own slot: [rows, heads, 1, head_dim].
 
         With a `cap`, scores s become cap * tanh(s / cap).
         """
         outputs, first = [], 0
-        for span in self._spans:
-            rows = slice(first, first + span.count)
-            first += span.count
-            held = span.slot.write(self._layer, span.start, _as_sequence(keys[rows]), _as_sequence(values[rows]))
-            first_seen = 0 if self._window is None else max(0, span.start + 1 - self._window)
+        for segment in self._segments:
+            rows = slice(first, first + segment.count)
+            first += segment.count
+            held = segment.slot.write(self._layer, segment.start, _as_sequence(keys[rows]), _as_sequence(values[rows]))
+            first_seen = 0 if self._window is None else max(0, segment.start + 1 - self._window)
             seen_keys, seen_values = (part[..., first_seen:, :] for part in held)
             asked = _as_sequence(queries[rows])
             if cap is None:
-                mask = self._mask(span, first_seen)
+                mask = self._mask(segment, first_seen)
                 output = mx.fast.scaled_dot_product_attention(asked, seen_keys, seen_values, scale=scale, mask=mask)
             else:
-                output = _capped(asked, seen_keys, seen_values, scale, cap, self._seen(span, first_seen))
+                output = _capped(asked, seen_keys, seen_values, scale, cap, self._seen(segment, first_seen))
             outputs.append(_as_sequence(output))
         return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
 
-    def _mask(self, span: Span, first_seen: int) -> mx.array | str | None:
-        """Who sees whom of the span's rows and the slot's from `first_seen` on."""
-        if span.count == 1:
+    def _mask(self, segment: Segment, first_seen: int) -> mx.array | str | None:
+        """Who sees whom of the segment's rows and the slot's from `first_seen` on."""
+        if segment.count == 1:
             return None
-        end = span.start + span.count
+        end = segment.start + segment.count
         if self._window is None or end <= self._window:
             return "causal"  # lines the last query up with the last key, which is what a chunk behind a past needs
-        return self._seen(span, first_seen)
+        return self._seen(segment, first_seen)
 
-    def _seen(self, span: Span, first_seen: int) -> mx.array:
+    def _seen(self, segment: Segment, first_seen: int) -> mx.array:
         """`_mask` as bits, [queries, keys]."""
-        end = span.start + span.count
-        queries, keys = mx.arange(span.start, end)[:, None], mx.arange(first_seen, end)[None]
+        end = segment.start + segment.count
+        queries, keys = mx.arange(segment.start, end)[:, None], mx.arange(first_seen, end)[None]
         seen = keys <= queries
         return seen if self._window is None else seen & (keys > queries - self._window)
 

@@ -30,7 +30,7 @@ from workers.engine.runner import (
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
-from workers.mlx.kv import LayerCache, SlotKV, Span
+from workers.mlx.kv import LayerCache, Segment, SlotKV
 from workers.mlx.probe import gpu_advice
 from workers.process.spec import Dtype, Quantize
 from workers.sampling.logit_edits import shaped
@@ -197,12 +197,12 @@ class MlxRunner:
         check_chunks(self.capabilities, lambda slot: self._slots[slot].length, chunks)
         tokens = [token for chunk in chunks for token in chunk.tokens]
         positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
-        spans = [Span(self._slots[chunk.slot], chunk.start, len(chunk.tokens)) for chunk in chunks]
+        segments = [Segment(self._slots[chunk.slot], chunk.start, len(chunk.tokens)) for chunk in chunks]
         offset = mx.array(positions, dtype=mx.int32)
-        caches = [LayerCache(number, spans, offset, layer.window) for number, layer in enumerate(self._config.plan)]
+        caches = [LayerCache(number, segments, offset, layer.window) for number, layer in enumerate(self._config.plan)]
         hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
-        for span in spans:
-            span.slot.length = span.start + span.count
+        for segment in segments:
+            segment.slot.length = segment.start + segment.count
         self._steps += 1
         if self._steps % STEPS_PER_CLEAR == 0:
             mx.clear_cache()

@@ -43,8 +43,8 @@ def test_quantized_tensors_come_back_under_their_own_names(tmp_path: Path, bits:
     quantized = open_weights(make_checkpoint(tmp_path / "quantized", quantized_bits=bits))
     assert set(quantized) == set(plain)
     for name in plain:
-        span = float(np.ptp(plain[name]))
-        np.testing.assert_allclose(quantized[name], plain[name], atol=tolerance * span, rtol=0)
+        extent = float(np.ptp(plain[name]))
+        np.testing.assert_allclose(quantized[name], plain[name], atol=tolerance * extent, rtol=0)
 
 
 def test_modules_may_differ_in_bits(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_stacked_experts_come_back_one_by_one(tmp_path: Path, family: Any, bits:
     assert set(stacked) == set(plain)
     assert len(stacked) == len(plain)
     for name in plain:
-        span = float(np.ptp(plain[name]))
-        np.testing.assert_allclose(stacked[name], plain[name], atol=0.08 * span if bits else 0, rtol=0)
+        extent = float(np.ptp(plain[name]))
+        np.testing.assert_allclose(stacked[name], plain[name], atol=0.08 * extent if bits else 0, rtol=0)
 
 
 def test_a_stack_that_is_damaged_is_named(tmp_path: Path) -> None:
