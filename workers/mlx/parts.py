@@ -1,4 +1,4 @@
-"""Parts of mlx-lm's models as we need them: over slots, nothing compiled on a CPU, nothing rounded that need not be."""
+"""Replacements for parts of mlx-lm's models: attention over slots, no `mx.compile` on a CPU, less rounding."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def ragged_attention(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """mlx-lm's `scaled_dot_product_attention`, which also attends ragged rows to their slots."""
+    """mlx-lm's `scaled_dot_product_attention`, extended to rows of several slots."""
     if isinstance(keys, FreshRows):
         if sinks is not None:
             raise NotImplementedError("attention sinks")
@@ -30,7 +30,7 @@ def ragged_attention(
 
 
 class CappedAttention(gemma2.Attention):  # type: ignore[misc]
-    """Gemma 2's attention, which mlx-lm writes out, with its scores capped where slots are attended to."""
+    """Gemma 2's attention over slots. mlx-lm writes it out, with capped scores, instead of calling a function."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         rows, tokens, _ = x.shape
@@ -52,7 +52,7 @@ def plain_swiglu(gate: mx.array, up: mx.array) -> mx.array:
 
 
 class WidenedExperts(switch_layers.SwitchLinear):  # type: ignore[misc]
-    """mlx-lm's `SwitchLinear` where MLX has products in float32 alone: experts of 16 bits are widened, those chosen."""
+    """mlx-lm's `SwitchLinear` on a CPU, where MLX multiplies in float32 only: chosen experts of 16 bits are widened."""
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         weight: mx.array = self.weight
@@ -67,7 +67,7 @@ class WidenedExperts(switch_layers.SwitchLinear):  # type: ignore[misc]
 
 
 class PlainExperts(switch_layers.SwitchGLU):  # type: ignore[misc]
-    """mlx-lm's `SwitchGLU` without `mx.compile`, on a CPU."""
+    """mlx-lm's `SwitchGLU` without `mx.compile`, for a CPU."""
 
     def __init__(self, inputs: int, ffn: int, experts: int) -> None:
         super().__init__(inputs, ffn, experts, activation=lambda up, gate: plain_swiglu(gate, up))
@@ -87,7 +87,7 @@ class PlainGelu(gemma2.MLP):  # type: ignore[misc]
 
 
 def plain_clip_residual(x: mx.array, y: mx.array) -> mx.array:
-    """mlx-lm's `clip_residual` without `mx.compile`: in float16 a sum may not become infinite."""
+    """mlx-lm's `clip_residual` without `mx.compile`: it clips sums in float16, which may not become infinite."""
     if x.dtype != mx.float16:
         return x + y
     bound = mx.finfo(mx.float16).max
@@ -121,7 +121,7 @@ def apply_multipliers(model: Any, config: ModelConfig) -> None:
 
 
 class ExactlyScaled(nn.Module):  # type: ignore[misc]
-    """Embeddings that mlx-lm multiplies by their scale in bfloat16: in other types, corrected for what that loses."""
+    """An embedding whose scale mlx-lm rounds to bfloat16: with weights of another type, the rounding is undone."""
 
     def __init__(self, embedding: nn.Module, scale: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Try MLX's devices: one small matrix product on each."""
+"""Probe MLX's devices with one small matrix product each."""
 
 import sys
 
@@ -10,7 +10,7 @@ ADVICE = "on Linux: pip install 'mlx[cpu]', or 'mlx[cuda]' with an NVIDIA GPU"
 
 
 def probe() -> list[Probe]:
-    """One line a device. Raises `ImportError` when MLX is not installed."""
+    """Probe the CPU and the GPU. Raises `ImportError` when MLX is not installed."""
     import mlx.core as mx
 
     lines = []
@@ -37,5 +37,5 @@ def _try(device, name: str, mx) -> Probe:  # type: ignore[no-untyped-def]  # mlx
 
 
 def gpu_advice() -> str:
-    """What makes a GPU available to MLX; empty where MLX has the only build there is."""
+    """How to get a GPU into MLX; empty on macOS, where there is only one build."""
     return "" if sys.platform == "darwin" else "with an NVIDIA GPU: pip install 'mlx[cuda]'"
