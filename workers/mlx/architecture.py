@@ -12,7 +12,7 @@ from mlx_lm.models import gemma2
 from mlx_lm.utils import load_model
 
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.wrapper import by_itself, unwrap
+from workers.checkpoints.architectures.wrapper import name_inside, unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.errors import LoadRefused
 from workers.mlx.parts import (
@@ -135,7 +135,7 @@ def _within(model: Any, inside: Mapping[str, str]) -> Any:
     """Subclass a model of mlx-lm to load the language model of a wrapper: it takes the weights `inside` (`Wrapper`)."""
 
     def sanitize(self: Any, weights: dict[str, Any]) -> Any:
-        named = {by_itself(name, inside): weight for name, weight in weights.items()}
+        named = {name_inside(name, inside): weight for name, weight in weights.items()}
         return model.sanitize(self, {name: weight for name, weight in named.items() if name is not None})
 
     return type(model.__name__, (model,), {"sanitize": sanitize})
