@@ -4,9 +4,9 @@ The layout is the one of https://huggingface.co/docs/transformers (config.json, 
 index, tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json); the quantized variant is
 mlx-lm's (affine groups along the input axis, packed low bits first into uint32, `weight`/`scales`/`biases`).
 
-Weights are drawn so that greedy decoding does not fall into a loop: unit-gain linears, sharpened queries and keys and
+Weights are sampled so that greedy decoding does not fall into a loop: unit-gain linears, sharpened queries and keys and
 a small embedding, so that the residual stream is dominated by what the layers write. Norm weights and biases are never
-the identity, so that leaving one out shows. `tests/families.py` says how the families differ.
+the identity, so that leaving one out shows. `tests/families.py` describes the families.
 """
 
 import functools
@@ -172,7 +172,7 @@ def make_checkpoint(
 
 
 def quantize(weight: NDArray[Any], bits: int, group_size: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """MLX's affine quantization: (packed uint32 [rows, columns * bits / 32], scales, biases [rows, groups]).
+    """Quantize in MLX's affine mode: (packed uint32 [rows, columns * bits / 32], scales, biases [rows, groups]).
 
     A value is `scale * q + bias`; scales and biases keep the weight's dtype. `columns` must be a multiple of
     `group_size`. After https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html.
@@ -189,7 +189,7 @@ def quantize(weight: NDArray[Any], bits: int, group_size: int) -> tuple[NDArray[
 
 
 def stack_experts(tensors: Tensors) -> Tensors:
-    """As mlx-lm keeps them: the matrices of all of a layer's experts as one tensor, `switch_mlp.up_proj.weight`."""
+    """Stack the matrices of a layer's experts as mlx-lm does: one tensor each, such as `switch_mlp.up_proj.weight`."""
     names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
     out: Tensors = {}
     stacks: dict[str, list[NDArray[Any]]] = {}

@@ -1,4 +1,4 @@
-"""How the checkpoints of the families differ from Llama's, one entry each, and random weights for them.
+"""Checkpoints of the families, one entry each with the differences from Llama's, and random weights for them.
 
 Written from transformers' models, not from `workers.checkpoints.architectures`, which is tested with it.
 """
@@ -77,7 +77,7 @@ def _experts(
 
 @dataclass(frozen=True)
 class Traits:
-    """What the checkpoints of a family have; the defaults are Llama's."""
+    """The properties of a family's checkpoints; the defaults are Llama's."""
 
     architecture: str
     """The class in transformers."""
@@ -191,14 +191,14 @@ ARCHITECTURES: Mapping[str, str] = {name: traits.architecture for name, traits i
 
 
 def family_fields(family: str, layers: int, *, attention_bias: bool) -> dict[str, Any]:
-    """What config.json of a family has beside the fields that all have."""
+    """Fields of config.json beside those that all families have."""
     traits = FAMILIES[family]
     bias = {"attention_bias": attention_bias} if traits.optional_bias else {}
     return bias | dict(traits.fields(layers))
 
 
 def random_weights(config: Mapping[str, Any], live: int, rng: np.random.Generator) -> Tensors:
-    """Random weights for a config.json. Tokens from `live` on get zeros: they are never the most likely."""
+    """Make random weights for a config.json. Tokens from `live` on get zeros, so they are never the most likely."""
     traits, hidden, vocab = FAMILIES[config["model_type"]], config["hidden_size"], config["vocab_size"]
     weights = RandomWeights(rng, centred=traits.centred_norms)
     mask = np.arange(vocab)[:, None] < live
@@ -234,7 +234,7 @@ def _attention(traits: Traits, config: Mapping[str, Any], weights: RandomWeights
 
 
 def _fused(parts: Tensors) -> NamedTensors:
-    """The projections of a layer, stacked."""
+    """Stack the projections of a layer."""
     qkv = [parts.pop(f"self_attn.{name}_proj.weight") for name in "qkv"]
     gate_up = [parts.pop(f"mlp.{name}_proj.weight") for name in ("gate", "up")]
     yield "self_attn.qkv_proj.weight", np.concatenate(qkv)

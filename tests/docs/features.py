@@ -1,8 +1,8 @@
-"""What runs on which backend and device, asked of the code: `python -m tests.docs.features` writes it into the page.
+"""Features by backend and device, asked of the code: `python -m tests.docs.features` writes them into the page.
 
 Each cell is what a load does with a small checkpoint. Of IREE everything happens but the compiling of graphs. What GPUs
-would run is loaded on a CPU: IREE's device `generic-task` has the graphs of GPUs, and MLX's runner is told that its
-device is one.
+would run is loaded on a CPU: IREE's device `generic-task` has the graphs of GPUs, and for MLX's runner
+the CPU is named a GPU.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ COLUMNS = (
 
 Make = Callable[[Path], object]
 Describe = Callable[[Column, RunnerCapabilities], str]
-"""What a cell says of a load that went well."""
+"""The cell for a load that succeeded."""
 
 
 def yes(column: Column, capabilities: RunnerCapabilities) -> str:
@@ -92,7 +92,7 @@ def unpacked(column: Column, capabilities: RunnerCapabilities) -> str:
 
 
 def typed(column: Column, capabilities: RunnerCapabilities) -> str:
-    """Which GPUs of IREE's lack the number type."""
+    """Name the drivers of IREE that lack the number type."""
     if column.backend != "iree" or not column.gpu:
         return "yes"
     facts = {"storageBuffer16BitAccess": "yes", "shaderFloat16": "yes", "vendor_id": "0x10DE"}
@@ -102,7 +102,7 @@ def typed(column: Column, capabilities: RunnerCapabilities) -> str:
 
 @dataclass(frozen=True)
 class Feature:
-    """One row: checkpoints and settings that are loaded, and what is said of each load that went well."""
+    """One row: checkpoints and settings that are loaded, and the cell for a load that succeeds."""
 
     title: str
     makes: Sequence[Make]
@@ -166,7 +166,7 @@ class Entry:
 
 
 def reason(error: LoadRefused) -> str:
-    """What a refusal says, without the folder of the checkpoint."""
+    """The text of a refusal, without the folder of the checkpoint."""
     return f"{error.field}: {error.problem}" if isinstance(error, CheckpointError) else str(error)
 
 

@@ -1,4 +1,4 @@
-"""The guide's examples are what is in the files that it names, and it knows every field that an entry has."""
+"""The guide to models: its examples are in the files that it names, and it explains every field of an adapter."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The page that states what runs on which backend and device states what the code does."""
+"""The page of features by backend and device agrees with the code."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The independent implementation: Hugging Face transformers on torch, on the CPU in float32."""
+"""The reference implementation: Hugging Face transformers on torch, on the CPU in float32."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ PROMPT = tuple(map(int, np.random.default_rng(7).integers(3, 500, 107)))
 
 
 class Reference:
-    """One checkpoint in transformers, with eager attention: what the runners are compared with."""
+    """One checkpoint in transformers, with eager attention."""
 
     def __init__(self, path: Path, dtype: Any = None) -> None:
         """`dtype` is one of torch's, float32 by default."""
@@ -72,7 +72,7 @@ class Reference:
 
 
 def dequantize(path: Path, target: Path) -> Path:
-    """The same checkpoint with plain weights, for an implementation that does not know the quantized format."""
+    """Write the checkpoint with plain weights, for an implementation without the quantized format."""
     target.mkdir()
     for file in path.iterdir():
         if file.suffix != ".safetensors":

@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mixtral-4-bit": {"family": "mixtral", "tied": False, "quantized_bits": 4},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
-Gemma 3's width is no number that bfloat16 has."""
+Gemma 3's width is not exact in bfloat16."""
 DEEPER = 4
 """Layers enough that greedy tokens do not repeat the last one, whatever a family does with its embeddings."""
 NAMED = {case["family"] for case in (*CASES.values(), *conftest.CASES.values())}

@@ -94,7 +94,7 @@ class Weights(Mapping[str, NDArray[Any]]):
                 yield f"{module}.weight", _StoredMatrix(module, None)
 
     def _locate(self) -> dict[str, Path]:
-        """Find the file of each tensor. Raises `CheckpointError` for a tensor of an unknown part, and for a duplicate."""
+        """Find the file of each tensor. Raises `CheckpointError` for a tensor of an unknown part or a duplicate."""
         files = self._find_files()
         if self._wrapper is None:
             return files

@@ -1,4 +1,4 @@
-"""Tensors come back as they were written, whatever the file layout; damage is named."""
+"""Tensors are read as they were written, from every file layout; errors name what is damaged."""
 
 import json
 from pathlib import Path
@@ -193,7 +193,7 @@ def test_integers_are_no_weights(tmp_path: Path) -> None:
     ],
 )
 def test_packed_integers_are_integers_and_scales_are_not(tmp_path: Path, method: Any, part: str, dtype: Any) -> None:
-    """Their bits would be read as the others' all the same, and be another model."""
+    """Integers of the same size would be read as floats, and be another model."""
     path = make_checkpoint(tmp_path, quantized_bits=4 if method == "mlx" else None)
     if method != "mlx":
         requantize(path, method)

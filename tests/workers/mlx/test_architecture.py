@@ -1,4 +1,4 @@
-"""mlx-lm's models with our attention bound, and mlx-lm itself as it was."""
+"""mlx-lm's models with our replacements; mlx-lm itself stays unchanged."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ def edit_config(path: Path, **changes: Any) -> None:
 
 
 def plain_logits(path: Path) -> np.ndarray[Any, Any]:
-    """The logits of mlx-lm's own forward, with nothing of ours in it."""
+    """The logits of mlx-lm's own forward, without our replacements."""
     model, _ = load_model(path)
     return np.array(model(mx.array(TOKENS)[None])[0].astype(mx.float32))
 
@@ -109,7 +109,7 @@ def test_what_mlx_lm_would_compute_differently_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_window_hides_what_is_before_it(tmp_path: Path, load: Load) -> None:
-    """The last rows see the same whatever stands before their window, and all rows are as in the plain forward."""
+    """The last rows do not depend on what is before their window, and rows do not depend on the chunk."""
     path = make_checkpoint(tmp_path, "mistral", layers=1)
     edit_config(path, sliding_window=24)
     runner = load(path, context=128)

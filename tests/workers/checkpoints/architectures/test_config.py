@@ -1,4 +1,4 @@
-"""What config.json may say, and what it then means."""
+"""Supported fields of config.json, and their meaning."""
 
 from pathlib import Path
 from typing import Any

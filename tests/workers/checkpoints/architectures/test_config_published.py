@@ -1,4 +1,4 @@
-"""Models as they are on the hub are described as they are."""
+"""The config.json of published models is read correctly."""
 
 from pathlib import Path
 from typing import Any

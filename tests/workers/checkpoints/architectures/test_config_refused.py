@@ -1,4 +1,4 @@
-"""What is refused, and that every error names its file and field."""
+"""Refused fields of config.json: every error names its file and field."""
 
 from pathlib import Path
 from typing import Any
