@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     prefix_bytes: int = _field(
         0,
         ENGINE,
-        "Bytes of KV kept so at most; 0 is no bound but the slots, each of which keeps that of its last sequence.",
+        "Bytes of KV kept so at most; 0 is one sequence per slot, whatever it has.",
         ge=0,
         le=MAX_COUNT,
     )

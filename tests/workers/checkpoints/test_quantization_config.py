@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.quantized import quantize_with_zeros, gptq_parts, requantize
+from tests.quantized import gptq_parts, quantize_with_zeros, requantize
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.quantization_config import parse_quantization
 from workers.checkpoints.quantized_matrix import GroupFormat

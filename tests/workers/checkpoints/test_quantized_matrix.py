@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import quantize as mlx_quantize
-from tests.quantized import awq_parts, quantize_with_zeros, gptq_parts
+from tests.quantized import awq_parts, gptq_parts, quantize_with_zeros
 from workers.checkpoints.quantized_matrix import (
     GroupFormat,
     Quantized,

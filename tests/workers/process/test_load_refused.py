@@ -69,7 +69,7 @@ def awq_mixture(path: Path) -> None:
     requantize(make_checkpoint(path, "mixtral", tied=False), "awq")
 
 
-def cut_short(path: Path) -> None:
+def truncated(path: Path) -> None:
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:5000])
 
@@ -98,7 +98,7 @@ WAYS: dict[str, Way] = {
         "pytorch_model.bin is in a format",
         lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"),
     ),
-    "a file that is cut short": Way("is not a safetensors file", cut_short),
+    "a truncated file": Way("is not a safetensors file", truncated),
     "a missing shard": Way("of-00003.safetensors: there is no such file", missing_shard),
     "a missing tensor": Way(re.escape(NORM), tensors(model_norm_weight=None)),
     "a tensor that is left over": Way("model.layers.1.* is not part of a llama model", fields(num_hidden_layers=1)),
