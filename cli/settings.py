@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     prefix_bytes: int = _field(
         0,
         ENGINE,
-        "Bytes of KV kept so at most; 0 is one sequence per slot, whatever it has.",
+        "Bytes of KV kept so at most; 0 keeps the last sequence of every slot.",
         ge=0,
         le=MAX_COUNT,
     )
