@@ -206,12 +206,12 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
     windowed = _windowed(fields, family, layers)
     window = fields.integer("sliding_window") if any(windowed) else None
     rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
-    mixed = _mixed(fields, family, layers)
+    experts = _layers_with_experts(fields, family, layers)
     return tuple(
         LayerConfig(
             window if windowed[layer] else None,
             None if not rotated[layer] else int(family.local_rope is not None and windowed[layer]),
-            mixed[layer],
+            experts[layer],
         )
         for layer in range(layers)
     )
@@ -248,7 +248,7 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
     return Experts(count, chosen, fields.integer(family.expert_ffn), normalize)
 
 
-def _mixed(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
+def _layers_with_experts(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
     """Find the layers with experts."""
     if not family.experts:
         return (False,) * layers

@@ -36,7 +36,7 @@ def read_ropes(fields: Fields, head_dim: int, *, local: str | None, partial: boo
         plans: tuple[Fields | None, Fields | None] = (older, None)
     elif local is None:
         plans = (plan, None)
-        if older is not None and _said(older) != _said(plan):
+        if older is not None and _scaling_of(older) != _scaling_of(plan):
             raise fields.error("rope_scaling", "says something else than rope_parameters")
     else:
         plans = (plan.section("full_attention"), plan.section("sliding_attention"))
@@ -46,7 +46,7 @@ def read_ropes(fields: Fields, head_dim: int, *, local: str | None, partial: boo
     return tuple(_read(fields, each, theta, head_dim, partial) for theta, each in zip(thetas, plans, strict=False))
 
 
-def _said(plan: Fields) -> dict[str, object]:
+def _scaling_of(plan: Fields) -> dict[str, object]:
     """The scaling of a plan, to be compared: without the base, and with the kind under one name."""
     kind = plan.get("rope_type") or plan.get("type")
     values = {name: value for name, value in plan.values.items() if name not in ("rope_theta", "type")}
