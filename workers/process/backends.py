@@ -30,7 +30,7 @@ LOAD_TICKS = 20
 
 
 class BackendMissing(LoadRefused):
-    """Raised when a backend's packages are not installed; the text says what to install."""
+    """Raised when a backend's packages are not installed or cannot be imported; the text says what to install."""
 
 
 class NothingToCompile(LoadRefused):
@@ -92,6 +92,7 @@ def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
     path = Path(spec.model_path)
     config, weights = ModelConfig.from_dir(path), open_weights(path)
     check_tensors(weights, config, path, weights.adds_nothing)
+    weights.check_types()
     return path, config
 
 
@@ -123,13 +124,19 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
 
 
 def _loader(backend: str) -> Callable[..., Runner]:
-    if backend == "mlx":
-        from workers.mlx.runner import MlxRunner
+    """Raises `BackendMissing` when a package that is there cannot be imported, as MLX without its library."""
+    try:
+        if backend == "mlx":
+            from workers.mlx.runner import MlxRunner
 
-        return MlxRunner.load
-    from workers.iree.runner import IreeRunner
+            return MlxRunner.load
+        from workers.iree.runner import IreeRunner
 
-    return IreeRunner.load
+        return IreeRunner.load
+    except ImportError as error:
+        raise BackendMissing(
+            f"the {backend} backend cannot be imported: {error}: pip install 'baton[{backend}]'"
+        ) from error
 
 
 def cache_dir(spec: WorkerSpec) -> Path:

@@ -1,4 +1,4 @@
-"""Says why the other tests of this folder are missing where the backend is not installed."""
+"""Reports why the other tests of this folder are missing when the backend is not installed."""
 
 import pytest
 
