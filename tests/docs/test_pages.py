@@ -16,7 +16,9 @@ from protocol.errors import ErrorCode
 from workers.engine.runner import Runner
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.md")])
+PAGES = sorted(
+    file for folder in (".", "docs", "docs/adr", "deploy", ".github") for file in (ROOT / folder).glob("*.md")
+)
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
 
