@@ -11,6 +11,7 @@ import structlog
 
 from actors.process.logs import configure_logging
 from actors.transport.endpoint import is_loopback
+from baton_serve.start import module_command
 from cli.client.predecessor import HttpPredecessor
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
@@ -134,12 +135,12 @@ def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
 
 
 def worker_command(spec: WorkerSpec) -> Callable[[str, int], list[str]]:
-    """The argv of one incarnation. `-P` keeps a folder `workers` in the current directory from being run instead."""
+    """The argv of one incarnation."""
     encoded = msgspec.json.encode(spec).decode()
 
     def command(endpoint: str, incarnation: int) -> list[str]:
         arguments = ["--endpoint", endpoint, "--incarnation", str(incarnation), "--spec", encoded]
-        return [sys.executable, "-P", "-m", "workers", *arguments]
+        return module_command("workers", *arguments)
 
     return command
 

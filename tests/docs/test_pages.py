@@ -22,7 +22,9 @@ from tests.test_house import DOORS
 from workers.engine.runner import Runner
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.md")])
+PAGES = sorted(
+    file for folder in (".", "docs", "docs/adr", "deploy", ".github") for file in (ROOT / folder).glob("*.md")
+)
 HTTP = (ROOT / "docs" / "http.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 

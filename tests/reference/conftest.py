@@ -103,11 +103,11 @@ def load_runner(
     }
     config = ModelConfig.from_dir(path)
     if backend == "mlx":
-        pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton[mlx]'")
+        pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
         from workers.mlx.runner import MlxRunner
 
         return MlxRunner.load(path, config, device="cpu", **options)
-    pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+    pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
     from tests.compiling import compiling_here
     from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
     from workers.iree.runner import IreeRunner

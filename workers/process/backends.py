@@ -53,7 +53,7 @@ def choose_backend(spec: WorkerSpec) -> str:
     for backend in order:
         if not missing_packages(backend):
             return backend
-    raise BackendMissing("no backend is installed: pip install 'baton[iree]' or 'baton[mlx]'")
+    raise BackendMissing("no backend is installed: pip install 'baton-serve[iree]' or 'baton-serve[mlx]'")
 
 
 def missing_packages(backend: str) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ def _require(backend: str) -> None:
     missing = missing_packages(backend)
     if missing:
         names = " and ".join(missing)
-        raise BackendMissing(f"the {backend} backend needs {names}: pip install 'baton[{backend}]'")
+        raise BackendMissing(f"the {backend} backend needs {names}: pip install 'baton-serve[{backend}]'")
 
 
 def _installed(name: str) -> bool:

@@ -4,4 +4,4 @@ import pytest
 
 
 def test_the_backend_is_installed() -> None:
-    pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton[mlx]'")
+    pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")

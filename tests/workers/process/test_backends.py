@@ -66,9 +66,9 @@ def test_auto_is_what_suits_the_machine_and_is_installed(
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        ("auto", r"no backend is installed: pip install 'baton\[iree\]' or 'baton\[mlx\]'"),
-        ("iree", r"iree backend needs iree.runtime and iree.compiler and jax: pip install 'baton\[iree\]'"),
-        ("mlx", r"mlx backend needs mlx.core and mlx_lm: pip install 'baton\[mlx\]'"),
+        ("auto", r"no backend is installed: pip install 'baton-serve\[iree\]' or 'baton-serve\[mlx\]'"),
+        ("iree", r"iree backend needs iree.runtime and iree.compiler and jax: pip install 'baton-serve\[iree\]'"),
+        ("mlx", r"mlx backend needs mlx.core and mlx_lm: pip install 'baton-serve\[mlx\]'"),
     ],
 )
 def test_a_missing_backend_says_what_to_install(install: Install, backend: Backend, words: str) -> None:
