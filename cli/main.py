@@ -1,13 +1,13 @@
 """The command `baton`: declares the options of each command, whose implementation is imported when it runs."""
 
 import secrets
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from baton_serve import __version__
 from cli.commands import admin, keys
 from cli.config import sampling_options
 from cli.config.errors import CommandFailed, InvalidOption
@@ -49,7 +49,7 @@ Json = Annotated[bool, switch("--json", help="Print one JSON object.")]
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"baton {metadata.version('baton')}")
+        typer.echo(f"baton {__version__}")
         raise typer.Exit
 
 
@@ -300,4 +300,4 @@ def _check_url(url: str | None, invocation: typer.Context) -> None:
 def run() -> None:
     """Run the command line."""
     open_standard_streams()
-    app()
+    app(prog_name="baton")

@@ -13,7 +13,7 @@ from cli.client.server_url import base_url
 from cli.config.settings import Settings
 from gateway.fleet.hand_over import Offer
 from gateway.fleet.take_over import TakeOverFailed
-from gateway.streaming.resume_endpoint import Unreachable
+from gateway.streaming.peer import PeerUnreachable
 
 TIMEOUT_S = 10.0
 POLL_S = 0.5
@@ -30,7 +30,7 @@ _log = structlog.get_logger("cli.client.predecessor")
 
 
 class HttpAnswer:
-    """Implements `gateway.streaming.resume_endpoint.Answer`."""
+    """Implements `gateway.streaming.peer.PeerResponse`."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.status = response.status_code
@@ -41,13 +41,18 @@ class HttpAnswer:
         """The `Retry-After` header, or an empty string."""
         return str(self._response.headers.get("retry-after", ""))
 
+    @property
+    def content_type(self) -> str:
+        """The `Content-Type` header, or an empty string."""
+        return str(self._response.headers.get("content-type", ""))
+
     async def body(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives. Raises `Unreachable`."""
+        """Yield the body as it arrives. Raises `PeerUnreachable`."""
         try:
             async for part in self._response.aiter_raw():
                 yield part
         except httpx.HTTPError as error:
-            raise Unreachable(str(error) or type(error).__name__) from error
+            raise PeerUnreachable(str(error) or type(error).__name__) from error
 
 
 class HttpPredecessor:
@@ -124,13 +129,13 @@ class HttpPredecessor:
 
     @asynccontextmanager
     async def ask(self, method: str, target: str, headers: dict[str, str]) -> AsyncIterator[HttpAnswer]:
-        """Send a request for a stream that the predecessor keeps. Raises `Unreachable`."""
+        """Send a request for a stream that the predecessor keeps. Raises `PeerUnreachable`."""
         if self._client is None:
-            raise Unreachable("there is no predecessor")
+            raise PeerUnreachable("there is no predecessor")
         try:
             check_free(SPARE)
         except NoDescriptors as error:
-            raise Unreachable(str(error)) from error
+            raise PeerUnreachable(str(error)) from error
         # Headers are sent as bytes, since those of a client need not be ASCII.
         sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         request = self._client.build_request(method, target, headers=sent)
@@ -138,7 +143,7 @@ class HttpPredecessor:
             with anyio.fail_after(self._timeout_s):
                 response = await self._client.send(request, stream=True)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise Unreachable(str(error) or type(error).__name__) from error
+            raise PeerUnreachable(str(error) or type(error).__name__) from error
         try:
             yield HttpAnswer(response)
         finally:

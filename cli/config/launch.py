@@ -1,17 +1,17 @@
 """The gateway's settings and the commands that start its workers."""
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from baton_serve.start import module_command
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings, flag
 from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
-from gateway.settings import GatewaySettings, SettingsError
+from gateway.settings import GatewaySettings, GatewaySettingsError
 from workers.checkpoints.checkpoint import CheckpointError, same_text
 from workers.process.spec import WorkerSpec
 
@@ -58,12 +58,12 @@ def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
 
 
 def worker_command(spec: WorkerSpec) -> Callable[[str, int], list[str]]:
-    """The argv of one incarnation. `-P` keeps a folder `workers` in the current directory from being run instead."""
+    """Return a function that makes the argv of an incarnation from its endpoint and its number."""
     encoded = msgspec.json.encode(spec).decode()
 
     def command(endpoint: str, incarnation: int) -> list[str]:
         arguments = ["--endpoint", endpoint, "--incarnation", str(incarnation), "--spec", encoded]
-        return [sys.executable, "-P", "-m", "workers", *arguments]
+        return module_command("workers", *arguments)
 
     return command
 
@@ -75,5 +75,5 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
     names = GatewaySettings.__dataclass_fields__.keys() & Settings.model_fields.keys()
     try:
         return GatewaySettings(**{name: getattr(settings, name) for name in names})
-    except SettingsError as error:
+    except GatewaySettingsError as error:
         raise CommandFailed(str(error)) from error

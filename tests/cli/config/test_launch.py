@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from baton_serve.start import module_command
 from cli.config.errors import CommandFailed
 from cli.config.launch import gateway_settings, like_command, worker_command, worker_launches
 from cli.config.model import ChosenModel, worker_spec
@@ -20,7 +21,8 @@ def test_a_worker_gets_all_settings() -> None:
     launches = worker_launches(settings, model)
     assert [(launch.name, launch.model) for launch in launches] == [("w0", "m"), ("w1", "m")]
     argv = launches[1].command("ipc:///x", 4)
-    assert argv[1:] == ["-P", "-m", "workers", "--endpoint", "ipc:///x", "--incarnation", "4", "--spec", argv[-1]]
+    given = ["--endpoint", "ipc:///x", "--incarnation", "4", "--spec", argv[-1]]
+    assert argv == module_command("workers", *given)
     spec = msgspec.json.decode(argv[-1], type=WorkerSpec)
     assert spec == worker_spec(settings, model, "w1", 2)
     assert (spec.name, spec.max_batch_size, spec.context, spec.max_queue, spec.step_tokens) == ("w1", 3, 99, 5, 7)
