@@ -41,7 +41,7 @@ from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.sampler import Drawing
-from workers.process.spec import Dtype, Quantize
+from workers.precision import Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
 

@@ -30,7 +30,7 @@ from workers.engine.runner import (
 from workers.host.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
-from workers.process.spec import Dtype, Quantize
+from workers.precision import Dtype, Quantize
 from workers.sampling.logit_edits import shaped
 from workers.sampling.logprobs import finish, report
 from workers.sampling.sample import greedy, needs_filters, needs_sampling, parameters, sample
