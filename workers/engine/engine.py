@@ -19,11 +19,11 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
 from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities, TokenLogprobs
 from workers.engine.scheduler import Scheduler
+from workers.engine.scoring import score
 from workers.engine.sequence import Live, Prefill, ended, row
 from workers.engine.stats import Tally
 from workers.engine.step_result import RunningStep
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS, Pace
-from workers.sampling.log_likelihood import score
 
 __all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
 
@@ -124,7 +124,7 @@ class BatchEngine:
         return self._close_step(self._clock() - now)
 
     def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:
-        """Log-likelihoods of tokens[1:], see `workers.sampling.log_likelihood`. Runs at once, in a slot of its own.
+        """Log-likelihoods of tokens[1:], see `workers.engine.scoring`. Runs at once, in a slot of its own.
 
         Raises `RequestRefused` (INVALID or CONTEXT for the tokens, OVERLOADED when no slot is free), and what the
         runner raises; the slot is reset either way.

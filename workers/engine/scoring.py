@@ -1,4 +1,4 @@
-"""The log-likelihood of given tokens: what a model thinks of a text that it did not write."""
+"""Log-likelihood of given tokens, for scoring a text that the model did not generate."""
 
 from collections.abc import Sequence
 
