@@ -26,7 +26,7 @@ from tests.checkpoints import make_checkpoint
 from tests.families import Family
 from tests.gate import run_gate
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.engine.runner import Draw, Row
+from workers.engine.runner import Row
 from workers.iree.batch_inputs import Angles
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
@@ -41,6 +41,7 @@ from workers.iree.model.stored_parameters import build, stored_parameters
 from workers.iree.probe import probe_driver
 from workers.iree.runner import IreeRunner
 from workers.precision import Dtype
+from workers.sampling.sample_spec import Draw
 
 SLOTS, CONTEXT, PREFILL = 8, 256, 128
 PROMPT, STEPS = 8, 40

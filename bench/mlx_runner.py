@@ -25,8 +25,9 @@ from bench.command_line import at_least, command_line, levels
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row
+from workers.engine.runner import Chunk, NotFiniteError, Row
 from workers.mlx.runner import MlxRunner
+from workers.sampling.sample_spec import Draw
 
 GREEDY = Sampling()
 

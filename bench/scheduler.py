@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 
 from bench.command_line import at_least, command_line
 from workers.engine.engine import BatchEngine, Request
-from workers.engine.runner import Chunk, Draw, Row, RunnerCapabilities, TokenLogprobs
+from workers.engine.runner import Chunk, Row, RunnerCapabilities
+from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.sample_spec import Draw
 
 ROWS = (1, 8, 64)
 PROMPT = tuple(range(16))

@@ -12,7 +12,8 @@ from protocol.request import Sampling
 from tests.gate import SAMPLINGS, alone, replace_seed
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import Chunk, Draw, Row, Runner
+from workers.engine.runner import Chunk, Row, Runner
+from workers.sampling.sample_spec import Draw
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.drawn import drawn
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
-from workers.engine.runner import Chunk, Draw, Row
+from workers.engine.runner import Chunk, Row
+from workers.sampling.sample_spec import Draw
 
 pytestmark = pytest.mark.reference
 

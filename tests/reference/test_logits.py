@@ -8,7 +8,8 @@ from protocol.request import Sampling
 from tests.drawn import drawn
 from tests.reference.conftest import CONTEXT, PROMPT, Pair
 from workers.engine.chunking import cut
-from workers.engine.runner import Chunk, Draw, Row, Runner
+from workers.engine.runner import Chunk, Row, Runner
+from workers.sampling.sample_spec import Draw
 
 pytestmark = pytest.mark.reference
 

@@ -17,13 +17,14 @@ from protocol.request import FinishReason
 from workers.engine.finite_check import gives_numbers
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
-from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities, TokenLogprobs
+from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scoring import score
 from workers.engine.sequence import Live, Prefill, ended, row
 from workers.engine.stats import Tally
 from workers.engine.step_result import RunningStep
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS, Pace
+from workers.sampling.logprobs import TokenLogprobs
 
 __all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
 

@@ -1,8 +1,9 @@
 """Whether a model gives numbers at all: told apart from a request for which it does not."""
 
 from protocol.request import Sampling
-from workers.engine.runner import Chunk, Draw, Runner
+from workers.engine.runner import Chunk, Runner
 from workers.errors import LoadRefused
+from workers.sampling.sample_spec import Draw
 
 TOKEN = 0
 """The prompt that is tried: every vocabulary has it, and a model that has none for it is not served."""

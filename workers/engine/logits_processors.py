@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from workers.engine.request import Constraint, Request
-from workers.engine.runner import Draw, Edits
+from workers.sampling.sample_spec import Draw, Edits
 
 _SPARE = 64
 _BIAS, _UP, _DOWN, _MINUS = range(4)

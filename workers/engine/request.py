@@ -21,7 +21,7 @@ from protocol.bounds import (
 )
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason, Sampling
-from workers.engine.runner import TokenLogprobs
+from workers.sampling.logprobs import TokenLogprobs
 
 GREEDY = Sampling()
 
@@ -36,7 +36,7 @@ class Constraint(Protocol):
         """The answer goes on with this token."""
 
     def mask(self) -> NDArray[np.uint32]:
-        """The tokens that may follow, as `workers.engine.runner.Draw.mask`; not changed afterwards.
+        """The tokens that may follow, as `workers.sampling.sample_spec.Draw.mask`; not changed afterwards.
 
         When it allows none, the answer has come to its end.
         """

@@ -8,7 +8,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from protocol.request import Sampling
+from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.sample_spec import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +51,6 @@ class Chunk(Struct, frozen=True, gc=False):
     tokens: tuple[int, ...]
     start: int
     position: int
-
-
-class Edits(Struct, frozen=True, gc=False):
-    """What is changed of some of a row's logits, each token named once: arrays of one length, made for one draw.
-
-    A logit x becomes (x + bias) * factor - minus, the factor being `up` where x + bias is positive and else `down`.
-    """
-
-    tokens: NDArray[np.int32]
-    bias: NDArray[np.float32]
-    """-inf rules a token out."""
-    up: NDArray[np.float32]
-    down: NDArray[np.float32]
-    minus: NDArray[np.float32]
-
-
-class Draw(Struct, frozen=True, gc=False):
-    """How to draw one token: the noise is keyed by (sampling.seed, position), `position` being the index in the
-    whole sequence (prompt and answer) of the token that is drawn.
-
-    The logits are changed by `edits`, then limited to what `mask` allows; both are made by
-    `workers.engine.logits_processors`.
-    """
-
-    sampling: Sampling
-    position: int
-    edits: Edits | None = None
-    mask: NDArray[np.uint32] | None = None
-    """[ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows token i; at least one token is allowed."""
-
-
-class TokenLogprobs(Struct, frozen=True, gc=False):
-    """Natural logarithms of probabilities by the model's own logits: of the drawn token and of the most likely ones."""
-
-    logprob: float
-    tokens: tuple[int, ...]
-    """The most likely tokens, likeliest first, equal ones by their ids; `MAX_TOP_LOGPROBS` of them, or all."""
-    logprobs: tuple[float, ...]
 
 
 class Row(Struct, frozen=True, gc=False):

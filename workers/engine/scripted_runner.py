@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
-from workers.engine.runner import Chunk, Draw, Edits, Row, RunnerCapabilities, TokenLogprobs, check_copy
+from workers.engine.runner import Chunk, Row, RunnerCapabilities, check_copy
+from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.sample_spec import Draw, Edits
 
 BYTES_VOCAB = 257
 """The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""

@@ -6,7 +6,8 @@ from protocol.request import FinishReason
 from workers.engine.logits_processors import Shaping
 from workers.engine.prefix_match import Written
 from workers.engine.request import End, Request
-from workers.engine.runner import Chunk, Draw, Row
+from workers.engine.runner import Chunk, Row
+from workers.sampling.sample_spec import Draw
 
 
 @dataclass(slots=True, eq=False)

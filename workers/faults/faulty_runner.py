@@ -6,8 +6,10 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from workers.engine.runner import Chunk, Draw, Edits, NotFiniteError, Row, Runner, RunnerCapabilities, TokenLogprobs
+from workers.engine.runner import Chunk, NotFiniteError, Row, Runner, RunnerCapabilities
 from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
+from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.sample_spec import Draw, Edits
 
 
 def with_faults(runner: Runner, faults: Sequence[Fault]) -> Runner:

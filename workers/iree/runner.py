@@ -13,11 +13,9 @@ from protocol.request import Sampling
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import (
     Chunk,
-    Draw,
     NotFiniteError,
     Row,
     RunnerCapabilities,
-    TokenLogprobs,
     check_chunks,
     check_copy,
     check_draws,
@@ -42,6 +40,8 @@ from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.sampler import Drawing
 from workers.precision import Dtype, Quantize
+from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.sample_spec import Draw
 
 Progress = Callable[[str, int, int], None]
 

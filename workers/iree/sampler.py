@@ -10,13 +10,13 @@ import iree.runtime as rt
 import numpy as np
 
 from protocol.request import Sampling
-from workers.engine.runner import Draw, TokenLogprobs
 from workers.iree.build.plan import SAMPLE, Plan
 from workers.iree.device.device import Device
 from workers.iree.graph_registry import Library
 from workers.sampling import sample as sampling
 from workers.sampling.logit_edits import all_allowed, edit_calls, masks, shaped
-from workers.sampling.logprobs import finish, report
+from workers.sampling.logprobs import TokenLogprobs, finish, report
+from workers.sampling.sample_spec import Draw
 from workers.sampling.top_candidates import UNDECIDED
 
 Call = Callable[..., list[rt.HalBufferView]]

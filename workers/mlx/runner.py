@@ -16,24 +16,15 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.engine.runner import (
-    Chunk,
-    Draw,
-    NotFiniteError,
-    Row,
-    RunnerCapabilities,
-    TokenLogprobs,
-    check_chunks,
-    check_copy,
-    check_draws,
-)
+from workers.engine.runner import Chunk, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy, check_draws
 from workers.host.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
 from workers.precision import Dtype, Quantize
 from workers.sampling.logit_edits import shaped
-from workers.sampling.logprobs import finish, report
+from workers.sampling.logprobs import TokenLogprobs, finish, report
 from workers.sampling.sample import greedy, needs_filters, needs_sampling, parameters, sample
+from workers.sampling.sample_spec import Draw
 from workers.sampling.top_candidates import UNDECIDED, narrow
 
 PREFILL_CHUNKS = (32, 128, 512)

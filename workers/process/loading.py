@@ -17,12 +17,13 @@ from protocol.request import Sampling
 from workers.engine.engine import BatchEngine
 from workers.engine.finite_check import TOKEN, NoNumbers, gives_numbers
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import Draw, Row, Runner, RunnerCapabilities
+from workers.engine.runner import Row, Runner, RunnerCapabilities
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS
 from workers.faults.faulty_runner import with_faults
 from workers.host.memory import rows_of
 from workers.process.backends import SCRIPTED_CONTEXT, Progress, choose_backend, load_runner
 from workers.process.spec import WorkerSpec
+from workers.sampling.sample_spec import Draw
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.vocabulary import Vocabulary
 

@@ -16,8 +16,8 @@ from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Gauges, Likely, Logprobs, Step, Usage
 from protocol.request import ChatInput, FinishReason
 from workers.engine.request import End, Failure, Request, StepResult
-from workers.engine.runner import TokenLogprobs
 from workers.process.prompts import Made, Prompt, PromptRefused, Prompts, attempt
+from workers.sampling.logprobs import TokenLogprobs
 from workers.text.detokenizer import TextStream
 from workers.text.vocabulary import Vocabulary
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engine.runner import Draw, Edits
 from workers.sampling.noise import Array
+from workers.sampling.sample_spec import Draw, Edits
 
 ENTRIES = 512
 """Edits of a row that one call takes; a row that has more takes several calls."""
@@ -77,7 +77,7 @@ def shaped(xp: Any, logits: Array, draws: Sequence[Draw]) -> Array:
 
 
 def edited(xp: Any, logits: Array, tokens: Array, bias: Array, up: Array, down: Array, minus: Array) -> Array:
-    """The logits, float32 [B, V], with the edits of `workers.engine.runner.Edits` made: [B, entries] each.
+    """The logits, float32 [B, V], with the edits of `workers.sampling.sample_spec.Edits` made: [B, entries] each.
 
     A token that is named twice in a row must have equal edits.
     """

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from protocol.bounds import MAX_TOP_LOGPROBS, MIN_LOGPROB
-from workers.engine.runner import TokenLogprobs
 from workers.sampling.fixed_point import FAR, OCTAVE, WEIGHT_ONE, distances, steps_of, weights_of
 from workers.sampling.noise import Array
 from workers.sampling.vocabulary_blocks import best_of, blocks_of, fold, limbs, sum_of
@@ -22,6 +22,15 @@ FANOUT = 16
 """Children of a node in the tree of maxima that the search goes down."""
 TAIL = 12
 """Octaves below the highest from which weights are counted in units so many octaves finer."""
+
+
+class TokenLogprobs(Struct, frozen=True, gc=False):
+    """Natural logarithms of probabilities by the model's own logits: of the drawn token and of the most likely ones."""
+
+    logprob: float
+    tokens: tuple[int, ...]
+    """The most likely tokens, likeliest first, equal ones by their ids; `MAX_TOP_LOGPROBS` of them, or all."""
+    logprobs: tuple[float, ...]
 
 
 def report(xp: Any, logits: Array, tokens: Array) -> tuple[Array, Array, Array]:

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engine.runner import Draw
 from workers.sampling.fixed_point import FAR, MIN_TEMPERATURE, WEIGHT_ONE, distances, is_finite, steps_of, weights_of
 from workers.sampling.noise import Array, noise
+from workers.sampling.sample_spec import Draw
 from workers.sampling.vocabulary_blocks import BLOCK, LOW, best_of, blocks_of, first, fold, limbs, sum_of, take
 
 GROUP = 32

@@ -11,9 +11,10 @@ from protocol.request import Sampling
 from tests.gate import alone
 from tests.workers.engine.scripted_bench import make
 from workers.engine.engine import Failure, Request, RequestRefused
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row
+from workers.engine.runner import Chunk, NotFiniteError, Row
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.faults.plan import Fault, raising
+from workers.sampling.sample_spec import Draw
 
 
 def test_a_failing_prefill_fails_its_request_only() -> None:

@@ -20,8 +20,9 @@ from protocol.request import Sampling
 from tests.drawn import drawn
 from workers.engine.engine import BatchEngine, Request, RequestRefused, StepResult
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import Chunk, Draw, Row
+from workers.engine.runner import Chunk, Row
 from workers.engine.scripted_runner import ScriptedRunner
+from workers.sampling.sample_spec import Draw
 
 CONTEXT = 24
 LADDER = (3, 6)

@@ -9,11 +9,12 @@ from structlog.testing import capture_logs
 from tests.gate import alone
 from workers.engine.engine import BatchEngine, End, Request, RequestRefused, StepResult
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import Chunk, Draw, Row
+from workers.engine.runner import Chunk, Row
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.engine.token_budget import Pace
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, raising
+from workers.sampling.sample_spec import Draw
 
 PROMPT = tuple(range(40))
 

@@ -13,8 +13,8 @@ from protocol.bounds import MAX_BIASES
 from protocol.request import Bias, Sampling
 from workers.engine.logits_processors import AllowedTokens, Shaping
 from workers.engine.request import Request
-from workers.engine.runner import Draw
 from workers.sampling.logit_edits import edit_calls, edited
+from workers.sampling.sample_spec import Draw
 
 VOCAB = 40
 EVERYTHING = Sampling(

@@ -9,8 +9,9 @@ import pytest
 
 from protocol.request import Sampling
 from tests.drawn import drawn
-from workers.engine.runner import Chunk, Draw, Edits, Row
+from workers.engine.runner import Chunk, Row
 from workers.engine.scripted_runner import ALPHABET, ContractError, ScriptedRunner
+from workers.sampling.sample_spec import Draw, Edits
 
 GREEDY = Sampling()
 SEEDED = Sampling(temperature=1.0, seed=9)

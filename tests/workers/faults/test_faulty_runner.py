@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from protocol.request import Sampling
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row, Runner
+from workers.engine.runner import Chunk, NotFiniteError, Row, Runner
 from workers.engine.scripted_runner import ContractError, ScriptedRunner
 from workers.faults.faulty_runner import FaultyRunner, with_faults
 from workers.faults.plan import Fault, PlannedFault, raising
+from workers.sampling.sample_spec import Draw
 
 GREEDY = Sampling()
 

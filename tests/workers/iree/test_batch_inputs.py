@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
-from workers.engine.runner import Draw, Row
+from workers.engine.runner import Row
 from workers.iree.batch_inputs import Angles, DecodeInputs
 from workers.iree.device.device import Device
+from workers.sampling.sample_spec import Draw
 
 DRAW = Draw(Sampling(), 1)
 SPARE = 99

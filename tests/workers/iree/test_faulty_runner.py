@@ -7,10 +7,11 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from workers.engine.engine import BatchEngine, Request
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row
+from workers.engine.runner import Chunk, NotFiniteError, Row
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, PlannedFault, raising
 from workers.iree.runner import IreeRunner
+from workers.sampling.sample_spec import Draw
 
 PROMPT = (3, 7, 11, 2)
 SAMPLINGS = [

@@ -17,10 +17,11 @@ from tests.families import Family
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
-from workers.engine.runner import Chunk, Draw, Row
+from workers.engine.runner import Chunk, Row
 from workers.iree.build.plan import SAMPLE
 from workers.iree.runner import IreeRunner
 from workers.precision import Dtype, Quantize
+from workers.sampling.sample_spec import Draw
 
 GREEDY = Draw(Sampling(), 1)
 SEEDED = Draw(Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11), 1)

@@ -12,11 +12,12 @@ from tests.checkpoints import make_checkpoint
 from tests.drawn import drawn
 from tests.workers.iree.conftest import CONTEXT, Load
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
-from workers.engine.runner import Chunk, Draw, Edits, Row
+from workers.engine.runner import Chunk, Row
 from workers.errors import LoadRefused
 from workers.iree.build.weight_archive import Archive
 from workers.iree.device.device import Device
 from workers.iree.runner import IreeRunner
+from workers.sampling.sample_spec import Draw, Edits
 
 PROMPT = tuple(range(10, 50))
 SEEDED = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)

@@ -10,11 +10,11 @@ from msgspec import structs
 from protocol.request import Bias, Sampling
 from workers.engine.logits_processors import AllowedTokens, Shaping
 from workers.engine.request import Request
-from workers.engine.runner import Draw
 from workers.iree.sampler import Drawing
 from workers.sampling.logit_edits import edited, masked
 from workers.sampling.logprobs import report
 from workers.sampling.sample import greedy, parameters, sample
+from workers.sampling.sample_spec import Draw
 from workers.sampling.top_candidates import UNDECIDED, narrow
 
 VOCAB = 5000

@@ -7,9 +7,10 @@ import pytest
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.workers.mlx.conftest import load_runner
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row
+from workers.engine.runner import Chunk, NotFiniteError, Row
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
+from workers.sampling.sample_spec import Draw
 
 SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=5), Sampling(temperature=0.8, top_p=0.9, top_k=20, seed=5)]
 

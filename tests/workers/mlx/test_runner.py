@@ -18,7 +18,8 @@ from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.engine import BatchEngine, Request
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row, Runner
+from workers.engine.runner import Chunk, NotFiniteError, Row, Runner
+from workers.sampling.sample_spec import Draw
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},

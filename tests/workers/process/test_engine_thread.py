@@ -12,7 +12,7 @@ import structlog
 from protocol.errors import ByeReason, ErrorCode
 from workers.engine.engine import BatchEngine
 from workers.engine.request import Constraint, Request
-from workers.engine.runner import Chunk, Draw, Row, Runner
+from workers.engine.runner import Chunk, Row, Runner
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
 from workers.faults.faulty_runner import with_faults
@@ -20,6 +20,7 @@ from workers.faults.plan import raising
 from workers.process.engine_thread import MAX_FAILED_STEPS, MAX_UNDELIVERED, EngineThread, TakeOut
 from workers.process.loading import Loaded
 from workers.process.output_processor import Outcome
+from workers.sampling.sample_spec import Draw
 
 PATIENCE_S = 100.0
 

@@ -11,10 +11,11 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.workers.process.process import scripted
 from workers.checkpoints.json_files import CheckpointError
-from workers.engine.runner import Chunk, Draw, Row, RunnerCapabilities
+from workers.engine.runner import Chunk, Row, RunnerCapabilities
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
 from workers.process.loading import Described, describe, kv_tokens, load, warm_up
+from workers.sampling.sample_spec import Draw
 from workers.text.byte_tokenizer import ByteTokenizer
 
 

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.engine.runner import Draw, Edits
 from workers.sampling.logit_edits import edit_calls, edited, masked, masks
+from workers.sampling.sample_spec import Draw, Edits
 
 VOCAB = 1000
 Floats = NDArray[np.float32]

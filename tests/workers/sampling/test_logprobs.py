@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.bounds import MIN_LOGPROB
-from workers.engine.runner import TokenLogprobs
-from workers.sampling.logprobs import finish, report
+from workers.sampling.logprobs import TokenLogprobs, finish, report
 
 Floats = NDArray[np.float32]
 # LLVM's optimisation is most of the time that XLA takes to compile, and no part of what is tested.

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.engine.runner import Draw
 from workers.sampling import fixed_point as ratios
 from workers.sampling.sample import (
     GROUP,
@@ -26,6 +25,7 @@ from workers.sampling.sample import (
     parameters,
     sample,
 )
+from workers.sampling.sample_spec import Draw
 from workers.sampling.vocabulary_blocks import BLOCK, take
 
 Floats = NDArray[np.float32]

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.engine.runner import Draw
 from workers.sampling.sample import Parameters, parameters, sample
+from workers.sampling.sample_spec import Draw
 from workers.sampling.top_candidates import CELLS, UNDECIDED, narrow
 
 Floats = NDArray[np.float32]

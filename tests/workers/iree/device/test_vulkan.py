@@ -10,9 +10,10 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from tests.workers.iree.conftest import Load
-from workers.engine.runner import Chunk, Draw, Row
+from workers.engine.runner import Chunk, Row
 from workers.iree.device.device import Device, DeviceError, available_drivers
 from workers.iree.probe import probe_driver
+from workers.sampling.sample_spec import Draw
 
 BROWSERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser", "/opt/google/chrome", "/opt/chromium.org/chromium")
 """Where packages put browsers: with SwiftShader, which computes on the CPU, and the loader that finds it."""
