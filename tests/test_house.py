@@ -19,6 +19,28 @@ MAY_IMPORT = {
 }
 """Which packages of the house a package may import, besides itself."""
 
+PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
+    "workers": {
+        "errors": set(),
+        "precision": set(),
+        "host": {"errors", "precision"},
+        "checkpoints": {"errors", "precision"},
+        "sampling": set(),
+        "text": {"checkpoints"},
+        "engine": {"errors", "sampling"},
+        "faults": {"errors", "sampling", "engine"},
+        "mlx": {"errors", "precision", "host", "checkpoints", "sampling", "engine"},
+        "iree": {"errors", "precision", "host", "checkpoints", "sampling", "engine"},
+        "process": {
+            *("errors", "precision", "host", "checkpoints", "sampling", "text", "engine", "faults"),
+            *("mlx", "iree"),
+        },
+        "session": {"engine", "text", "process"},
+        "__main__": {"process"},
+    },
+}
+"""Of a package, which of its parts (sub-packages and modules) each part may import, lower layers first."""
+
 DOORS = {
     "zmq": ("actors/transport/",),
     "mlx": ("workers/mlx/", "models/"),
@@ -76,9 +98,24 @@ def imports_of(source: str, file: str) -> Iterator[Import]:
                 yield Import(file, node.lineno, module)
 
 
+def part_of(module: str, package: str) -> str | None:
+    """The part of `package` that a module is, or is in; None for a module outside of it."""
+    return module[len(package) + 1 :].partition(".")[0] if f"{module}.".startswith(f"{package}.") else None
+
+
+def breaches_within(one: Import) -> Iterator[str]:
+    """An import between parts of a package that goes against `PARTS_MAY_IMPORT`."""
+    importer = one.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for package, may_import in PARTS_MAY_IMPORT.items():
+        part, imported = part_of(importer, package), part_of(one.module, package)
+        if part and imported is not None and imported not in may_import.get(part, set()) | {part}:
+            yield f"{one}: {package}.{part} may not import {one.module}"
+
+
 def breaches(found: Iterator[Import]) -> Iterator[str]:
     """Every import that goes against the tables above."""
     for one in found:
+        yield from breaches_within(one)
         package = one.file.partition("/")[0]
         if one.top in MAY_IMPORT and one.top != package and one.top not in MAY_IMPORT[package]:
             yield f"{one}: {package} may not import {one.top}"
@@ -102,10 +139,24 @@ def test_imports_point_one_way_and_enter_by_their_door(package: str) -> None:
     assert list(breaches(found)) == []
 
 
+@pytest.mark.parametrize("package", PARTS_MAY_IMPORT)
+def test_every_part_has_its_layer_and_imports_lower_ones_only(package: str) -> None:
+    folder = ROOT / package.replace(".", "/")
+    parts = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__"} == set(PARTS_MAY_IMPORT[package])
+    below: set[str] = set()
+    for part, may_import in PARTS_MAY_IMPORT[package].items():
+        assert may_import <= below, part
+        below.add(part)
+
+
 @pytest.mark.parametrize(
     ("file", "source"),
     [
         ("gateway/routing/router.py", "import workers.process.spec"),
+        ("workers/engine/engine.py", "from workers.process.spec import WorkerSpec"),
+        ("workers/sampling/sample.py", "from workers import engine"),
+        ("workers/session.py", "import workers.iree.runner"),
         ("workers/engine/engine.py", "from gateway.routing.router import Router"),
         ("protocol/codec.py", "import actors"),
         ("protocol/codec.py", "import json"),
@@ -125,6 +176,7 @@ def test_a_breach_is_found(file: str, source: str) -> None:
     ("file", "source"),
     [
         ("cli/main.py", "import workers.process.spec"),
+        ("workers/process/loading.py", "from workers.engine.engine import BatchEngine"),
         ("actors/transport/link.py", "import zmq.asyncio"),
         ("workers/mlx/runner.py", "import mlx.core as mx"),
         ("gateway/http/server.py", "import hypercorn"),
