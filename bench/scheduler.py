@@ -25,7 +25,7 @@ from bench.command_line import at_least, command_line
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.runner import Chunk, Row, RunnerCapabilities
 from workers.sampling.logprobs import TokenLogprobs
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 ROWS = (1, 8, 64)
 PROMPT = tuple(range(16))
@@ -40,8 +40,8 @@ class Constant:
         self.graphs_failed = 0
         self._tokens: list[list[int | None]] = [[7] * rows for rows in range(slots + 1)]
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        return [None if draw is None else 7 for draw in draws]
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        return [None if spec is None else 7 for spec in specs]
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         return self._tokens[len(rows)]

@@ -13,7 +13,7 @@ from tests.gate import SAMPLINGS, alone, replace_seed
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import Chunk, Row, Runner
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class CopySpy:
         self.logprobs, self.settle = runner.logprobs, runner.settle
         self.in_place = self.copies = 0
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        return self._runner.prefill(chunks, draws)
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        return self._runner.prefill(chunks, specs)
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         return self._runner.decode(rows)

@@ -5,11 +5,11 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from tests.drawn import drawn
 from tests.reference.conftest import CONTEXT, PROMPT, Pair
+from tests.sampled import sampled
 from workers.engine.chunking import cut
 from workers.engine.runner import Chunk, Row, Runner
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 pytestmark = pytest.mark.reference
 
@@ -56,13 +56,13 @@ def test_decode(pair: Pair, chunks: tuple[int, ...]) -> None:
     for size in chunks:
         last = start + size == length
         chunk = Chunk(0, PROMPT[start : start + size], start, start)
-        (first,) = runner.prefill([chunk], [Draw(sampling, length) if last else None])
+        (first,) = runner.prefill([chunk], [SampleSpec(sampling, length) if last else None])
         assert (first is not None) == last
         start += size
     assert first is not None
     tokens = [first]
     for position in range(length, length + steps - 1):
-        tokens += drawn(runner.decode([Row(0, tokens[-1], position, position, Draw(sampling, position + 1))]))
+        tokens += sampled(runner.decode([Row(0, tokens[-1], position, position, SampleSpec(sampling, position + 1))]))
     assert tokens == pair.reference.greedy(PROMPT[:length], steps)
     assert len(set(tokens)) > 8
     end = length + steps - 1

@@ -28,7 +28,7 @@ def by_transformers(torch: Any, *processors: Any) -> Any:
 def by_us(request: Request) -> Any:
     shaping = Shaping.of(request)
     assert shaping is not None
-    return shaped(np, LOGITS, [shaping.draw(request.sampling, 100)])
+    return shaped(np, LOGITS, [shaping.sample_spec(request.sampling, 100)])
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3])

@@ -158,11 +158,11 @@ class BatchEngine:
             return
         try:
             began = self._clock()
-            tokens = self._runner.prefill([work.chunk for work in call], [work.draw for work in call])
+            tokens = self._runner.prefill([work.chunk for work in call], [work.sample for work in call])
             if len(tokens) != len(call):
                 raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(call)} chunks")
-            drawn = [(work.live, token) for work, token in zip(call, tokens, strict=True) if work.draw is not None]
-            logprobs = iter(self._logprobs([live for live, _ in drawn], [token for _, token in drawn]))
+            sampled = [(work.live, token) for work, token in zip(call, tokens, strict=True) if work.sample is not None]
+            logprobs = iter(self._logprobs([live for live, _ in sampled], [token for _, token in sampled]))
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
             for work in call:
                 self._fail(work.live, "prefill", error)
@@ -173,7 +173,7 @@ class BatchEngine:
             self._pace.prefilled(sum(-(-length // block) * block for length in lengths), now - began)
         self._tally.prefill_tokens += sum(lengths)
         for work, token in zip(call, tokens, strict=True):
-            self._prefilled(work, token, None if work.draw is None else next(logprobs), now)
+            self._prefilled(work, token, None if work.sample is None else next(logprobs), now)
 
     def _copied(self, call: list[Prefill]) -> list[Prefill]:
         """Make the copies that chunks need, and end those whose copy fails. Returns the others.
@@ -197,7 +197,7 @@ class BatchEngine:
     def _prefilled(self, work: Prefill, token: int | None, likely: TokenLogprobs | None, now: float) -> None:
         live = work.live
         self._scheduler.prefilled(work)
-        if work.draw is None:
+        if work.sample is None:
             return
         live.first = now
         if token is not None:
@@ -247,11 +247,11 @@ class BatchEngine:
             else:
                 self._accept(live, token, likely, now)
 
-    def _logprobs(self, drawing: list[Live], tokens: Sequence[int | None]) -> list[TokenLogprobs | None]:
-        """Of the rows that asked for them, of those that the last call drew."""
-        asked = [live.request.sampling.logprobs is not None for live in drawing]
+    def _logprobs(self, sampled: list[Live], tokens: Sequence[int | None]) -> list[TokenLogprobs | None]:
+        """Of the rows that asked for them, of those that the last call sampled."""
+        asked = [live.request.sampling.logprobs is not None for live in sampled]
         wanted = [row for row, token in enumerate(tokens) if token is not None and asked[row]]
-        out: list[TokenLogprobs | None] = [None] * len(drawing)
+        out: list[TokenLogprobs | None] = [None] * len(sampled)
         if wanted:
             for row, likely in zip(wanted, self._runner.logprobs(wanted), strict=True):
                 out[row] = likely
@@ -259,7 +259,7 @@ class BatchEngine:
 
     def _accept(self, live: Live, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
         if not 0 <= token < self._vocab_size:
-            self._fail(live, "sampling", ValueError(f"the runner drew token {token} of {self._vocab_size}"))
+            self._fail(live, "sampling", ValueError(f"the runner sampled token {token} of {self._vocab_size}"))
             return
         self._tally.decode_tokens += 1
         self._step.tokens.append(Token(live.request.stream, token, logprobs))

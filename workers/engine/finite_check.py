@@ -3,7 +3,7 @@
 from protocol.request import Sampling
 from workers.engine.runner import Chunk, Runner
 from workers.errors import LoadRefused
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 TOKEN = 0
 """The prompt that is tried: every vocabulary has it, and a model that has none for it is not served."""
@@ -22,5 +22,5 @@ class NoNumbers(LoadRefused):
 
 def gives_numbers(runner: Runner, slot: int) -> bool:
     """Compute one token in a slot that is fresh, and the caller's to reset. Raises what the runner raises."""
-    (token,) = runner.prefill([Chunk(slot, (TOKEN,), 0, 0)], [Draw(Sampling(), 1)])
+    (token,) = runner.prefill([Chunk(slot, (TOKEN,), 0, 0)], [SampleSpec(Sampling(), 1)])
     return token is not None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from workers.engine.request import Constraint, Request
-from workers.sampling.sample_spec import Draw, Edits
+from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 _SPARE = 64
 _BIAS, _UP, _DOWN, _MINUS = range(4)
@@ -89,10 +89,10 @@ class Penalties:
         """The tokens that may not come yet."""
         return self._banned if self._generated < self._min_tokens else ()
 
-    def edits(self) -> Edits | None:
+    def edits(self) -> LogitEdits | None:
         """As of now; None when no token differs."""
         count = len(self._columns)
-        return Edits(self._tokens[:count].copy(), *self._values[:, :count].copy()) if count else None
+        return LogitEdits(self._tokens[:count].copy(), *self._values[:, :count].copy()) if count else None
 
     def _repeat(self, column: int) -> None:
         """What divides a positive logit is a factor on the device: a product rounds alike everywhere."""
@@ -161,9 +161,11 @@ class Shaping:
             self._constraint.accept(token)
             self._mask = None
 
-    def draw(self, sampling: Sampling, position: int) -> Draw:
-        """How to draw the next token; there must be one that may follow."""
-        return Draw(sampling, position, None if self._penalties is None else self._penalties.edits(), self._allowed())
+    def sample_spec(self, sampling: Sampling, position: int) -> SampleSpec:
+        """How to sample the next token; there must be one that may follow."""
+        return SampleSpec(
+            sampling, position, None if self._penalties is None else self._penalties.edits(), self._allowed()
+        )
 
     def _allowed(self) -> NDArray[np.uint32] | None:
         if self._mask is None and self._constraint is not None:

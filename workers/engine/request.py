@@ -36,7 +36,7 @@ class Constraint(Protocol):
         """The answer goes on with this token."""
 
     def mask(self) -> NDArray[np.uint32]:
-        """The tokens that may follow, as `workers.sampling.sample_spec.Draw.mask`; not changed afterwards.
+        """The tokens that may follow, as `workers.sampling.sample_spec.SampleSpec.mask`; not changed afterwards.
 
         When it allows none, the answer has come to its end.
         """
@@ -58,7 +58,7 @@ class Request:
     tenant: str = ""
     """Whose it is: cache rows are shared between sequences of one tenant only."""
     min_tokens: int = 0
-    """No token of `eos` is drawn before so many are generated, resumed ones included."""
+    """No token of `eos` is sampled before so many are generated, resumed ones included."""
     constraint: Callable[[], Constraint] | None = None
     """Makes the constraint of one life of this sequence."""
 

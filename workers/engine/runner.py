@@ -9,7 +9,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from workers.sampling.logprobs import TokenLogprobs
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,14 @@ class Chunk(Struct, frozen=True, gc=False):
 
 
 class Row(Struct, frozen=True, gc=False):
-    """One decode row: `token` goes to cache row `start` of `slot` with RoPE position `position`, then one is drawn."""
+    """One decode row: `token` goes to cache row `start` of `slot` with RoPE position `position`, then one is
+    sampled."""
 
     slot: int
     token: int
     start: int
     position: int
-    draw: Draw
+    sample: SampleSpec
 
 
 class NotFiniteError(Exception):
@@ -107,12 +108,12 @@ def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: S
     check_chunks(capabilities, written.__getitem__, chunks)  # which says what it is
 
 
-def check_draws(capabilities: RunnerCapabilities, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> None:
+def check_specs(capabilities: RunnerCapabilities, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> None:
     """Raise `ValueError` unless there is an entry for each chunk, and one chunk where rows are not exact."""
     if len(chunks) > 1 and not capabilities.exact_rows:
         raise ValueError(f"chunks: {len(chunks)}, and a row may depend on those beside it")
-    if len(chunks) != len(draws):
-        raise ValueError(f"draws: {len(draws)} for {len(chunks)} chunks")
+    if len(chunks) != len(specs):
+        raise ValueError(f"specs: {len(specs)} for {len(chunks)} chunks")
 
 
 def check_copy(
@@ -141,24 +142,24 @@ class Runner(Protocol):
         """What could not be prepared in the background, and is done without: calls are slower, not different. Read by
         other threads, too."""
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         """Compute the KV of chunks of different slots, one where rows are not exact. Returns an entry for each: the
-        token drawn from its last row's logits where it has a draw.
+        token sampled from its last row's logits where it has a `SampleSpec`.
 
-        None is for a chunk without a draw, and for one whose logits are not numbers: it failed alone, and its slot
-        must be reset.
+        None is for a chunk without a `SampleSpec`, and for one whose logits are not numbers: it failed alone, and its
+        slot must be reset.
         """
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
-        """One ragged step: at most one row a slot, in any order of slots. Returns the drawn tokens in row order.
+        """One ragged step: at most one row a slot, in any order of slots. Returns the sampled tokens in row order.
 
         None is for a row whose logits are not numbers: it failed alone, and its slot must be reset.
         """
 
     def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
-        """Of the tokens that the last `prefill` or `decode` drew, for these of its draws, in their order.
+        """Of the tokens that the last `prefill` or `decode` sampled, for these of its samples, in their order.
 
-        Only for rows that got a token and whose `draw.sampling.logprobs` asks for them. They are computed when asked
+        Only for rows that got a token and whose `sample.sampling.logprobs` asks for them. They are computed when asked
         for, from what that call left on the device; nothing may be called in between.
         """
 

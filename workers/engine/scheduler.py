@@ -16,7 +16,7 @@ from workers.engine.logits_processors import Shaping
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import Request, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
-from workers.engine.sequence import Live, Prefill, draw, resumed_end
+from workers.engine.sequence import Live, Prefill, resumed_end, sample_spec
 from workers.engine.slot_allocation import Seats
 
 MAX_CHUNKS = 32
@@ -177,7 +177,7 @@ class Scheduler:
         live.written.rows += len(work.chunk.tokens)
         live.written.ends += (live.written.rows,)
         self.slots.wrote(live.slot, len(work.chunk.tokens))
-        if work.draw is not None:
+        if work.sample is not None:
             del self._prefilling[live.request.stream]
             self._decoding[live.request.stream] = live
 
@@ -192,7 +192,7 @@ class Scheduler:
         self.slots.wrote_one([live.slot for live in decoding])
 
     def accept(self, live: Live, token: int) -> FinishReason | None:
-        """Append a drawn token; the reason when the sequence ends with it (end-of-sequence before length).
+        """Append a sampled token; the reason when the sequence ends with it (end-of-sequence before length).
 
         A sequence whose constraint allows nothing more has come to its end.
         """
@@ -268,7 +268,7 @@ class Scheduler:
         begins = live.reused is None
         copy = self._seats.begin(live, want.source, start) if begins else None
         chunk = Chunk(live.slot, tuple(live.tokens[start : start + length]), start, start)
-        return Prefill(live, chunk, draw(live) if length == want.rest else None, copy, begins)
+        return Prefill(live, chunk, sample_spec(live) if length == want.rest else None, copy, begins)
 
     def _rounded(self, rows: int) -> int:
         """What rows of one slot take of a call."""
@@ -277,6 +277,6 @@ class Scheduler:
 
 
 def _with_real_eos(request: Request, vocab_size: int) -> Request:
-    """Some checkpoints name end-of-sequence tokens that their model has no row for: it cannot draw or bar them."""
+    """Some checkpoints name end-of-sequence tokens that their model has no row for: it cannot sample or ban them."""
     real = frozenset(token for token in request.eos if token < vocab_size)
     return request if len(real) == len(request.eos) else replace(request, eos=real)

@@ -1,8 +1,8 @@
 """A runner without a device: its tokens follow from the sequence alone, and it is strict about the runner's contract.
 
-Each slot keeps a rolling hash of the (token, position) pairs written to its cache, one for each row, and a drawn token
-is a function of the last: a scheduler that writes or copies a wrong row, skips one or mixes two slots up gets other
-tokens.
+Each slot keeps a rolling hash of the (token, position) pairs written to its cache, one for each row, and a sampled
+token is a function of the last: a scheduler that writes or copies a wrong row, skips one or mixes two slots up gets
+other tokens.
 """
 
 import math
@@ -17,12 +17,12 @@ from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
 from workers.engine.runner import Chunk, Row, RunnerCapabilities, check_copy
 from workers.sampling.logprobs import TokenLogprobs
-from workers.sampling.sample_spec import Draw, Edits
+from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 BYTES_VOCAB = 257
 """The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
 ALPHABET = tuple(b"abcdefghijklmnopqrstuvwxyz ")
-"""What is drawn unless told otherwise: text that reads as UTF-8 and never ends by itself."""
+"""What is sampled unless told otherwise: text that reads as UTF-8 and never ends by itself."""
 _MASK = (1 << 64) - 1
 
 
@@ -33,10 +33,10 @@ class ContractError(Exception):
 class ScriptedRunner:
     """Deterministic tokens from the sequence's own history.
 
-    `alphabet` is what tokens are drawn from; `tokens_per_second` paces the decode steps (0 is no pacing) with `clock`
-    and `sleep` in seconds; `exact_rows` and `block_rows` are what it says of itself. A draw whose edits add what is no
-    number gets no token, and its slot is unusable until it is reset, as on a real device.
-    `violations` keeps the text of every `ContractError` that was raised, for the engine contains exceptions.
+    `alphabet` is what tokens are sampled from; `tokens_per_second` paces the decode steps (0 is no pacing) with `clock`
+    and `sleep` in seconds; `exact_rows` and `block_rows` are what it says of itself. A sample whose edits add what is
+    no number gets no token, and its slot is unusable until it is reset, as on a real device. `violations` keeps the
+    text of every `ContractError` that was raised, for the engine contains exceptions.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ScriptedRunner:
         self._history: list[list[int]] = [[0] for _ in range(slots)]
         self._broken: set[int] = set()
         """Slots whose last call failed."""
-        self._drawn: list[int | None] = []
+        self._sampled: list[int | None] = []
         self.calls = 0
         self.violations: list[str] = []
 
@@ -86,15 +86,15 @@ class ScriptedRunner:
         """Nothing is prepared in the background."""
         return 0
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        self._check_call(chunks, draws)
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        self._check_call(chunks, specs)
         self.calls += 1
         tokens: list[int | None] = []
-        for chunk, draw in zip(chunks, draws, strict=True):
+        for chunk, spec in zip(chunks, specs, strict=True):
             for index, token in enumerate(chunk.tokens):
                 self._write(chunk.slot, token, chunk.position + index)
-            tokens.append(None if draw is None else self._drawn_token(chunk.slot, draw))
-        self._drawn = [token for token, draw in zip(tokens, draws, strict=True) if draw is not None]
+            tokens.append(None if spec is None else self._sample_or_none(chunk.slot, spec))
+        self._sampled = [token for token, spec in zip(tokens, specs, strict=True) if spec is not None]
         return tokens
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
@@ -106,18 +106,18 @@ class ScriptedRunner:
             self._check_row(row)
         self.calls += 1
         self._pace()
-        self._drawn = []
+        self._sampled = []
         for row in rows:
             self._write(row.slot, row.token, row.position)
-            self._drawn.append(self._drawn_token(row.slot, row.draw))
-        return list(self._drawn)
+            self._sampled.append(self._sample_or_none(row.slot, row.sample))
+        return list(self._sampled)
 
     def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
-        """The drawn token has half of the mass, the others of the alphabet half of what is left each."""
-        drawn = [self._drawn[row] if 0 <= row < len(self._drawn) else None for row in rows]
-        tokens = [token for token in drawn if token is not None]
-        if len(tokens) < len(drawn):
-            raise self._violation(f"log-probabilities of rows {list(rows)}, of tokens {self._drawn}")
+        """The sampled token has half of the mass, the others of the alphabet half of what is left each."""
+        sampled = [self._sampled[row] if 0 <= row < len(self._sampled) else None for row in rows]
+        tokens = [token for token in sampled if token is not None]
+        if len(tokens) < len(sampled):
+            raise self._violation(f"log-probabilities of rows {list(rows)}, of tokens {self._sampled}")
         return [self._likely(token) for token in tokens]
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
@@ -126,8 +126,8 @@ class ScriptedRunner:
         values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position + index)
-            greedy = Draw(Sampling(), chunk.position + index + 1)
-            values[index, self._draw(chunk.slot, greedy)] = 4.0
+            greedy = SampleSpec(Sampling(), chunk.position + index + 1)
+            values[index, self._sample(chunk.slot, greedy)] = 4.0
         return values
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -154,9 +154,9 @@ class ScriptedRunner:
     def close(self) -> None:
         """Nothing to free."""
 
-    def _check_call(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> None:
-        if not chunks or len(chunks) != len(draws):
-            raise self._violation(f"{len(draws)} draws for {len(chunks)} chunks")
+    def _check_call(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> None:
+        if not chunks or len(chunks) != len(specs):
+            raise self._violation(f"{len(specs)} specs for {len(chunks)} chunks")
         if len({chunk.slot for chunk in chunks}) != len(chunks):
             raise self._violation(f"two chunks of one slot: {sorted(chunk.slot for chunk in chunks)}")
         block, most = self._capabilities.block_rows, self._capabilities.prefill_chunks[-1]
@@ -164,10 +164,10 @@ class ScriptedRunner:
             raise self._violation("several chunks a call, and rows are not exact")
         if len(chunks) > 1 and sum(-(-len(chunk.tokens) // block) * block for chunk in chunks) > most:
             raise self._violation(f"a call of {len(chunks)} chunks with more than {most} rows")
-        for chunk, draw in zip(chunks, draws, strict=True):
+        for chunk, spec in zip(chunks, specs, strict=True):
             self._check_chunk(chunk)
-            if draw is not None and draw.position != chunk.position + len(chunk.tokens):
-                raise self._violation(f"draw at position {draw.position} after {chunk}")
+            if spec is not None and spec.position != chunk.position + len(chunk.tokens):
+                raise self._violation(f"sample at position {spec.position} after {chunk}")
 
     def _check_chunk(self, chunk: Chunk) -> None:
         self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), chunk.tokens)
@@ -180,8 +180,8 @@ class ScriptedRunner:
         self._check_slot(row.slot, row.start, 1, (row.token,))
         if row.start == 0:
             raise self._violation(f"decode of slot {row.slot}, which has no prompt")
-        if row.position != row.start or row.draw.position != row.position + 1:
-            raise self._violation(f"row {row.start} at position {row.position} draws for {row.draw.position}")
+        if row.position != row.start or row.sample.position != row.position + 1:
+            raise self._violation(f"row {row.start} at position {row.position} samples for {row.sample.position}")
 
     def _check_slot(self, slot: int, start: int, length: int, tokens: Iterable[int]) -> None:
         if not 0 <= slot < self._capabilities.slots:
@@ -202,20 +202,20 @@ class ScriptedRunner:
         before = self._history[slot][-1]
         self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
 
-    def _drawn_token(self, slot: int, draw: Draw) -> int | None:
+    def _sample_or_none(self, slot: int, spec: SampleSpec) -> int | None:
         """None where the logits are not numbers: the slot must be reset."""
-        if draw.edits is None or not np.isnan(draw.edits.bias).any():
-            return self._draw(slot, draw)
+        if spec.edits is None or not np.isnan(spec.edits.bias).any():
+            return self._sample(slot, spec)
         self._broken.add(slot)
         return None
 
-    def _draw(self, slot: int, draw: Draw) -> int:
+    def _sample(self, slot: int, spec: SampleSpec) -> int:
         value = self._history[slot][-1]
-        if draw.sampling.temperature > 0.0:
-            value = _mix(value + draw.sampling.seed * 0xD6E8FEB86659FD93 + draw.position)
-        if draw.edits is not None:
-            value = _mix(value + _fingerprint(draw.edits))
-        alphabet = self._alphabet if draw.mask is None else self._allowed(draw.mask)
+        if spec.sampling.temperature > 0.0:
+            value = _mix(value + spec.sampling.seed * 0xD6E8FEB86659FD93 + spec.position)
+        if spec.edits is not None:
+            value = _mix(value + _fingerprint(spec.edits))
+        alphabet = self._alphabet if spec.mask is None else self._allowed(spec.mask)
         return alphabet[value % len(alphabet)]
 
     def _allowed(self, mask: NDArray[np.uint32]) -> Sequence[int]:
@@ -245,7 +245,7 @@ class ScriptedRunner:
         return ContractError(text)
 
 
-def _fingerprint(edits: Edits) -> int:
+def _fingerprint(edits: LogitEdits) -> int:
     """A number that follows from the edits, in whatever order they are."""
     order = np.argsort(edits.tokens, kind="stable")
     parts = (edits.tokens, edits.bias, edits.up, edits.down, edits.minus)

@@ -7,14 +7,14 @@ from workers.engine.logits_processors import Shaping
 from workers.engine.prefix_match import Written
 from workers.engine.request import End, Request
 from workers.engine.runner import Chunk, Row
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 
 @dataclass(slots=True, eq=False)
 class Live:
     """One sequence from `submit` to its end; owned by the scheduler.
 
-    The last token known has no cache row yet while it decodes. The token at index i of the whole sequence is drawn
+    The last token known has no cache row yet while it decodes. The token at index i of the whole sequence is sampled
     with position i.
     """
 
@@ -62,26 +62,26 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """One chunk to prefill; `draw` is set for the last chunk of a sequence, `copy` is what must be done before."""
+    """One chunk to prefill; `sample` is set for the last chunk of a sequence, `copy` is what must be done before."""
 
     live: Live
     chunk: Chunk
-    draw: Draw | None
+    sample: SampleSpec | None
     copy: Copy | None = None
     begins: bool = False
     """It is the sequence's first."""
 
 
-def draw(live: Live) -> Draw:
-    """How a sequence's next token is drawn."""
+def sample_spec(live: Live) -> SampleSpec:
+    """How a sequence's next token is sampled."""
     sampling, position = live.request.sampling, len(live.tokens)
-    return Draw(sampling, position) if live.shaping is None else live.shaping.draw(sampling, position)
+    return SampleSpec(sampling, position) if live.shaping is None else live.shaping.sample_spec(sampling, position)
 
 
 def row(live: Live) -> Row:
-    """The decode row of a sequence: its last token goes to the row after those written, and the next is drawn."""
+    """The decode row of a sequence: its last token goes to the row after those written, and the next is sampled."""
     at = live.written.rows
-    return Row(live.slot, live.last, at, at, draw(live))
+    return Row(live.slot, live.last, at, at, sample_spec(live))
 
 
 def resumed_end(live: Live) -> FinishReason | None:

@@ -122,7 +122,7 @@ class Seats:
         if not self._prefixes.enabled:
             return 0
         wanted = Written(live.request.tenant, live.tokens, 0, live.ends)
-        # One token must be computed, for the logits that the first token is drawn from.
+        # One token must be computed, for the logits that the first token is sampled from.
         length = reusable(wanted, source, live.pending - 1, exact_rows=self._exact)
         return length if length >= self._prefixes.least else 0
 

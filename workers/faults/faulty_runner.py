@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from workers.engine.runner import Chunk, NotFiniteError, Row, Runner, RunnerCapabilities
 from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
 from workers.sampling.logprobs import TokenLogprobs
-from workers.sampling.sample_spec import Draw, Edits
+from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 
 def with_faults(runner: Runner, faults: Sequence[Fault]) -> Runner:
@@ -23,7 +23,7 @@ class FaultyRunner:
     asked, or what becomes of its answer.
 
     A call that raises has written its rows before: they are not to be read again, so no logits after them are numbers
-    until the slot is reset or cut back. Such logits are made where the model's own would be, on the device: the draw
+    until the slot is reset or cut back. Such logits are made where the model's own would be, on the device: the sample
     adds NaN to one of them, and the device must find that by itself. Prefill, decode and logits calls are counted.
     """
 
@@ -43,14 +43,14 @@ class FaultyRunner:
     def graphs_failed(self) -> int:
         return self._runner.graphs_failed
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         given = [token for chunk in chunks for token in chunk.tokens]
         self._enter(given)
         for chunk in chunks:
             self._look(chunk.slot, chunk.start, chunk.tokens)
-        pairs = zip(chunks, draws, strict=False)  # what does not pair up is the runner's to refuse
-        seen = [None if draw is None else self._seen(chunk.slot, draw) for chunk, draw in pairs]
-        tokens = self._runner.prefill(chunks, [*seen, *draws[len(seen) :]])
+        pairs = zip(chunks, specs, strict=False)  # what does not pair up is the runner's to refuse
+        seen = [None if spec is None else self._seen(chunk.slot, spec) for chunk, spec in pairs]
+        tokens = self._runner.prefill(chunks, [*seen, *specs[len(seen) :]])
         self._leave({chunk.slot: chunk.start for chunk in chunks}, given)
         return tokens
 
@@ -59,7 +59,7 @@ class FaultyRunner:
         self._enter(given)
         for row in rows:
             self._look(row.slot, row.start, (row.token,))
-        tokens = self._runner.decode([replace(row, draw=self._seen(row.slot, row.draw)) for row in rows])
+        tokens = self._runner.decode([replace(row, sample=self._seen(row.slot, row.sample)) for row in rows])
         self._leave({row.slot: row.start for row in rows}, given)
         return tokens
 
@@ -114,12 +114,12 @@ class FaultyRunner:
     def _spoil(self, slot: int, start: int) -> None:
         self._spoilt[slot] = min(start, self._spoilt.get(slot, start))
 
-    def _seen(self, slot: int, draw: Draw) -> Draw:
-        """The draw as the runner gets it."""
-        return Draw(draw.sampling, draw.position, _no_number()) if slot in self._spoilt else draw
+    def _seen(self, slot: int, spec: SampleSpec) -> SampleSpec:
+        """The spec as the runner gets it."""
+        return SampleSpec(spec.sampling, spec.position, _no_number()) if slot in self._spoilt else spec
 
 
-def _no_number() -> Edits:
+def _no_number() -> LogitEdits:
     """Edits that make a row's logits no numbers. A mask beside them could take what they add away again."""
     value = np.ones(1, np.float32)
-    return Edits(np.zeros(1, np.int32), np.nan * value, value, value, 0.0 * value)
+    return LogitEdits(np.zeros(1, np.int32), np.nan * value, value, value, 0.0 * value)

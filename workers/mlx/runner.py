@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.engine.runner import Chunk, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy, check_draws
+from workers.engine.runner import Chunk, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy, check_specs
 from workers.host.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
@@ -24,7 +24,7 @@ from workers.precision import Dtype, Quantize
 from workers.sampling.logit_edits import shaped
 from workers.sampling.logprobs import TokenLogprobs, finish, report
 from workers.sampling.sample import greedy, needs_filters, needs_sampling, parameters, sample
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.top_candidates import UNDECIDED, narrow
 
 PREFILL_CHUNKS = (32, 128, 512)
@@ -45,7 +45,7 @@ class MlxRunner:
         self._slots = [SlotKV(config.layers) for _ in range(capabilities.slots)]
         self._thread = threading.get_ident()
         self._steps = 0
-        self._drawn: tuple[mx.array, list[int]] | None = None
+        self._sampled: tuple[mx.array, list[int]] | None = None
 
     @classmethod
     def load(
@@ -108,31 +108,31 @@ class MlxRunner:
         """Nothing is prepared in the background."""
         return 0
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        check_draws(self.capabilities, chunks, draws)
-        self._drawn = None
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        check_specs(self.capabilities, chunks, specs)
+        self._sampled = None
         with self._owned():
             hidden = self._forward(chunks)
             ends = accumulate(len(chunk.tokens) for chunk in chunks)
-            drawing = [(end - 1, draw) for end, draw in zip(ends, draws, strict=True) if draw is not None]
+            wanted = [(end - 1, spec) for end, spec in zip(ends, specs, strict=True) if spec is not None]
             mx.eval([array for chunk in chunks for array in self._slots[chunk.slot].arrays])
-            if not drawing:
+            if not wanted:
                 return [None] * len(chunks)
-            rows = mx.array([row for row, _ in drawing], dtype=mx.int32)
-            tokens = iter(self._draw(self._head(hidden[rows]), [draw for _, draw in drawing]))
-            return [None if draw is None else next(tokens) for draw in draws]
+            rows = mx.array([row for row, _ in wanted], dtype=mx.int32)
+            tokens = iter(self._sample(self._head(hidden[rows]), [spec for _, spec in wanted]))
+            return [None if spec is None else next(tokens) for spec in specs]
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         if not rows:
             return []
         with self._owned():
             hidden = self._forward([Chunk(row.slot, (row.token,), row.start, row.position) for row in rows])
-            return self._draw(self._head(hidden), [row.draw for row in rows])
+            return self._sample(self._head(hidden), [row.sample for row in rows])
 
     def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
-        if self._drawn is None:
-            raise RuntimeError("no token was drawn by the last call")
-        logits, tokens = self._drawn
+        if self._sampled is None:
+            raise RuntimeError("no token was sampled by the last call")
+        logits, tokens = self._sampled
         with self._owned():
             wanted = list(rows)
             arrays = report(mx, logits[mx.array(wanted)], mx.array([tokens[row] for row in wanted], dtype=mx.int32))
@@ -166,7 +166,7 @@ class MlxRunner:
     def close(self) -> None:
         with self._owned():
             self._model = None
-            self._drawn = None
+            self._sampled = None
             self._slots = []
             mx.clear_cache()
 
@@ -204,19 +204,19 @@ class MlxRunner:
             logits = mx.tanh(logits / cap) * cap
         return logits
 
-    def _draw(self, logits: mx.array, draws: Sequence[Draw]) -> list[int | None]:
+    def _sample(self, logits: mx.array, specs: Sequence[SampleSpec]) -> list[int | None]:
         """One token a row; None for one whose logits are not numbers."""
-        self._drawn = None
-        if needs_sampling(draws):
-            rows = [mx.array(values) for values in parameters(draws)]
-            changed, filters = shaped(mx, logits, draws), needs_filters(draws)
-            drawn = narrow(mx, changed, *rows) if filters else sample(mx, changed, *rows, filters=False)
-            if filters and (drawn == UNDECIDED).any().item():
-                drawn = sample(mx, changed, *rows)
+        self._sampled = None
+        if needs_sampling(specs):
+            rows = [mx.array(values) for values in parameters(specs)]
+            changed, filters = shaped(mx, logits, specs), needs_filters(specs)
+            sampled = narrow(mx, changed, *rows) if filters else sample(mx, changed, *rows, filters=False)
+            if filters and (sampled == UNDECIDED).any().item():
+                sampled = sample(mx, changed, *rows)
         else:
-            drawn = greedy(mx, logits)
-        tokens: list[int] = np.array(drawn).tolist()
-        self._drawn = logits, tokens
+            sampled = greedy(mx, logits)
+        tokens: list[int] = np.array(sampled).tolist()
+        self._sampled = logits, tokens
         return [token if token >= 0 else None for token in tokens]
 
 

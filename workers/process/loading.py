@@ -23,7 +23,7 @@ from workers.faults.faulty_runner import with_faults
 from workers.host.memory import rows_of
 from workers.process.backends import SCRIPTED_CONTEXT, Progress, choose_backend, load_runner
 from workers.process.spec import WorkerSpec
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.vocabulary import Vocabulary
 
@@ -95,7 +95,7 @@ def _computed_by(backend: str) -> str:
 
 
 def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str, str]:
-    """The device, as far as it is known without the backend's slow import, and what tells the tokens that it draws.
+    """The device, as far as it is known without the backend's slow import, and what tells the tokens that it samples.
 
     What a GPU does with sums is its own affair and known only once it is opened, so each machine's is of its own kind.
     """
@@ -164,7 +164,7 @@ def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.
     sane = gives_numbers(runner, 0)
     prefilled = clock()
     if sane:
-        sane = runner.decode([Row(0, TOKEN, 1, 1, Draw(Sampling(), 2))]) != [None]
+        sane = runner.decode([Row(0, TOKEN, 1, 1, SampleSpec(Sampling(), 2))]) != [None]
     decode_s = clock() - prefilled
     if not sane:
         raise NoNumbers(runner.capabilities.dtype)

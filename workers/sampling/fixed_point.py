@@ -29,7 +29,7 @@ def is_finite(best: Array) -> Array:
 
 
 def distances(xp: Any, blocks: Array, best: Array) -> Array:
-    """How far each logit is below its row's highest: float32, 0 and up, `LIMIT` for what can never be drawn.
+    """How far each logit is below its row's highest: float32, 0 and up, `LIMIT` for what can never be sampled.
 
     blocks float32 [B, n, m], best float32 [B]. Comparisons with NaN are false, so that whatever is not finite is far.
     """

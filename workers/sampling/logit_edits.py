@@ -1,4 +1,4 @@
-"""How logits are changed before a token is drawn, on every backend: sparse edits, then a mask over the vocabulary.
+"""How logits are changed before a token is sampled, on every backend: sparse edits, then a mask over the vocabulary.
 
 Written against an array namespace `xp` like `workers.sampling.sample`, and like it equal to the bit everywhere: each
 logit takes one sum, one product and one difference, and what a compiler could fuse of them is kept apart. The order of
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.sampling.noise import Array
-from workers.sampling.sample_spec import Draw, Edits
+from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 ENTRIES = 512
 """Edits of a row that one call takes; a row that has more takes several calls."""
@@ -29,15 +29,15 @@ class EditArrays(NamedTuple):
     minus: NDArray[np.float32]
 
 
-def edit_calls(draws: Sequence[Draw], entries: int = ENTRIES) -> Iterator[EditArrays]:
+def edit_calls(specs: Sequence[SampleSpec], entries: int = ENTRIES) -> Iterator[EditArrays]:
     """The arrays of each call that it takes to change all rows: none where no row has edits."""
-    each = [draw.edits for draw in draws]
+    each = [spec.edits for spec in specs]
     longest = max((len(edits.tokens) for edits in each if edits is not None), default=0)
     for start in range(0, longest, entries):
         yield _arrays(each, start, entries)
 
 
-def _arrays(each: Sequence[Edits | None], start: int, entries: int) -> EditArrays:
+def _arrays(each: Sequence[LogitEdits | None], start: int, entries: int) -> EditArrays:
     shape = (len(each), entries)
     # What fills a row up changes nothing, or says the row's first edit again: each token still gets one value.
     arrays = EditArrays(np.zeros(shape, np.int32), *(np.full(shape, value, np.float32) for value in (0, 1, 1, 0)))
@@ -52,14 +52,14 @@ def _arrays(each: Sequence[Edits | None], start: int, entries: int) -> EditArray
     return arrays
 
 
-def masks(draws: Sequence[Draw], vocab_size: int) -> NDArray[np.uint32] | None:
+def masks(specs: Sequence[SampleSpec], vocab_size: int) -> NDArray[np.uint32] | None:
     """The masks of the rows, uint32 [B, ceil(vocab_size / 32)]; None where no row has one."""
-    if all(draw.mask is None for draw in draws):
+    if all(spec.mask is None for spec in specs):
         return None
-    words = all_allowed(len(draws), vocab_size)
-    for row, draw in enumerate(draws):
-        if draw.mask is not None:
-            words[row] = draw.mask
+    words = all_allowed(len(specs), vocab_size)
+    for row, spec in enumerate(specs):
+        if spec.mask is not None:
+            words[row] = spec.mask
     return words
 
 
@@ -68,16 +68,16 @@ def all_allowed(rows: int, vocab_size: int) -> NDArray[np.uint32]:
     return np.full((rows, -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
 
 
-def shaped(xp: Any, logits: Array, draws: Sequence[Draw]) -> Array:
+def shaped(xp: Any, logits: Array, specs: Sequence[SampleSpec]) -> Array:
     """The logits, float32 [B, V], as their rows' edits and masks leave them; for libraries that compute eagerly."""
-    for arrays in edit_calls(draws):
+    for arrays in edit_calls(specs):
         logits = edited(xp, logits, *map(xp.array, arrays))
-    words = masks(draws, logits.shape[1])
+    words = masks(specs, logits.shape[1])
     return logits if words is None else masked(xp, logits, xp.array(words))
 
 
 def edited(xp: Any, logits: Array, tokens: Array, bias: Array, up: Array, down: Array, minus: Array) -> Array:
-    """The logits, float32 [B, V], with the edits of `workers.sampling.sample_spec.Edits` made: [B, entries] each.
+    """The logits, float32 [B, V], with the edits of `workers.sampling.sample_spec.LogitEdits` made: [B, entries] each.
 
     A token that is named twice in a row must have equal edits.
     """

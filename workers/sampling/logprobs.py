@@ -1,4 +1,4 @@
-"""Log-probabilities of a drawn token and of the most likely ones, from the logits as the model gave them.
+"""Log-probabilities of a sampled token and of the most likely ones, from the logits as the model gave them.
 
 The device finds the most likely tokens, how far below the highest logit each is, and the mass of all tokens, in
 integers: equal logits give equal reports on every backend and in every batch. The logarithm is taken on the host. With
@@ -25,7 +25,8 @@ TAIL = 12
 
 
 class TokenLogprobs(Struct, frozen=True, gc=False):
-    """Natural logarithms of probabilities by the model's own logits: of the drawn token and of the most likely ones."""
+    """Natural logarithms of probabilities by the model's own logits: of the sampled token and of the most likely
+    ones."""
 
     logprob: float
     tokens: tuple[int, ...]
@@ -34,9 +35,9 @@ class TokenLogprobs(Struct, frozen=True, gc=False):
 
 
 def report(xp: Any, logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
-    """What `finish` needs: logits float32 [B, V] and the drawn tokens int32 [B].
+    """What `finish` needs: logits float32 [B, V] and the sampled tokens int32 [B].
 
-    Returns the ids of the most likely tokens, int32 [B, 20]; how far they, and the drawn one last, are below the
+    Returns the ids of the most likely tokens, int32 [B, 20]; how far they, and the sampled one last, are below the
     highest logit, float32 [B, 21]; and the mass, uint32 [B, 4]: two limbs in units of 1 / WEIGHT_ONE of the most
     likely token, and two of what is far below it, in units 2**TAIL times finer.
     """

@@ -1,8 +1,8 @@
-"""How a token is drawn from logits: the one definition, for every backend.
+"""How a token is sampled from logits: the one definition, for every backend.
 
 Written against an array namespace `xp` (numpy, jax.numpy, also when traced, or mlx.core). After one float32
 subtraction and one multiplication per logit everything is integer arithmetic, whose sums have no order: given equal
-logits, every backend, batch size and compiled graph draws the same token, to the bit, and no row sees another one.
+logits, every backend, batch size and compiled graph samples the same token, to the bit, and no row sees another one.
 
 Semantics, in this order, as in transformers and vLLM:
 
@@ -13,11 +13,11 @@ Semantics, in this order, as in transformers and vLLM:
 3. top_p: of these, the smallest set of most likely tokens whose share of their mass is at least top_p; ties with the
    last one are kept as well, and the most likely token always is. 1 keeps all.
 4. min_p: of these, tokens with at least min_p times the probability of the most likely token.
-5. One of the rest is drawn in proportion to its probability: the inverse of their cumulative distribution, in the
+5. One of the rest is sampled in proportion to its probability: the inverse of their cumulative distribution, in the
    order of ids, at a random point that depends on (seed, position) alone (`workers.sampling.noise`).
 
 Probabilities are integers: `WEIGHT_ONE` times the ratio to the most likely token, with a relative error below 2e-5 (and
-an absolute one of half a unit), so that tokens less likely than 2**-25 times the most likely one are never drawn.
+an absolute one of half a unit), so that tokens less likely than 2**-25 times the most likely one are never sampled.
 
 There is no sort, scatter, float64, or argmax over the vocabulary: compilers make slow code of them. Thresholds are
 found bit by bit on integers, and maxima and sums go by blocks.
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from workers.sampling.fixed_point import FAR, MIN_TEMPERATURE, WEIGHT_ONE, distances, is_finite, steps_of, weights_of
 from workers.sampling.noise import Array, noise
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.vocabulary_blocks import BLOCK, LOW, best_of, blocks_of, first, fold, limbs, sum_of, take
 
 GROUP = 32
@@ -50,10 +50,10 @@ class Parameters(NamedTuple):
     position: NDArray[np.uint32]
 
 
-def parameters(draws: Sequence[Draw]) -> Parameters:
+def parameters(specs: Sequence[SampleSpec]) -> Parameters:
     """Gather the rows' parameters into arrays."""
-    samplings = [draw.sampling for draw in draws]
-    # Below the least that acts, a device may take a number for 0, which is another way to draw.
+    samplings = [spec.sampling for spec in specs]
+    # Below the least that acts, a device may take a number for 0, which is another way to sample.
     heats = [
         max(sampling.temperature, MIN_TEMPERATURE) if sampling.temperature > 0.0 else 0.0 for sampling in samplings
     ]
@@ -64,23 +64,23 @@ def parameters(draws: Sequence[Draw]) -> Parameters:
         np.array([sampling.min_p for sampling in samplings], np.float32),
         np.array([sampling.seed & 0xFFFFFFFF for sampling in samplings], np.uint32),
         np.array([sampling.seed >> 32 for sampling in samplings], np.uint32),
-        np.array([draw.position for draw in draws], np.uint32),
+        np.array([spec.position for spec in specs], np.uint32),
     )
 
 
-def needs_sampling(draws: Sequence[Draw]) -> bool:
+def needs_sampling(specs: Sequence[SampleSpec]) -> bool:
     """False when all rows are greedy on the logits as they are, so that `greedy` does."""
     return any(
-        (draw.sampling.temperature > 0.0 and draw.sampling.top_k != 1)
-        or draw.edits is not None
-        or draw.mask is not None
-        for draw in draws
+        (spec.sampling.temperature > 0.0 and spec.sampling.top_k != 1)
+        or spec.edits is not None
+        or spec.mask is not None
+        for spec in specs
     )
 
 
-def needs_filters(draws: Sequence[Draw]) -> bool:
+def needs_filters(specs: Sequence[SampleSpec]) -> bool:
     """False when no row that is sampled uses top_k, top_p or min_p, so that `sample(filters=False)` does."""
-    samplings = [draw.sampling for draw in draws if draw.sampling.temperature > 0.0]
+    samplings = [spec.sampling for spec in specs if spec.sampling.temperature > 0.0]
     return any(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p for sampling in samplings)
 
 
@@ -109,10 +109,10 @@ def sample(
     *,
     filters: bool = True,
 ) -> Array:
-    """Draw a token for each row: int32 [B], -1 for a row without a finite maximum (NaN, an infinity, all -inf).
+    """Sample a token for each row: int32 [B], -1 for a row without a finite maximum (NaN, an infinity, all -inf).
 
     logits float32 [B, V]; temperature, top_p, min_p float32 [B]; top_k int32 [B]; seeds and position uint32 [B].
-    A logit of -inf is never drawn. `filters=False` leaves top_k, top_p and min_p
+    A logit of -inf is never sampled. `filters=False` leaves top_k, top_p and min_p
     out, for calls where no row uses them: the tokens are the same, for less work.
     """
     blocks = blocks_of(xp, logits)
@@ -120,15 +120,15 @@ def sample(
     bits = noise(xp, seed_low, seed_high, position)
     if filters:
         weights = kept(xp, logits, temperature, top_k, top_p, min_p)
-        drawn = draw_at(xp, sum_of(xp, weights, 2), lambda block: take(xp, weights, block), bits)
+        sampled = sample_at(xp, sum_of(xp, weights, 2), lambda block: take(xp, weights, block), bits)
     else:
-        drawn = unfiltered(xp, blocks, best, temperature, bits)
+        sampled = unfiltered(xp, blocks, best, temperature, bits)
     highest = _greedy(xp, blocks, maxima, best)
-    return xp.where((temperature <= 0.0) | (top_k == 1) | (highest < 0), highest, drawn)
+    return xp.where((temperature <= 0.0) | (top_k == 1) | (highest < 0), highest, sampled)
 
 
 def unfiltered(xp: Any, blocks: Array, best: Array, temperature: Array, bits: Array) -> Array:
-    """Draw from all tokens: int32 [B]. Weights are computed once for their sums, and again where the token is."""
+    """Sample from all tokens: int32 [B]. Weights are computed once for their sums, and again where the token is."""
 
     def weigh(some: Array) -> Array:
         return weights_of(xp, steps_of(xp, distances(xp, some, best), temperature))
@@ -136,11 +136,12 @@ def unfiltered(xp: Any, blocks: Array, best: Array, temperature: Array, bits: Ar
     def fetch(block: Array) -> Array:
         return weigh(take(xp, blocks, block)[:, None])[:, 0]
 
-    return draw_at(xp, sum_of(xp, weigh(blocks), 2), fetch, bits)
+    return sample_at(xp, sum_of(xp, weigh(blocks), 2), fetch, bits)
 
 
 def kept(xp: Any, logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
-    """The weights that `sample` draws by, 0 for what the filters leave out: uint32 [B, n, BLOCK], filled up with 0."""
+    """The weights that `sample` samples by, 0 for what the filters leave out: uint32 [B, n, BLOCK], filled up with
+    0."""
     blocks = blocks_of(xp, logits)
     distance = distances(xp, blocks, best_of(xp, blocks)[1])
     return filtered(xp, distance, temperature, top_k, top_p, min_p)
@@ -223,7 +224,7 @@ def mass_of(xp: Any, weights: Array) -> Array:
     return high.astype(xp.float32) * 65536.0 + low.astype(xp.float32)
 
 
-def draw_at(xp: Any, sums: Array, fetch: Callable[[Array], Array], bits: Array) -> Array:
+def sample_at(xp: Any, sums: Array, fetch: Callable[[Array], Array], bits: Array) -> Array:
     """The token at the point bits / 2**32 of the rows' cumulative weights: int32 [B].
 
     `sums` uint32 [B, n] are those of blocks, and `fetch` takes a block a row, [B], to its weights, [B, BLOCK]. The

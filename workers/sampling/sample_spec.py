@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 
 
-class Edits(Struct, frozen=True, gc=False):
-    """What is changed of some of a row's logits, each token named once: arrays of one length, made for one draw.
+class LogitEdits(Struct, frozen=True, gc=False):
+    """What is changed of some of a row's logits, each token named once: arrays of one length, made for one sample.
 
     A logit x becomes (x + bias) * factor - minus, the factor being `up` where x + bias is positive and else `down`.
     """
@@ -21,9 +21,9 @@ class Edits(Struct, frozen=True, gc=False):
     minus: NDArray[np.float32]
 
 
-class Draw(Struct, frozen=True, gc=False):
-    """How to draw one token: the noise is keyed by (sampling.seed, position), `position` being the index in the
-    whole sequence (prompt and answer) of the token that is drawn.
+class SampleSpec(Struct, frozen=True, gc=False):
+    """How to sample one token: the noise is keyed by (sampling.seed, position), `position` being the index in the
+    whole sequence (prompt and answer) of the token that is sampled.
 
     The logits are changed by `edits`, then limited to what `mask` allows; both are made by
     `workers.engine.logits_processors`.
@@ -31,6 +31,6 @@ class Draw(Struct, frozen=True, gc=False):
 
     sampling: Sampling
     position: int
-    edits: Edits | None = None
+    edits: LogitEdits | None = None
     mask: NDArray[np.uint32] | None = None
     """[ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows token i; at least one token is allowed."""

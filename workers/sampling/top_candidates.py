@@ -2,7 +2,7 @@
 
 top_k, top_p and min_p leave a few of the most likely tokens. Here those are looked for in the cells (runs of `CELL`
 ids) that have the likeliest tokens: as many of them as are likely enough, and no more than `CELLS`. Where these tell
-what the filters keep, the token is the one that `sample` draws, to the bit: the thresholds are the same and the sums
+what the filters keep, the token is the one that `sample` samples, to the bit: the thresholds are the same and the sums
 are of integers. Where they do not, the answer is `UNDECIDED`, and `sample` has to be asked.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from workers.sampling.fixed_point import FAR, WEIGHT_ONE, distances, is_finite, steps_of, weights_of
 from workers.sampling.noise import Array, noise
-from workers.sampling.sample import draw_at, filtered, mass_of
+from workers.sampling.sample import filtered, mass_of, sample_at
 from workers.sampling.vocabulary_blocks import BLOCK, best_of, blocks_of, fold, sum_of, take
 
 CELL = 16
@@ -57,11 +57,11 @@ def narrow(
         return weights_of(xp, steps_of(xp, lanes, temperature))[:, 0]
 
     bits = noise(xp, seed_low, seed_high, position)
-    plain = draw_at(xp, sums, fetch, bits)
-    drawn = _token(xp, chosen, draw_at(xp, sum_of(xp, kept, 2), lambda block: take(xp, kept, block), bits))
+    plain = sample_at(xp, sums, fetch, bits)
+    sampled = _token(xp, chosen, sample_at(xp, sum_of(xp, kept, 2), lambda block: take(xp, kept, block), bits))
     highest = _token(xp, chosen, _first_lane(xp, distance))
     free = (top_k <= 0) & (top_p >= 1.0) & (min_p <= 0.0)
-    token = xp.where(free, plain, xp.where(decided, drawn, UNDECIDED))
+    token = xp.where(free, plain, xp.where(decided, sampled, UNDECIDED))
     token = xp.where((temperature <= 0.0) | (top_k == 1), highest, token)
     return xp.where(is_finite(best), token, -1).astype(xp.int32)
 

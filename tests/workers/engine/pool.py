@@ -41,7 +41,7 @@ def prefill(one: Scheduler) -> list[Prefill]:
         works += call
         for work in call:
             one.prefilled(work)
-            if work.draw is not None:
+            if work.sample is not None:
                 one.accept(work.live, 50)
     return works
 

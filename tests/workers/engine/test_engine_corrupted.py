@@ -13,7 +13,7 @@ from workers.engine.engine import Request
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import Chunk
 from workers.engine.scripted_runner import ScriptedRunner
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 BAD = 99
 
@@ -28,12 +28,12 @@ class Spoiling(ScriptedRunner):
         """The first spoilt row of a slot."""
         self.failing_resets = failing_resets
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         for chunk in chunks:
             if BAD in chunk.tokens:
                 self.spoilt.setdefault(chunk.slot, chunk.start)
-        tokens = super().prefill(chunks, draws)
-        self._broken |= {chunk.slot for chunk, draw in zip(chunks, draws, strict=True) if draw} & self.spoilt.keys()
+        tokens = super().prefill(chunks, specs)
+        self._broken |= {chunk.slot for chunk, spec in zip(chunks, specs, strict=True) if spec} & self.spoilt.keys()
         return [None if chunk.slot in self.spoilt else each for chunk, each in zip(chunks, tokens, strict=True)]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -98,8 +98,8 @@ class Damaged(Spoiling):
         super().__init__()
         self.left = calls
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        tokens = super().prefill(chunks, draws)
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        tokens = super().prefill(chunks, specs)
         self.left -= 1
         if self.left >= 0:
             return tokens
@@ -144,9 +144,9 @@ def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytes
     engine.submit(Request(1, (BAD, 1), max_tokens=3))
     first = runner.prefill
 
-    def prefill(chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         monkeypatch.setattr(runner, "prefill", mock.Mock(side_effect=RuntimeError("the device is gone")))
-        return first(chunks, draws)
+        return first(chunks, specs)
 
     monkeypatch.setattr(runner, "prefill", prefill)
     with capture_logs() as logs:

@@ -14,7 +14,7 @@ from workers.engine.engine import Failure, Request, RequestRefused
 from workers.engine.runner import Chunk, NotFiniteError, Row
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.faults.plan import Fault, raising
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 
 def test_a_failing_prefill_fails_its_request_only() -> None:
@@ -161,8 +161,8 @@ def test_a_wrong_number_of_tokens_fails_the_rows() -> None:
 @pytest.mark.parametrize("answer", [None, -1, 257])
 def test_a_prefill_that_draws_nothing_fails(answer: int | None) -> None:
     class Silent(ScriptedRunner):
-        def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-            super().prefill(chunks, draws)
+        def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+            super().prefill(chunks, specs)
             return [answer]
 
     bench = make(runner=Silent(slots=1))

@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
-from tests.drawn import drawn
+from tests.sampled import sampled
 from workers.engine.engine import BatchEngine, Request, RequestRefused, StepResult
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import Chunk, Row
 from workers.engine.scripted_runner import ScriptedRunner
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 CONTEXT = 24
 LADDER = (3, 6)
@@ -62,7 +62,7 @@ class Recorder(ScriptedRunner):
         self.failing_calls: list[bool] = []
         self.failing_resets = 0
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         self.chunks += chunks
         for chunk in chunks:
             stream = self.holder(chunk.slot)
@@ -71,7 +71,7 @@ class Recorder(ScriptedRunner):
                 self.begun.append(stream)
             assert self.owners.setdefault(chunk.slot, self.tenant(stream)) == self.tenant(stream)
         self._maybe_fail([chunk.slot for chunk in chunks])
-        return super().prefill(chunks, draws)
+        return super().prefill(chunks, specs)
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         self.rows = list(rows)
@@ -108,11 +108,11 @@ def reference(prompt: tuple[int, ...], sampling: Sampling, length: int) -> tuple
     for start in range(0, len(prompt), LADDER[-1]):
         part = prompt[start : start + LADDER[-1]]
         last = start + len(part) == len(prompt)
-        (token,) = runner.prefill([Chunk(0, part, start, start)], [Draw(sampling, len(prompt)) if last else None])
+        (token,) = runner.prefill([Chunk(0, part, start, start)], [SampleSpec(sampling, len(prompt)) if last else None])
     assert token is not None
     tokens = [token]
     for index in range(len(prompt), len(prompt) + length - 1):
-        tokens += drawn(runner.decode([Row(0, tokens[-1], index, index, Draw(sampling, index + 1))]))
+        tokens += sampled(runner.decode([Row(0, tokens[-1], index, index, SampleSpec(sampling, index + 1))]))
     return tuple(tokens)
 
 

@@ -14,7 +14,7 @@ from workers.engine.scripted_runner import ScriptedRunner
 from workers.engine.token_budget import Pace
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, raising
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 PROMPT = tuple(range(40))
 
@@ -198,11 +198,11 @@ def test_the_budget_is_measured_where_none_is_given() -> None:
     sizes: list[int] = []
 
     class Timed(ScriptedRunner):
-        def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
             nonlocal now
             now += 3.0
             sizes.extend(len(chunk.tokens) for chunk in chunks)
-            return super().prefill(chunks, draws)
+            return super().prefill(chunks, specs)
 
         def decode(self, rows: Sequence[Row]) -> list[int | None]:
             nonlocal now

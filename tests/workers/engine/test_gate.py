@@ -22,7 +22,7 @@ def test_the_gate_passes_on_the_scripted_runner_and_covers_what_it_says() -> Non
 
 
 class Leaky(ScriptedRunner):
-    """Its draws depend on how many rows share the step: more than four of them spoil it."""
+    """Its samples depend on how many rows share the step: more than four of them spoil it."""
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         tokens = super().decode(rows)

@@ -14,7 +14,7 @@ from protocol.request import Bias, Sampling
 from workers.engine.logits_processors import AllowedTokens, Shaping
 from workers.engine.request import Request
 from workers.sampling.logit_edits import edit_calls, edited
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 VOCAB = 40
 EVERYTHING = Sampling(
@@ -22,9 +22,9 @@ EVERYTHING = Sampling(
 )
 
 
-def shaped(draw: Draw, row: NDArray[np.float32]) -> NDArray[np.float32]:
+def shaped(spec: SampleSpec, row: NDArray[np.float32]) -> NDArray[np.float32]:
     logits = row[None]
-    for arrays in edit_calls([draw]):
+    for arrays in edit_calls([spec]):
         logits = edited(np, logits, *arrays)
     changed: NDArray[np.float32] = logits[0]
     return changed
@@ -57,7 +57,7 @@ def test_edits_follow_the_definition_and_do_not_depend_on_where_a_sequence_was_r
         assert shaping is not None
         for token in answer[resumed:]:
             shaping.accept(token)
-        results.append(shaped(shaping.draw(EVERYTHING, 9), row))
+        results.append(shaped(shaping.sample_spec(EVERYTHING, 9), row))
     np.testing.assert_allclose(results[0], by_definition(row, EVERYTHING, (1, *prompt), answer), rtol=1e-5, atol=1e-5)
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
@@ -68,10 +68,10 @@ def test_repetition_alone_looks_at_the_prompt_and_the_others_do_not() -> None:
     penalized = Sampling(presence_penalty=1.0, frequency_penalty=1.0)
     counted = Shaping.of(Request(1, (5, 5, 6), penalized))
     assert counted is not None
-    np.testing.assert_array_equal(shaped(counted.draw(penalized, 3), row), row)
+    np.testing.assert_array_equal(shaped(counted.sample_spec(penalized, 3), row), row)
     repeated = Shaping.of(Request(1, (5, 5, 6), Sampling(repetition_penalty=2.0)))
     assert repeated is not None
-    assert np.flatnonzero(shaped(repeated.draw(Sampling(), 3), row) == 0.5).tolist() == [5, 6]
+    assert np.flatnonzero(shaped(repeated.sample_spec(Sampling(), 3), row) == 0.5).tolist() == [5, 6]
 
 
 def test_what_a_request_does_not_use_is_not_made() -> None:
@@ -85,7 +85,7 @@ def test_a_draw_does_not_change_with_what_comes_after_it() -> None:
     shaping = Shaping.of(Request(1, (5,), sampling))
     assert shaping is not None
     shaping.accept(4)
-    edits = shaping.draw(sampling, 2).edits
+    edits = shaping.sample_spec(sampling, 2).edits
     assert edits is not None
     before = edits.minus.tolist()
     shaping.accept(4)
@@ -99,7 +99,7 @@ def test_an_end_is_ruled_out_until_min_tokens_and_then_has_its_bias_again() -> N
     row = np.zeros(VOCAB, np.float32)
     seen = []
     for token in (2, 2, 2):
-        logits = shaped(shaping.draw(sampling, 1), row)
+        logits = shaped(shaping.sample_spec(sampling, 1), row)
         seen.append((logits[9], logits[11]))
         shaping.accept(token)
     assert seen == [(-math.inf, -math.inf), (-math.inf, -math.inf), (3.0, 0.0)]
@@ -110,7 +110,7 @@ def test_more_tokens_than_the_table_begins_with() -> None:
     shaping = Shaping.of(Request(1, (5,), sampling, resume=tuple(range(1000))))
     assert shaping is not None
     row = np.zeros(1001, np.float32)
-    assert shaped(shaping.draw(sampling, 1), row).tolist() == [-1.0] * 1000 + [0.0]
+    assert shaped(shaping.sample_spec(sampling, 1), row).tolist() == [-1.0] * 1000 + [0.0]
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, MAX_BIASES])
@@ -118,7 +118,7 @@ def test_as_many_biases_as_a_request_may_have(count: int) -> None:
     sampling = Sampling(logit_bias=tuple(Bias(token, token + 0.5) for token in range(count)))
     shaping = Shaping.of(Request(1, (5,), sampling, eos=frozenset({0}), min_tokens=1))
     assert shaping is not None
-    logits = shaped(shaping.draw(sampling, 1), np.zeros(MAX_BIASES + 1, np.float32))
+    logits = shaped(shaping.sample_spec(sampling, 1), np.zeros(MAX_BIASES + 1, np.float32))
     others = [0.0] * (MAX_BIASES + 1 - count)
     assert logits.tolist() == [-math.inf, *(token + 0.5 for token in range(1, count)), *others]
 
@@ -154,7 +154,7 @@ class Countdown:
 def test_a_constraint_sees_what_is_resumed_and_may_come_to_its_end() -> None:
     shaping = Shaping.of(Request(1, (5,), constraint=Countdown, resume=(2,)))
     assert shaping is not None
-    mask = shaping.draw(Sampling(), 2).mask
+    mask = shaping.sample_spec(Sampling(), 2).mask
     assert mask is not None
     assert mask.tolist() == [1 << 1]
     shaping.accept(1)

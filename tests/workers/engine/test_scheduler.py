@@ -47,8 +47,8 @@ def run_chunks(one: Scheduler) -> list[tuple[int, int, bool]]:
     while call := one.next_call():
         (work,) = call
         one.prefilled(work)
-        chunks.append((work.live.request.stream, len(work.chunk.tokens), work.draw is not None))
-        if work.draw is not None:
+        chunks.append((work.live.request.stream, len(work.chunk.tokens), work.sample is not None))
+        if work.sample is not None:
             assert one.accept(work.live, 50) is None
     return chunks
 
@@ -235,15 +235,15 @@ def test_a_row_is_the_last_token_in_the_row_after_those_written() -> None:
     one.submit(request(1, 5, sampling=Sampling(temperature=1.0, seed=4)), 0.0)
     one.admit(0.0)
     (work,) = one.next_call()
-    assert work.draw is not None
-    assert (work.chunk.start, work.chunk.position, work.draw.position) == (0, 0, 5)
+    assert work.sample is not None
+    assert (work.chunk.start, work.chunk.position, work.sample.position) == (0, 0, 5)
     one.prefilled(work)
     one.accept(work.live, 42)
     for index in range(5, 9):
         after = row(work.live)
         assert (after.slot, after.token) == (0, 42)
-        assert (after.start, after.position, after.draw.position) == (index, index, index + 1)
-        assert after.draw.sampling.seed == 4
+        assert (after.start, after.position, after.sample.position) == (index, index, index + 1)
+        assert after.sample.sampling.seed == 4
         one.decoded([work.live])
         one.accept(work.live, 42)
     assert one.slots.rows(0) == 9
@@ -300,7 +300,7 @@ def test_resumed_tokens_are_cut_after_the_prompt_and_positions_go_on() -> None:
         one.prefilled(work)
         works.append(work)
     assert [(work.chunk.start, len(work.chunk.tokens)) for work in works] == [(0, 8), (8, 1), (9, 8), (17, 2)]
-    assert [work.draw and work.draw.position for work in works] == [None, None, None, 19]
+    assert [work.sample and work.sample.position for work in works] == [None, None, None, 19]
 
 
 @pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])

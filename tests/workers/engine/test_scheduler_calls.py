@@ -14,7 +14,7 @@ def calls(one: Scheduler) -> list[list[tuple[int, int, int]]]:
         out.append([(work.live.request.stream, work.chunk.start, len(work.chunk.tokens)) for work in call])
         for work in call:
             one.prefilled(work)
-            if work.draw is not None:
+            if work.sample is not None:
                 one.accept(work.live, 50)
     return out
 

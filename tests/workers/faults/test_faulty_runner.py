@@ -9,7 +9,7 @@ from workers.engine.runner import Chunk, NotFiniteError, Row, Runner
 from workers.engine.scripted_runner import ContractError, ScriptedRunner
 from workers.faults.faulty_runner import FaultyRunner, with_faults
 from workers.faults.plan import Fault, PlannedFault, raising
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 GREEDY = Sampling()
 
@@ -19,12 +19,12 @@ def scripted(**options: Any) -> ScriptedRunner:
 
 
 def fill(runner: Runner, slot: int, tokens: tuple[int, ...], start: int = 0) -> int | None:
-    """Prefill and draw."""
-    return runner.prefill([Chunk(slot, tokens, start, start)], [Draw(GREEDY, start + len(tokens))])[0]
+    """Prefill and sample."""
+    return runner.prefill([Chunk(slot, tokens, start, start)], [SampleSpec(GREEDY, start + len(tokens))])[0]
 
 
 def rows(tokens: dict[int, int], start: int) -> list[Row]:
-    return [Row(slot, token, start, start, Draw(GREEDY, start + 1)) for slot, token in tokens.items()]
+    return [Row(slot, token, start, start, SampleSpec(GREEDY, start + 1)) for slot, token in tokens.items()]
 
 
 def test_a_plan_without_faults_of_calls_costs_nothing() -> None:
@@ -109,7 +109,7 @@ def test_calls_of_all_kinds_are_counted_and_tokens_are_looked_at() -> None:
 
 def test_what_the_runner_refuses_is_its_own_error() -> None:
     one = with_faults(scripted(), raising((9,)))
-    with pytest.raises(ContractError, match="0 draws for 1 chunks"):
+    with pytest.raises(ContractError, match="0 specs for 1 chunks"):
         one.prefill([Chunk(0, (1,), 0, 0)], [])
-    with pytest.raises(ContractError, match="2 draws for 1 chunks"):
+    with pytest.raises(ContractError, match="2 specs for 1 chunks"):
         one.prefill([Chunk(0, (1,), 0, 0)], [None, None])

@@ -12,19 +12,19 @@ from safetensors.numpy import load_file, save_file
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.drawn import drawn
 from tests.families import Family
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
+from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from workers.engine.runner import Chunk, Row
 from workers.iree.build.plan import SAMPLE
 from workers.iree.runner import IreeRunner
 from workers.precision import Dtype, Quantize
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
-GREEDY = Draw(Sampling(), 1)
-SEEDED = Draw(Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11), 1)
+GREEDY = SampleSpec(Sampling(), 1)
+SEEDED = SampleSpec(Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11), 1)
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 500, 90))
 ALL_STEPS = ("decode", "prefill", "edit_8", "report_8")
 
@@ -76,7 +76,7 @@ def sizes(runner: IreeRunner, kind: str) -> tuple[int, ...]:
     return tuple(sorted(int(name.partition("_")[2]) for name in runner.graphs.ready if name.startswith(f"{kind}_")))
 
 
-def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw: Draw) -> None:
+def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, spec: SampleSpec) -> None:
     """One sequence goes through every transition of both ladders, beside what it gets from the smallest graphs."""
     buckets, ladder = sizes(runner, "decode"), sizes(runner, "prefill")
     decodes, chunks = tour(buckets), tour(ladder)
@@ -93,7 +93,7 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw:
                 at = 30 + step % 60  # and from the start again, before the context ends
                 rationed.only(f"decode_{size}" if ladders else "decode_1", last, SAMPLE)
                 token = TOKENS[30] if at == 30 else tokens[-1]
-                tokens += drawn(runner.decode([Row(slot, token, at, at, Draw(draw.sampling, at + 1))]))
+                tokens += sampled(runner.decode([Row(slot, token, at, at, SampleSpec(spec.sampling, at + 1))]))
             return tokens
 
         expected = generate(0, ladders=False)
@@ -260,7 +260,7 @@ def check_logits(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_shared_calls(runner: IreeRunner, spy: LogitsSpy, expected: NDArray[np.float32]) -> None:
-    """Chunks of several slots in one call: at their starts, behind other rows, without a draw, and of one row."""
+    """Chunks of several slots in one call: at their starts, behind other rows, without a sample, and of one row."""
     for slot in (1, 4, 6):
         runner.reset(slot)
     runner.prefill([Chunk(4, TOKENS[:13], 0, 0)], [None])

@@ -19,7 +19,7 @@ from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.runner import Chunk, NotFiniteError, Row, Runner
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "4-bit": {"quantized_bits": 4, "tied": False},
     "8-bit": {"quantized_bits": 8, "group_size": 64, "dtype": "bfloat16"},
 }
-GREEDY = Draw(Sampling(), 0)
+GREEDY = SampleSpec(Sampling(), 0)
 
 
 def tokens_of(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -113,14 +113,14 @@ def test_prompts_that_share_a_call_get_what_they_get_alone(path: Path, load: Loa
         runner.reset(3)
         expected.append(runner.logits(Chunk(3, prompt, 0, 0))[-1])
     chunks = [Chunk(slot, prompt, 0, 0) for slot, prompt in enumerate(prompts)]
-    draws = [Draw(Sampling(logprobs=1), len(prompt)) for prompt in prompts]
-    assert runner.prefill(chunks, [draws[0], None, draws[2]]) == [
+    specs = [SampleSpec(Sampling(logprobs=1), len(prompt)) for prompt in prompts]
+    assert runner.prefill(chunks, [specs[0], None, specs[2]]) == [
         int(expected[0].argmax()),
         None,
         int(expected[2].argmax()),
     ]
     assert [each.tokens[0] for each in runner.logprobs([0, 1])] == [int(expected[place].argmax()) for place in (0, 2)]
-    with pytest.raises(ValueError, match="draws: 1 for 3 chunks"):
+    with pytest.raises(ValueError, match="specs: 1 for 3 chunks"):
         runner.prefill(chunks, [None])
 
 
@@ -130,23 +130,23 @@ def test_decode_returns_tokens_in_row_order(path: Path, load: Load) -> None:
     for slot in range(3):
         runner.prefill([Chunk(slot, tokens[slot][:-1], 0, 0)], [None])
     rows = [Row(slot, tokens[slot][-1], 11, 11, GREEDY) for slot in (2, 0, 1)]
-    drawn = runner.decode(rows)
-    assert drawn == [int(runner.logits(Chunk(3, tokens[slot], 0, 0))[-1].argmax()) for slot in (2, 0, 1)]
+    sampled = runner.decode(rows)
+    assert sampled == [int(runner.logits(Chunk(3, tokens[slot], 0, 0))[-1].argmax()) for slot in (2, 0, 1)]
     assert runner.decode([]) == []
 
 
 def test_greedy_and_random_rows_mix(path: Path, load: Load) -> None:
     runner = load(path)
     prompt = tokens_of(9)
-    draws = [Draw(Sampling(temperature=heat, seed=5), 9) for heat in (0.0, 1.5, 0.0, 1.5)]
+    specs = [SampleSpec(Sampling(temperature=heat, seed=5), 9) for heat in (0.0, 1.5, 0.0, 1.5)]
     first = []
-    for slot, draw in enumerate(draws):
-        first += runner.prefill([Chunk(slot, prompt, 0, 0)], [draw])
+    for slot, spec in enumerate(specs):
+        first += runner.prefill([Chunk(slot, prompt, 0, 0)], [spec])
         runner.reset(slot)
         runner.prefill([Chunk(slot, prompt[:-1], 0, 0)], [None])
-    drawn = runner.decode([Row(slot, prompt[-1], 8, 8, draw) for slot, draw in enumerate(draws)])
-    assert drawn == first
-    assert drawn[0] == drawn[2] != drawn[1] == drawn[3]
+    sampled = runner.decode([Row(slot, prompt[-1], 8, 8, spec) for slot, spec in enumerate(specs)])
+    assert sampled == first
+    assert sampled[0] == sampled[2] != sampled[1] == sampled[3]
 
 
 def test_position_is_not_a_cache_row(path: Path, load: Load) -> None:
@@ -287,9 +287,9 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(path: Path, load: Load, s
     config = path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
     write_safetensors(path / "model.safetensors", weights)
-    poisoned, draw = load(path), Draw(structs.replace(sampling, logprobs=3), 1)
-    expected = sound.decode([Row(slot, 6 + slot, 0, 0, draw) for slot in (0, 2)])
-    rows = [Row(slot, token, 0, 0, draw) for slot, token in enumerate((6, 5, 8))]
+    poisoned, spec = load(path), SampleSpec(structs.replace(sampling, logprobs=3), 1)
+    expected = sound.decode([Row(slot, 6 + slot, 0, 0, spec) for slot in (0, 2)])
+    rows = [Row(slot, token, 0, 0, spec) for slot, token in enumerate((6, 5, 8))]
     assert poisoned.decode(rows) == [expected[0], None, expected[1]]
     assert poisoned.logprobs([0, 2]) == sound.logprobs([0, 1])
 

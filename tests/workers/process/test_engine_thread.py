@@ -20,7 +20,7 @@ from workers.faults.plan import raising
 from workers.process.engine_thread import MAX_FAILED_STEPS, MAX_UNDELIVERED, EngineThread, TakeOut
 from workers.process.loading import Loaded
 from workers.process.output_processor import Outcome
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 
 PATIENCE_S = 100.0
 
@@ -33,10 +33,10 @@ class Gate(ScriptedRunner):
         self.entered = threading.Semaphore(0)
         self.open = threading.Semaphore(0)
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         self.entered.release()
         assert self.open.acquire(timeout=PATIENCE_S)
-        return super().prefill(chunks, draws)
+        return super().prefill(chunks, specs)
 
 
 class Stepping(ScriptedRunner):
@@ -208,7 +208,7 @@ def test_a_loop_that_takes_nothing_holds_the_engine_up() -> None:
     loop = Loop(runner)
     loop.start()
     loop.taking = False
-    loop.thread.post([request(1, MAX_UNDELIVERED + 11)])  # the first step draws two tokens
+    loop.thread.post([request(1, MAX_UNDELIVERED + 11)])  # the first step samples two tokens
     for _ in range(MAX_UNDELIVERED):
         assert runner.stepped.acquire(timeout=PATIENCE_S)
     assert not runner.stepped.acquire(timeout=0.05)

@@ -15,7 +15,7 @@ from workers.engine.runner import Chunk, Row, RunnerCapabilities
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
 from workers.process.loading import Described, describe, kv_tokens, load, warm_up
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 from workers.text.byte_tokenizer import ByteTokenizer
 
 
@@ -162,8 +162,8 @@ class WithoutNumbers(ScriptedRunner):
         super().__init__()
         self.at = at
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        tokens = super().prefill(chunks, draws)
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        tokens = super().prefill(chunks, specs)
         return [None] if self.at == "prefill" else tokens
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:

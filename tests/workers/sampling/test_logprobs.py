@@ -18,7 +18,7 @@ jitted = jax.jit(lambda *a: report(jnp, *a), compiler_options={"xla_backend_opti
 
 
 def make(vocab: int, scale: float, rows: int = 4) -> tuple[Floats, NDArray[np.int32]]:
-    """Random logits, among them a row of many ties and one that is half masked; and drawn tokens."""
+    """Random logits, among them a row of many ties and one that is half masked; and sampled tokens."""
     r = np.random.default_rng(vocab)
     logits = (r.standard_normal((rows, vocab)) * scale).astype(np.float32)
     logits[1] = np.round(logits[1])

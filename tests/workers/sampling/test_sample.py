@@ -17,26 +17,26 @@ from workers.sampling import fixed_point as ratios
 from workers.sampling.sample import (
     GROUP,
     Parameters,
-    draw_at,
     greedy,
     kept,
     needs_filters,
     needs_sampling,
     parameters,
     sample,
+    sample_at,
 )
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.vocabulary_blocks import BLOCK, take
 
 Floats = NDArray[np.float32]
 ROWS, VOCAB = 20, 5000
-"""Of what all backends draw: jax takes seconds to compile for each size. More blocks than are of one group."""
+"""Sampled on all backends: jax takes seconds to compile for each size. More blocks than are of one group."""
 
 
 def rows(count: int, **fields: Any) -> Parameters:
     """Parameters of `count` rows, with a position of its own each unless told otherwise."""
     positions = fields.pop("positions", range(count))
-    return parameters([Draw(Sampling(**fields), position) for position in positions])
+    return parameters([SampleSpec(Sampling(**fields), position) for position in positions])
 
 
 def random_logits(count: int, vocab: int, seed: int = 0, scale: float = 3.0) -> Floats:
@@ -157,7 +157,7 @@ def test_the_draws_follow_the_distribution(fields: dict[str, Any]) -> None:
     p = np.exp(row[0].astype(np.float64)[keep] / fields["temperature"])
     p /= p.sum()
     observed = np.bincount(tokens, minlength=60)
-    assert observed.sum() == observed[keep].sum(), "a token out of the kept set was drawn"
+    assert observed.sum() == observed[keep].sum(), "a token out of the kept set was sampled"
     many = p * count >= 5
     expected = np.append(p[many], p[~many].sum()) * count
     seen = np.append(observed[keep][many], observed[keep][~many].sum())
@@ -271,7 +271,7 @@ def test_a_row_without_a_finite_maximum_is_told_by_minus_one(run: Callable[[Floa
         assert max(tokens) < VOCAB
 
 
-def test_what_is_minus_infinite_is_never_drawn() -> None:
+def test_what_is_minus_infinite_is_never_sampled() -> None:
     logits = np.full((500, 300), -np.inf, np.float32)
     logits[:, [17, 200]] = -1000.0
     for fields in ({"temperature": 100.0}, {"temperature": 1.0, "top_k": 50, "top_p": 0.99}):
@@ -288,8 +288,8 @@ def test_a_token_has_the_points_from_the_end_of_the_one_before(point: int, token
     weights = np.zeros((1, 2 * GROUP, BLOCK), np.uint32)
     weights.reshape(-1)[tokens] = 1
     bits = np.array([point], np.uint32)
-    drawn = draw_at(np, weights.sum(2, dtype=np.uint32), lambda block: take(np, weights, block), bits)
-    assert drawn.tolist() == [tokens[token]]
+    sampled = sample_at(np, weights.sum(2, dtype=np.uint32), lambda block: take(np, weights, block), bits)
+    assert sampled.tolist() == [tokens[token]]
 
 
 def test_a_huge_temperature_draws_from_everything() -> None:
@@ -308,7 +308,7 @@ def test_extreme_logits_stay_in_range() -> None:
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_most_likely_token_is_kept_and_only_what_is_kept_is_drawn(data: st.DataObject) -> None:
+def test_the_most_likely_token_is_kept_and_only_what_is_kept_is_sampled(data: st.DataObject) -> None:
     floats = st.floats(-50, 50, width=32)
     row = np.array([data.draw(st.lists(floats, min_size=1, max_size=300))], np.float32)
     fields = {
@@ -326,19 +326,19 @@ def test_the_most_likely_token_is_kept_and_only_what_is_kept_is_drawn(data: st.D
 
 def test_what_a_call_needs() -> None:
     plain, cut, cold = Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=1), Sampling(top_p=0.5)
-    assert not needs_sampling([Draw(cold, 1), Draw(cut, 1)])
-    assert needs_sampling([Draw(cold, 1), Draw(plain, 1)])
-    assert not needs_filters([Draw(cold, 1), Draw(plain, 1)])
+    assert not needs_sampling([SampleSpec(cold, 1), SampleSpec(cut, 1)])
+    assert needs_sampling([SampleSpec(cold, 1), SampleSpec(plain, 1)])
+    assert not needs_filters([SampleSpec(cold, 1), SampleSpec(plain, 1)])
     for filtered in (cut, Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=1.0, min_p=0.1)):
-        assert needs_filters([Draw(plain, 1), Draw(filtered, 1)])
+        assert needs_filters([SampleSpec(plain, 1), SampleSpec(filtered, 1)])
 
 
 def test_parameters_split_the_seed() -> None:
-    p = parameters([Draw(Sampling(0.5, 3, 0.9, 0.1, (5 << 32) + 7), 11)])
+    p = parameters([SampleSpec(Sampling(0.5, 3, 0.9, 0.1, (5 << 32) + 7), 11)])
     assert [value.tolist() for value in p] == [[0.5], [3], [np.float32(0.9)], [np.float32(0.1)], [7], [5], [11]]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-39, 1e-7])
 def test_parameters_have_no_temperature_that_a_device_may_take_for_0(temperature: float) -> None:
-    p = parameters([Draw(Sampling(temperature), 1), Draw(Sampling(), 1)])
+    p = parameters([SampleSpec(Sampling(temperature), 1), SampleSpec(Sampling(), 1)])
     assert p.temperature.tolist() == [np.float32(ratios.MIN_TEMPERATURE), 0.0]

@@ -1,4 +1,5 @@
-"""The quick way to sample: what it decides is what `sample` draws, on every backend, and it decides what it should."""
+"""The quick way to sample: what it decides is what `sample` returns, on every backend, and it decides what it
+should."""
 
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from workers.sampling.sample import Parameters, parameters, sample
-from workers.sampling.sample_spec import Draw
+from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.top_candidates import CELLS, UNDECIDED, narrow
 
 Floats = NDArray[np.float32]
@@ -40,7 +41,7 @@ def make(vocab: int, scale: float, rows: int = 64) -> tuple[Floats, Parameters]:
 
 
 @pytest.mark.parametrize(("vocab", "scale"), [(40, 1.0), (5000, 3.0), (20_000, 0.5), (60_000, 2.5)])
-def test_what_is_decided_is_what_sample_draws(vocab: int, scale: float) -> None:
+def test_what_is_decided_is_what_sample_returns(vocab: int, scale: float) -> None:
     logits, p = make(vocab, scale)
     expected, got = sample(np, logits, *p), narrow(np, logits, *p)
     undecided = got == UNDECIDED
@@ -74,13 +75,13 @@ def test_common_filters_are_decided_and_wide_ones_are_not(fields: dict[str, Any]
     """Logits as peaked as a language model's: the first tokens have most of the mass, over a long tail."""
     r = np.random.default_rng(3)
     logits = (-1.6 * np.log(np.arange(1, 20_001)))[r.permutation(20_000)][None].astype(np.float32)
-    p = parameters([Draw(Sampling(temperature=1.0, seed=4, **fields), 7)])
+    p = parameters([SampleSpec(Sampling(temperature=1.0, seed=4, **fields), 7)])
     (token,) = narrow(np, logits, *p).tolist()
     assert (token != UNDECIDED) == decided
     assert not decided or [token] == sample(np, logits, *p).tolist()
 
 
 def test_ties_that_are_too_many_are_left_to_sample() -> None:
-    p = parameters([Draw(Sampling(temperature=1.0, top_k=3), 1)])
+    p = parameters([SampleSpec(Sampling(temperature=1.0, top_k=3), 1)])
     assert narrow(np, np.zeros((1, 16 * CELLS + 1), np.float32), *p).tolist() == [UNDECIDED]
     assert narrow(np, np.zeros((1, 16 * CELLS), np.float32), *p).tolist() != [UNDECIDED]
