@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from bench.command_line import at_least, command_line
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.runner import Chunk, Row, RunnerCapabilities
-from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
 
 ROWS = (1, 8, 64)
@@ -46,7 +46,7 @@ class Constant:
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
         return self._tokens[len(rows)]
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         raise NotImplementedError
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:

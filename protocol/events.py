@@ -111,7 +111,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=Tru
     """What a step with a full budget of prompt tokens may take, from the pace of the warm-up; 0 is not known."""
 
 
-class Likely(Struct, frozen=True, array_like=True, gc=False):
+class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     """One token and how likely it was, by the model's own logits: before bias, penalties, temperature and filters."""
 
     token: TokenId
@@ -124,8 +124,8 @@ class Likely(Struct, frozen=True, array_like=True, gc=False):
 class Logprobs(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """The log-probabilities of one generated token."""
 
-    drawn: Likely
-    top: Annotated[tuple[Likely, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
+    sampled: TokenLogprob
+    top: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
     """The most likely tokens, likeliest first; equal ones by their ids."""
 
 

@@ -71,7 +71,7 @@ class Bias(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """How the next token is drawn. The noise depends on (seed, position) alone, never on the batch.
+    """How the next token is sampled. The noise depends on (seed, position) alone, never on the batch.
 
     Logits are changed by logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty together
     (`workers/sampling/logit_edits.py`), then by temperature, top_k, top_p, min_p (`workers/sampling/sample.py`).
@@ -94,7 +94,7 @@ class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fals
     """Divides positive and multiplies other logits of tokens that are in the prompt or were generated."""
     logit_bias: Annotated[tuple[Bias, ...], Meta(max_length=MAX_BIASES)] = ()
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    """Report log-probabilities: of the drawn token and of this many most likely ones; None is no report."""
+    """Report log-probabilities: of the sampled token and of this many most likely ones; None is no report."""
 
 
 class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -108,7 +108,7 @@ class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     deadline_ms: Milliseconds = 0
     """Milliseconds from the worker's receipt until the request fails with `DEADLINE`; 0 is no deadline."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
-    """An end-of-sequence token is not drawn before so many tokens are generated."""
+    """An end-of-sequence token is not sampled before so many tokens are generated."""
 
 
 FinishReason = Literal["stop", "length", "cancelled"]

@@ -113,7 +113,7 @@ class FakeWorker:
 
     def report(self, stream: int, text: str, logprobs: Logprobs) -> None:
         """One token with its log-probabilities."""
-        self.say(Step((Delta(stream, (logprobs.drawn.token,), text, (logprobs,)),), self.status.gauges))
+        self.say(Step((Delta(stream, (logprobs.sampled.token,), text, (logprobs,)),), self.status.gauges))
 
     def finish(self, stream: int, text: str = "", *, reason: FinishReason = "stop", usage: Usage = ONE_TOKEN) -> None:
         self.say(Finished(stream, reason, usage, (), text))

@@ -16,18 +16,20 @@ from protocol.events import (
     Finished,
     Gauges,
     Hello,
-    Likely,
     Loading,
     Logprobs,
     Ready,
     Step,
+    TokenLogprob,
     Usage,
 )
 from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 
 GOLDEN = Path(__file__).parent / "golden"
 GAUGES = Gauges(3, 2, 640, 1000, 1, 900, 4096, 2700, 12, 9, 31, 320, 4, 512, 77, 1)
-LOGPROBS = Logprobs(Likely(12, -0.25, b" Paris"), (Likely(12, -0.25, b" Paris"), Likely(9, -9999.0, b"\xf0\x9f")))
+LOGPROBS = Logprobs(
+    TokenLogprob(12, -0.25, b" Paris"), (TokenLogprob(12, -0.25, b" Paris"), TokenLogprob(9, -9999.0, b"\xf0\x9f"))
+)
 
 COMMANDS: dict[str, Command] = {
     "welcome": Welcome(7),

@@ -9,7 +9,7 @@ from msgspec import inspect as types
 from tests.protocol import vocabulary
 
 SMALL = 24
-"""Longest text or list drawn; the real bounds are tested at their edges in test_bounds."""
+"""Longest text or list generated; the real bounds are tested at their edges in test_bounds."""
 
 
 def frames(union: tuple[type[msgspec.Struct], ...]) -> st.SearchStrategy[Any]:

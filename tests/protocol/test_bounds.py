@@ -11,7 +11,7 @@ from msgspec import inspect as types
 from protocol.codec import decode_command, decode_event, encode
 from protocol.commands import Submit
 from protocol.errors import ProtocolError
-from protocol.events import Beat, Capabilities, Delta, Finished, Gauges, Likely, Logprobs, Ready, Step, Usage
+from protocol.events import Beat, Capabilities, Delta, Finished, Gauges, Logprobs, Ready, Step, TokenLogprob, Usage
 from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from tests.protocol import vocabulary
 
@@ -27,7 +27,7 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     Gauges: lambda inner: Beat(inner),
     Delta: lambda inner: Step((inner,)),
     Logprobs: lambda inner: Step((Delta(1, (), "", (inner,)),)),
-    Likely: lambda inner: Step((Delta(1, (), "", (Logprobs(inner),)),)),
+    TokenLogprob: lambda inner: Step((Delta(1, (), "", (Logprobs(inner),)),)),
     Usage: lambda inner: Finished(1, "stop", inner),
 }
 

@@ -54,9 +54,9 @@ def test_the_capabilities(session: Session) -> None:
 def test_log_probabilities_come_with_their_tokens(session: Session) -> None:
     """A number of the most likely tokens, each by its bytes; none where none were asked for."""
     answer = session.generate("a", Sampling(logprobs=2), Limits(max_tokens=5))
-    assert [each.drawn.token for each in answer.logprobs] == list(answer.tokens)
-    assert all(each.top[0] == each.drawn and len(each.top) == 2 for each in answer.logprobs)
-    assert b"".join(each.drawn.piece for each in answer.logprobs).decode() == answer.text
+    assert [each.sampled.token for each in answer.logprobs] == list(answer.tokens)
+    assert all(each.top[0] == each.sampled and len(each.top) == 2 for each in answer.logprobs)
+    assert b"".join(each.sampled.piece for each in answer.logprobs).decode() == answer.text
     assert [each.top for each in session.generate("a", Sampling(logprobs=0), Limits(max_tokens=2)).logprobs] == [()] * 2
     assert session.generate("a", limits=Limits(max_tokens=2)).logprobs == ()
 

@@ -24,7 +24,7 @@ from workers.engine.sequence import Live, Prefill, ended, row
 from workers.engine.stats import Tally
 from workers.engine.step_result import RunningStep
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS, Pace
-from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.logprobs import RowLogprobs
 
 __all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
 
@@ -194,7 +194,7 @@ class BatchEngine:
             self._fail(live, "prefill", reason)
         return ready
 
-    def _prefilled(self, work: Prefill, token: int | None, likely: TokenLogprobs | None, now: float) -> None:
+    def _prefilled(self, work: Prefill, token: int | None, likely: RowLogprobs | None, now: float) -> None:
         live = work.live
         self._scheduler.prefilled(work)
         if work.sample is None:
@@ -247,17 +247,17 @@ class BatchEngine:
             else:
                 self._accept(live, token, likely, now)
 
-    def _logprobs(self, sampled: list[Live], tokens: Sequence[int | None]) -> list[TokenLogprobs | None]:
+    def _logprobs(self, sampled: list[Live], tokens: Sequence[int | None]) -> list[RowLogprobs | None]:
         """Of the rows that asked for them, of those that the last call sampled."""
         asked = [live.request.sampling.logprobs is not None for live in sampled]
         wanted = [row for row, token in enumerate(tokens) if token is not None and asked[row]]
-        out: list[TokenLogprobs | None] = [None] * len(sampled)
+        out: list[RowLogprobs | None] = [None] * len(sampled)
         if wanted:
             for row, likely in zip(wanted, self._runner.logprobs(wanted), strict=True):
                 out[row] = likely
         return out
 
-    def _accept(self, live: Live, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
+    def _accept(self, live: Live, token: int, logprobs: RowLogprobs | None, now: float) -> None:
         if not 0 <= token < self._vocab_size:
             self._fail(live, "sampling", ValueError(f"the runner sampled token {token} of {self._vocab_size}"))
             return

@@ -21,7 +21,7 @@ from protocol.bounds import (
 )
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason, Sampling
-from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.logprobs import RowLogprobs
 
 GREEDY = Sampling()
 
@@ -68,7 +68,7 @@ class Token(Struct, frozen=True, gc=False):
 
     stream: int
     token: int
-    logprobs: TokenLogprobs | None = None
+    logprobs: RowLogprobs | None = None
     """Where `sampling.logprobs` asks for them."""
 
 

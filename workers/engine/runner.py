@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
 
 
@@ -156,7 +156,7 @@ class Runner(Protocol):
         None is for a row whose logits are not numbers: it failed alone, and its slot must be reset.
         """
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         """Of the tokens that the last `prefill` or `decode` sampled, for these of its samples, in their order.
 
         Only for rows that got a token and whose `sample.sampling.logprobs` asks for them. They are computed when asked

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
 from workers.engine.runner import Chunk, Row, RunnerCapabilities, check_copy
-from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 BYTES_VOCAB = 257
@@ -112,7 +112,7 @@ class ScriptedRunner:
             self._sampled.append(self._sample_or_none(row.slot, row.sample))
         return list(self._sampled)
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         """The sampled token has half of the mass, the others of the alphabet half of what is left each."""
         sampled = [self._sampled[row] if 0 <= row < len(self._sampled) else None for row in rows]
         tokens = [token for token in sampled if token is not None]
@@ -226,10 +226,10 @@ class ScriptedRunner:
             raise self._violation("a mask that allows no token")
         return [token for token in self._alphabet if bits[token]] or allowed
 
-    def _likely(self, token: int) -> TokenLogprobs:
+    def _likely(self, token: int) -> RowLogprobs:
         others = [other for other in sorted(set(self._alphabet)) if other != token][: MAX_TOP_LOGPROBS - 1]
         logs = tuple(-math.log(2.0) * (place + 1) for place in range(len(others) + 1))
-        return TokenLogprobs(logs[0], (token, *others), logs)
+        return RowLogprobs(logs[0], (token, *others), logs)
 
     def _pace(self) -> None:
         if not self._interval:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from workers.engine.runner import Chunk, NotFiniteError, Row, Runner, RunnerCapabilities
 from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
-from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 
@@ -63,7 +63,7 @@ class FaultyRunner:
         self._leave({row.slot: row.start for row in rows}, given)
         return tokens
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         return self._runner.logprobs(rows)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:

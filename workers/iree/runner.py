@@ -40,7 +40,7 @@ from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.sampler import Sampler
 from workers.precision import Dtype, Quantize
-from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
 
 Progress = Callable[[str, int, int], None]
@@ -189,7 +189,7 @@ class IreeRunner:
             specs[line] = row.sample
         return self._sampler.sample(result, specs, lines)
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         return self._sampler.logprobs(rows)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from workers.iree.device.device import Device
 from workers.iree.graph_registry import Library
 from workers.sampling import sample as sampling
 from workers.sampling.logit_edits import all_allowed, edit_calls, masks, shaped
-from workers.sampling.logprobs import TokenLogprobs, finish, report
+from workers.sampling.logprobs import RowLogprobs, finish, report
 from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.top_candidates import UNDECIDED
 
@@ -61,7 +61,7 @@ class Sampler:
         self._last = _Last(result[1], sampled, places)
         return [sampled[place] if sampled[place] >= 0 else None for place in places]
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         """See `workers.engine.runner.Runner.logprobs`. Raises `RuntimeError` when the last step sampled nothing."""
         if self._last is None:
             raise RuntimeError("no token was sampled by the last call")

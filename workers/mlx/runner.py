@@ -22,7 +22,7 @@ from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantiz
 from workers.mlx.kv import LayerCache, SlotKV, Span
 from workers.precision import Dtype, Quantize
 from workers.sampling.logit_edits import shaped
-from workers.sampling.logprobs import TokenLogprobs, finish, report
+from workers.sampling.logprobs import RowLogprobs, finish, report
 from workers.sampling.sample import greedy, needs_filters, needs_sampling, parameters, sample
 from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.top_candidates import UNDECIDED, narrow
@@ -129,7 +129,7 @@ class MlxRunner:
             hidden = self._forward([Chunk(row.slot, (row.token,), row.start, row.position) for row in rows])
             return self._sample(self._head(hidden), [row.sample for row in rows])
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         if self._sampled is None:
             raise RuntimeError("no token was sampled by the last call")
         logits, tokens = self._sampled

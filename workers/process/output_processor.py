@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from protocol.bounds import MAX_PIECE_BYTES, MAX_TOKENS, clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Gauges, Likely, Logprobs, Step, Usage
+from protocol.events import Delta, Event, Failed, Finished, Gauges, Logprobs, Step, TokenLogprob, Usage
 from protocol.request import ChatInput, FinishReason
 from workers.engine.request import End, Failure, Request, StepResult
 from workers.process.prompts import Made, Prompt, PromptRefused, Prompts, attempt
-from workers.sampling.logprobs import TokenLogprobs
+from workers.sampling.logprobs import RowLogprobs
 from workers.text.detokenizer import TextStream
 from workers.text.vocabulary import Vocabulary
 
@@ -224,11 +224,11 @@ class Delivery:
             live.logprobs.clear()
         return tuple(deltas)
 
-    def _logprobs(self, token: int, logprobs: TokenLogprobs, count: int) -> Logprobs:
+    def _logprobs(self, token: int, logprobs: RowLogprobs, count: int) -> Logprobs:
         """The report of one token, with the bytes of those that it names."""
         top = zip(logprobs.tokens[:count], logprobs.logprobs, strict=False)
-        likely = (Likely(other, logprob, self._label(other)) for other, logprob in top)
-        return Logprobs(Likely(token, logprobs.logprob, self._label(token)), tuple(likely))
+        likely = (TokenLogprob(other, logprob, self._label(other)) for other, logprob in top)
+        return Logprobs(TokenLogprob(token, logprobs.logprob, self._label(token)), tuple(likely))
 
     def _label(self, token: int) -> bytes:
         return b"" if self._vocabulary is None else self._vocabulary.label(token)[:MAX_PIECE_BYTES]

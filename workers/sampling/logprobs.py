@@ -24,7 +24,7 @@ TAIL = 12
 """Octaves below the highest from which weights are counted in units so many octaves finer."""
 
 
-class TokenLogprobs(Struct, frozen=True, gc=False):
+class RowLogprobs(Struct, frozen=True, gc=False):
     """Natural logarithms of probabilities by the model's own logits: of the sampled token and of the most likely
     ones."""
 
@@ -51,18 +51,18 @@ def report(xp: Any, logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
 
 def finish(
     ids: NDArray[np.int32], distance: NDArray[np.float32], mass: NDArray[np.uint32], vocab_size: int
-) -> list[TokenLogprobs]:
+) -> list[RowLogprobs]:
     """The report of each row, from the arrays of `report`."""
     return [_row(*row, vocab_size) for row in zip(ids.tolist(), distance.tolist(), mass.tolist(), strict=True)]
 
 
-def _row(ids: Sequence[int], distance: Sequence[float], mass: Sequence[int], vocab_size: int) -> TokenLogprobs:
+def _row(ids: Sequence[int], distance: Sequence[float], mass: Sequence[int], vocab_size: int) -> RowLogprobs:
     near, far = (mass[0] << 16) + mass[1], (mass[2] << 16) + mass[3]
     whole = math.log(near + far / (1 << TAIL)) - math.log(WEIGHT_ONE)
     logs = [max(-each - whole, MIN_LOGPROB) for each in distance]
     # A small vocabulary has fewer tokens than are looked for.
     real = [at for at, token in enumerate(ids) if token < vocab_size]
-    return TokenLogprobs(logs[-1], tuple(ids[at] for at in real), tuple(logs[at] for at in real))
+    return RowLogprobs(logs[-1], tuple(ids[at] for at in real), tuple(logs[at] for at in real))
 
 
 def most_likely(xp: Any, logits: Array, count: int) -> Array:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.bounds import MIN_LOGPROB
-from workers.sampling.logprobs import TokenLogprobs, finish, report
+from workers.sampling.logprobs import RowLogprobs, finish, report
 
 Floats = NDArray[np.float32]
 # LLVM's optimisation is most of the time that XLA takes to compile, and no part of what is tested.
@@ -26,16 +26,16 @@ def make(vocab: int, scale: float, rows: int = 4) -> tuple[Floats, NDArray[np.in
     return logits, r.integers(0, vocab, rows, dtype=np.int32)
 
 
-def on_numpy(logits: Floats, tokens: NDArray[np.int32]) -> list[TokenLogprobs]:
+def on_numpy(logits: Floats, tokens: NDArray[np.int32]) -> list[RowLogprobs]:
     return finish(*report(np, logits, tokens), logits.shape[1])
 
 
-def on_jax(logits: Floats, tokens: NDArray[np.int32]) -> list[TokenLogprobs]:
+def on_jax(logits: Floats, tokens: NDArray[np.int32]) -> list[RowLogprobs]:
     ids, distance, mass = map(np.array, jitted(logits, tokens))
     return finish(ids, distance, mass, logits.shape[1])
 
 
-def on_mlx(logits: Floats, tokens: NDArray[np.int32]) -> list[TokenLogprobs]:
+def on_mlx(logits: Floats, tokens: NDArray[np.int32]) -> list[RowLogprobs]:
     ids, distance, mass = map(np.array, report(mx, mx.array(logits), mx.array(tokens)))
     return finish(ids, distance, mass, logits.shape[1])
 
