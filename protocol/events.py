@@ -184,13 +184,13 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=T
     """The request field at fault, when one is."""
 
 
-BEAT_S = 1.0
-"""A worker that has sent nothing for this long sends a `Beat`."""
-SILENT_S = 3 * BEAT_S
-"""Three beats missed: a worker so silent may be starved, suspended, or cut off."""
+HEARTBEAT_S = 1.0
+"""A worker that has sent nothing for this long sends a `Heartbeat`."""
+SILENT_S = 3 * HEARTBEAT_S
+"""After three missed heartbeats a worker may be starved, suspended or cut off."""
 
 
-class Beat(Struct, frozen=True, array_like=True, tag="beat", gc=False):
+class Heartbeat(Struct, frozen=True, array_like=True, tag="beat", gc=False):
     """Sent when nothing else was for a while: the loop is alive, and `gauges.steps` says whether the engine is."""
 
     gauges: Gauges
@@ -203,4 +203,4 @@ class Bye(Struct, frozen=True, array_like=True, tag="bye", gc=False):
     text: Reason
 
 
-Event = Hello | Loading | Ready | Step | Finished | Failed | Beat | Bye
+Event = Hello | Loading | Ready | Step | Finished | Failed | Heartbeat | Bye

@@ -21,7 +21,7 @@ from gateway.routing.worker_pool import Roster
 from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Beat, Delta, Event, Failed, Finished, Step
+from protocol.events import Delta, Event, Failed, Finished, Heartbeat, Step
 
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline; the gateway does so this much later, should the worker not."""
@@ -129,7 +129,7 @@ class Router:
             return
         if isinstance(event, Finished | Failed):
             seat.answered(event.stream)
-        if isinstance(event, Step | Beat):
+        if isinstance(event, Step | Heartbeat):
             seat.counters.saw(incarnation, event.gauges)
             seat.reached = event.gauges.reached
         if isinstance(event, Step):

@@ -7,7 +7,6 @@ from protocol.codec import encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import (
-    Beat,
     Bye,
     Capabilities,
     Delta,
@@ -15,6 +14,7 @@ from protocol.events import (
     Failed,
     Finished,
     Gauges,
+    Heartbeat,
     Hello,
     Loading,
     Logprobs,
@@ -82,7 +82,7 @@ EVENTS: dict[str, Event] = {
     "step_idle": Step(()),
     "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300, 4), (13, 2), "."),
     "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k"),
-    "beat": Beat(GAUGES),
+    "beat": Heartbeat(GAUGES),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),
 }
 

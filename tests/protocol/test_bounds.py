@@ -11,7 +11,7 @@ from msgspec import inspect as types
 from protocol.codec import decode_command, decode_event, encode
 from protocol.commands import Submit
 from protocol.errors import ProtocolError
-from protocol.events import Beat, Capabilities, Delta, Finished, Gauges, Logprobs, Ready, Step, TokenLogprob, Usage
+from protocol.events import Capabilities, Delta, Finished, Gauges, Heartbeat, Logprobs, Ready, Step, TokenLogprob, Usage
 from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from tests.protocol import vocabulary
 
@@ -24,7 +24,7 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     Bias: lambda inner: Submit(1, "r", TextInput(""), Sampling(logit_bias=(inner,)), Limits()),
     Limits: lambda inner: Submit(1, "r", TextInput(""), Sampling(), inner),
     Capabilities: lambda inner: Ready(inner),
-    Gauges: lambda inner: Beat(inner),
+    Gauges: lambda inner: Heartbeat(inner),
     Delta: lambda inner: Step((inner,)),
     Logprobs: lambda inner: Step((Delta(1, (), "", (inner,)),)),
     TokenLogprob: lambda inner: Step((Delta(1, (), "", (Logprobs(inner),)),)),

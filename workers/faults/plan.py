@@ -30,12 +30,12 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     """One thing that goes wrong, at the load, in some of the runner's prefill, decode and logits calls, or on the link.
 
     `raise` computes and then raises, `nan` finds logits that are not numbers (those of the rows that it hits alone),
-    `slow` takes `seconds` longer, `hang` never returns (the process lives on, and its loop beats), `stop` suspends the
-    whole process (SIGSTOP), `kill` ends it (SIGKILL), `abort` ends it as native code does that finds itself broken
-    (SIGABRT). `fail_load`, `refuse_load` (for good), `no_memory` and `disk_full` end the load,
-    when all is there. Of the messages to the
-    gateway, `drop_message` loses one, `garble_message` sends bytes that are no frame in its place, `oversize_message` a
-    frame over its bound, and `slow_link` has it arrive `seconds` later, and so all that follow it.
+    `slow` takes `seconds` longer, `hang` never returns (the process lives on, and its loop sends heartbeats), `stop`
+    suspends the whole process (SIGSTOP), `kill` ends it (SIGKILL), `abort` ends it as native code does that finds
+    itself broken (SIGABRT). `fail_load`, `refuse_load` (for good), `no_memory` and `disk_full` end the load, when all
+    is there. Of the messages to the gateway, `drop_message` loses one, `garble_message` sends bytes that are no frame
+    in its place, `oversize_message` a frame over its bound, and `slow_link` has it arrive `seconds` later, and so all
+    that follow it.
     """
 
     kind: CallFault | LoadFault | LinkFault

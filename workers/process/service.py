@@ -19,7 +19,7 @@ from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, PROTOCOL_VERSION, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
-from protocol.events import BEAT_S, Beat, Bye, Capabilities, Event, Failed, Gauges, Hello, Loading, Ready
+from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Gauges, Heartbeat, Hello, Loading, Ready
 from workers.faults.faulty_link import connect
 from workers.process.backends import Progress
 from workers.process.engine_thread import EngineThread, Order, TakeOut
@@ -88,7 +88,7 @@ class WorkerService:
             tasks.start_soon(self._greet)
             tasks.start_soon(self._outbox.run)
             tasks.start_soon(self._make_prompts)
-            tasks.start_soon(self._beat)
+            tasks.start_soon(self._send_heartbeats)
             await self._left.wait()
             tasks.cancel_scope.cancel()
         return await self._close()
@@ -152,7 +152,7 @@ class WorkerService:
                 orders.append(TakeOut(stream))
             self._gauges = outcome.gauges
             if outcome.step is None:  # no step carries what has changed, and none may follow
-                frames.append(Beat(self._delivery.stamp(outcome.gauges)))
+                frames.append(Heartbeat(self._delivery.stamp(outcome.gauges)))
         if orders:
             self._engine.post(orders)
         self._outbox.send_nowait(frames)
@@ -201,13 +201,13 @@ class WorkerService:
         except Exception as error:  # noqa: BLE001  as of a callback: whoever waits learns of it when we leave
             self._on_defect(self._loop, {"message": "the intake failed", "exception": error})
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         await self._welcomed.wait()
         while True:
             sent = self._outbox.sent
-            await anyio.sleep(BEAT_S)
+            await anyio.sleep(HEARTBEAT_S)
             if self._outbox.sent == sent and not self._outbox.blocked:
-                self._outbox.send_nowait([Beat(self._stamped())])
+                self._outbox.send_nowait([Heartbeat(self._stamped())])
 
     async def _close(self) -> Left:
         """Bounded: the last frames, the socket, the engine thread."""
@@ -300,7 +300,7 @@ class WorkerService:
         if orders:
             self._engine.post(orders)
             # The next step may take long: until it ends, this alone tells that their prompts did no harm.
-            answers.append(Beat(self._stamped()))
+            answers.append(Heartbeat(self._stamped()))
         self._outbox.send_nowait(answers)
         self._arm()
         self._leave_if_drained()

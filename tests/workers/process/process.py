@@ -15,7 +15,7 @@ from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
 from protocol.codec import decode_event, encode
 from protocol.commands import Command, Submit, Welcome
-from protocol.events import Beat, Bye, Event, Failed, Finished, Gauges, Hello, Ready, Step
+from protocol.events import Bye, Event, Failed, Finished, Gauges, Heartbeat, Hello, Ready, Step
 from protocol.request import Input, Limits, Sampling, TextInput
 from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
@@ -137,7 +137,7 @@ class Peer:
 
     def gauges(self) -> Gauges:
         """The latest."""
-        return next(frame.gauges for frame in reversed(self.frames) if isinstance(frame, Step | Beat))
+        return next(frame.gauges for frame in reversed(self.frames) if isinstance(frame, Step | Heartbeat))
 
     def tokens(self, stream: int) -> list[int]:
         return [token for step in self.steps() for d in step.deltas if d.stream == stream for token in d.tokens]

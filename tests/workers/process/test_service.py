@@ -12,7 +12,7 @@ import structlog
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel, Command, Drain, Stop
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Beat, Bye, Failed, Finished, Gauges, Hello, Loading, Step
+from protocol.events import Bye, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Step
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process.process import PATIENCE_S, SLOW, Peer, play, scripted, service, story, submit
 from workers.engine.engine import BatchEngine
@@ -50,7 +50,7 @@ async def test_the_order_of_a_life(peer: Peer) -> None:
     assert isinstance(ended, Finished)
     assert (ended.usage.prompt_tokens, ended.usage.completion_tokens, ended.reason) == (5, 3, "length")
     assert bytes(peer.tokens(1)).decode() == peer.text(1)
-    order = [type(frame).__name__ for frame in peer.frames if not isinstance(frame, Beat | Loading | Step)]
+    order = [type(frame).__name__ for frame in peer.frames if not isinstance(frame, Heartbeat | Loading | Step)]
     assert order == ["Hello", "Ready", "Finished", "Bye"]
 
 
@@ -149,13 +149,13 @@ async def test_a_deadline_ends_a_request(peer: Peer) -> None:
 
 
 @story(process=True, tokens_per_second=0.2)
-async def test_a_beat_comes_when_nothing_else_does(peer: Peer) -> None:
-    """Also while the engine is inside a step: the beat is the loop's, its gauges are the engine's."""
+async def test_a_heartbeat_comes_when_nothing_else_does(peer: Peer) -> None:
+    """Also while the engine is inside a step: the heartbeat is the loop's, its gauges are the engine's."""
     await peer.ready()
-    idle = await peer.expect(Beat)
+    idle = await peer.expect(Heartbeat)
     assert idle.gauges == Gauges()
     peer.send(submit(1, max_tokens=9))
-    await peer.until(lambda: any(isinstance(frame, Beat) and frame.gauges.steps > 0 for frame in peer.frames))
+    await peer.until(lambda: any(isinstance(frame, Heartbeat) and frame.gauges.steps > 0 for frame in peer.frames))
 
 
 class Lacking(ScriptedRunner):
@@ -169,10 +169,10 @@ class Lacking(ScriptedRunner):
 
 
 def _failed(frame: object) -> int:
-    return frame.gauges.graphs_failed if isinstance(frame, Beat) else 0
+    return frame.gauges.graphs_failed if isinstance(frame, Heartbeat) else 0
 
 
-def test_a_beat_tells_what_failed_in_the_background_though_no_step_follows() -> None:
+def test_a_heartbeat_reports_what_failed_in_the_background_though_no_step_follows() -> None:
     runner = Lacking(slots=1)
 
     async def run() -> None:

@@ -5,7 +5,7 @@ import pytest
 from protocol.codec import encode
 from protocol.commands import Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Beat, Failed, Finished, Gauges, Hello
+from protocol.events import Failed, Finished, Gauges, Heartbeat, Hello
 from tests.workers.process.process import SLOW, Peer, play, submit
 from workers.process.exit_codes import EXIT_CODES
 
@@ -97,7 +97,7 @@ def test_a_welcome_for_another_incarnation_is_a_refusal() -> None:
     [
         pytest.param([b"\xc1garbage"], id="garbage"),
         pytest.param([encode(submit(1)), b""], id="after-a-request"),
-        pytest.param([encode(Beat(Gauges()))], id="an-event"),
+        pytest.param([encode(Heartbeat(Gauges()))], id="an-event"),
         pytest.param([encode(Welcome(1))], id="welcome-again"),
         pytest.param([encode(submit(5)), encode(submit(5))], id="same-stream"),
     ],
