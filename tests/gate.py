@@ -15,7 +15,7 @@ from unittest import mock
 from msgspec import structs
 
 from protocol.request import Bias, Sampling
-from workers.engine.chunking import cut
+from workers.engine.chunking import chunk_lengths
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.prefix_match import PrefixPolicy
@@ -107,9 +107,9 @@ def generated_alone(runner: Runner, request: Request) -> list[Token]:
 
 def prompt_lengths(capabilities: RunnerCapabilities, longest: int) -> list[int]:
     """Lengths on both sides of every chunk boundary, and the longest one."""
-    ladder = capabilities.prefill_chunks
-    edges = {1, 2, longest} | {chunk + step for chunk in ladder for step in (-1, 0, 1)}
-    edges |= {ladder[-1] + chunk + step for chunk in ladder for step in (0, 1)} | {chunk // 2 + 1 for chunk in ladder}
+    sizes = capabilities.prefill_chunks
+    edges = {1, 2, longest} | {chunk + step for chunk in sizes for step in (-1, 0, 1)}
+    edges |= {sizes[-1] + chunk + step for chunk in sizes for step in (0, 1)} | {chunk // 2 + 1 for chunk in sizes}
     return sorted(length for length in edges if 1 <= length <= longest)
 
 
@@ -221,7 +221,7 @@ def _compare(
         actual, ended = got[request.stream], reasons.get(request.stream)
         right = tokens[: len(actual)] == actual if ended == "cancelled" else (tokens, reason) == (actual, ended)
         if not right:
-            chunks = cut(len(request.prompt), capabilities.prefill_chunks)
+            chunks = chunk_lengths(len(request.prompt), capabilities.prefill_chunks)
             wrong.append(
                 f"stream {request.stream} (chunks {chunks}, resume {len(request.resume)}, {request.sampling}):"
             )

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 from tests.reference.conftest import CONTEXT, PROMPT, Pair
 from tests.sampled import sampled
-from workers.engine.chunking import cut
+from workers.engine.chunking import chunk_lengths
 from workers.engine.runner import Chunk, Row, Runner
 from workers.sampling.sample_spec import SampleSpec
 
@@ -30,7 +30,7 @@ def logits_in_chunks(runner: Runner, tokens: tuple[int, ...], lengths: list[int]
 
 
 def test_prefill(pair: Pair) -> None:
-    chunks = cut(len(PROMPT), pair.runner.capabilities.prefill_chunks)
+    chunks = chunk_lengths(len(PROMPT), pair.runner.capabilities.prefill_chunks)
     actual = logits_in_chunks(pair.runner, PROMPT, list(chunks))
     expected = pair.reference.logits(PROMPT)
     assert expected.std() > 0.3
@@ -73,6 +73,6 @@ def test_decode(pair: Pair, chunks: tuple[int, ...]) -> None:
 
 def test_to_the_end_of_the_context(pair: Pair) -> None:
     tokens = (PROMPT * 2)[:CONTEXT]
-    chunks = cut(CONTEXT, pair.runner.capabilities.prefill_chunks)
+    chunks = chunk_lengths(CONTEXT, pair.runner.capabilities.prefill_chunks)
     actual = logits_in_chunks(pair.runner, tokens, list(chunks))
     np.testing.assert_allclose(actual, pair.reference.logits(tokens), atol=TOLERANCE)

@@ -57,7 +57,7 @@ def reusable(wanted: Written, source: Written, most: int, *, exact_rows: bool) -
     """The rows of `source` that are what a cold run of `wanted` would compute, to the bit; at most `most`.
 
     With `exact_rows` a row is the same however it is computed. Without, it is so where the same chunks made it:
-    `wanted.ends` has the cuts of the cold run.
+    `wanted.ends` has the chunk ends of the cold run.
     """
     if wanted.tenant != source.tenant:
         return 0

@@ -26,8 +26,8 @@ class RunnerCapabilities:
     """Cache rows of one slot: prompt and answer together."""
     vocab_size: int
     prefill_chunks: tuple[int, ...]
-    """Sizes of prefill calls in rising order. A prompt is cut by `workers.engine.chunking.cut`, from its own length
-    alone."""
+    """Sizes of prefill calls in rising order. A prompt is split by `workers.engine.chunking.chunk_lengths`, from its
+    own length alone."""
     exact_rows: bool = False
     """A row is the same to the bit however it is computed: in any chunk, decode step or batch. So a prefill call may
     have chunks of several slots, as many as fit into the largest size."""

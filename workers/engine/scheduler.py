@@ -10,7 +10,7 @@ from itertools import accumulate, chain, islice
 
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason
-from workers.engine.chunking import cut
+from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import Shaping
 from workers.engine.prefix_match import PrefixPolicy
@@ -104,9 +104,9 @@ class Scheduler:
         request = _with_real_eos(request, self._capabilities.vocab_size)
         if len(self._waiting) >= self._max_queue + self.slots.available:
             raise RequestRefused(ErrorCode.OVERLOADED, f"{len(self._waiting)} sequences wait already")
-        # The prompt is cut as in the first run, then what is resumed: the prompt's rows come out the same.
-        ladder = self._capabilities.prefill_chunks
-        ends = tuple(accumulate(cut(len(request.prompt), ladder) + cut(len(request.resume), ladder)))
+        # The prompt is split as in the first run, and then the resumed tokens: the prompt's rows come out the same.
+        sizes = self._capabilities.prefill_chunks
+        ends = tuple(accumulate(chunk_lengths(len(request.prompt), sizes) + chunk_lengths(len(request.resume), sizes)))
         tokens = [*request.prompt, *request.resume]
         most = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
         shaping = Shaping.of(request)
@@ -251,17 +251,18 @@ class Scheduler:
                 return
 
     def _size(self, wants: list[_Want]) -> int:
-        """Rows of the next call: where a cold run cuts, or, where rows are exact, what the budget allows."""
+        """Rows of the next call: up to the end of a cold run's chunk, or, where rows are exact, what the budget
+        allows."""
         if not wants:
             return 0
         if not self._exact:
             (want,) = wants
             return next(end for end in want.live.ends if end > want.start) - want.start
-        ladder = self._capabilities.prefill_chunks
-        size = cut(sum(self._rounded(want.rest) for want in wants), ladder)[0]
+        sizes = self._capabilities.prefill_chunks
+        size = chunk_lengths(sum(self._rounded(want.rest) for want in wants), sizes)[0]
         if size <= self._left:
             return size
-        return max((chunk for chunk in ladder if chunk <= self._left), default=ladder[0])
+        return max((chunk for chunk in sizes if chunk <= self._left), default=sizes[0])
 
     def _chunk(self, want: _Want, length: int) -> Prefill:
         live, start = want.live, want.start

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engine.chunking import cut
+from workers.engine.chunking import chunk_lengths
 from workers.engine.runner import Chunk, Runner
 
 
@@ -17,7 +17,7 @@ def score(runner: Runner, slot: int, tokens: Sequence[int]) -> NDArray[np.float6
     """
     values = np.empty(max(len(tokens) - 1, 0), np.float64)
     start = 0
-    for length in cut(len(values), runner.capabilities.prefill_chunks):
+    for length in chunk_lengths(len(values), runner.capabilities.prefill_chunks):
         logits = runner.logits(Chunk(slot, tuple(tokens[start : start + length]), start, start))
         for row in range(length):
             # One row at a time: a chunk of a large vocabulary in float64 would be most of a gigabyte.

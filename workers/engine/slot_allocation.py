@@ -67,7 +67,7 @@ class Seats:
         live.reused, live.inherited = length, None
         self._slots.begun(live.slot, live.limit)
         live.written.rows = length
-        # Exact rows need no cuts, and without them a prefix ends where a chunk of both ended.
+        # Exact rows need no chunk ends, and without them a prefix ends where a chunk of both ended.
         live.written.ends = tuple(end for end in live.ends if end <= length)
         self._slots.wrote(live.slot, length)
         self._slots.touch(source)

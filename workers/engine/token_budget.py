@@ -23,17 +23,17 @@ class Pace:
     It never decides what is computed, only when: tokens do not depend on it.
     """
 
-    def __init__(self, ladder: Sequence[int], most: int = DEFAULT_STEP_TOKENS, stretch: float = STRETCH) -> None:
-        """`ladder` are the chunk sizes in rising order. Raises `ValueError` for a bound that is none."""
+    def __init__(self, sizes: Sequence[int], most: int = DEFAULT_STEP_TOKENS, stretch: float = STRETCH) -> None:
+        """`sizes` are the chunk sizes in rising order. Raises `ValueError` for a bound that is none."""
         if most < 1:
             raise ValueError(f"most must be at least 1, not {most}")
         if not stretch > 1.0:
             raise ValueError(f"stretch must be above 1, not {stretch}")
-        self._ladder = tuple(ladder)
+        self._sizes = tuple(sizes)
         self._most = most
         self._stretch = stretch
         self._decode: deque[float] = deque(maxlen=_REMEMBERED)
-        self._chunks: dict[int, deque[float]] = {size: deque(maxlen=_REMEMBERED) for size in self._ladder}
+        self._chunks: dict[int, deque[float]] = {size: deque(maxlen=_REMEMBERED) for size in self._sizes}
 
     def decoded(self, seconds: float) -> None:
         """A decode step took so long."""
@@ -41,7 +41,7 @@ class Pace:
 
     def prefilled(self, rows: int, seconds: float) -> None:
         """A call of so many rows took so long; it cost what the smallest size that covers it costs."""
-        size = next((size for size in self._ladder if size >= rows), self._ladder[-1])
+        size = next((size for size in self._sizes if size >= rows), self._sizes[-1])
         self._chunks[size].append(seconds)
 
     def step_tokens(self, decoding: int) -> int:
@@ -49,16 +49,16 @@ class Pace:
         if not decoding or not self._decode:
             return self._most
         seconds = (self._stretch - 1.0) * median(self._decode)
-        best = self._ladder[0]
+        best = self._sizes[0]
         for size, cost in self._costs():
             if cost <= seconds:
                 best = max(best, int(seconds / cost) * size) if cost else self._most
-        return decoding + min(best, max(self._most, self._ladder[0])) + 1
+        return decoding + min(best, max(self._most, self._sizes[0])) + 1
 
     def _costs(self) -> list[tuple[int, float]]:
         """Seconds of each size; one that did not run yet is thought to cost in proportion to the size below it."""
         costs: list[tuple[int, float]] = []
-        for size in self._ladder:
+        for size in self._sizes:
             known = self._chunks[size]
             if known:
                 costs.append((size, median(known)))

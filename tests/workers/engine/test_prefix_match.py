@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.chunking import cut
+from workers.engine.chunking import chunk_lengths
 from workers.engine.prefix_match import PrefixPolicy, Written, common_prefix, reusable
 
 tokens = st.lists(st.integers(0, 1), max_size=200)
@@ -55,10 +55,10 @@ def test_only_written_rows_are_taken() -> None:
 def test_rows_that_depend_on_their_chunk_are_taken_where_the_cuts_agree(
     wanted: int, source: int, shared: int, expected: int
 ) -> None:
-    ladder = (4, 8)
-    ask = Written("", range(wanted), 0, tuple(accumulate(cut(wanted, ladder))))
+    sizes = (4, 8)
+    ask = Written("", range(wanted), 0, tuple(accumulate(chunk_lengths(wanted, sizes))))
     held = [*range(shared), *[99] * (source - shared)]
-    have = Written("", held, source, tuple(accumulate(cut(source, ladder))))
+    have = Written("", held, source, tuple(accumulate(chunk_lengths(source, sizes))))
     assert reusable(ask, Written("", have.tokens, have.rows, have.ends), wanted - 1, exact_rows=False) == expected
 
 

@@ -1,32 +1,27 @@
-"""The scheduler's decisions, without a runner: cuts, admission, budgets, limits and refusals at their edges."""
+"""The scheduler's decisions, without a runner: admission, budgets, limits and refusals at their edges."""
 
 import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
-from workers.engine.chunking import CALL_TOKENS, cut
 from workers.engine.request import Request, RequestRefused
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import row
 
-LADDERS = [(1,), (16,), (4, 16, 64), (16, 128, 512), (7, 8), (32, 33, 1000)]
-
 
 def scheduler(
     slots: int = 2,
     context: int = 32,
-    ladder: tuple[int, ...] = (4, 8),
+    sizes: tuple[int, ...] = (4, 8),
     *,
     max_queue: int = 4,
     step_tokens: int = 16,
 ) -> Scheduler:
-    capabilities = RunnerCapabilities("scripted", "none", "float32", slots, context, 100, ladder)
+    capabilities = RunnerCapabilities("scripted", "none", "float32", slots, context, 100, sizes)
     return Scheduler(capabilities, max_queue=max_queue, step_tokens=step_tokens)
 
 
@@ -51,61 +46,6 @@ def run_chunks(one: Scheduler) -> list[tuple[int, int, bool]]:
         if work.sample is not None:
             assert one.accept(work.live, 50) is None
     return chunks
-
-
-@given(st.integers(0, 5000), st.sampled_from(LADDERS))
-def test_a_cut_covers_the_length_and_fits_the_ladder(length: int, ladder: tuple[int, ...]) -> None:
-    parts = cut(length, ladder)
-    assert sum(parts) == length
-    for part in parts:
-        assert 0 < part <= ladder[-1]
-    assert all(part in ladder for part in parts[:-1])
-    assert sorted(parts[:-1], reverse=True) == list(parts[:-1])
-
-
-@given(st.integers(1, 600), st.sampled_from(LADDERS))
-def test_no_other_cut_is_cheaper(length: int, ladder: tuple[int, ...]) -> None:
-    """Against all cuts that take the largest chunk that fits, or end with one that covers the rest."""
-    costs: dict[int, int] = {0: 0}
-    for rest in range(1, ladder[-1]):
-        fitting = next((chunk for chunk in reversed(ladder) if chunk <= rest), None)
-        covering = next(chunk for chunk in ladder if chunk >= rest) + CALL_TOKENS
-        costs[rest] = covering if fitting is None else min(covering, fitting + CALL_TOKENS + costs[rest - fitting])
-    spent = sum(next(chunk for chunk in ladder if chunk >= part) + CALL_TOKENS for part in cut(length, ladder))
-    assert spent == length // ladder[-1] * (ladder[-1] + CALL_TOKENS) + costs[length % ladder[-1]]
-
-
-@pytest.mark.parametrize(
-    ("length", "parts"),
-    [
-        (0, ()),
-        (1, (1,)),
-        (16, (16,)),
-        (17, (16, 1)),
-        (40, (16, 16, 8)),
-        (60, (60,)),
-        (127, (127,)),
-        (128, (128,)),
-        (129, (128, 1)),
-        (257, (128, 128, 1)),
-        (400, (128, 128, 128, 16)),
-        (500, (500,)),
-        (512, (512,)),
-        (1024 + 140, (512, 512, 128, 12)),
-    ],
-)
-def test_where_a_prompt_is_cut(length: int, parts: tuple[int, ...]) -> None:
-    assert cut(length, (16, 128, 512)) == parts
-
-
-def test_of_two_cuts_that_cost_the_same_the_one_with_fewer_calls_is_taken() -> None:
-    assert cut(96, (32, 64, 128)) == (96,)
-
-
-@pytest.mark.parametrize(("length", "ladder"), [(-1, (4,)), (1, ()), (1, (0, 4)), (1, (8, 4)), (1, (4, 4))])
-def test_a_wrong_cut_is_refused(length: int, ladder: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"length|ladder"):
-        cut(length, ladder)
 
 
 @pytest.mark.parametrize(("max_queue", "step_tokens", "field"), [(-1, 1, "max_queue"), (0, 0, "step_tokens")])

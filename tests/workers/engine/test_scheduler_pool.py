@@ -188,7 +188,7 @@ def test_rows_that_depend_on_their_chunk_are_reused_at_the_cuts_of_a_cold_run() 
     run(one, ask(1, tuple(range(22))))
     end(one, 1)
     works = run(one, ask(2, tuple(range(21))))
-    # Both are cut at 8 and 16; the first went on to 22 and the second ends at 21.
+    # Both have chunks that end at 8 and 16; the first went on to 22 and the second ends at 21.
     assert works[0].copy == Copy(0, 1, 16)
     assert [len(work.chunk.tokens) for work in works] == [5]
 
