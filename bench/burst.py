@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.command_line import at_least, command_line
 from bench.ours import Engine, Setup
 from bench.shapes import SHAPES, default_cache, make_model
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import Request
 
 ANSWER = 512
 """Tokens that a running sequence may come to."""

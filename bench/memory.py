@@ -32,7 +32,8 @@ from bench.rounds import markdown
 from bench.usage import psutil
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import Request
 from workers.process.backends import load_runner
 from workers.process.spec import WorkerSpec
 

@@ -24,9 +24,10 @@ import msgspec
 from bench.load import Answer, BadAnswerError, request
 from bench.rounds import RefusedError
 from bench.shapes import TOKENS
-from workers.engine.engine import BatchEngine, Request
-from workers.engine.request import RequestRefused, StepResult
+from workers.engine.engine import BatchEngine
+from workers.engine.request import Request, RequestRefused
 from workers.engine.runner import Runner
+from workers.engine.step_result import StepResult
 from workers.errors import LoadRefused
 from workers.iree.build.compiler import CompileError
 from workers.process.backends import load_runner

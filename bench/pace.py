@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.command_line import at_least, command_line
 from bench.ours import Engine, Setup
 from bench.shapes import SHAPES, default_cache, make_model
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import Request
 
 NO_BUDGET = 1 << 20
 WARM_UP = 24

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.command_line import at_least, command_line
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import Request
 from workers.engine.runner import Chunk, Row, RunnerCapabilities
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec

@@ -23,7 +23,8 @@ from bench.load import run_level
 from bench.ours import Setup, server
 from bench.shapes import SHAPES, default_cache, make_model
 from protocol.request import Sampling
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import Request
 from workers.engine.runner import Runner
 from workers.process.backends import load_runner
 

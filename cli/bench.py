@@ -14,7 +14,8 @@ from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
 from protocol.request import Sampling
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import Request
 
 STREAMS = (1, 4, 8)
 PROMPTS = (128, 512)

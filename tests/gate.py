@@ -16,11 +16,12 @@ from msgspec import structs
 
 from protocol.request import Bias, Sampling
 from workers.engine.chunking import chunk_lengths
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Token
+from workers.engine.request import Request
 from workers.engine.runner import Runner, RunnerCapabilities
+from workers.engine.step_result import Token
 
 SAMPLINGS = (
     Sampling(),

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from protocol.request import Sampling
 from tests.gate import SAMPLINGS, alone, replace_seed
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import Request
 from workers.engine.runner import Chunk, Row, Runner
 from workers.sampling.sample_spec import SampleSpec
 

@@ -15,8 +15,9 @@ from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished, Gauges, Logprobs, Step
 from tests.gateway.fakes import FakeWorker
 from workers.engine.engine import BatchEngine
-from workers.engine.request import End, Failure, RequestRefused
+from workers.engine.request import RequestRefused
 from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.step_result import End, Failure
 from workers.process.output_processor import Delivery, Outcome
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 

@@ -16,17 +16,15 @@ from protocol.events import Gauges
 from protocol.request import FinishReason
 from workers.engine.finite_check import gives_numbers
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
+from workers.engine.request import Request, RequestRefused, check_score
 from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scoring import score
 from workers.engine.sequence import Live, Prefill, ended, row
 from workers.engine.stats import Tally
-from workers.engine.step_result import RunningStep
+from workers.engine.step_result import End, RunningStep, StepResult, Token
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS, Pace
 from workers.sampling.logprobs import RowLogprobs
-
-__all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
 
 NO_STREAM = -1
 """Holds a slot for what is nobody's; streams are not negative."""
@@ -290,7 +288,7 @@ class BatchEngine:
         return ended(live, reason, self._clock())
 
     def _fail(self, live: Live, call: str, error: Exception) -> None:
-        self._step.fail(live, call, error)
+        self._step.fail(live.request.stream, live.slot, call, error)
         self._scheduler.remove(live.request.stream, failed=True)
         # What it read may be what made it fail, and may have been copied before: nothing that is retained is trusted.
         self._scheduler.forget_retained()

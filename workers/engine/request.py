@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from protocol.bounds import (
@@ -20,8 +19,7 @@ from protocol.bounds import (
     MIN_REPETITION,
 )
 from protocol.errors import ErrorCode
-from protocol.request import FinishReason, Sampling
-from workers.sampling.logprobs import RowLogprobs
+from protocol.request import Sampling
 
 GREEDY = Sampling()
 
@@ -61,55 +59,6 @@ class Request:
     """No token of `eos` is sampled before so many are generated, resumed ones included."""
     constraint: Callable[[], Constraint] | None = None
     """Makes the constraint of one life of this sequence."""
-
-
-class Token(Struct, frozen=True, gc=False):
-    """One generated token. An end-of-sequence token is emitted as well, before its `End`."""
-
-    stream: int
-    token: int
-    logprobs: RowLogprobs | None = None
-    """Where `sampling.logprobs` asks for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """A sequence ended well: its only terminal. Times are in seconds."""
-
-    stream: int
-    reason: FinishReason
-    prompt_tokens: int
-    completion_tokens: int
-    """Tokens generated, resumed ones and an end-of-sequence token included."""
-    queue_s: float
-    """From `submit` to its slot."""
-    prefill_s: float
-    """From its slot to its first new token."""
-    decode_s: float
-    """From its first new token to the end."""
-    cached_tokens: int = 0
-    """Prompt (and resumed) tokens whose cache rows were taken from another sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A sequence ended with an error: its only terminal."""
-
-    stream: int
-    code: ErrorCode
-    text: str
-    field: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one engine step brought: tokens in the order of generation, then the terminals."""
-
-    tokens: tuple[Token, ...]
-    ends: tuple[End, ...]
-    failures: tuple[Failure, ...]
-    failed: bool
-    """A call of the runner failed in this step."""
 
 
 class RequestRefused(Exception):

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from protocol.request import FinishReason
 from workers.engine.logits_processors import Shaping
 from workers.engine.prefix_match import Written
-from workers.engine.request import End, Request
+from workers.engine.request import Request
 from workers.engine.runner import Chunk, Row
+from workers.engine.step_result import End
 from workers.sampling.sample_spec import SampleSpec
 
 

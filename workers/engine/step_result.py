@@ -2,15 +2,65 @@
 
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
+from msgspec import Struct
 
 from protocol.bounds import MAX_REASON
 from protocol.errors import ErrorCode
-from workers.engine.request import End, Failure, StepResult, Token
+from protocol.request import FinishReason
 from workers.engine.runner import NotFiniteError
-from workers.engine.sequence import Live
+from workers.sampling.logprobs import RowLogprobs
+
+
+class Token(Struct, frozen=True, gc=False):
+    """One generated token. An end-of-sequence token is emitted as well, before its `End`."""
+
+    stream: int
+    token: int
+    logprobs: RowLogprobs | None = None
+    """Where `sampling.logprobs` asks for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A sequence ended well: its only terminal. Times are in seconds."""
+
+    stream: int
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    """Tokens generated, resumed ones and an end-of-sequence token included."""
+    queue_s: float
+    """From `submit` to its slot."""
+    prefill_s: float
+    """From its slot to its first new token."""
+    decode_s: float
+    """From its first new token to the end."""
+    cached_tokens: int = 0
+    """Prompt (and resumed) tokens whose cache rows were taken from another sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A sequence ended with an error: its only terminal."""
+
+    stream: int
+    code: ErrorCode
+    text: str
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one engine step brought: tokens in the order of generation, then the terminals."""
+
+    tokens: tuple[Token, ...]
+    ends: tuple[End, ...]
+    failures: tuple[Failure, ...]
+    failed: bool
+    """A call of the runner failed in this step."""
 
 
 class RunningStep:
@@ -28,13 +78,12 @@ class RunningStep:
         """A row had no numbers: whether its request is at fault or the model is yet to be seen."""
         self._log = structlog.get_logger()
 
-    def fail(self, live: Live, call: str, error: Exception) -> None:
+    def fail(self, stream: int, slot: int, call: str, error: Exception) -> None:
         """A request ends, for this is what a call of the runner raised for it."""
         spoilt = isinstance(error, NotFiniteError)
         self._spoilt |= spoilt
         self._failed |= not spoilt
-        stream = live.request.stream
-        self._log.error("step_failed", stream=stream, slot=live.slot, call=call, trace=_trace(error))
+        self._log.error("step_failed", stream=stream, slot=slot, call=call, trace=_trace(error))
         text = f"{call} failed: {type(error).__name__}: {error}"
         code = ErrorCode.NOT_FINITE if spoilt else ErrorCode.STEP
         self._failures.append(Failure(stream, code, text[:MAX_REASON]))

@@ -10,7 +10,8 @@ import structlog
 from protocol.bounds import MAX_REASON
 from protocol.errors import ByeReason, ErrorCode
 from workers.engine.engine import BatchEngine
-from workers.engine.request import End, Failure, Request, RequestRefused
+from workers.engine.request import Request, RequestRefused
+from workers.engine.step_result import End, Failure
 from workers.errors import LoadRefused
 from workers.process.backends import Progress
 from workers.process.loading import Loaded

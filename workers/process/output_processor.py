@@ -15,7 +15,8 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Gauges, Logprobs, Step, TokenLogprob, Usage
 from protocol.request import ChatInput, FinishReason
-from workers.engine.request import End, Failure, Request, StepResult
+from workers.engine.request import Request
+from workers.engine.step_result import End, Failure, StepResult
 from workers.process.prompts import Made, Prompt, PromptRefused, Prompts, attempt
 from workers.sampling.logprobs import RowLogprobs
 from workers.text.detokenizer import TextStream

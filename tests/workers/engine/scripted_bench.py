@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from workers.engine.engine import BatchEngine, End, Failure, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import Request
 from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.step_result import End, Failure
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
 

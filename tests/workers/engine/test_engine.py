@@ -6,8 +6,9 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from tests.workers.engine.scripted_bench import make
-from workers.engine.engine import End, Request, RequestRefused, Token
+from workers.engine.request import Request, RequestRefused
 from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.step_result import End, Token
 
 SEEDED = Sampling(temperature=1.0, seed=11)
 

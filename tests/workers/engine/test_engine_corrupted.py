@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from protocol.errors import ErrorCode
 from tests.workers.engine.test_engine_prefix import PROMPT, cold, make, run
-from workers.engine.engine import Request
 from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import Request
 from workers.engine.runner import Chunk
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.sampling.sample_spec import SampleSpec

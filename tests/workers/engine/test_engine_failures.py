@@ -10,9 +10,10 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from tests.workers.engine.scripted_bench import make
-from workers.engine.engine import Failure, Request, RequestRefused
+from workers.engine.request import Request, RequestRefused
 from workers.engine.runner import Chunk, NotFiniteError, Row
 from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.step_result import Failure
 from workers.faults.plan import Fault, raising
 from workers.sampling.sample_spec import SampleSpec
 

@@ -18,10 +18,12 @@ from structlog.testing import capture_logs
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.sampled import sampled
-from workers.engine.engine import BatchEngine, Request, RequestRefused, StepResult
+from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import Request, RequestRefused
 from workers.engine.runner import Chunk, Row
 from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.step_result import StepResult
 from workers.sampling.sample_spec import SampleSpec
 
 CONTEXT = 24

@@ -7,10 +7,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.gate import alone
-from workers.engine.engine import BatchEngine, End, Request, RequestRefused, StepResult
+from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import Request, RequestRefused
 from workers.engine.runner import Chunk, Row
 from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.step_result import End, StepResult
 from workers.engine.token_budget import Pace
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, raising

@@ -6,7 +6,8 @@ from structlog.testing import capture_logs
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import Request
 from workers.engine.runner import Chunk, NotFiniteError, Row
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, PlannedFault, raising

@@ -10,7 +10,7 @@ from tests.checkpoints import make_checkpoint
 from tests.gate import alone
 from tests.workers.mlx.conftest import load_runner
 from workers.checkpoints.checkpoint import CheckpointError
-from workers.engine.engine import Request
+from workers.engine.request import Request
 from workers.process import backends
 from workers.process.spec import WorkerSpec
 

@@ -17,7 +17,8 @@ from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import Request
 from workers.engine.runner import Chunk, NotFiniteError, Row, Runner
 from workers.sampling.sample_spec import SampleSpec
 

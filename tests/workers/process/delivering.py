@@ -7,8 +7,9 @@ from protocol.commands import Submit
 from protocol.events import Delta, Event, Finished, Gauges, Step
 from protocol.request import Input, Limits, Sampling, TextInput
 from workers.engine.engine import BatchEngine
-from workers.engine.request import End, Failure, Request, RequestRefused, StepResult, Token
+from workers.engine.request import Request, RequestRefused
 from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.step_result import End, Failure, StepResult, Token
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
 from workers.process.output_processor import Admitted, Delivery, Outcome

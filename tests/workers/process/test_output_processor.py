@@ -9,7 +9,7 @@ from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Gauges, Step
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process.delivering import GAUGES, Worker, delivery, end, request_of, spell, step, submit
-from workers.engine.request import Failure
+from workers.engine.step_result import Failure
 from workers.faults.plan import raising
 from workers.process.output_processor import Outcome
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer

@@ -12,8 +12,8 @@ from protocol.errors import ErrorCode
 from protocol.events import Event, Finished, Gauges, Step
 from protocol.request import ChatInput, Input, Message, TextInput, TokensInput
 from tests.workers.process.delivering import GAUGES, Worker, delivery, end, spell, step, submit
-from workers.engine.request import Failure
 from workers.engine.scripted_runner import ALPHABET
+from workers.engine.step_result import Failure
 from workers.process.output_processor import Outcome
 from workers.text.byte_tokenizer import EOS_ID
 
