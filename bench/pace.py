@@ -22,7 +22,7 @@ from bench.ours import Engine, Setup
 from bench.shapes import SHAPES, default_cache, make_model
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 
 NO_BUDGET = 1 << 20
 WARM_UP = 24
@@ -57,7 +57,7 @@ class Streams:
         self.first: dict[int, float] = {}
         self._running = range(1, len(prompts) + 1)
         for stream, prompt in zip(self._running, prompts, strict=True):
-            engine.submit(Request(stream, prompt))
+            engine.submit(EngineRequest(stream, prompt))
         for _ in range(WARM_UP):
             self.step()
 
@@ -87,7 +87,7 @@ class Streams:
         stream, self._next = self._next, self._next + 1
         before = self._engine.gauges().prefix_tokens
         run, began = Run(), time.perf_counter()
-        self._engine.submit(Request(stream, prompt, max_tokens=8))
+        self._engine.submit(EngineRequest(stream, prompt, max_tokens=8))
         while stream not in self.first:
             run.delays += self.step()
         run.first_token_s = self.first[stream] - began

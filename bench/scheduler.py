@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from bench.command_line import at_least, command_line
 from workers.engine.engine import BatchEngine
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, Row, RunnerCapabilities
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
@@ -69,7 +69,7 @@ def decode(rows: int, steps: int) -> float:
     """Microseconds a token of steady decoding."""
     engine = BatchEngine(Constant(rows), max_queue=rows, step_tokens=1 << 16)
     for stream in range(rows):
-        engine.submit(Request(stream, PROMPT))
+        engine.submit(EngineRequest(stream, PROMPT))
     engine.step()
     began = time.perf_counter()
     for _ in range(steps):
@@ -85,7 +85,7 @@ def churn(rows: int, steps: int) -> float:
     began = time.perf_counter()
     for _ in range(steps):
         for _ in range(rows - engine.gauges().queue_depth):
-            engine.submit(Request(next(streams), PROMPT, max_tokens=8))
+            engine.submit(EngineRequest(next(streams), PROMPT, max_tokens=8))
         tokens += len(engine.step().tokens)
     return (time.perf_counter() - began) / tokens * 1e6
 

@@ -28,7 +28,7 @@ from protocol.commands import Stop, Submit, Welcome
 from protocol.events import Bye, Event, Failed, Finished, Hello, Ready, Step
 from protocol.request import Limits, Sampling, TextInput
 from workers.engine.engine import BatchEngine
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.process.output_processor import Delivery, Outcome
 from workers.process.spec import WorkerSpec
@@ -136,7 +136,7 @@ def _engine(load: Load) -> BatchEngine:
     runner = ScriptedRunner(slots=load.streams, context=1 << 16)
     engine = BatchEngine(runner, max_queue=load.streams, step_tokens=512)
     for n in range(load.streams):
-        engine.submit(Request(n, tuple(f"prompt {n}".encode()), Sampling(), load.tokens))
+        engine.submit(EngineRequest(n, tuple(f"prompt {n}".encode()), Sampling(), load.tokens))
     return engine
 
 

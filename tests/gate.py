@@ -19,7 +19,7 @@ from workers.engine.chunking import chunk_lengths
 from workers.engine.engine import BatchEngine
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner, RunnerCapabilities
 from workers.engine.step_result import Token
 
@@ -88,12 +88,12 @@ def run_gate(
             reference.close()
 
 
-def alone(runner: Runner, request: Request) -> list[int]:
+def alone(runner: Runner, request: EngineRequest) -> list[int]:
     """The tokens of one request on an engine of its own: the reference that a batch must reproduce."""
     return [token.token for token in generated_alone(runner, request)]
 
 
-def generated_alone(runner: Runner, request: Request) -> list[Token]:
+def generated_alone(runner: Runner, request: EngineRequest) -> list[Token]:
     """`alone`, with the log-probabilities that the request asks for."""
     # The runner is given back as it was: nothing may stay in its slots.
     engine = BatchEngine(runner, max_queue=1, step_tokens=1 << 20, prefixes=PrefixPolicy(enabled=False))
@@ -116,7 +116,7 @@ def prompt_lengths(capabilities: RunnerCapabilities, longest: int) -> list[int]:
 
 def _requests(
     capabilities: RunnerCapabilities, randomness: random.Random, count: int, max_tokens: int, longest: int | None
-) -> list[Request]:
+) -> list[EngineRequest]:
     most = min(longest or capabilities.context, capabilities.context - 3)
     lengths = prompt_lengths(capabilities, most)
     lengths += [randomness.randint(1, min(most, 2 * capabilities.prefill_chunks[0] + 8)) for _ in range(count)]
@@ -124,7 +124,7 @@ def _requests(
     randomness.shuffle(lengths)
     vocab = capabilities.vocab_size
     return [
-        Request(
+        EngineRequest(
             stream,
             tuple(randomness.randrange(vocab) for _ in range(length)),
             replace_seed(SAMPLINGS[stream % len(SAMPLINGS)], stream),
@@ -141,7 +141,7 @@ def replace_seed(sampling: Sampling, stream: int) -> Sampling:
     return structs.replace(sampling, seed=sampling.seed + stream)
 
 
-def _vary(request: Request, expected: list[Token], resume: bool) -> Request:
+def _vary(request: EngineRequest, expected: list[Token], resume: bool) -> EngineRequest:
     """Let some requests go on from tokens that they had already, and some end at a token."""
     ids = [token.token for token in expected]
     if resume and request.stream % 5 in (1, 2):
@@ -151,7 +151,7 @@ def _vary(request: Request, expected: list[Token], resume: bool) -> Request:
     return request
 
 
-def _expected(request: Request, reference: list[Token]) -> tuple[list[Token], str]:
+def _expected(request: EngineRequest, reference: list[Token]) -> tuple[list[Token], str]:
     """What the batch must emit, and the reason of its end."""
     ends = [index for index, token in enumerate(reference) if token.token in request.eos]
     if ends:
@@ -161,7 +161,7 @@ def _expected(request: Request, reference: list[Token]) -> tuple[list[Token], st
 
 def _batch(
     runner: Runner,
-    planned: list[Request],
+    planned: list[EngineRequest],
     references: dict[int, list[Token]],
     randomness: random.Random,
     step_tokens: int,
@@ -210,7 +210,7 @@ def _batch(
 
 
 def _compare(
-    planned: list[Request],
+    planned: list[EngineRequest],
     references: dict[int, list[Token]],
     got: dict[int, list[Token]],
     reasons: dict[int, str],

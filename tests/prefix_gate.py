@@ -12,7 +12,7 @@ from protocol.request import Sampling
 from tests.gate import SAMPLINGS, alone, replace_seed
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, Row, Runner
 from workers.sampling.sample_spec import SampleSpec
 
@@ -74,7 +74,7 @@ def run_prefix_gate(
         runner.close()
 
 
-def _plan(runner: Runner, turns: int, begin: int, max_tokens: int) -> list[dict[Request, list[int]]]:
+def _plan(runner: Runner, turns: int, begin: int, max_tokens: int) -> list[dict[EngineRequest, list[int]]]:
     """The requests of each turn, with the tokens that each gets when it is served alone and cold."""
     randomness = random.Random(5)
     capabilities = runner.capabilities
@@ -84,22 +84,22 @@ def _plan(runner: Runner, turns: int, begin: int, max_tokens: int) -> list[dict[
 
     beginning = some(begin)
     talks = [beginning] * (capabilities.slots + 2)
-    planned: list[dict[Request, list[int]]] = []
+    planned: list[dict[EngineRequest, list[int]]] = []
     for _ in range(turns):
-        turn: dict[Request, list[int]] = {}
+        turn: dict[EngineRequest, list[int]] = {}
         for index, talk in enumerate(talks):
             # Every third one begins anew, somewhere within what all share.
             talk = beginning[: begin - index] if index % 3 == 2 else talk
             stream = 1 + len(planned) * len(talks) + index
             sampling: Sampling = replace_seed(SAMPLINGS[stream % len(SAMPLINGS)], stream)
-            request = Request(stream, talk + some(1 + (index * 5) % 9), sampling, max_tokens)
+            request = EngineRequest(stream, talk + some(1 + (index * 5) % 9), sampling, max_tokens)
             turn[request] = alone(runner, request)
             talks[index] = request.prompt + tuple(turn[request])
         planned.append(turn)
     return planned
 
 
-def _serve(engine: BatchEngine, expected: dict[Request, list[int]]) -> None:
+def _serve(engine: BatchEngine, expected: dict[EngineRequest, list[int]]) -> None:
     got: dict[int, list[int]] = {request.stream: [] for request in expected}
     cancelled = min(got)
     for request in expected:

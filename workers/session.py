@@ -14,7 +14,7 @@ from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Logprobs, Step
 from protocol.request import ChatInput, FinishReason, Input, Limits, Sampling, TextInput, TokensInput
 from workers.engine.engine import BatchEngine
-from workers.engine.request import GREEDY, Request, RequestRefused
+from workers.engine.request import GREEDY, EngineRequest, RequestRefused
 from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
 from workers.process.output_processor import Delivery, Outcome
@@ -125,7 +125,7 @@ class Session:
     def prefill(self, prompt: Sequence[int], sampling: Sampling = GREEDY, *, eos: frozenset[int] = frozenset()) -> int:
         """Compute a prompt and return the first token after it. Raises `SessionError`."""
         stream = self._begin()
-        self._submit(Request(stream, tuple(prompt), sampling, None, eos))
+        self._submit(EngineRequest(stream, tuple(prompt), sampling, None, eos))
         self._running = True
         while not self._ready:
             self._step()
@@ -204,7 +204,7 @@ class Session:
         self._stream = next(self._streams)
         return self._stream
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: EngineRequest) -> None:
         try:
             self._engine.submit(request)
         except RequestRefused as refusal:

@@ -17,7 +17,7 @@ from tests.gateway.fakes import FakeWorker
 from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
 from workers.engine.scripted_runner import ScriptedRunner
-from workers.engine.step_result import End, Failure
+from workers.engine.step_result import SequenceEnd, SequenceFailure
 from workers.process.output_processor import Delivery, Outcome
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 
@@ -59,10 +59,10 @@ class EngineWorker(FakeWorker):
             try:
                 self.engine.submit(admitted.request)
             except RequestRefused as refusal:
-                failure = Failure(submit.stream, refusal.code, refusal.text, refusal.field)
+                failure = SequenceFailure(submit.stream, refusal.code, refusal.text, refusal.field)
                 self._answers += self._delivery.deliver(Outcome(None, (), (failure,), self.engine.gauges())).frames
 
-    def _end(self, end: End | None) -> None:
+    def _end(self, end: SequenceEnd | None) -> None:
         if end is not None:
             self._answers += self._delivery.deliver(Outcome(None, (end,), (), self.engine.gauges())).frames
 
@@ -113,7 +113,9 @@ class EngineWorker(FakeWorker):
         """Its step failed: the engine has let go of it."""
         if self._delivery.is_live(stream):
             self.engine.cancel(stream)
-            self._delivery.deliver(Outcome(None, (), (Failure(stream, ErrorCode.STEP, "no"),), self.engine.gauges()))
+            self._delivery.deliver(
+                Outcome(None, (), (SequenceFailure(stream, ErrorCode.STEP, "no"),), self.engine.gauges())
+            )
 
     def die(self, reached: int | None = None, origin: Origin = Origin.WITHIN) -> None:
         super().die(reached, origin)

@@ -1,7 +1,7 @@
 """The batch engine: the scheduler's decisions carried out on a runner, with every failure contained.
 
-Used by one thread. A request that was taken by `submit` ends exactly once: by an `End` or a `Failure` of a step, or by
-the `End` that `cancel` or `finish` returns.
+Used by one thread. A request that was taken by `submit` ends exactly once: by a `SequenceEnd` or a `SequenceFailure` of
+a step, or by the `SequenceEnd` that `cancel` or `finish` returns.
 """
 
 import time
@@ -16,13 +16,13 @@ from protocol.events import Gauges
 from protocol.request import FinishReason
 from workers.engine.finite_check import gives_numbers
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Request, RequestRefused, check_score
+from workers.engine.request import EngineRequest, RequestRefused, check_score
 from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scoring import score
 from workers.engine.sequence import Live, Prefill, ended, row
 from workers.engine.stats import Tally
-from workers.engine.step_result import End, RunningStep, StepResult, Token
+from workers.engine.step_result import RunningStep, SequenceEnd, StepResult, Token
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS, Pace
 from workers.sampling.logprobs import RowLogprobs
 
@@ -35,8 +35,8 @@ class BatchEngine:
 
     `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes (None is what measured
     costs allow, see `workers.engine.token_budget`), `kv_tokens` the cache rows in use, and `prefixes` what is kept of
-    ended sequences (see `Scheduler`); `clock` gives seconds and is used for the times in `End` and for the longest step
-    only.
+    ended sequences (see `Scheduler`); `clock` gives seconds and is used for the times in `SequenceEnd` and for the
+    longest step only.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class BatchEngine:
     def gauges(self) -> Gauges:
         return self._tally.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the field at fault."""
         self._scheduler.submit(request, self._clock())
 
-    def cancel(self, stream: int) -> End | None:
+    def cancel(self, stream: int) -> SequenceEnd | None:
         """End a sequence now, in whatever phase it is; None when it is unknown. Its slot is available on return."""
         return self._take_out(stream, "cancelled")
 
-    def finish(self, stream: int) -> End | None:
+    def finish(self, stream: int) -> SequenceEnd | None:
         """Like `cancel`, for a sequence that ended well outside of the engine: a stop string was found."""
         return self._take_out(stream, "stop")
 
@@ -277,7 +277,7 @@ class BatchEngine:
         self._tally.completed += 1
         self._step.ends.append(ended(live, reason, now))
 
-    def _take_out(self, stream: int, reason: FinishReason) -> End | None:
+    def _take_out(self, stream: int, reason: FinishReason) -> SequenceEnd | None:
         live = self._scheduler.remove(stream)
         if live is None:
             return None

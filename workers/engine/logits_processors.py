@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.engine.request import Constraint, Request
+from workers.engine.request import Constraint, EngineRequest
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 _SPARE = 64
@@ -122,7 +122,7 @@ class Shaping:
         self._mask: NDArray[np.uint32] | None = None
 
     @classmethod
-    def of(cls, request: Request) -> Self | None:
+    def of(cls, request: EngineRequest) -> Self | None:
         """The state at the request's first new token: None for a request whose history changes nothing."""
         sampling = request.sampling
         sparse = (

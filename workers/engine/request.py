@@ -41,7 +41,7 @@ class Constraint(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EngineRequest:
     """One sequence to generate. `eos` is empty where end-of-sequence tokens are to be ignored."""
 
     stream: int
@@ -71,7 +71,7 @@ class RequestRefused(Exception):
         self.field = field
 
 
-def check(request: Request, vocab_size: int, context: int) -> None:
+def check(request: EngineRequest, vocab_size: int, context: int) -> None:
     """Refuse a request that could not run on an empty engine.
 
     Raises `RequestRefused`: INVALID or CONTEXT, with the field at fault.

@@ -14,7 +14,7 @@ from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import Shaping
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Request, RequestRefused, check
+from workers.engine.request import EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
 from workers.engine.sequence import Live, Prefill, resumed_end, sample_spec
 from workers.engine.slot_allocation import Seats
@@ -94,7 +94,7 @@ class Scheduler:
     def queued(self) -> int:
         return len(self._waiting)
 
-    def submit(self, request: Request, now: float) -> None:
+    def submit(self, request: EngineRequest, now: float) -> None:
         """Queue a sequence. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the field at fault."""
         stream = request.stream
         if stream in self._waiting or stream in self._prefilling or stream in self._decoding:
@@ -277,7 +277,7 @@ class Scheduler:
         return -(-rows // block) * block
 
 
-def _with_real_eos(request: Request, vocab_size: int) -> Request:
+def _with_real_eos(request: EngineRequest, vocab_size: int) -> EngineRequest:
     """Some checkpoints name end-of-sequence tokens that their model has no row for: it cannot sample or ban them."""
     real = frozenset(token for token in request.eos if token < vocab_size)
     return request if len(real) == len(request.eos) else replace(request, eos=real)

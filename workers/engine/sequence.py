@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from protocol.request import FinishReason
 from workers.engine.logits_processors import Shaping
 from workers.engine.prefix_match import Written
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, Row
-from workers.engine.step_result import End
+from workers.engine.step_result import SequenceEnd
 from workers.sampling.sample_spec import SampleSpec
 
 
@@ -19,7 +19,7 @@ class Live:
     with position i.
     """
 
-    request: Request
+    request: EngineRequest
     tokens: list[int]
     """All that are known: prompt, resumed, generated."""
     pending: int
@@ -94,11 +94,11 @@ def resumed_end(live: Live) -> FinishReason | None:
     return "length" if len(live.tokens) >= live.limit else None
 
 
-def ended(live: Live, reason: FinishReason, now: float) -> End:
+def ended(live: Live, reason: FinishReason, now: float) -> SequenceEnd:
     """The terminal of a sequence that ends now, by the clock that it was submitted by."""
     admitted = now if live.admitted is None else live.admitted
     first = now if live.first is None else live.first
-    return End(
+    return SequenceEnd(
         live.request.stream,
         reason,
         len(live.request.prompt),

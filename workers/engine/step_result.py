@@ -15,7 +15,7 @@ from workers.sampling.logprobs import RowLogprobs
 
 
 class Token(Struct, frozen=True, gc=False):
-    """One generated token. An end-of-sequence token is emitted as well, before its `End`."""
+    """One generated token. An end-of-sequence token is emitted as well, before its `SequenceEnd`."""
 
     stream: int
     token: int
@@ -24,7 +24,7 @@ class Token(Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class SequenceEnd:
     """A sequence ended well: its only terminal. Times are in seconds."""
 
     stream: int
@@ -43,7 +43,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class SequenceFailure:
     """A sequence ended with an error: its only terminal."""
 
     stream: int
@@ -57,8 +57,8 @@ class StepResult:
     """What one engine step brought: tokens in the order of generation, then the terminals."""
 
     tokens: tuple[Token, ...]
-    ends: tuple[End, ...]
-    failures: tuple[Failure, ...]
+    ends: tuple[SequenceEnd, ...]
+    failures: tuple[SequenceFailure, ...]
     failed: bool
     """A call of the runner failed in this step."""
 
@@ -68,11 +68,11 @@ class RunningStep:
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
-        self.ends: list[End] = []
+        self.ends: list[SequenceEnd] = []
         self.failures_in_a_row = 0
         """Steps that failed since the last one that did not. Those in which requests had no numbers do not count, as
         long as the model still gives some for others."""
-        self._failures: list[Failure] = []
+        self._failures: list[SequenceFailure] = []
         self._failed = False
         self._spoilt = False
         """A row had no numbers: whether its request is at fault or the model is yet to be seen."""
@@ -86,7 +86,7 @@ class RunningStep:
         self._log.error("step_failed", stream=stream, slot=slot, call=call, trace=_trace(error))
         text = f"{call} failed: {type(error).__name__}: {error}"
         code = ErrorCode.NOT_FINITE if spoilt else ErrorCode.STEP
-        self._failures.append(Failure(stream, code, text[:MAX_REASON]))
+        self._failures.append(SequenceFailure(stream, code, text[:MAX_REASON]))
 
     def slot_failed(self, slot: int, error: Exception) -> None:
         """A slot could not be reset, which is no request's fault."""

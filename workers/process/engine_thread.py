@@ -10,8 +10,8 @@ import structlog
 from protocol.bounds import MAX_REASON
 from protocol.errors import ByeReason, ErrorCode
 from workers.engine.engine import BatchEngine
-from workers.engine.request import Request, RequestRefused
-from workers.engine.step_result import End, Failure
+from workers.engine.request import EngineRequest, RequestRefused
+from workers.engine.step_result import SequenceEnd, SequenceFailure
 from workers.errors import LoadRefused
 from workers.process.backends import Progress
 from workers.process.loading import Loaded
@@ -31,7 +31,7 @@ class TakeOut:
     finish: bool = False
 
 
-Order = Request | TakeOut
+Order = EngineRequest | TakeOut
 
 
 class EngineListener(Protocol):
@@ -137,18 +137,18 @@ class EngineThread:
 
     def _turn(self, engine: BatchEngine, orders: Sequence[Order]) -> Outcome:
         """Take all orders, then run one step."""
-        ends: list[End] = []
-        failures: list[Failure] = []
+        ends: list[SequenceEnd] = []
+        failures: list[SequenceFailure] = []
         for order in orders:
-            if isinstance(order, Request):
+            if isinstance(order, EngineRequest):
                 try:
                     engine.submit(order)
                 except RequestRefused as refusal:
-                    failures.append(Failure(order.stream, refusal.code, refusal.text, refusal.field))
+                    failures.append(SequenceFailure(order.stream, refusal.code, refusal.text, refusal.field))
                 except Exception as error:  # noqa: BLE001 - a defect that one request finds must end that one only
                     self._log.error("submit_failed", stream=order.stream, exc_info=error)
                     text = f"the request could not be queued: {type(error).__name__}"
-                    failures.append(Failure(order.stream, ErrorCode.INTERNAL, text))
+                    failures.append(SequenceFailure(order.stream, ErrorCode.INTERNAL, text))
             else:
                 end = engine.finish(order.stream) if order.finish else engine.cancel(order.stream)
                 if end is not None:

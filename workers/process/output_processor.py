@@ -15,8 +15,8 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Gauges, Logprobs, Step, TokenLogprob, Usage
 from protocol.request import ChatInput, FinishReason
-from workers.engine.request import Request
-from workers.engine.step_result import End, Failure, StepResult
+from workers.engine.request import EngineRequest
+from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
 from workers.process.prompts import Made, Prompt, PromptRefused, Prompts, attempt
 from workers.sampling.logprobs import RowLogprobs
 from workers.text.detokenizer import TextStream
@@ -31,9 +31,9 @@ class Outcome:
     """What one turn of the engine thread brought. `step` is None when the engine had nothing to run."""
 
     step: StepResult | None
-    ends: tuple[End, ...]
+    ends: tuple[SequenceEnd, ...]
     """Of sequences that were taken out: cancelled, or stopped by a stop string."""
-    failures: tuple[Failure, ...]
+    failures: tuple[SequenceFailure, ...]
     """Of sequences that the engine did not take."""
     gauges: Gauges
 
@@ -42,7 +42,7 @@ class Outcome:
 class Admitted:
     """The answer to a `Submit`: a request for the engine, or the frame that ends it here."""
 
-    request: Request | None
+    request: EngineRequest | None
     answer: Finished | Failed | None
 
 
@@ -130,7 +130,7 @@ class Delivery:
         if limits.deadline_ms:
             since = self._clock() if arrived is None else arrived
             heapq.heappush(self._deadlines, (since + limits.deadline_ms / 1000, stream))
-        request = Request(
+        request = EngineRequest(
             stream,
             made.tokens,
             submit.sampling,
@@ -161,7 +161,7 @@ class Delivery:
             deltas = self._deltas(outcome.step, done)
             done.frames.append(Step(deltas, self.stamp(outcome.gauges)))
             ends, failures = outcome.step.ends + ends, outcome.step.failures + failures
-        failures += tuple(Failure(stream, ErrorCode.INTERNAL, _DEFECT) for stream in done.defects)
+        failures += tuple(SequenceFailure(stream, ErrorCode.INTERNAL, _DEFECT) for stream in done.defects)
         for end in ends:
             if end.stream not in done.defects:
                 done.frames.extend(self._end(end, done))
@@ -234,7 +234,7 @@ class Delivery:
     def _label(self, token: int) -> bytes:
         return b"" if self._vocabulary is None else self._vocabulary.label(token)[:MAX_PIECE_BYTES]
 
-    def _end(self, end: End, done: Delivered) -> Iterable[Finished | Failed]:
+    def _end(self, end: SequenceEnd, done: Delivered) -> Iterable[Finished | Failed]:
         live = self._live.get(end.stream)
         if live is None:
             return ()
@@ -242,14 +242,14 @@ class Delivery:
             tail = live.text.finish() if live.text is not None else ""
         except Exception as error:  # noqa: BLE001  as in `_deltas`
             done.defects[end.stream] = error
-            return self._fail(Failure(end.stream, ErrorCode.INTERNAL, _DEFECT))
+            return self._fail(SequenceFailure(end.stream, ErrorCode.INTERNAL, _DEFECT))
         del self._live[end.stream]
         reason: FinishReason = "stop" if live.stopped or (live.text is not None and live.text.stopped) else end.reason
         queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
         usage = Usage(live.prompt_tokens, live.completion_tokens, queue, prefill, decode, end.cached_tokens)
         return (Finished(end.stream, reason, usage, (), tail),)
 
-    def _fail(self, failure: Failure) -> Iterable[Finished | Failed]:
+    def _fail(self, failure: SequenceFailure) -> Iterable[Finished | Failed]:
         live = self._live.pop(failure.stream, None)
         if live is None:
             return ()

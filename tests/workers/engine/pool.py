@@ -3,7 +3,7 @@
 from typing import Any
 
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Prefill
@@ -19,8 +19,10 @@ def scheduler(
     return Scheduler(capabilities, max_queue=8, step_tokens=step_tokens, prefixes=policy, **options)
 
 
-def ask(stream: int, prompt: tuple[int, ...] = SHARED, *, max_tokens: int | None = 4, tenant: str = "") -> Request:
-    return Request(stream, prompt, max_tokens=max_tokens, tenant=tenant)
+def ask(
+    stream: int, prompt: tuple[int, ...] = SHARED, *, max_tokens: int | None = 4, tenant: str = ""
+) -> EngineRequest:
+    return EngineRequest(stream, prompt, max_tokens=max_tokens, tenant=tenant)
 
 
 def admit(one: Scheduler) -> list[int]:
@@ -46,7 +48,7 @@ def prefill(one: Scheduler) -> list[Prefill]:
     return works
 
 
-def run(one: Scheduler, *requests: Request) -> list[Prefill]:
+def run(one: Scheduler, *requests: EngineRequest) -> list[Prefill]:
     """Submit, admit and prefill."""
     for request in requests:
         one.submit(request, 0.0)

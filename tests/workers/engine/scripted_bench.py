@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from workers.engine.engine import BatchEngine
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.scripted_runner import ScriptedRunner
-from workers.engine.step_result import End, Failure
+from workers.engine.step_result import SequenceEnd, SequenceFailure
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
 
@@ -32,11 +32,11 @@ class Bench:
         faulty = with_faults(runner, faults)
         self.engine = BatchEngine(faulty, max_queue=max_queue, step_tokens=step_tokens, clock=lambda: self.now)
         self.tokens: dict[int, list[int]] = {}
-        self.ends: dict[int, End] = {}
-        self.failures: dict[int, Failure] = {}
+        self.ends: dict[int, SequenceEnd] = {}
+        self.failures: dict[int, SequenceFailure] = {}
 
     def submit(self, stream: int, length: int = 5, **fields: Any) -> None:
-        self.engine.submit(Request(stream, tuple(range(stream, stream + length)), **fields))
+        self.engine.submit(EngineRequest(stream, tuple(range(stream, stream + length)), **fields))
 
     def step(self) -> bool:
         result = self.engine.step()

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from protocol.errors import ErrorCode
 from tests.workers.engine.test_engine_prefix import PROMPT, cold, make, run
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.sampling.sample_spec import SampleSpec
@@ -55,8 +55,8 @@ class Spoiling(ScriptedRunner):
 def test_a_prompt_that_others_rows_spoilt_is_computed_without_them(cancelled: bool) -> None:
     """Those of its neighbour end where it has a token that makes no numbers, which nobody knows yet."""
     engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(least=1))
-    bad = Request(1, (*PROMPT[:20], BAD, *PROMPT[20:]), max_tokens=3)
-    good = Request(2, (*PROMPT[:20], 7, *PROMPT[20:]), max_tokens=3)
+    bad = EngineRequest(1, (*PROMPT[:20], BAD, *PROMPT[20:]), max_tokens=3)
+    good = EngineRequest(2, (*PROMPT[:20], 7, *PROMPT[20:]), max_tokens=3)
     engine.submit(bad)
     for _ in range(3):
         engine.step()
@@ -74,8 +74,10 @@ def test_a_prompt_that_others_rows_spoilt_is_computed_without_them(cancelled: bo
 
 def test_a_prompt_that_makes_no_numbers_by_itself_fails_once() -> None:
     engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(least=1))
-    run(engine, Request(1, PROMPT, max_tokens=3))
-    _, ends, steps = run(engine, Request(2, (*PROMPT, BAD, 3, 4), max_tokens=3), Request(3, (5, 6), max_tokens=2))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3))
+    _, ends, steps = run(
+        engine, EngineRequest(2, (*PROMPT, BAD, 3, 4), max_tokens=3), EngineRequest(3, (5, 6), max_tokens=2)
+    )
     assert [failure.stream for step in steps for failure in step.failures] == [2]
     assert [end.stream for end in ends] == [3]
     assert runner.violations == []
@@ -83,11 +85,11 @@ def test_a_prompt_that_makes_no_numbers_by_itself_fails_once() -> None:
 
 def test_a_slot_that_cannot_be_reset_for_another_attempt_fails_its_request() -> None:
     engine, runner = make(Spoiling(failing_resets=2), step_tokens=8, prefixes=PrefixPolicy(least=1))
-    run(engine, Request(1, PROMPT, max_tokens=3))
-    _, _, steps = run(engine, Request(2, (*PROMPT, BAD, 3), max_tokens=3))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3))
+    _, _, steps = run(engine, EngineRequest(2, (*PROMPT, BAD, 3), max_tokens=3))
     (failure,) = [failure for step in steps for failure in step.failures]
     assert (failure.stream, failure.text) == (2, "reset failed: RuntimeError: the device does not answer")
-    assert len(run(engine, *(Request(stream, (5, stream), max_tokens=2) for stream in range(3, 6)))[1]) == 3
+    assert len(run(engine, *(EngineRequest(stream, (5, stream), max_tokens=2) for stream in range(3, 6)))[1]) == 3
     assert runner.violations == []
 
 
@@ -111,7 +113,7 @@ def test_requests_without_numbers_do_not_count_against_a_model_that_gives_them()
     """One client could end the worker of all others with ten such prompts."""
     engine, runner = make(Spoiling(), step_tokens=8)
     for stream in range(12):
-        (step,) = run(engine, Request(stream, (BAD, stream), max_tokens=3))[2]
+        (step,) = run(engine, EngineRequest(stream, (BAD, stream), max_tokens=3))[2]
         assert [(failure.stream, failure.code) for failure in step.failures] == [(stream, ErrorCode.NOT_FINITE)]
         assert step.failed
         assert engine.failures_in_a_row == 0
@@ -122,9 +124,9 @@ def test_requests_without_numbers_do_not_count_against_a_model_that_gives_them()
 
 def test_requests_without_numbers_count_where_others_have_none_either() -> None:
     engine, runner = make(Damaged(calls=1), step_tokens=8)
-    run(engine, Request(0, (5, 6), max_tokens=1))
+    run(engine, EngineRequest(0, (5, 6), max_tokens=1))
     for stream in range(1, 4):
-        (step,) = run(engine, Request(stream, (5, stream), max_tokens=3))[2]
+        (step,) = run(engine, EngineRequest(stream, (5, stream), max_tokens=3))[2]
         assert [failure.code for failure in step.failures] == [ErrorCode.STEP]
         assert engine.failures_in_a_row == stream
     assert runner.violations == []
@@ -132,8 +134,8 @@ def test_requests_without_numbers_count_where_others_have_none_either() -> None:
 
 def test_nothing_is_tried_where_a_neighbour_has_numbers() -> None:
     engine, runner = make(Spoiling(), step_tokens=64)
-    engine.submit(Request(1, (BAD, 1), max_tokens=3))
-    engine.submit(Request(2, (5, 6), max_tokens=3))
+    engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
+    engine.submit(EngineRequest(2, (5, 6), max_tokens=3))
     step = engine.step()
     assert [failure.stream for failure in step.failures] == [1]
     assert (engine.failures_in_a_row, runner.calls) == (0, 2), "one call for the prompts, one for the row that goes on"
@@ -141,7 +143,7 @@ def test_nothing_is_tried_where_a_neighbour_has_numbers() -> None:
 
 def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner = make(Spoiling(), step_tokens=8)
-    engine.submit(Request(1, (BAD, 1), max_tokens=3))
+    engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
     first = runner.prefill
 
     def prefill(chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
@@ -160,14 +162,14 @@ def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytes
 def test_a_slot_that_is_not_reset_counts_whatever_the_model_gives(failing: int) -> None:
     """That of the request, and that of the trial."""
     engine, _ = make(Spoiling(), step_tokens=8)
-    engine.submit(Request(1, (BAD, 1), max_tokens=3))
+    engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
     resets = [None] * (failing - 1) + [RuntimeError("no answer")]
     with mock.patch.object(Spoiling, "reset", side_effect=resets), capture_logs():
         assert engine.step().failed
     assert engine.failures_in_a_row == 1
 
 
-def some_requests(randomness: random.Random) -> list[Request]:
+def some_requests(randomness: random.Random) -> list[EngineRequest]:
     """With few beginnings, so that most find rows of others, and a token that makes no numbers in every third."""
     beginnings = [[randomness.randrange(90) for _ in range(randomness.randint(5, 40))] for _ in range(2)]
     requests = []
@@ -177,7 +179,7 @@ def some_requests(randomness: random.Random) -> list[Request]:
         prompt += [randomness.randrange(90) for _ in range(randomness.randint(1, 8))]
         if stream % 3 == 0:
             prompt.insert(randomness.randint(0, len(prompt)), BAD)
-        requests.append(Request(stream, tuple(prompt), max_tokens=randomness.choice((1, 3, 30))))
+        requests.append(EngineRequest(stream, tuple(prompt), max_tokens=randomness.choice((1, 3, 30))))
     return requests
 
 

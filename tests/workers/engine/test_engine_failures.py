@@ -10,10 +10,10 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from tests.workers.engine.scripted_bench import make
-from workers.engine.request import Request, RequestRefused
+from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, NotFiniteError, Row
 from workers.engine.scripted_runner import ScriptedRunner
-from workers.engine.step_result import Failure
+from workers.engine.step_result import SequenceFailure
 from workers.faults.plan import Fault, raising
 from workers.sampling.sample_spec import SampleSpec
 
@@ -31,7 +31,7 @@ def test_a_failing_prefill_fails_its_request_only() -> None:
     bench.run()
     for stream in (0, 2):
         assert bench.tokens[stream] == alone(
-            make().runner, Request(stream, tuple(range(stream, stream + 4)), max_tokens=3)
+            make().runner, EngineRequest(stream, tuple(range(stream, stream + 4)), max_tokens=3)
         )
     gauges = bench.engine.gauges()
     assert (gauges.sequences_started, gauges.sequences_completed, gauges.steps_failed) == (3, 2, 1)
@@ -52,7 +52,7 @@ def test_a_failing_decode_fails_its_rows_and_not_those_that_wait_or_prefill() ->
     assert bench.engine.gauges().slots_active == 1
     bench.run()
     assert sorted(bench.ends) == [2, 3]
-    assert bench.tokens[2] == alone(make().runner, Request(2, tuple(range(2, 22)), max_tokens=4))
+    assert bench.tokens[2] == alone(make().runner, EngineRequest(2, tuple(range(2, 22)), max_tokens=4))
     assert bench.runner.violations == []
 
 
@@ -64,7 +64,7 @@ def test_a_failing_prefill_of_several_prompts_fails_those_of_its_call() -> None:
     assert sorted(bench.failures) == [0, 1]
     bench.run()
     assert sorted(bench.ends) == [2, 3]
-    assert bench.tokens[2] == alone(make().runner, Request(2, (2, 3, 4, 5), max_tokens=3))
+    assert bench.tokens[2] == alone(make().runner, EngineRequest(2, (2, 3, 4, 5), max_tokens=3))
     assert bench.runner.violations == []
 
 
@@ -78,7 +78,7 @@ def test_a_prompt_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) 
     assert sorted(bench.failures) == [0]
     assert bench.runner.calls == 2, "one call for both prompts, one for the row that goes on"
     bench.run()
-    assert bench.tokens[3] == alone(make().runner, Request(3, (3, 4, 5), sampling, max_tokens=3))
+    assert bench.tokens[3] == alone(make().runner, EngineRequest(3, (3, 4, 5), sampling, max_tokens=3))
     assert bench.runner.violations == []
 
 
@@ -130,7 +130,7 @@ def test_a_token_out_of_the_vocabulary_fails_its_row_only(token: int) -> None:
 def test_a_row_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> None:
     """The others keep what the step brought them, and go on as if nothing had happened."""
     sampling = Sampling(temperature=1.0, seed=3, logprobs=logprobs)
-    whole = {stream: alone(make().runner, Request(stream, (stream,), sampling, 12)) for stream in range(3)}
+    whole = {stream: alone(make().runner, EngineRequest(stream, (stream,), sampling, 12)) for stream in range(3)}
     bad = next(token for token in whole[1][:-1] if token not in whole[0][:-1] + whole[2][:-1])
     bench = make(faults=(Fault("nan", calls=0, token=bad),))
     for stream in range(3):
@@ -138,7 +138,9 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> 
     with capture_logs() as logs:
         bench.run()
     assert [(entry["event"], entry["stream"]) for entry in logs] == [("step_failed", 1)]
-    assert bench.failures == {1: Failure(1, ErrorCode.NOT_FINITE, f"decode failed: NotFiniteError: {NotFiniteError()}")}
+    assert bench.failures == {
+        1: SequenceFailure(1, ErrorCode.NOT_FINITE, f"decode failed: NotFiniteError: {NotFiniteError()}")
+    }
     assert bench.tokens == {0: whole[0], 1: whole[1][: whole[1].index(bad) + 1], 2: whole[2]}
     assert sorted(bench.ends) == [0, 2]
     gauges = bench.engine.gauges()

@@ -20,7 +20,7 @@ from protocol.request import Sampling
 from tests.sampled import sampled
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Request, RequestRefused
+from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, Row
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.engine.step_result import StepResult
@@ -118,7 +118,7 @@ def reference(prompt: tuple[int, ...], sampling: Sampling, length: int) -> tuple
     return tuple(tokens)
 
 
-def expected(request: Request) -> tuple[tuple[int, ...], str]:
+def expected(request: EngineRequest) -> tuple[tuple[int, ...], str]:
     """The whole answer of a request, what it resumes included, and why it ends."""
     room = CONTEXT - len(request.prompt)
     length = room if request.max_tokens is None else min(room, request.max_tokens)
@@ -161,7 +161,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.runner.holder = self.engine._scheduler.slots.holder
         self.runner.tenant = lambda stream: self.asked[stream].tenant if stream in self.asked else ""
-        self.asked: dict[int, Request] = {}
+        self.asked: dict[int, EngineRequest] = {}
         self.got: dict[int, list[int]] = {}
         self.live: set[int] = set()
         self.terminals: dict[int, str] = {}
@@ -189,7 +189,7 @@ class EngineMachine(RuleBasedStateMachine):
         """A prompt that begins as all do, and goes on from token `own` in a way of its own."""
         stream = len(self.asked)
         prompt = tuple(index % 8 if index < own else (stream >> 3 * (index - own)) & 7 for index in range(length))
-        request = Request(stream, prompt, sampling, max_tokens, eos, tenant=tenant)
+        request = EngineRequest(stream, prompt, sampling, max_tokens, eos, tenant=tenant)
         if split is not None:
             request = replace(request, resume=expected(request)[0][:split])
         gauges = self.engine.gauges()
@@ -279,7 +279,7 @@ class EngineMachine(RuleBasedStateMachine):
     def _all_slots_are_free(self) -> None:
         """As many requests as there are slots run side by side: no slot is lost."""
         for stream in range(self.slots):
-            self.engine.submit(Request(1000 + stream, (1,), max_tokens=4))
+            self.engine.submit(EngineRequest(1000 + stream, (1,), max_tokens=4))
         self.engine.step()
         assert self.engine.gauges().queue_depth == 0 or self.step_tokens < self.slots * 2
         while not self.engine.idle:

@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 from tests.gate import alone
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Request, RequestRefused
+from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, Row
 from workers.engine.scripted_runner import ScriptedRunner
-from workers.engine.step_result import End, StepResult
+from workers.engine.step_result import SequenceEnd, StepResult
 from workers.engine.token_budget import Pace
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, raising
@@ -28,7 +28,7 @@ def make(
     return BatchEngine(with_faults(runner, faults), max_queue=8, **{"step_tokens": 64} | options), runner
 
 
-def run(engine: BatchEngine, *requests: Request) -> tuple[list[int], list[End], list[StepResult]]:
+def run(engine: BatchEngine, *requests: EngineRequest) -> tuple[list[int], list[SequenceEnd], list[StepResult]]:
     """Serve requests to their ends: the tokens, the ends and the steps."""
     for request in requests:
         engine.submit(request)
@@ -39,13 +39,13 @@ def run(engine: BatchEngine, *requests: Request) -> tuple[list[int], list[End], 
     return [t.token for s in steps for t in s.tokens], [end for s in steps for end in s.ends], steps
 
 
-def cold(request: Request) -> list[int]:
+def cold(request: EngineRequest) -> list[int]:
     return alone(ScriptedRunner(slots=1, context=64, prefill_chunks=(4, 8)), request)
 
 
 def test_an_end_says_how_much_was_cached_and_the_gauges_count_it() -> None:
     engine, runner = make()
-    first, second = Request(1, PROMPT, max_tokens=3), Request(2, (*PROMPT, 7, 8), max_tokens=3)
+    first, second = EngineRequest(1, PROMPT, max_tokens=3), EngineRequest(2, (*PROMPT, 7, 8), max_tokens=3)
     assert [end.cached_tokens for end in run(engine, first)[1]] == [0]
     assert engine.gauges().retained_tokens == 42
     tokens, ends, _ = run(engine, second)
@@ -59,28 +59,28 @@ def test_an_end_says_how_much_was_cached_and_the_gauges_count_it() -> None:
 
 def test_what_is_resumed_is_taken_from_its_own_cancelled_run() -> None:
     engine, _ = make()
-    request = Request(1, PROMPT, max_tokens=9)
+    request = EngineRequest(1, PROMPT, max_tokens=9)
     whole = cold(request)
     engine.submit(request)
     for _ in range(4):
         engine.step()
     assert engine.cancel(1) is not None
-    tokens, [end], _ = run(engine, Request(2, PROMPT, max_tokens=9, resume=tuple(whole[:4])))
+    tokens, [end], _ = run(engine, EngineRequest(2, PROMPT, max_tokens=9, resume=tuple(whole[:4])))
     assert tokens == whole[4:]
     assert end.cached_tokens == 43
 
 
 def test_after_a_failure_nothing_that_was_retained_is_used() -> None:
     engine, runner = make(faults=raising({8}), prefixes=PrefixPolicy(least=1))
-    run(engine, Request(1, PROMPT, max_tokens=3))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     assert runner.calls == 7, "five chunks and two decode rows"
     # It copies from the first, whose rows may be what it failed of.
-    _, _, steps = run(engine, Request(2, (*PROMPT[:36], *PROMPT[::-1][:20]), max_tokens=3))
+    _, _, steps = run(engine, EngineRequest(2, (*PROMPT[:36], *PROMPT[::-1][:20]), max_tokens=3))
     assert runner.violations == []
     assert [len(step.failures) for step in steps] == [1]
     assert (engine.gauges().prefix_hits, engine.gauges().retained_tokens) == (0, 0)
-    tokens, [end], _ = run(engine, Request(3, PROMPT, max_tokens=3))
-    assert (tokens, end.cached_tokens) == (cold(Request(3, PROMPT, max_tokens=3)), 0)
+    tokens, [end], _ = run(engine, EngineRequest(3, PROMPT, max_tokens=3))
+    assert (tokens, end.cached_tokens) == (cold(EngineRequest(3, PROMPT, max_tokens=3)), 0)
 
 
 class Uncopied(ScriptedRunner):
@@ -92,9 +92,9 @@ class Uncopied(ScriptedRunner):
 
 def test_a_copy_that_fails_ends_its_request_only() -> None:
     engine, runner = make(Uncopied(slots=2, context=64, prefill_chunks=(4, 8)))
-    engine.submit(Request(1, PROMPT, max_tokens=20))
+    engine.submit(EngineRequest(1, PROMPT, max_tokens=20))
     engine.step()
-    engine.submit(Request(2, PROMPT, max_tokens=3))
+    engine.submit(EngineRequest(2, PROMPT, max_tokens=3))
     with capture_logs() as logs:
         result = engine.step()
     assert [failure.stream for failure in result.failures] == [2]
@@ -120,9 +120,11 @@ class OnceUncopied(ScriptedRunner):
 def test_a_copy_that_fails_leaves_the_others_of_its_call() -> None:
     """Another one copies from a retained slot that is forgotten once the first has failed."""
     engine, runner = make(OnceUncopied(slots=4, context=64, prefill_chunks=(4, 8, 64)), prefixes=PrefixPolicy(least=9))
-    run(engine, Request(1, PROMPT, max_tokens=3))
-    alike = [Request(stream, (*PROMPT[:10], *range(50 * stream, 50 * stream + 20)), max_tokens=3) for stream in (2, 3)]
-    other = Request(4, PROMPT[:9:-1][:9], max_tokens=3)
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3))
+    alike = [
+        EngineRequest(stream, (*PROMPT[:10], *range(50 * stream, 50 * stream + 20)), max_tokens=3) for stream in (2, 3)
+    ]
+    other = EngineRequest(4, PROMPT[:9:-1][:9], max_tokens=3)
     for request in (*alike, other):
         engine.submit(request)
     with capture_logs():
@@ -151,17 +153,17 @@ class Stuck(ScriptedRunner):
 def test_a_retained_slot_that_cannot_be_reset_is_given_to_nobody_and_the_next_one_is() -> None:
     runner = Stuck(slots=2, context=64, prefill_chunks=(4, 8))
     engine, _ = make(runner)
-    run(engine, Request(1, PROMPT, max_tokens=3), Request(2, PROMPT[::-1], max_tokens=3))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3), EngineRequest(2, PROMPT[::-1], max_tokens=3))
     runner.failing = 1
-    tokens, [end], steps = run(engine, Request(3, tuple(range(9, 30)), max_tokens=3))
+    tokens, [end], steps = run(engine, EngineRequest(3, tuple(range(9, 30)), max_tokens=3))
     assert [step.failed for step in steps] == [True, False]
-    assert (end.stream, tokens) == (3, cold(Request(3, tuple(range(9, 30)), max_tokens=3)))
+    assert (end.stream, tokens) == (3, cold(EngineRequest(3, tuple(range(9, 30)), max_tokens=3)))
     assert runner.violations == []
 
 
 def test_scoring_takes_a_retained_slot_and_leaves_it_clean() -> None:
     engine, runner = make()
-    run(engine, Request(1, PROMPT, max_tokens=3), Request(2, PROMPT[::-1], max_tokens=3))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3), EngineRequest(2, PROMPT[::-1], max_tokens=3))
     before = engine.gauges().retained_tokens
     expected = make()[0].score(PROMPT)
     assert engine.score(PROMPT).tolist() == expected.tolist()
@@ -171,7 +173,7 @@ def test_scoring_takes_a_retained_slot_and_leaves_it_clean() -> None:
 
 def test_scoring_is_refused_where_the_pool_has_no_room() -> None:
     engine, _ = make(kv_tokens=64)
-    engine.submit(Request(1, PROMPT, max_tokens=None))
+    engine.submit(EngineRequest(1, PROMPT, max_tokens=None))
     engine.step()
     with pytest.raises(RequestRefused, match="no slot"):
         engine.score((1, 2))
@@ -179,7 +181,7 @@ def test_scoring_is_refused_where_the_pool_has_no_room() -> None:
 
 def test_without_a_prefix_cache_every_slot_is_reset_at_once() -> None:
     engine, runner = make(prefixes=PrefixPolicy(enabled=False))
-    run(engine, Request(1, PROMPT, max_tokens=3))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     assert runner._history == [[0], [0]]
     assert engine.gauges().retained_tokens == 0
 
@@ -189,7 +191,7 @@ def test_a_calls_cost_is_that_of_the_rows_that_its_blocks_fill(monkeypatch: pyte
     monkeypatch.setattr(Pace, "prefilled", lambda _, count, __: rows.append(count))
     runner = ScriptedRunner(slots=3, context=64, prefill_chunks=(16, 64), block_rows=8)
     engine = BatchEngine(runner, max_queue=8, step_tokens=None)
-    run(engine, *(Request(stream, (stream,) * (stream * 4), max_tokens=1) for stream in (1, 2, 3)))
+    run(engine, *(EngineRequest(stream, (stream,) * (stream * 4), max_tokens=1) for stream in (1, 2, 3)))
     assert rows == [8 + 8 + 16]
     assert engine.gauges().prefill_tokens == 4 + 8 + 12
 
@@ -213,9 +215,9 @@ def test_the_budget_is_measured_where_none_is_given() -> None:
 
     runner = Timed(slots=2, context=640, prefill_chunks=(4, 8))
     engine = BatchEngine(runner, max_queue=8, step_tokens=None, clock=lambda: now)
-    engine.submit(Request(1, PROMPT[:4]))
+    engine.submit(EngineRequest(1, PROMPT[:4]))
     engine.step()
-    engine.submit(Request(2, PROMPT, max_tokens=2))
+    engine.submit(EngineRequest(2, PROMPT, max_tokens=2))
     sizes.clear()
     engine.step()
     assert sizes == [4]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from protocol.bounds import MAX_BIASES
 from protocol.request import Bias, Sampling
 from workers.engine.logits_processors import AllowedTokens, Shaping
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.sampling.logit_edits import edit_calls, edited
 from workers.sampling.sample_spec import SampleSpec
 
@@ -53,7 +53,7 @@ def test_edits_follow_the_definition_and_do_not_depend_on_where_a_sequence_was_r
     row = np.random.default_rng(0).normal(size=VOCAB).astype(np.float32)
     results = []
     for resumed in (0, min(cut, len(answer)), len(answer)):
-        shaping = Shaping.of(Request(1, (1, *prompt), EVERYTHING, resume=answer[:resumed]))
+        shaping = Shaping.of(EngineRequest(1, (1, *prompt), EVERYTHING, resume=answer[:resumed]))
         assert shaping is not None
         for token in answer[resumed:]:
             shaping.accept(token)
@@ -66,23 +66,23 @@ def test_edits_follow_the_definition_and_do_not_depend_on_where_a_sequence_was_r
 def test_repetition_alone_looks_at_the_prompt_and_the_others_do_not() -> None:
     row = np.ones(VOCAB, np.float32)
     penalized = Sampling(presence_penalty=1.0, frequency_penalty=1.0)
-    counted = Shaping.of(Request(1, (5, 5, 6), penalized))
+    counted = Shaping.of(EngineRequest(1, (5, 5, 6), penalized))
     assert counted is not None
     np.testing.assert_array_equal(shaped(counted.sample_spec(penalized, 3), row), row)
-    repeated = Shaping.of(Request(1, (5, 5, 6), Sampling(repetition_penalty=2.0)))
+    repeated = Shaping.of(EngineRequest(1, (5, 5, 6), Sampling(repetition_penalty=2.0)))
     assert repeated is not None
     assert np.flatnonzero(shaped(repeated.sample_spec(Sampling(), 3), row) == 0.5).tolist() == [5, 6]
 
 
 def test_what_a_request_does_not_use_is_not_made() -> None:
-    assert Shaping.of(Request(1, (5,), Sampling(temperature=1.0, top_k=3, logprobs=4))) is None
-    assert Shaping.of(Request(1, (5,), min_tokens=4)) is None  # nothing ends it
-    assert Shaping.of(Request(1, (5,), min_tokens=0, eos=frozenset({9}))) is None
+    assert Shaping.of(EngineRequest(1, (5,), Sampling(temperature=1.0, top_k=3, logprobs=4))) is None
+    assert Shaping.of(EngineRequest(1, (5,), min_tokens=4)) is None  # nothing ends it
+    assert Shaping.of(EngineRequest(1, (5,), min_tokens=0, eos=frozenset({9}))) is None
 
 
 def test_a_draw_does_not_change_with_what_comes_after_it() -> None:
     sampling = Sampling(frequency_penalty=1.0)
-    shaping = Shaping.of(Request(1, (5,), sampling))
+    shaping = Shaping.of(EngineRequest(1, (5,), sampling))
     assert shaping is not None
     shaping.accept(4)
     edits = shaping.sample_spec(sampling, 2).edits
@@ -94,7 +94,7 @@ def test_a_draw_does_not_change_with_what_comes_after_it() -> None:
 
 def test_an_end_is_ruled_out_until_min_tokens_and_then_has_its_bias_again() -> None:
     sampling = Sampling(logit_bias=(Bias(9, 3.0),))
-    shaping = Shaping.of(Request(1, (5,), sampling, eos=frozenset({9, 11}), resume=(1,), min_tokens=3))
+    shaping = Shaping.of(EngineRequest(1, (5,), sampling, eos=frozenset({9, 11}), resume=(1,), min_tokens=3))
     assert shaping is not None
     row = np.zeros(VOCAB, np.float32)
     seen = []
@@ -107,7 +107,7 @@ def test_an_end_is_ruled_out_until_min_tokens_and_then_has_its_bias_again() -> N
 
 def test_more_tokens_than_the_table_begins_with() -> None:
     sampling = Sampling(presence_penalty=1.0)
-    shaping = Shaping.of(Request(1, (5,), sampling, resume=tuple(range(1000))))
+    shaping = Shaping.of(EngineRequest(1, (5,), sampling, resume=tuple(range(1000))))
     assert shaping is not None
     row = np.zeros(1001, np.float32)
     assert shaped(shaping.sample_spec(sampling, 1), row).tolist() == [-1.0] * 1000 + [0.0]
@@ -116,7 +116,7 @@ def test_more_tokens_than_the_table_begins_with() -> None:
 @pytest.mark.parametrize("count", [1, 64, 65, MAX_BIASES])
 def test_as_many_biases_as_a_request_may_have(count: int) -> None:
     sampling = Sampling(logit_bias=tuple(Bias(token, token + 0.5) for token in range(count)))
-    shaping = Shaping.of(Request(1, (5,), sampling, eos=frozenset({0}), min_tokens=1))
+    shaping = Shaping.of(EngineRequest(1, (5,), sampling, eos=frozenset({0}), min_tokens=1))
     assert shaping is not None
     logits = shaped(shaping.sample_spec(sampling, 1), np.zeros(MAX_BIASES + 1, np.float32))
     others = [0.0] * (MAX_BIASES + 1 - count)
@@ -152,7 +152,7 @@ class Countdown:
 
 
 def test_a_constraint_sees_what_is_resumed_and_may_come_to_its_end() -> None:
-    shaping = Shaping.of(Request(1, (5,), constraint=Countdown, resume=(2,)))
+    shaping = Shaping.of(EngineRequest(1, (5,), constraint=Countdown, resume=(2,)))
     assert shaping is not None
     mask = shaping.sample_spec(Sampling(), 2).mask
     assert mask is not None
@@ -164,7 +164,7 @@ def test_a_constraint_sees_what_is_resumed_and_may_come_to_its_end() -> None:
 
 
 def test_a_constraint_that_leaves_only_what_min_tokens_rules_out_is_at_its_end() -> None:
-    request = Request(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=lambda: AllowedTokens([2], 3))
+    request = EngineRequest(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=lambda: AllowedTokens([2], 3))
     shaping = Shaping.of(request)
     assert shaping is not None
     assert shaping.exhausted

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
-from workers.engine.request import Request, RequestRefused
+from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import row
@@ -25,11 +25,11 @@ def scheduler(
     return Scheduler(capabilities, max_queue=max_queue, step_tokens=step_tokens)
 
 
-def request(stream: int = 1, length: int = 5, **fields: Any) -> Request:
-    return Request(stream, tuple(range(length)), **fields)
+def request(stream: int = 1, length: int = 5, **fields: Any) -> EngineRequest:
+    return EngineRequest(stream, tuple(range(length)), **fields)
 
 
-def refusal(one: Scheduler, asked: Request) -> tuple[ErrorCode, str]:
+def refusal(one: Scheduler, asked: EngineRequest) -> tuple[ErrorCode, str]:
     with pytest.raises(RequestRefused) as refused:
         one.submit(asked, 0.0)
     assert refused.value.text
@@ -90,28 +90,28 @@ def test_admission_is_in_order_of_arrival_to_the_lowest_slots() -> None:
 @pytest.mark.parametrize(
     ("asked", "code", "field"),
     [
-        (Request(1, ()), ErrorCode.INVALID, "prompt"),
-        (Request(1, (100,)), ErrorCode.INVALID, "prompt"),
-        (Request(1, (-1,)), ErrorCode.INVALID, "prompt"),
-        (Request(1, (1,), resume=(100,)), ErrorCode.INVALID, "resume"),
-        (Request(1, (1,), max_tokens=0), ErrorCode.INVALID, "max_tokens"),
-        (Request(1, (1,), max_tokens=2, resume=(1, 2, 3)), ErrorCode.INVALID, "resume"),
-        (Request(1, (1,), eos=frozenset({9}), resume=(1, 9, 3)), ErrorCode.INVALID, "resume"),
-        (Request(1, (1,) * 32), ErrorCode.CONTEXT, "prompt"),
-        (Request(1, (1,) * 31, resume=(1, 1)), ErrorCode.CONTEXT, "resume"),
-        (Request(1, (1,), Sampling(temperature=-0.1)), ErrorCode.INVALID, "temperature"),
-        (Request(1, (1,), Sampling(temperature=math.nan)), ErrorCode.INVALID, "temperature"),
-        (Request(1, (1,), Sampling(temperature=100.1)), ErrorCode.INVALID, "temperature"),
-        (Request(1, (1,), Sampling(top_k=-1)), ErrorCode.INVALID, "top_k"),
-        (Request(1, (1,), Sampling(top_k=(1 << 20) + 1)), ErrorCode.INVALID, "top_k"),
-        (Request(1, (1,), Sampling(top_p=0.0)), ErrorCode.INVALID, "top_p"),
-        (Request(1, (1,), Sampling(top_p=math.nan)), ErrorCode.INVALID, "top_p"),
-        (Request(1, (1,), Sampling(min_p=1.01)), ErrorCode.INVALID, "min_p"),
-        (Request(1, (1,), Sampling(seed=-1)), ErrorCode.INVALID, "seed"),
-        (Request(1, (1,), Sampling(seed=1 << 63)), ErrorCode.INVALID, "seed"),
+        (EngineRequest(1, ()), ErrorCode.INVALID, "prompt"),
+        (EngineRequest(1, (100,)), ErrorCode.INVALID, "prompt"),
+        (EngineRequest(1, (-1,)), ErrorCode.INVALID, "prompt"),
+        (EngineRequest(1, (1,), resume=(100,)), ErrorCode.INVALID, "resume"),
+        (EngineRequest(1, (1,), max_tokens=0), ErrorCode.INVALID, "max_tokens"),
+        (EngineRequest(1, (1,), max_tokens=2, resume=(1, 2, 3)), ErrorCode.INVALID, "resume"),
+        (EngineRequest(1, (1,), eos=frozenset({9}), resume=(1, 9, 3)), ErrorCode.INVALID, "resume"),
+        (EngineRequest(1, (1,) * 32), ErrorCode.CONTEXT, "prompt"),
+        (EngineRequest(1, (1,) * 31, resume=(1, 1)), ErrorCode.CONTEXT, "resume"),
+        (EngineRequest(1, (1,), Sampling(temperature=-0.1)), ErrorCode.INVALID, "temperature"),
+        (EngineRequest(1, (1,), Sampling(temperature=math.nan)), ErrorCode.INVALID, "temperature"),
+        (EngineRequest(1, (1,), Sampling(temperature=100.1)), ErrorCode.INVALID, "temperature"),
+        (EngineRequest(1, (1,), Sampling(top_k=-1)), ErrorCode.INVALID, "top_k"),
+        (EngineRequest(1, (1,), Sampling(top_k=(1 << 20) + 1)), ErrorCode.INVALID, "top_k"),
+        (EngineRequest(1, (1,), Sampling(top_p=0.0)), ErrorCode.INVALID, "top_p"),
+        (EngineRequest(1, (1,), Sampling(top_p=math.nan)), ErrorCode.INVALID, "top_p"),
+        (EngineRequest(1, (1,), Sampling(min_p=1.01)), ErrorCode.INVALID, "min_p"),
+        (EngineRequest(1, (1,), Sampling(seed=-1)), ErrorCode.INVALID, "seed"),
+        (EngineRequest(1, (1,), Sampling(seed=1 << 63)), ErrorCode.INVALID, "seed"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(asked: Request, code: ErrorCode, field: str) -> None:
+def test_what_cannot_run_is_refused_by_name(asked: EngineRequest, code: ErrorCode, field: str) -> None:
     one = scheduler()
     assert refusal(one, asked) == (code, field)
     assert one.idle
@@ -120,15 +120,15 @@ def test_what_cannot_run_is_refused_by_name(asked: Request, code: ErrorCode, fie
 @pytest.mark.parametrize(
     "asked",
     [
-        Request(1, (0, 99)),
-        Request(1, (1,) * 31),
-        Request(1, (1,) * 30, resume=(1, 1)),
-        Request(1, (1,), max_tokens=3, resume=(1, 2, 3)),
-        Request(1, (1,), eos=frozenset({9}), resume=(1, 2, 9)),
-        Request(1, (1,), Sampling(100.0, 1 << 20, 1.0, 1.0, (1 << 63) - 1)),
+        EngineRequest(1, (0, 99)),
+        EngineRequest(1, (1,) * 31),
+        EngineRequest(1, (1,) * 30, resume=(1, 1)),
+        EngineRequest(1, (1,), max_tokens=3, resume=(1, 2, 3)),
+        EngineRequest(1, (1,), eos=frozenset({9}), resume=(1, 2, 9)),
+        EngineRequest(1, (1,), Sampling(100.0, 1 << 20, 1.0, 1.0, (1 << 63) - 1)),
     ],
 )
-def test_what_is_just_within_the_bounds_is_taken(asked: Request) -> None:
+def test_what_is_just_within_the_bounds_is_taken(asked: EngineRequest) -> None:
     one = scheduler()
     one.submit(asked, 0.0)
     assert one.queued == 1

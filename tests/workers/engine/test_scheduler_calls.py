@@ -3,7 +3,7 @@
 import pytest
 
 from tests.workers.engine.pool import admit, ask, scheduler
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.scheduler import Scheduler
 
 
@@ -19,7 +19,7 @@ def calls(one: Scheduler) -> list[list[tuple[int, int, int]]]:
     return out
 
 
-def distinct(stream: int, length: int) -> Request:
+def distinct(stream: int, length: int) -> EngineRequest:
     return ask(stream, tuple(range(10 * stream, 10 * stream + length)))
 
 

@@ -7,7 +7,7 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from workers.engine.engine import BatchEngine
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, NotFiniteError, Row
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, PlannedFault, raising
@@ -63,10 +63,10 @@ def test_a_call_that_fails_has_written_its_rows_until_the_reset(runner: IreeRunn
 
 
 def test_the_engine_fails_the_request_alone_and_its_neighbour_goes_on(runner: IreeRunner) -> None:
-    request = Request(1, PROMPT, Sampling(temperature=1.0, seed=5), max_tokens=8)
+    request = EngineRequest(1, PROMPT, Sampling(temperature=1.0, seed=5), max_tokens=8)
     whole = alone(runner, request)
     engine = BatchEngine(with_faults(runner, [Fault("nan", calls=0, token=99)]), max_queue=4, step_tokens=64)
-    engine.submit(Request(2, (99, 3), max_tokens=8))
+    engine.submit(EngineRequest(2, (99, 3), max_tokens=8))
     engine.submit(request)
     steps = []
     with capture_logs():

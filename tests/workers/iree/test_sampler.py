@@ -9,7 +9,7 @@ from msgspec import structs
 
 from protocol.request import Bias, Sampling
 from workers.engine.logits_processors import AllowedTokens, Shaping
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.iree.sampler import Sampler
 from workers.sampling.logit_edits import edited, masked
 from workers.sampling.logprobs import report
@@ -99,7 +99,7 @@ def test_filters_are_drawn_alike(ready: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_a_larger_graph_draws_alike(ready: tuple[str, ...], sizes: tuple[int, ...], rows: int) -> None:
     """Before the exact one is there, and where there is none."""
-    edited = Shaping.of(Request(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
+    edited = Shaping.of(EngineRequest(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
     assert edited is not None
     specs = [
         SampleSpec(CLOSE, 7),
@@ -121,8 +121,8 @@ def test_a_larger_graph_draws_alike(ready: tuple[str, ...], sizes: tuple[int, ..
 @pytest.mark.parametrize("ready", [(), ("draw", "edit", "mask"), ALL, CPU], ids="-".join)
 def test_changed_logits_are_drawn_alike_and_reported_as_they_were(ready: tuple[str, ...]) -> None:
     sampling = Sampling(repetition_penalty=1.5, logit_bias=(Bias(4, 30.0),), logprobs=1)
-    shaping = Shaping.of(Request(1, (1, 2, 3), sampling))
-    free = Shaping.of(Request(2, (1,), constraint=lambda: AllowedTokens([77], VOCAB)))
+    shaping = Shaping.of(EngineRequest(1, (1, 2, 3), sampling))
+    free = Shaping.of(EngineRequest(2, (1,), constraint=lambda: AllowedTokens([77], VOCAB)))
     assert shaping is not None
     assert free is not None
     sampler, _ = make(*ready)
@@ -169,7 +169,7 @@ def test_rows_beside_one_that_is_no_number_are_drawn_and_reported_alike(
 @pytest.mark.parametrize("ready", [(), CPU], ids="-".join)
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7F800000, 0x7F7FFFFF], ids=["signalling", "infinite", "largest"])
 def test_nobodys_rows_may_hold_anything(ready: tuple[str, ...], bits: int) -> None:
-    changed = Shaping.of(Request(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
+    changed = Shaping.of(EngineRequest(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
     assert changed is not None
     specs = [changed.sample_spec(CLOSE, 7), changed.sample_spec(WIDE, 9), None]
     logits = LOGITS[:3].copy()

@@ -18,7 +18,7 @@ from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.engine import BatchEngine
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, NotFiniteError, Row, Runner
 from workers.sampling.sample_spec import SampleSpec
 
@@ -320,7 +320,7 @@ def test_a_closed_runner_is_refused(path: Path) -> None:
         runner.prefill([Chunk(0, (5,), 0, 0)], [None])
 
 
-def _tokens_in_batches(runner: Runner, requests: list[Request]) -> dict[int, list[int]]:
+def _tokens_in_batches(runner: Runner, requests: list[EngineRequest]) -> dict[int, list[int]]:
     engine = BatchEngine(runner, max_queue=len(requests), step_tokens=64)
     tokens: dict[int, list[int]] = {request.stream: [] for request in requests}
     for request in requests:
@@ -335,7 +335,7 @@ def test_two_models_in_two_threads(tmp_path: Path) -> None:
     """Each thread loads and runs a model of its own, at the same time; both get what they get alone."""
     paths = [make_checkpoint(tmp_path / family, family) for family in ("llama", "qwen3")]
     requests = [
-        Request(stream, tokens_of(5 + 7 * stream, stream), Sampling(temperature=0.5 * (stream % 2), seed=3), 16)
+        EngineRequest(stream, tokens_of(5 + 7 * stream, stream), Sampling(temperature=0.5 * (stream % 2), seed=3), 16)
         for stream in range(6)
     ]
     together = threading.Barrier(len(paths))
@@ -360,7 +360,7 @@ def test_two_models_in_two_threads(tmp_path: Path) -> None:
 def test_two_models_in_one_thread(tmp_path: Path, load: Load) -> None:
     one = load(make_checkpoint(tmp_path / "one", "llama"))
     two = load(make_checkpoint(tmp_path / "two", "llama", seed=1, tied=False))
-    request = Request(0, tokens_of(12), max_tokens=12)
+    request = EngineRequest(0, tokens_of(12), max_tokens=12)
     before = alone(one, request)
     assert alone(two, request) != before
     assert alone(one, request) == before

@@ -7,9 +7,9 @@ from protocol.commands import Submit
 from protocol.events import Delta, Event, Finished, Gauges, Step
 from protocol.request import Input, Limits, Sampling, TextInput
 from workers.engine.engine import BatchEngine
-from workers.engine.request import Request, RequestRefused
+from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.scripted_runner import ScriptedRunner
-from workers.engine.step_result import End, Failure, StepResult, Token
+from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult, Token
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
 from workers.process.output_processor import Admitted, Delivery, Outcome
@@ -29,18 +29,20 @@ def delivery(vocabulary: Vocabulary | None = None, clock: Any = lambda: 0.0, **o
     return Delivery(vocabulary or ByteTokenizer(), max_live=options.pop("max_live", 64), clock=clock)
 
 
-def request_of(admitted: Admitted) -> Request:
+def request_of(admitted: Admitted) -> EngineRequest:
     assert admitted.request is not None, admitted.answer
     return admitted.request
 
 
-def step(*tokens: tuple[int, int], ends: Sequence[End] = (), failures: Sequence[Failure] = ()) -> Outcome:
+def step(
+    *tokens: tuple[int, int], ends: Sequence[SequenceEnd] = (), failures: Sequence[SequenceFailure] = ()
+) -> Outcome:
     result = StepResult(tuple(Token(*token) for token in tokens), tuple(ends), tuple(failures), bool(failures))
     return Outcome(result, (), (), GAUGES)
 
 
-def end(stream: int = 1, reason: Any = "length", prompt: int = 5, completion: int = 1) -> End:
-    return End(stream, reason, prompt, completion, 0.0104, 0.2, 3.0)
+def end(stream: int = 1, reason: Any = "length", prompt: int = 5, completion: int = 1) -> SequenceEnd:
+    return SequenceEnd(stream, reason, prompt, completion, 0.0104, 0.2, 3.0)
 
 
 def spell(stream: int, text: bytes) -> list[tuple[int, int]]:
@@ -64,11 +66,11 @@ class Worker:
             if admitted.request is not None:
                 self._take(admitted.request)
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: EngineRequest) -> None:
         try:
             self.engine.submit(request)
         except RequestRefused as refusal:
-            failure = Failure(request.stream, refusal.code, refusal.text, refusal.field)
+            failure = SequenceFailure(request.stream, refusal.code, refusal.text, refusal.field)
             self.frames += self.delivery.deliver(Outcome(None, (), (failure,), GAUGES)).frames
 
     def run(self, steps: int = 10_000) -> None:

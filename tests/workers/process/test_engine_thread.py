@@ -11,7 +11,7 @@ import structlog
 
 from protocol.errors import ByeReason, ErrorCode
 from workers.engine.engine import BatchEngine
-from workers.engine.request import Constraint, Request
+from workers.engine.request import Constraint, EngineRequest
 from workers.engine.runner import Chunk, Row, Runner
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
@@ -113,8 +113,8 @@ class Loop:
         assert self.thread.join(PATIENCE_S)
 
 
-def request(stream: int, tokens: int = 3) -> Request:
-    return Request(stream, (97, 98), max_tokens=tokens)
+def request(stream: int, tokens: int = 3) -> EngineRequest:
+    return EngineRequest(stream, (97, 98), max_tokens=tokens)
 
 
 def ended(loop: Loop) -> list[int]:
@@ -169,7 +169,7 @@ def test_finish_is_a_stop() -> None:
 def test_a_refused_request_is_a_failure() -> None:
     loop = Loop()
     loop.start()
-    loop.thread.post([Request(1, ()), Request(2, (999,))])
+    loop.thread.post([EngineRequest(1, ()), EngineRequest(2, (999,))])
     loop.until(lambda: loop.outcomes)
     assert [(f.stream, f.code, f.field) for f in loop.outcomes[0].failures] == [
         (1, ErrorCode.INVALID, "prompt"),

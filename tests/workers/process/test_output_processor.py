@@ -9,7 +9,7 @@ from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Gauges, Step
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process.delivering import GAUGES, Worker, delivery, end, request_of, spell, step, submit
-from workers.engine.step_result import Failure
+from workers.engine.step_result import SequenceFailure
 from workers.faults.plan import raising
 from workers.process.output_processor import Outcome
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
@@ -120,7 +120,7 @@ class TestDefects:
 def test_a_failure_of_the_engine_is_a_failed_frame() -> None:
     table = delivery()
     table.admit(submit())
-    failure = Failure(1, ErrorCode.STEP, "decode failed" + "!" * 5000, "x")
+    failure = SequenceFailure(1, ErrorCode.STEP, "decode failed" + "!" * 5000, "x")
     (_, failed) = table.deliver(step((1, 97), failures=[failure])).frames
     assert isinstance(failed, Failed)
     assert (failed.code, len(failed.text), failed.field) == (ErrorCode.STEP, 4096, "x")
@@ -149,7 +149,7 @@ def test_a_chat_that_the_engine_does_not_take_is_not_called_a_prompt() -> None:
 def test_a_failure_in_words_that_utf8_cannot_carry() -> None:
     table = delivery()
     assert table.admit(submit(1)).request
-    (_, failed) = table.deliver(step(failures=[Failure(1, ErrorCode.STEP, "no file \udcff")])).frames
+    (_, failed) = table.deliver(step(failures=[SequenceFailure(1, ErrorCode.STEP, "no file \udcff")])).frames
     assert isinstance(failed, Failed)
     assert failed.text == "no file ?"
 

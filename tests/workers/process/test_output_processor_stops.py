@@ -13,7 +13,7 @@ from protocol.events import Event, Finished, Gauges, Step
 from protocol.request import ChatInput, Input, Message, TextInput, TokensInput
 from tests.workers.process.delivering import GAUGES, Worker, delivery, end, spell, step, submit
 from workers.engine.scripted_runner import ALPHABET
-from workers.engine.step_result import Failure
+from workers.engine.step_result import SequenceFailure
 from workers.process.output_processor import Outcome
 from workers.text.byte_tokenizer import EOS_ID
 
@@ -48,7 +48,7 @@ def test_a_step_that_fails_after_the_stop_changes_nothing() -> None:
     table = delivery()
     table.admit(submit(stop=("b",)))
     table.deliver(step(*spell(1, b"ab")))
-    (_, finished) = table.deliver(step(failures=[Failure(1, ErrorCode.STEP, "late")])).frames
+    (_, finished) = table.deliver(step(failures=[SequenceFailure(1, ErrorCode.STEP, "late")])).frames
     assert isinstance(finished, Finished)
     assert (finished.reason, finished.usage.completion_tokens) == ("stop", 2)
 
