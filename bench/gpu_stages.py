@@ -26,7 +26,7 @@ from tests.checkpoints import make_checkpoint
 from tests.families import Family
 from tests.gate import run_gate
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.engine.runner import Row
+from workers.engine.runner import DecodeRow
 from workers.iree.batch_inputs import Angles
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
@@ -125,7 +125,7 @@ def engine(device: str, folder: Path, shape: str, dtype: Dtype) -> Result:
 
     def step(tokens: Sequence[int], at: int) -> list[int]:
         spec = SampleSpec(Sampling(), at + 1)
-        sampled = runner.decode([Row(slot, token, at, at, spec) for slot, token in enumerate(tokens)])
+        sampled = runner.decode([DecodeRow(slot, token, at, at, spec) for slot, token in enumerate(tokens)])
         return [-1 if token is None else token for token in sampled]
 
     tokens, seconds = generate(step, runner.capabilities.vocab_size)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from bench.command_line import at_least, command_line
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
-from workers.engine.runner import Chunk, Row, RunnerCapabilities
+from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
 
@@ -44,7 +44,7 @@ class Constant:
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         return [None if spec is None else 7 for spec in specs]
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         return self._tokens[len(rows)]
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:

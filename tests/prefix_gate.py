@@ -13,7 +13,7 @@ from tests.gate import SAMPLINGS, alone, replace_seed
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
-from workers.engine.runner import Chunk, Row, Runner
+from workers.engine.runner import Chunk, DecodeRow, Runner
 from workers.sampling.sample_spec import SampleSpec
 
 
@@ -43,7 +43,7 @@ class CopySpy:
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         return self._runner.prefill(chunks, specs)
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         return self._runner.decode(rows)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:

@@ -11,7 +11,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
 from tests.sampled import sampled
-from workers.engine.runner import Chunk, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import SampleSpec
 
 pytestmark = pytest.mark.reference
@@ -68,6 +68,6 @@ def test_greedy_tokens(pair: Pair) -> None:
     assert first is not None
     tokens = [first]
     for at in range(start, CONTEXT):
-        tokens += sampled(runner.decode([Row(0, tokens[-1], at, at, SampleSpec(sampling, at + 1))]))
+        tokens += sampled(runner.decode([DecodeRow(0, tokens[-1], at, at, SampleSpec(sampling, at + 1))]))
     assert tokens == pair.reference.greedy(PROMPT, CONTEXT - start + 1)
     assert len(set(tokens)) >= 3

@@ -8,7 +8,7 @@ from protocol.request import Sampling
 from tests.reference.conftest import CONTEXT, PROMPT, Pair
 from tests.sampled import sampled
 from workers.engine.chunking import chunk_lengths
-from workers.engine.runner import Chunk, Row, Runner
+from workers.engine.runner import Chunk, DecodeRow, Runner
 from workers.sampling.sample_spec import SampleSpec
 
 pytestmark = pytest.mark.reference
@@ -62,7 +62,9 @@ def test_decode(pair: Pair, chunks: tuple[int, ...]) -> None:
     assert first is not None
     tokens = [first]
     for position in range(length, length + steps - 1):
-        tokens += sampled(runner.decode([Row(0, tokens[-1], position, position, SampleSpec(sampling, position + 1))]))
+        tokens += sampled(
+            runner.decode([DecodeRow(0, tokens[-1], position, position, SampleSpec(sampling, position + 1))])
+        )
     assert tokens == pair.reference.greedy(PROMPT[:length], steps)
     assert len(set(tokens)) > 8
     end = length + steps - 1

@@ -53,7 +53,7 @@ class Chunk(Struct, frozen=True, gc=False):
     position: int
 
 
-class Row(Struct, frozen=True, gc=False):
+class DecodeRow(Struct, frozen=True, gc=False):
     """One decode row: `token` goes to cache row `start` of `slot` with RoPE position `position`, then one is
     sampled."""
 
@@ -92,7 +92,7 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"position: {chunk.position} is negative")
 
 
-def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: Sequence[Row]) -> None:
+def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: Sequence[DecodeRow]) -> None:
     """`check_chunks` for decode rows, in a fraction of its time; `written` has the filled rows of each slot."""
     slots, vocab, context = capabilities.slots, capabilities.vocab_size, capabilities.context
     if len({row.slot for row in rows}) == len(rows) and all(
@@ -150,7 +150,7 @@ class Runner(Protocol):
         slot must be reset.
         """
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         """One ragged step: at most one row a slot, in any order of slots. Returns the sampled tokens in row order.
 
         None is for a row whose logits are not numbers: it failed alone, and its slot must be reset.

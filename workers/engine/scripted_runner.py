@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
-from workers.engine.runner import Chunk, Row, RunnerCapabilities, check_copy
+from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities, check_copy
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
@@ -97,7 +97,7 @@ class ScriptedRunner:
         self._sampled = [token for token, spec in zip(tokens, specs, strict=True) if spec is not None]
         return tokens
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         if not rows:
             raise self._violation("decode without rows")
         if len({row.slot for row in rows}) != len(rows):
@@ -176,7 +176,7 @@ class ScriptedRunner:
         if chunk.position != chunk.start:
             raise self._violation(f"chunk at position {chunk.position} in row {chunk.start}")
 
-    def _check_row(self, row: Row) -> None:
+    def _check_row(self, row: DecodeRow) -> None:
         self._check_slot(row.slot, row.start, 1, (row.token,))
         if row.start == 0:
             raise self._violation(f"decode of slot {row.slot}, which has no prompt")

@@ -6,7 +6,7 @@ from protocol.request import FinishReason
 from workers.engine.logits_processors import Shaping
 from workers.engine.prefix_match import Written
 from workers.engine.request import EngineRequest
-from workers.engine.runner import Chunk, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.step_result import SequenceEnd
 from workers.sampling.sample_spec import SampleSpec
 
@@ -79,10 +79,10 @@ def sample_spec(live: Live) -> SampleSpec:
     return SampleSpec(sampling, position) if live.shaping is None else live.shaping.sample_spec(sampling, position)
 
 
-def row(live: Live) -> Row:
+def row(live: Live) -> DecodeRow:
     """The decode row of a sequence: its last token goes to the row after those written, and the next is sampled."""
     at = live.written.rows
-    return Row(live.slot, live.last, at, at, sample_spec(live))
+    return DecodeRow(live.slot, live.last, at, at, sample_spec(live))
 
 
 def resumed_end(live: Live) -> FinishReason | None:

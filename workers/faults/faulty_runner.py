@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from workers.engine.runner import Chunk, NotFiniteError, Row, Runner, RunnerCapabilities
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner, RunnerCapabilities
 from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
@@ -54,7 +54,7 @@ class FaultyRunner:
         self._leave({chunk.slot: chunk.start for chunk in chunks}, given)
         return tokens
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         given = [row.token for row in rows]
         self._enter(given)
         for row in rows:

@@ -13,8 +13,8 @@ from protocol.request import Sampling
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import (
     Chunk,
+    DecodeRow,
     NotFiniteError,
-    Row,
     RunnerCapabilities,
     check_chunks,
     check_copy,
@@ -180,7 +180,7 @@ class IreeRunner:
         padded: list[SampleSpec | None] = [*specs, *[None] * (size - len(specs))]
         return self._sampler.sample(self._call(f"head_{size}", rows), padded, range(len(specs)))
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         if not rows:
             return []
         result, lines, batch = self._step(rows)
@@ -211,12 +211,12 @@ class IreeRunner:
         return logits[: len(part.tokens)]
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
-        row = Row(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, SampleSpec(Sampling(), 0))
+        row = DecodeRow(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, SampleSpec(Sampling(), 0))
         result, (line,), _ = self._step([row])
         logits: NDArray[np.float32] = self._device.download(result[1])
         return logits[line : line + 1]
 
-    def _step(self, rows: Sequence[Row]) -> tuple[list[rt.HalBufferView], Sequence[int], int]:
+    def _step(self, rows: Sequence[DecodeRow]) -> tuple[list[rt.HalBufferView], Sequence[int], int]:
         """Run the cheapest decode graph that is ready and holds the rows: its results, which of its lines each row is,
         and how many lines there are."""
         check_rows(self.capabilities, self._written, rows)

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.engine.runner import Chunk, NotFiniteError, Row, RunnerCapabilities, check_chunks, check_copy, check_specs
+from workers.engine.runner import (
+    Chunk,
+    DecodeRow,
+    NotFiniteError,
+    RunnerCapabilities,
+    check_chunks,
+    check_copy,
+    check_specs,
+)
 from workers.host.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
@@ -122,7 +130,7 @@ class MlxRunner:
             tokens = iter(self._sample(self._head(hidden[rows]), [spec for _, spec in wanted]))
             return [None if spec is None else next(tokens) for spec in specs]
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         if not rows:
             return []
         with self._owned():

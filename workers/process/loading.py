@@ -17,7 +17,7 @@ from protocol.request import Sampling
 from workers.engine.engine import BatchEngine
 from workers.engine.finite_check import TOKEN, NoNumbers, gives_numbers
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import Row, Runner, RunnerCapabilities
+from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS
 from workers.faults.faulty_runner import with_faults
 from workers.host.memory import rows_of
@@ -164,7 +164,7 @@ def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.
     sane = gives_numbers(runner, 0)
     prefilled = clock()
     if sane:
-        sane = runner.decode([Row(0, TOKEN, 1, 1, SampleSpec(Sampling(), 2))]) != [None]
+        sane = runner.decode([DecodeRow(0, TOKEN, 1, 1, SampleSpec(Sampling(), 2))]) != [None]
     decode_s = clock() - prefilled
     if not sane:
         raise NoNumbers(runner.capabilities.dtype)

@@ -11,7 +11,7 @@ from protocol.request import Sampling
 from tests.gate import alone
 from tests.workers.engine.scripted_bench import make
 from workers.engine.request import EngineRequest, RequestRefused
-from workers.engine.runner import Chunk, NotFiniteError, Row
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.engine.step_result import SequenceFailure
 from workers.faults.plan import Fault, raising
@@ -110,7 +110,7 @@ class Spoilt(ScriptedRunner):
         super().__init__(**options)
         self.answer = answer
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         tokens = super().decode(rows)
         return tokens[: len(tokens) - len(self.answer)] + self.answer
 
@@ -150,7 +150,7 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> 
 
 def test_a_wrong_number_of_tokens_fails_the_rows() -> None:
     class Short(ScriptedRunner):
-        def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
             return super().decode(rows)[1:]
 
     bench = make(runner=Short(slots=2))
@@ -239,7 +239,7 @@ def test_a_cancel_survives_a_failing_reset() -> None:
 
 def test_the_text_of_a_failure_is_bounded() -> None:
     class Wordy(ScriptedRunner):
-        def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
             raise RuntimeError("x" * 100_000)
 
     bench = make(runner=Wordy())

@@ -21,7 +21,7 @@ from tests.sampled import sampled
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, RequestRefused
-from workers.engine.runner import Chunk, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.engine.step_result import StepResult
 from workers.sampling.sample_spec import SampleSpec
@@ -53,7 +53,7 @@ class Recorder(ScriptedRunner):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.chunks: list[Chunk] = []
-        self.rows: list[Row] = []
+        self.rows: list[DecodeRow] = []
         self.holder: Callable[[int], int | None]
         self.tenant: Callable[[int], str]
         self.owners: dict[int, str] = {}
@@ -75,7 +75,7 @@ class Recorder(ScriptedRunner):
         self._maybe_fail([chunk.slot for chunk in chunks])
         return super().prefill(chunks, specs)
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         self.rows = list(rows)
         self._maybe_fail([row.slot for row in rows])
         return super().decode(rows)
@@ -114,7 +114,7 @@ def reference(prompt: tuple[int, ...], sampling: Sampling, length: int) -> tuple
     assert token is not None
     tokens = [token]
     for index in range(len(prompt), len(prompt) + length - 1):
-        tokens += sampled(runner.decode([Row(0, tokens[-1], index, index, SampleSpec(sampling, index + 1))]))
+        tokens += sampled(runner.decode([DecodeRow(0, tokens[-1], index, index, SampleSpec(sampling, index + 1))]))
     return tuple(tokens)
 
 

@@ -10,7 +10,7 @@ from tests.gate import alone
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, RequestRefused
-from workers.engine.runner import Chunk, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.engine.step_result import SequenceEnd, StepResult
 from workers.engine.token_budget import Pace
@@ -208,7 +208,7 @@ def test_the_budget_is_measured_where_none_is_given() -> None:
             sizes.extend(len(chunk.tokens) for chunk in chunks)
             return super().prefill(chunks, specs)
 
-        def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
             nonlocal now
             now += 1.0
             return super().decode(rows)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.gate import run_gate
-from workers.engine.runner import Row
+from workers.engine.runner import DecodeRow
 from workers.engine.scripted_runner import ScriptedRunner
 
 
@@ -24,7 +24,7 @@ def test_the_gate_passes_on_the_scripted_runner_and_covers_what_it_says() -> Non
 class Leaky(ScriptedRunner):
     """Its samples depend on how many rows share the step: more than four of them spoil it."""
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         tokens = super().decode(rows)
         return [None if token is None else token ^ 1 for token in tokens] if len(rows) > 4 else tokens
 

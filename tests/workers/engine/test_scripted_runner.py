@@ -9,7 +9,7 @@ import pytest
 
 from protocol.request import Sampling
 from tests.sampled import sampled
-from workers.engine.runner import Chunk, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.scripted_runner import ALPHABET, ContractError, ScriptedRunner
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
@@ -32,7 +32,7 @@ def test_the_next_token_depends_on_the_history_and_not_on_slot_or_chunks() -> No
     first = fill(one, 0, (1, 2, 3, 4, 5))
     one.prefill([Chunk(2, (1, 2), 0, 0)], [None])
     assert one.prefill([Chunk(2, (3, 4, 5), 2, 2)], [SampleSpec(GREEDY, 5)]) == [first]
-    row = [Row(slot, first, 5, 5, SampleSpec(GREEDY, 6)) for slot in (2, 0)]
+    row = [DecodeRow(slot, first, 5, 5, SampleSpec(GREEDY, 6)) for slot in (2, 0)]
     assert len(set(one.decode(row))) == 1
     assert first in ALPHABET
     others = {fill(runner(), 0, (1, 2, 3, 4, token)) for token in range(6, 40)}
@@ -68,11 +68,11 @@ def test_the_logits_peak_at_the_greedy_token() -> None:
         lambda one: one.prefill([Chunk(1, (-1,), 0, 0)], [None]),
         lambda one: one.prefill([Chunk(1, (1, 1), 0, 0)], [SampleSpec(GREEDY, 3)]),
         lambda one: one.decode([]),
-        lambda one: one.decode([Row(0, 1, 3, 3, SampleSpec(GREEDY, 4))] * 2),
-        lambda one: one.decode([Row(0, 1, 4, 4, SampleSpec(GREEDY, 5))]),
-        lambda one: one.decode([Row(0, 1, 3, 3, SampleSpec(GREEDY, 3))]),
-        lambda one: one.decode([Row(0, 1, 3, 4, SampleSpec(GREEDY, 5))]),
-        lambda one: one.decode([Row(1, 1, 0, 0, SampleSpec(GREEDY, 1))]),
+        lambda one: one.decode([DecodeRow(0, 1, 3, 3, SampleSpec(GREEDY, 4))] * 2),
+        lambda one: one.decode([DecodeRow(0, 1, 4, 4, SampleSpec(GREEDY, 5))]),
+        lambda one: one.decode([DecodeRow(0, 1, 3, 3, SampleSpec(GREEDY, 3))]),
+        lambda one: one.decode([DecodeRow(0, 1, 3, 4, SampleSpec(GREEDY, 5))]),
+        lambda one: one.decode([DecodeRow(1, 1, 0, 0, SampleSpec(GREEDY, 1))]),
         lambda one: one.logits(Chunk(0, (1,), 0, 0)),
         lambda one: one.reset(4),
     ],
@@ -83,7 +83,7 @@ def test_a_breach_of_the_contract_is_an_error_and_is_remembered(breach: Callable
     with pytest.raises(ContractError) as found:
         breach(one)
     assert one.violations == [str(found.value)]
-    assert one.decode([Row(0, 1, 3, 3, SampleSpec(GREEDY, 4))]), "a refused call has no effect"
+    assert one.decode([DecodeRow(0, 1, 3, 3, SampleSpec(GREEDY, 4))]), "a refused call has no effect"
 
 
 def test_the_context_is_the_last_row() -> None:
@@ -91,7 +91,7 @@ def test_the_context_is_the_last_row() -> None:
     for start in range(0, 32, 8):
         one.prefill([Chunk(0, (1,) * 8, start, start)], [None])
     with pytest.raises(ContractError, match="rows 32 to 33 of a context of 32"):
-        one.decode([Row(0, 1, 32, 32, SampleSpec(GREEDY, 33))])
+        one.decode([DecodeRow(0, 1, 32, 32, SampleSpec(GREEDY, 33))])
 
 
 def test_a_draw_of_what_is_no_number_breaks_its_slot_until_it_is_reset() -> None:
@@ -100,7 +100,7 @@ def test_a_draw_of_what_is_no_number_breaks_its_slot_until_it_is_reset() -> None
         fill(one, slot, (1, 2))
     value = np.ones(1, np.float32)
     edits = [LogitEdits(np.array([5], np.int32), bias * value, value, value, value) for bias in (1.0, math.nan, 1.0)]
-    rows = [Row(slot, 6, 2, 2, SampleSpec(GREEDY, 3, each)) for slot, each in enumerate(edits)]
+    rows = [DecodeRow(slot, 6, 2, 2, SampleSpec(GREEDY, 3, each)) for slot, each in enumerate(edits)]
     first, bad, third = one.decode(rows)
     assert (bad, first) == (None, third)
     assert first in ALPHABET
@@ -108,7 +108,7 @@ def test_a_draw_of_what_is_no_number_breaks_its_slot_until_it_is_reset() -> None
     with pytest.raises(ContractError, match="log-probabilities"):
         one.logprobs([1])
     with pytest.raises(ContractError, match="slot 1 is used after a failure"):
-        one.decode([Row(1, 6, 3, 3, SampleSpec(GREEDY, 4))])
+        one.decode([DecodeRow(1, 6, 3, 3, SampleSpec(GREEDY, 4))])
     with pytest.raises(ContractError, match="a copy from slot 1"):
         one.copy_prefix(1, 2, 1)
     one.reset(1)
@@ -154,9 +154,9 @@ def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for(start: float) -
     one = runner(tokens_per_second=10.0, clock=lambda: now[0], sleep=sleep)
     token = fill(one, 0, (1,))
     for at in range(1, 4):
-        (token,) = sampled(one.decode([Row(0, token, at, at, SampleSpec(GREEDY, at + 1))]))
+        (token,) = sampled(one.decode([DecodeRow(0, token, at, at, SampleSpec(GREEDY, at + 1))]))
     assert slept == [0.1, 0.1]
     now[0] += 5.0
     for at in range(4, 6):
-        (token,) = sampled(one.decode([Row(0, token, at, at, SampleSpec(GREEDY, at + 1))]))
+        (token,) = sampled(one.decode([DecodeRow(0, token, at, at, SampleSpec(GREEDY, at + 1))]))
     assert slept == [0.1, 0.1, 0.1]

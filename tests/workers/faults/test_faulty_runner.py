@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from protocol.request import Sampling
-from workers.engine.runner import Chunk, NotFiniteError, Row, Runner
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner
 from workers.engine.scripted_runner import ContractError, ScriptedRunner
 from workers.faults.faulty_runner import FaultyRunner, with_faults
 from workers.faults.plan import Fault, PlannedFault, raising
@@ -23,8 +23,8 @@ def fill(runner: Runner, slot: int, tokens: tuple[int, ...], start: int = 0) -> 
     return runner.prefill([Chunk(slot, tokens, start, start)], [SampleSpec(GREEDY, start + len(tokens))])[0]
 
 
-def rows(tokens: dict[int, int], start: int) -> list[Row]:
-    return [Row(slot, token, start, start, SampleSpec(GREEDY, start + 1)) for slot, token in tokens.items()]
+def rows(tokens: dict[int, int], start: int) -> list[DecodeRow]:
+    return [DecodeRow(slot, token, start, start, SampleSpec(GREEDY, start + 1)) for slot, token in tokens.items()]
 
 
 def test_a_plan_without_faults_of_calls_costs_nothing() -> None:

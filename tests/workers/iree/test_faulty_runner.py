@@ -8,7 +8,7 @@ from protocol.request import Sampling
 from tests.gate import alone
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
-from workers.engine.runner import Chunk, NotFiniteError, Row
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, PlannedFault, raising
 from workers.iree.runner import IreeRunner
@@ -28,13 +28,13 @@ def test_a_row_that_is_no_number_fails_alone(runner: IreeRunner, sampling: Sampl
     spec = SampleSpec(sampling, len(PROMPT))
     (token,) = runner.prefill([Chunk(0, PROMPT, 0, 0)], [spec])
     assert token is not None
-    alone = runner.decode([Row(0, token, 4, 4, SampleSpec(sampling, 5))])
+    alone = runner.decode([DecodeRow(0, token, 4, 4, SampleSpec(sampling, 5))])
     runner.reset(0)
     one = with_faults(runner, [Fault("nan", calls=0, token=99)])
     for slot in range(3):
         assert one.prefill([Chunk(slot, PROMPT, 0, 0)], [spec]) == [token]
     sampled = one.decode(
-        [Row(slot, given, 4, 4, SampleSpec(sampling, 5)) for slot, given in enumerate((token, 99, token))]
+        [DecodeRow(slot, given, 4, 4, SampleSpec(sampling, 5)) for slot, given in enumerate((token, 99, token))]
     )
     assert sampled == [*alone, None, *alone]
     if sampling.logprobs is not None:
@@ -54,7 +54,7 @@ def test_a_call_that_fails_has_written_its_rows_until_the_reset(runner: IreeRunn
     spec = SampleSpec(Sampling(), len(PROMPT))
     with pytest.raises(PlannedFault):
         one.prefill([Chunk(0, PROMPT, 0, 0)], [spec])
-    row = Row(0, 5, 4, 4, SampleSpec(Sampling(), 5))
+    row = DecodeRow(0, 5, 4, 4, SampleSpec(Sampling(), 5))
     assert one.decode([row]) == [None], "the rows are there, and not to be trusted"
     one.reset(0)
     with pytest.raises(ValueError, match="a gap after 0 rows"):

@@ -17,7 +17,7 @@ from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
-from workers.engine.runner import Chunk, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.build.plan import SAMPLE
 from workers.iree.runner import IreeRunner
 from workers.precision import Dtype, Quantize
@@ -93,7 +93,7 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, spec:
                 at = 30 + step % 60  # and from the start again, before the context ends
                 rationed.only(f"decode_{size}" if ladders else "decode_1", last, SAMPLE)
                 token = TOKENS[30] if at == 30 else tokens[-1]
-                tokens += sampled(runner.decode([Row(slot, token, at, at, SampleSpec(spec.sampling, at + 1))]))
+                tokens += sampled(runner.decode([DecodeRow(slot, token, at, at, SampleSpec(spec.sampling, at + 1))]))
             return tokens
 
         expected = generate(0, ladders=False)
@@ -167,7 +167,7 @@ def test_what_rows_of_nobody_hold_reaches_nobody(load: Load, tmp_path: Path) -> 
             for at, slot in enumerate(slots):
                 runner.prefill([Chunk(slot, TOKENS[at:][:85], 0, 0)], [None])
             return [
-                runner.decode([Row(slot, TOKENS[slot], at, at, SEEDED) for slot in slots[: CONTEXT - at]])
+                runner.decode([DecodeRow(slot, TOKENS[slot], at, at, SEEDED) for slot in slots[: CONTEXT - at]])
                 for at in range(85, CONTEXT)
             ]
         finally:
@@ -246,15 +246,15 @@ def check_logits(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     for slot, neighbours in company:  # the buckets 1, 2 and 4, and that of 8 with six and with seven rows
         runner.reset(slot)
         for at, token in enumerate(TOKENS[:40]):
-            rows = [Row(slot, token, at, at, GREEDY)]
+            rows = [DecodeRow(slot, token, at, at, GREEDY)]
             if at % 3:  # the neighbours come and go
-                rows += [Row(other, at, at % 3 - 1, at, GREEDY) for other in neighbours]
+                rows += [DecodeRow(other, at, at % 3 - 1, at, GREEDY) for other in neighbours]
             runner.decode(rows)
             np.testing.assert_array_equal(spy.seen[-1][0], expected[at])
     runner.reset(5)
     runner.prefill([Chunk(5, TOKENS[:37], 0, 0)], [GREEDY])
     runner.prefill([Chunk(5, TOKENS[37:41], 37, 37)], [None])
-    runner.decode([Row(5, TOKENS[41], 41, 41, GREEDY)])
+    runner.decode([DecodeRow(5, TOKENS[41], 41, 41, GREEDY)])
     np.testing.assert_array_equal(spy.seen[-1][0], expected[41])
     check_shared_calls(runner, spy, expected)
 

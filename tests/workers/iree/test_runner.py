@@ -12,7 +12,7 @@ from tests.checkpoints import make_checkpoint
 from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
-from workers.engine.runner import Chunk, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.errors import LoadRefused
 from workers.iree.build.weight_archive import Archive
 from workers.iree.device.device import Device
@@ -29,7 +29,7 @@ def generate(runner: IreeRunner, slot: int, prompt: tuple[int, ...], count: int,
     assert first is not None
     tokens = [first]
     for at in range(len(prompt), len(prompt) + count - 1):
-        tokens += sampled(runner.decode([Row(slot, tokens[-1], at, at, SampleSpec(sampling, at + 1))]))
+        tokens += sampled(runner.decode([DecodeRow(slot, tokens[-1], at, at, SampleSpec(sampling, at + 1))]))
     return tokens
 
 
@@ -121,7 +121,7 @@ def test_a_poisoned_slot_fails_and_is_clean_after_reset(runner: IreeRunner) -> N
     window[:, :, 1] = np.float32(np.nan).view(np.uint32)
     assert generate(runner, 0, PROMPT, 3) == expected[:3]
     at = len(PROMPT) + 2
-    rows = [Row(slot, expected[2], at, at, SampleSpec(Sampling(), at + 1)) for slot in (0, 1)]
+    rows = [DecodeRow(slot, expected[2], at, at, SampleSpec(Sampling(), at + 1)) for slot in (0, 1)]
     assert runner.decode(rows) == [expected[3], None]  # a neighbour is not touched
     assert runner.prefill([Chunk(1, (9,), at, at)], [SampleSpec(Sampling(), at + 1)]) == [None]
     runner._written[1] = CONTEXT
@@ -139,7 +139,9 @@ def test_greedy_and_seeded_rows_mix_in_one_step(runner: IreeRunner) -> None:
     for at in range(5):
         position = len(PROMPT) + at
         specs = SampleSpec(Sampling(), position + 1), SampleSpec(SEEDED, position + 1)
-        rows = [Row(slot, tokens[at], position, position, specs[slot]) for slot, tokens in enumerate((greedy, seeded))]
+        rows = [
+            DecodeRow(slot, tokens[at], position, position, specs[slot]) for slot, tokens in enumerate((greedy, seeded))
+        ]
         assert runner.decode(rows[::-1]) == [seeded[at + 1], greedy[at + 1]]
 
 
@@ -167,12 +169,12 @@ def test_what_is_changed_of_logits_is_changed_for_its_row_alone(runner: IreeRunn
         assert alone.tokens[:2] == (best, second)
         runner.reset(slot)
         runner.prefill([Chunk(slot, PROMPT[:-1], 0, 0)], [None])
-    rows = [Row(slot, PROMPT[-1], at - 1, at - 1, spec) for slot, spec in enumerate(specs)]
+    rows = [DecodeRow(slot, PROMPT[-1], at - 1, at - 1, spec) for slot, spec in enumerate(specs)]
     order = (2, 0, 3, 1)  # of the bucket of 4, whose rows are sampled one by one
     assert runner.decode([rows[slot] for slot in order]) == [expected[slot] for slot in order]
     assert runner.logprobs([2, 0]) == [alone, alone]
     runner.prefill([Chunk(7, PROMPT[:-1], 0, 0)], [None])
-    last = Row(7, PROMPT[-1], at - 1, at - 1, specs[0])  # all slots at once
+    last = DecodeRow(7, PROMPT[-1], at - 1, at - 1, specs[0])  # all slots at once
     for slot in range(4):
         runner.reset(slot)
         runner.prefill([Chunk(slot, PROMPT[:-1], 0, 0)], [None])
@@ -237,7 +239,7 @@ def test_bad_chunks_are_refused(runner: IreeRunner, chunk: Chunk, words: str) ->
 def test_bad_rows_are_refused(runner: IreeRunner) -> None:
     spec = SampleSpec(Sampling(), 1)
     with pytest.raises(ValueError, match="one row a slot"):
-        runner.decode([Row(0, 1, 0, 0, spec), Row(0, 1, 0, 0, spec)])
+        runner.decode([DecodeRow(0, 1, 0, 0, spec), DecodeRow(0, 1, 0, 0, spec)])
     with pytest.raises(ValueError, match="slot: 9"):
         runner.reset(9)
     assert runner.decode([]) == []
@@ -275,7 +277,7 @@ def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, monkeypatc
         with pytest.raises(ValueError, match="chunks: 2, and a row may depend on those beside it"):
             plain.prefill([Chunk(4, PROMPT, 0, 0), Chunk(5, PROMPT, 0, 0)], [None, None])
         for at in range(20, 40):
-            (token,) = plain.decode([Row(0, PROMPT[at], at, at, SampleSpec(Sampling(), at + 1))])
+            (token,) = plain.decode([DecodeRow(0, PROMPT[at], at, at, SampleSpec(Sampling(), at + 1))])
             assert token == expected[at].argmax()
         plain.copy_prefix(1, 2, 20)
         # A device whose memory the host does not see copies by a graph.

@@ -7,7 +7,7 @@ import pytest
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.workers.mlx.conftest import load_runner
-from workers.engine.runner import Chunk, NotFiniteError, Row
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
 from workers.sampling.sample_spec import SampleSpec
@@ -21,8 +21,8 @@ def test_a_row_that_is_no_number_fails_alone(tmp_path: Path, sampling: Sampling)
     one = with_faults(runner, [Fault("nan", calls=0, token=99)])
     tokens = [one.prefill([Chunk(slot, (3, 7), 0, 0)], [SampleSpec(sampling, 2)])[0] for slot in range(2)]
     assert tokens[0] == tokens[1] is not None
-    good = Row(0, 5, 2, 2, SampleSpec(sampling, 3))
-    sampled = one.decode([good, Row(1, 99, 2, 2, SampleSpec(sampling, 3))])
+    good = DecodeRow(0, 5, 2, 2, SampleSpec(sampling, 3))
+    sampled = one.decode([good, DecodeRow(1, 99, 2, 2, SampleSpec(sampling, 3))])
     runner.reset(0)
     runner.prefill([Chunk(0, (3, 7), 0, 0)], [None])
     assert sampled == [*runner.decode([good]), None]

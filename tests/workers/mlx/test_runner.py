@@ -19,7 +19,7 @@ from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
-from workers.engine.runner import Chunk, NotFiniteError, Row, Runner
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner
 from workers.sampling.sample_spec import SampleSpec
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -130,7 +130,7 @@ def test_decode_returns_tokens_in_row_order(path: Path, load: Load) -> None:
     tokens = [tokens_of(12, slot) for slot in range(3)]
     for slot in range(3):
         runner.prefill([Chunk(slot, tokens[slot][:-1], 0, 0)], [None])
-    rows = [Row(slot, tokens[slot][-1], 11, 11, GREEDY) for slot in (2, 0, 1)]
+    rows = [DecodeRow(slot, tokens[slot][-1], 11, 11, GREEDY) for slot in (2, 0, 1)]
     sampled = runner.decode(rows)
     assert sampled == [int(runner.logits(Chunk(3, tokens[slot], 0, 0))[-1].argmax()) for slot in (2, 0, 1)]
     assert runner.decode([]) == []
@@ -145,7 +145,7 @@ def test_greedy_and_random_rows_mix(path: Path, load: Load) -> None:
         first += runner.prefill([Chunk(slot, prompt, 0, 0)], [spec])
         runner.reset(slot)
         runner.prefill([Chunk(slot, prompt[:-1], 0, 0)], [None])
-    sampled = runner.decode([Row(slot, prompt[-1], 8, 8, spec) for slot, spec in enumerate(specs)])
+    sampled = runner.decode([DecodeRow(slot, prompt[-1], 8, 8, spec) for slot, spec in enumerate(specs)])
     assert sampled == first
     assert sampled[0] == sampled[2] != sampled[1] == sampled[3]
 
@@ -160,7 +160,7 @@ def test_position_is_not_a_cache_row(path: Path, load: Load) -> None:
     moved = runner.logits(Chunk(2, tokens[10:], 10, 60))
     assert np.abs(moved - plain[10:]).max() > 1e-2
     runner.prefill([Chunk(3, tokens[:10], 0, 0)], [None])
-    row = Row(3, tokens[10], 10, 60, GREEDY)
+    row = DecodeRow(3, tokens[10], 10, 60, GREEDY)
     assert runner.decode([row]) == [int(moved[0].argmax())]
 
 
@@ -179,12 +179,12 @@ def test_a_step_writes_in_place(path: Path, load: Load) -> None:
     runner = load(path, context=2048)
     for start in range(0, 2000, 250):
         runner.prefill([Chunk(0, tokens_of(250), start, start)], [None])
-    runner.decode([Row(0, 5, 2000, 2000, GREEDY)])
+    runner.decode([DecodeRow(0, 5, 2000, 2000, GREEDY)])
     one_buffer = runner.memory()["kv"] // 4
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    runner.decode([Row(0, 5, 2001, 2001, GREEDY)])
+    runner.decode([DecodeRow(0, 5, 2001, 2001, GREEDY)])
     assert mx.get_peak_memory() - before < one_buffer
 
 
@@ -200,9 +200,9 @@ def test_rows_written_again_replace_the_old(path: Path, load: Load) -> None:
 def test_a_slot_fills_to_its_last_row_and_no_further(path: Path, load: Load) -> None:
     runner = load(path)
     runner.prefill([Chunk(0, tokens_of(255), 0, 0)], [None])
-    assert len(runner.decode([Row(0, 7, 255, 255, GREEDY)])) == 1
+    assert len(runner.decode([DecodeRow(0, 7, 255, 255, GREEDY)])) == 1
     with pytest.raises(ValueError, match="a slot has 256 rows"):
-        runner.decode([Row(0, 7, 256, 256, GREEDY)])
+        runner.decode([DecodeRow(0, 7, 256, 256, GREEDY)])
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_rows_outside_of_a_slot_are_refused(path: Path, load: Load, chunk: Chunk
 
 def test_two_rows_of_one_slot_are_refused(path: Path, load: Load) -> None:
     with pytest.raises(ValueError, match="one row a slot"):
-        load(path).decode([Row(0, 5, 0, 0, GREEDY), Row(0, 6, 1, 1, GREEDY)])
+        load(path).decode([DecodeRow(0, 5, 0, 0, GREEDY), DecodeRow(0, 6, 1, 1, GREEDY)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -289,8 +289,8 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(path: Path, load: Load, s
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
     write_safetensors(path / "model.safetensors", weights)
     poisoned, spec = load(path), SampleSpec(structs.replace(sampling, logprobs=3), 1)
-    expected = sound.decode([Row(slot, 6 + slot, 0, 0, spec) for slot in (0, 2)])
-    rows = [Row(slot, token, 0, 0, spec) for slot, token in enumerate((6, 5, 8))]
+    expected = sound.decode([DecodeRow(slot, 6 + slot, 0, 0, spec) for slot in (0, 2)])
+    rows = [DecodeRow(slot, token, 0, 0, spec) for slot, token in enumerate((6, 5, 8))]
     assert poisoned.decode(rows) == [expected[0], None, expected[1]]
     assert poisoned.logprobs([0, 2]) == sound.logprobs([0, 1])
 

@@ -12,7 +12,7 @@ import structlog
 from protocol.errors import ByeReason, ErrorCode
 from workers.engine.engine import BatchEngine
 from workers.engine.request import Constraint, EngineRequest
-from workers.engine.runner import Chunk, Row, Runner
+from workers.engine.runner import Chunk, DecodeRow, Runner
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
 from workers.faults.faulty_runner import with_faults
@@ -46,7 +46,7 @@ class Stepping(ScriptedRunner):
         super().__init__(slots=1)
         self.stepped = threading.Semaphore(0)
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         self.stepped.release()
         return super().decode(rows)
 

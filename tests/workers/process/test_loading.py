@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.workers.process.process import scripted
 from workers.checkpoints.json_files import CheckpointError
-from workers.engine.runner import Chunk, Row, RunnerCapabilities
+from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
 from workers.process.loading import Described, describe, kv_tokens, load, warm_up
@@ -166,7 +166,7 @@ class WithoutNumbers(ScriptedRunner):
         tokens = super().prefill(chunks, specs)
         return [None] if self.at == "prefill" else tokens
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         super().decode(rows)
         return [None]
 

@@ -10,7 +10,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from tests.workers.iree.conftest import Load
-from workers.engine.runner import Chunk, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.device.device import Device, DeviceError, available_drivers
 from workers.iree.probe import probe_driver
 from workers.sampling.sample_spec import SampleSpec
@@ -51,7 +51,7 @@ def test_gate(load: Load, tmp_path: Path) -> None:
     prompt = Chunk(0, (5, 6, 7, 8, 9), 0, 0)
     (token,) = runner.prefill([prompt], [SampleSpec(Sampling(), 5)])
     assert token == runner.logits(prompt).argmax(-1)[-1]
-    row = Row(0, 11, 5, 5, SampleSpec(Sampling(temperature=0.8, seed=3), 6))
+    row = DecodeRow(0, 11, 5, 5, SampleSpec(Sampling(temperature=0.8, seed=3), 6))
     (sampled,) = runner.decode([row])
     runner.copy_prefix(0, 2, 5)
     assert runner.decode([replace(row, slot=2)]) == [sampled]
