@@ -20,7 +20,7 @@ from workers.engine.request import EngineRequest, RequestRefused, check_score
 from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scoring import score
-from workers.engine.sequence import Live, Prefill, ended, row
+from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end
 from workers.engine.stats import Tally
 from workers.engine.step_result import RunningStep, SequenceEnd, StepResult, Token
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS, Pace
@@ -150,8 +150,8 @@ class BatchEngine:
         """Close the runner. Nothing may be called after."""
         self._runner.close()
 
-    def _prefill(self, call: list[Prefill]) -> None:
-        self._tally.started += sum(work.begins for work in call)
+    def _prefill(self, call: list[ScheduledChunk]) -> None:
+        self._tally.started += sum(work.is_first for work in call)
         if not (call := self._copied(call)):
             return
         try:
@@ -159,11 +159,13 @@ class BatchEngine:
             tokens = self._runner.prefill([work.chunk for work in call], [work.sample for work in call])
             if len(tokens) != len(call):
                 raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(call)} chunks")
-            sampled = [(work.live, token) for work, token in zip(call, tokens, strict=True) if work.sample is not None]
-            logprobs = iter(self._logprobs([live for live, _ in sampled], [token for _, token in sampled]))
+            sampled = [
+                (work.sequence, token) for work, token in zip(call, tokens, strict=True) if work.sample is not None
+            ]
+            logprobs = iter(self._logprobs([sequence for sequence, _ in sampled], [token for _, token in sampled]))
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
             for work in call:
-                self._fail(work.live, "prefill", error)
+                self._fail(work.sequence, "prefill", error)
             return
         now = self._clock()
         lengths, block = [len(work.chunk.tokens) for work in call], self._capabilities.block_rows
@@ -173,81 +175,83 @@ class BatchEngine:
         for work, token in zip(call, tokens, strict=True):
             self._prefilled(work, token, None if work.sample is None else next(logprobs), now)
 
-    def _copied(self, call: list[Prefill]) -> list[Prefill]:
+    def _copied(self, call: list[ScheduledChunk]) -> list[ScheduledChunk]:
         """Make the copies that chunks need, and end those whose copy fails. Returns the others.
 
         They end after the last copy: what is retained is forgotten with them, and the others copy from it.
         """
-        ready: list[Prefill] = []
-        failed: list[tuple[Live, Exception]] = []
+        ready: list[ScheduledChunk] = []
+        failed: list[tuple[EngineSequence, Exception]] = []
         for work in call:
             try:
                 if work.copy is not None:
                     self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
             except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
-                failed.append((work.live, error))
+                failed.append((work.sequence, error))
             else:
                 ready.append(work)
-        for live, reason in failed:
-            self._fail(live, "prefill", reason)
+        for sequence, reason in failed:
+            self._fail(sequence, "prefill", reason)
         return ready
 
-    def _prefilled(self, work: Prefill, token: int | None, likely: RowLogprobs | None, now: float) -> None:
-        live = work.live
+    def _prefilled(self, work: ScheduledChunk, token: int | None, likely: RowLogprobs | None, now: float) -> None:
+        sequence = work.sequence
         self._scheduler.prefilled(work)
         if work.sample is None:
             return
-        live.first = now
+        sequence.first_token_at = now
         if token is not None:
-            if live.reused:  # what is distrusted and computed anew was no hit
-                self._tally.reused(live.reused)
-            self._accept(live, token, likely, now)
-        elif live.reused:
-            self._start_over(live)
+            if sequence.reused:  # what is distrusted and computed anew was no hit
+                self._tally.reused(sequence.reused)
+            self._accept(sequence, token, likely, now)
+        elif sequence.reused:
+            self._start_over(sequence)
         else:
-            self._fail(live, "prefill", NotFiniteError())
+            self._fail(sequence, "prefill", NotFiniteError())
 
-    def _start_over(self, live: Live) -> None:
+    def _start_over(self, sequence: EngineSequence) -> None:
         """Compute a prompt without the rows that it took from another sequence.
 
         What is no number in that one may have spoilt rows before it, which were computed in the same call: a masked
         value is multiplied by 0 all the same. Alone this sequence may well have numbers.
         """
-        self._log.warning("prefix_distrusted", stream=live.request.stream, slot=live.slot, tokens=live.reused)
+        self._log.warning(
+            "prefix_distrusted", stream=sequence.request.stream, slot=sequence.slot, tokens=sequence.reused
+        )
         self._scheduler.forget_retained()
         try:
-            self._runner.reset(live.slot)
+            self._runner.reset(sequence.slot)
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
-            self._fail(live, "reset", error)
+            self._fail(sequence, "reset", error)
         else:
-            self._scheduler.start_over(live)
+            self._scheduler.start_over(sequence)
         self._reset_soiled()
 
-    def _decode(self, decoding: list[Live]) -> None:
+    def _decode(self, decoding: list[EngineSequence]) -> None:
         self._tally.decode_steps += 1
         began = self._clock()
         try:
-            tokens = self._runner.decode([row(live) for live in decoding])
+            tokens = self._runner.decode([decode_row(sequence) for sequence in decoding])
             if len(tokens) != len(decoding):
                 raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(decoding)} rows")
             logprobs = self._logprobs(decoding, tokens)
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
-            for live in decoding:
-                self._fail(live, "decode", error)
+            for sequence in decoding:
+                self._fail(sequence, "decode", error)
             return
         self._scheduler.decoded(decoding)
         now = self._clock()
         if self._pace is not None:
             self._pace.decoded(now - began)
-        for live, token, likely in zip(decoding, tokens, logprobs, strict=True):
+        for sequence, token, likely in zip(decoding, tokens, logprobs, strict=True):
             if token is None:
-                self._fail(live, "decode", NotFiniteError())
+                self._fail(sequence, "decode", NotFiniteError())
             else:
-                self._accept(live, token, likely, now)
+                self._accept(sequence, token, likely, now)
 
-    def _logprobs(self, sampled: list[Live], tokens: Sequence[int | None]) -> list[RowLogprobs | None]:
+    def _logprobs(self, sampled: list[EngineSequence], tokens: Sequence[int | None]) -> list[RowLogprobs | None]:
         """Of the rows that asked for them, of those that the last call sampled."""
-        asked = [live.request.sampling.logprobs is not None for live in sampled]
+        asked = [sequence.request.sampling.logprobs is not None for sequence in sampled]
         wanted = [row for row, token in enumerate(tokens) if token is not None and asked[row]]
         out: list[RowLogprobs | None] = [None] * len(sampled)
         if wanted:
@@ -255,41 +259,41 @@ class BatchEngine:
                 out[row] = likely
         return out
 
-    def _accept(self, live: Live, token: int, logprobs: RowLogprobs | None, now: float) -> None:
+    def _accept(self, sequence: EngineSequence, token: int, logprobs: RowLogprobs | None, now: float) -> None:
         if not 0 <= token < self._vocab_size:
-            self._fail(live, "sampling", ValueError(f"the runner sampled token {token} of {self._vocab_size}"))
+            self._fail(sequence, "sampling", ValueError(f"the runner sampled token {token} of {self._vocab_size}"))
             return
         self._tally.decode_tokens += 1
-        self._step.tokens.append(Token(live.request.stream, token, logprobs))
-        reason = self._scheduler.accept(live, token)
+        self._step.tokens.append(Token(sequence.request.stream, token, logprobs))
+        reason = self._scheduler.accept(sequence, token)
         if reason is not None:
-            self._scheduler.remove(live.request.stream)
+            self._scheduler.remove(sequence.request.stream)
             self._reset_soiled()
-            self._end(live, reason, now)
+            self._end(sequence, reason, now)
 
     def _admit(self, now: float) -> None:
-        for live, reason in self._scheduler.admit(now):
-            self._end(live, reason, now)
+        for sequence, reason in self._scheduler.admit(now):
+            self._end(sequence, reason, now)
 
-    def _end(self, live: Live, reason: FinishReason, now: float) -> None:
-        if live.slot < 0:  # its resumed tokens were all of it
+    def _end(self, sequence: EngineSequence, reason: FinishReason, now: float) -> None:
+        if sequence.slot < 0:  # its resumed tokens were all of it
             self._tally.started += 1
         self._tally.completed += 1
-        self._step.ends.append(ended(live, reason, now))
+        self._step.ends.append(sequence_end(sequence, reason, now))
 
     def _take_out(self, stream: int, reason: FinishReason) -> SequenceEnd | None:
-        live = self._scheduler.remove(stream)
-        if live is None:
+        sequence = self._scheduler.remove(stream)
+        if sequence is None:
             return None
-        if live.slot >= 0:
+        if sequence.slot >= 0:
             self._reset_soiled()
         if reason != "cancelled":
             self._tally.completed += 1
-        return ended(live, reason, self._clock())
+        return sequence_end(sequence, reason, self._clock())
 
-    def _fail(self, live: Live, call: str, error: Exception) -> None:
-        self._step.fail(live.request.stream, live.slot, call, error)
-        self._scheduler.remove(live.request.stream, failed=True)
+    def _fail(self, sequence: EngineSequence, call: str, error: Exception) -> None:
+        self._step.fail(sequence.request.stream, sequence.slot, call, error)
+        self._scheduler.remove(sequence.request.stream, failed=True)
         # What it read may be what made it fail, and may have been copied before: nothing that is retained is trusted.
         self._scheduler.forget_retained()
         self._reset_soiled()

@@ -37,7 +37,7 @@ class Written:
     tenant: str
     tokens: Sequence[int]
     rows: int = 0
-    ends: tuple[int, ...] = ()
+    chunk_ends: tuple[int, ...] = ()
     """Where the prefill chunks ended that made the first rows, in order from row 0; decoded rows follow."""
 
 
@@ -57,12 +57,14 @@ def reusable(wanted: Written, source: Written, most: int, *, exact_rows: bool) -
     """The rows of `source` that are what a cold run of `wanted` would compute, to the bit; at most `most`.
 
     With `exact_rows` a row is the same however it is computed. Without, it is so where the same chunks made it:
-    `wanted.ends` has the chunk ends of the cold run.
+    `wanted.chunk_ends` has the chunk ends of the cold run.
     """
     if wanted.tenant != source.tenant:
         return 0
     shared = common_prefix(wanted.tokens, source.tokens, min(most, source.rows))
     if exact_rows:
         return shared
-    equal = takewhile(lambda pair: pair[0] == pair[1] <= shared, zip(wanted.ends, source.ends, strict=False))
+    equal = takewhile(
+        lambda pair: pair[0] == pair[1] <= shared, zip(wanted.chunk_ends, source.chunk_ends, strict=False)
+    )
     return max((end for end, _ in equal), default=0)

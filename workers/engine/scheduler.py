@@ -16,7 +16,7 @@ from workers.engine.logits_processors import Shaping
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
-from workers.engine.sequence import Live, Prefill, resumed_end, sample_spec
+from workers.engine.sequence import EngineSequence, ScheduledChunk, resumed_finish, sample_spec
 from workers.engine.slot_allocation import Seats
 
 MAX_CHUNKS = 32
@@ -24,17 +24,17 @@ MAX_CHUNKS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Want:
+class _Candidate:
     """A prompt that could go on."""
 
-    live: Live
+    sequence: EngineSequence
     start: int
     source: int
     """The slot that its first rows come from, where it begins."""
 
     @property
     def rest(self) -> int:
-        return self.live.pending - self.start
+        return self.sequence.prefill_length - self.start
 
 
 class Scheduler:
@@ -70,9 +70,9 @@ class Scheduler:
         self._max_queue = max_queue
         self._seats = Seats(self.slots, prefixes or PrefixPolicy(), exact=self._exact)
         # One dict per phase, in order of arrival: first-in first-out, and a cancel from anywhere is O(1).
-        self._waiting: dict[int, Live] = {}
-        self._prefilling: dict[int, Live] = {}
-        self._decoding: dict[int, Live] = {}
+        self._waiting: dict[int, EngineSequence] = {}
+        self._prefilling: dict[int, EngineSequence] = {}
+        self._decoding: dict[int, EngineSequence] = {}
         self._left = 0
         self._begun = False
 
@@ -106,31 +106,33 @@ class Scheduler:
             raise RequestRefused(ErrorCode.OVERLOADED, f"{len(self._waiting)} sequences wait already")
         # The prompt is split as in the first run, and then the resumed tokens: the prompt's rows come out the same.
         sizes = self._capabilities.prefill_chunks
-        ends = tuple(accumulate(chunk_lengths(len(request.prompt), sizes) + chunk_lengths(len(request.resume), sizes)))
+        chunk_ends = tuple(
+            accumulate(chunk_lengths(len(request.prompt), sizes) + chunk_lengths(len(request.resume), sizes))
+        )
         tokens = [*request.prompt, *request.resume]
         most = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
         shaping = Shaping.of(request)
         if shaping is not None and shaping.exhausted and not request.resume:
             raise RequestRefused(ErrorCode.INVALID, "the constraint allows no token to begin with", "constraint")
-        self._waiting[stream] = Live(request, tokens, len(tokens), ends, most, now, shaping)
+        self._waiting[stream] = EngineSequence(request, tokens, len(tokens), chunk_ends, most, now, shaping)
 
-    def admit(self, now: float) -> list[tuple[Live, FinishReason]]:
+    def admit(self, now: float) -> list[tuple[EngineSequence, FinishReason]]:
         """Begin a step: move waiting sequences to slots. Repeatable, after what `give_up` named was reset.
 
         Returns those that need no slot, because what they resume had ended already; they are removed.
         """
-        ended: list[tuple[Live, FinishReason]] = []
+        ended: list[tuple[EngineSequence, FinishReason]] = []
         while self._waiting:
             stream = next(iter(self._waiting))
-            live = self._waiting[stream]
-            reason = resumed_end(live)
+            sequence = self._waiting[stream]
+            reason = resumed_finish(sequence)
             if reason is None:
-                if not self._seats.take(live):
+                if not self._seats.take(sequence):
                     break
-                self._prefilling[stream] = live
+                self._prefilling[stream] = sequence
             else:
-                ended.append((live, reason))
-            live.admitted = now
+                ended.append((sequence, reason))
+            sequence.admitted_at = now
             del self._waiting[stream]
         self._left = self.step_tokens - len(self._decoding)
         self._begun = False
@@ -141,13 +143,13 @@ class Scheduler:
         others. None when nobody waits that could be helped so."""
         if not self._waiting:
             return None
-        return self._seats.give_up(next(iter(self._waiting.values())).limit)
+        return self._seats.give_up(next(iter(self._waiting.values())).max_length)
 
     def forget_retained(self) -> None:
         """Retain nothing of what ended so far: all retained slots are soiled, and nobody begins with what was there."""
         self._seats.forget_retained(self._prefilling.values())
 
-    def next_call(self) -> list[Prefill]:
+    def next_call(self) -> list[ScheduledChunk]:
         """The chunks of the next prefill call of this step, the oldest prompt's first; none when the budget is spent
         or no prompt waits.
 
@@ -157,64 +159,64 @@ class Scheduler:
         """
         if not self._prefilling:
             return []
-        wants = list(self._wants())
-        room = self._size(wants)
-        call: list[Prefill] = []
-        for want in wants:
-            length = min(want.rest, room, self._left) if call else min(want.rest, room)
-            cost = length + (length == want.rest)
+        candidates = list(self._candidates())
+        room = self._size(candidates)
+        call: list[ScheduledChunk] = []
+        for candidate in candidates:
+            length = min(candidate.rest, room, self._left) if call else min(candidate.rest, room)
+            cost = length + (length == candidate.rest)
             if length < 1 or (self._begun and cost > self._left):
                 break
             self._left -= cost
             self._begun = True
             room -= self._rounded(length)
-            call.append(self._chunk(want, length))
+            call.append(self._chunk(candidate, length))
         return call
 
-    def prefilled(self, work: Prefill) -> None:
+    def prefilled(self, work: ScheduledChunk) -> None:
         """The chunk's rows are written."""
-        live = work.live
-        live.written.rows += len(work.chunk.tokens)
-        live.written.ends += (live.written.rows,)
-        self.slots.wrote(live.slot, len(work.chunk.tokens))
+        sequence = work.sequence
+        sequence.written.rows += len(work.chunk.tokens)
+        sequence.written.chunk_ends += (sequence.written.rows,)
+        self.slots.wrote(sequence.slot, len(work.chunk.tokens))
         if work.sample is not None:
-            del self._prefilling[live.request.stream]
-            self._decoding[live.request.stream] = live
+            del self._prefilling[sequence.request.stream]
+            self._decoding[sequence.request.stream] = sequence
 
-    def decoding(self) -> list[Live]:
-        """The sequences that decode in this step; `row` makes the runner's row of each."""
+    def decoding(self) -> list[EngineSequence]:
+        """The sequences that decode in this step; `decode_row` makes the runner's row of each."""
         return list(self._decoding.values())
 
-    def decoded(self, decoding: list[Live]) -> None:
+    def decoded(self, decoding: list[EngineSequence]) -> None:
         """The rows of these sequences are written."""
-        for live in decoding:
-            live.written.rows += 1
-        self.slots.wrote_one([live.slot for live in decoding])
+        for sequence in decoding:
+            sequence.written.rows += 1
+        self.slots.wrote_one([sequence.slot for sequence in decoding])
 
-    def accept(self, live: Live, token: int) -> FinishReason | None:
+    def accept(self, sequence: EngineSequence, token: int) -> FinishReason | None:
         """Append a sampled token; the reason when the sequence ends with it (end-of-sequence before length).
 
         A sequence whose constraint allows nothing more has come to its end.
         """
-        live.last = token
-        live.tokens.append(token)
-        if live.shaping is not None:
-            live.shaping.accept(token)
-            if live.shaping.exhausted:
+        sequence.last_token = token
+        sequence.tokens.append(token)
+        if sequence.shaping is not None:
+            sequence.shaping.accept(token)
+            if sequence.shaping.exhausted:
                 return "stop"
-        if token in live.request.eos:
+        if token in sequence.request.eos:
             return "stop"
-        return "length" if len(live.tokens) >= live.limit else None
+        return "length" if len(sequence.tokens) >= sequence.max_length else None
 
-    def start_over(self, live: Live) -> None:
+    def start_over(self, sequence: EngineSequence) -> None:
         """A sequence whose prompt came to nothing with rows of another one computes it anew, before all others and
         without them. Its slot has been reset; it is asked for no copy any more."""
-        self.slots.rewind(live.slot)
-        live.written.rows, live.written.ends, live.reused = 0, (), 0
-        del self._decoding[live.request.stream]
-        self._prefilling = {live.request.stream: live} | self._prefilling
+        self.slots.rewind(sequence.slot)
+        sequence.written.rows, sequence.written.chunk_ends, sequence.reused = 0, (), 0
+        del self._decoding[sequence.request.stream]
+        self._prefilling = {sequence.request.stream: sequence} | self._prefilling
 
-    def remove(self, stream: int, *, failed: bool = False) -> Live | None:
+    def remove(self, stream: int, *, failed: bool = False) -> EngineSequence | None:
         """Take a sequence out at any moment. Its slot is retained, or soiled: free once the runner has reset it.
 
         Nothing is retained of a sequence that `failed`. Returns None when no such sequence lives.
@@ -222,54 +224,56 @@ class Scheduler:
         waiting = self._waiting.pop(stream, None)
         if waiting is not None:
             return waiting
-        live = self._prefilling.pop(stream, None) or self._decoding.pop(stream, None)
-        if live is not None:
-            self._seats.leave(live, failed=failed)
-        return live
+        sequence = self._prefilling.pop(stream, None) or self._decoding.pop(stream, None)
+        if sequence is not None:
+            self._seats.leave(sequence, failed=failed)
+        return sequence
 
-    def _wants(self) -> Iterator[_Want]:
+    def _candidates(self) -> Iterator[_Candidate]:
         """The prompts of the next call, in order, until they fill the largest one; one where rows are not exact.
 
         One that gains by waiting for one before it ends them, for nobody overtakes it.
         """
         rows = 0
-        before: list[Live] = []
-        for live in islice(self._prefilling.values(), MAX_CHUNKS):
-            if live.reused is None:
+        before: list[EngineSequence] = []
+        for sequence in islice(self._prefilling.values(), MAX_CHUNKS):
+            if sequence.reused is None:
                 others = chain(self._decoding.values(), self._prefilling.values())
-                source, start = self._seats.source(live, others)
-                waits = any(self._seats.gains(live, start, other) for other in before)
+                source, start = self._seats.source(sequence, others)
+                waits = any(self._seats.gains(sequence, start, other) for other in before)
             else:
-                source, start, waits = -1, live.written.rows, False
-            before.append(live)
+                source, start, waits = -1, sequence.written.rows, False
+            before.append(sequence)
             if waits:
                 return
-            want = _Want(live, start, source)
-            yield want
-            rows += self._rounded(want.rest)
+            candidate = _Candidate(sequence, start, source)
+            yield candidate
+            rows += self._rounded(candidate.rest)
             if not self._exact or rows >= self._capabilities.prefill_chunks[-1]:
                 return
 
-    def _size(self, wants: list[_Want]) -> int:
+    def _size(self, candidates: list[_Candidate]) -> int:
         """Rows of the next call: up to the end of a cold run's chunk, or, where rows are exact, what the budget
         allows."""
-        if not wants:
+        if not candidates:
             return 0
         if not self._exact:
-            (want,) = wants
-            return next(end for end in want.live.ends if end > want.start) - want.start
+            (candidate,) = candidates
+            return next(end for end in candidate.sequence.chunk_ends if end > candidate.start) - candidate.start
         sizes = self._capabilities.prefill_chunks
-        size = chunk_lengths(sum(self._rounded(want.rest) for want in wants), sizes)[0]
+        size = chunk_lengths(sum(self._rounded(candidate.rest) for candidate in candidates), sizes)[0]
         if size <= self._left:
             return size
         return max((chunk for chunk in sizes if chunk <= self._left), default=sizes[0])
 
-    def _chunk(self, want: _Want, length: int) -> Prefill:
-        live, start = want.live, want.start
-        begins = live.reused is None
-        copy = self._seats.begin(live, want.source, start) if begins else None
-        chunk = Chunk(live.slot, tuple(live.tokens[start : start + length]), start, start)
-        return Prefill(live, chunk, sample_spec(live) if length == want.rest else None, copy, begins)
+    def _chunk(self, candidate: _Candidate, length: int) -> ScheduledChunk:
+        sequence, start = candidate.sequence, candidate.start
+        is_first = sequence.reused is None
+        copy = self._seats.begin(sequence, candidate.source, start) if is_first else None
+        chunk = Chunk(sequence.slot, tuple(sequence.tokens[start : start + length]), start, start)
+        return ScheduledChunk(
+            sequence, chunk, sample_spec(sequence) if length == candidate.rest else None, copy, is_first
+        )
 
     def _rounded(self, rows: int) -> int:
         """What rows of one slot take of a call."""

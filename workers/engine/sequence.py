@@ -12,7 +12,7 @@ from workers.sampling.sample_spec import SampleSpec
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class EngineSequence:
     """One sequence from `submit` to its end; owned by the scheduler.
 
     The last token known has no cache row yet while it decodes. The token at index i of the whole sequence is sampled
@@ -22,13 +22,13 @@ class Live:
     request: EngineRequest
     tokens: list[int]
     """All that are known: prompt, resumed, generated."""
-    pending: int
+    prefill_length: int
     """Prompt and resumed tokens: those to be prefilled."""
-    ends: tuple[int, ...]
+    chunk_ends: tuple[int, ...]
     """Where a cold run's chunks end."""
-    limit: int
+    max_length: int
     """The length at which it ends."""
-    submitted: float
+    submitted_at: float
     shaping: Shaping | None = None
     written: Written = field(init=False)
     """Its cache rows."""
@@ -37,9 +37,9 @@ class Live:
     """What its slot was retained for."""
     reused: int | None = None
     """Rows that it took from another sequence; None until its first chunk."""
-    last: int = -1
-    admitted: float | None = None
-    first: float | None = None
+    last_token: int = -1
+    admitted_at: float | None = None
+    first_token_at: float | None = None
 
     def __post_init__(self) -> None:
         self.written = Written(self.request.tenant, self.tokens)
@@ -50,7 +50,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class PrefixCopy:
     """The first `length` rows of `source` become those of `target`, and the rest of `target` is forgotten.
 
     Both may be one slot: then the rest is forgotten, and that is all.
@@ -62,49 +62,53 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
+class ScheduledChunk:
     """One chunk to prefill; `sample` is set for the last chunk of a sequence, `copy` is what must be done before."""
 
-    live: Live
+    sequence: EngineSequence
     chunk: Chunk
     sample: SampleSpec | None
-    copy: Copy | None = None
-    begins: bool = False
+    copy: PrefixCopy | None = None
+    is_first: bool = False
     """It is the sequence's first."""
 
 
-def sample_spec(live: Live) -> SampleSpec:
+def sample_spec(sequence: EngineSequence) -> SampleSpec:
     """How a sequence's next token is sampled."""
-    sampling, position = live.request.sampling, len(live.tokens)
-    return SampleSpec(sampling, position) if live.shaping is None else live.shaping.sample_spec(sampling, position)
+    sampling, position = sequence.request.sampling, len(sequence.tokens)
+    return (
+        SampleSpec(sampling, position) if sequence.shaping is None else sequence.shaping.sample_spec(sampling, position)
+    )
 
 
-def row(live: Live) -> DecodeRow:
+def decode_row(sequence: EngineSequence) -> DecodeRow:
     """The decode row of a sequence: its last token goes to the row after those written, and the next is sampled."""
-    at = live.written.rows
-    return DecodeRow(live.slot, live.last, at, at, sample_spec(live))
+    at = sequence.written.rows
+    return DecodeRow(sequence.slot, sequence.last_token, at, at, sample_spec(sequence))
 
 
-def resumed_end(live: Live) -> FinishReason | None:
+def resumed_finish(sequence: EngineSequence) -> FinishReason | None:
     """Why what a sequence resumes had ended already; None when it had not, or when it resumes nothing."""
-    if not live.request.resume:
+    if not sequence.request.resume:
         return None
-    if live.request.resume[-1] in live.request.eos or (live.shaping is not None and live.shaping.exhausted):
+    if sequence.request.resume[-1] in sequence.request.eos or (
+        sequence.shaping is not None and sequence.shaping.exhausted
+    ):
         return "stop"
-    return "length" if len(live.tokens) >= live.limit else None
+    return "length" if len(sequence.tokens) >= sequence.max_length else None
 
 
-def ended(live: Live, reason: FinishReason, now: float) -> SequenceEnd:
+def sequence_end(sequence: EngineSequence, reason: FinishReason, now: float) -> SequenceEnd:
     """The terminal of a sequence that ends now, by the clock that it was submitted by."""
-    admitted = now if live.admitted is None else live.admitted
-    first = now if live.first is None else live.first
+    admitted = now if sequence.admitted_at is None else sequence.admitted_at
+    first = now if sequence.first_token_at is None else sequence.first_token_at
     return SequenceEnd(
-        live.request.stream,
+        sequence.request.stream,
         reason,
-        len(live.request.prompt),
-        live.completion_tokens,
-        admitted - live.submitted,
+        len(sequence.request.prompt),
+        sequence.completion_tokens,
+        admitted - sequence.submitted_at,
         first - admitted,
         now - first,
-        live.reused or 0,
+        sequence.reused or 0,
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from workers.engine.kv_slots import SlotTable
 from workers.engine.prefix_match import PrefixPolicy, Written, common_prefix, reusable
-from workers.engine.sequence import Copy, Live
+from workers.engine.sequence import EngineSequence, PrefixCopy
 
 
 class Seats:
@@ -20,68 +20,68 @@ class Seats:
         self._prefixes = prefixes
         self._exact = exact
 
-    def take(self, live: Live) -> bool:
+    def take(self, sequence: EngineSequence) -> bool:
         """Find a slot for a waiting sequence: a retained one that it can go on in, or a free one."""
         slots = self._slots
         if not slots.available:
             return False
-        stream, need = live.request.stream, live.limit
-        best, length, written = self._best_retained(live)
+        stream, need = sequence.request.stream, sequence.max_length
+        best, length, written = self._best_retained(sequence)
         if written is not None:
             # Rows that are not shared would be lost to later turns of what they are from, unless they go anyway.
             loses = written.rows - length > self._prefixes.least
             elsewhere = slots.free and need <= slots.room
             spared = loses and (elsewhere or best != slots.oldest)
             if not spared and slots.take_over(best, stream, need):
-                live.slot, live.inherited = best, written
+                sequence.slot, sequence.inherited = best, written
                 return True
             slots.touch(best)
         slot = slots.take(stream, need)
         if slot is None:
             return False
-        live.slot = slot
+        sequence.slot = slot
         return True
 
-    def source(self, live: Live, others: Iterable[Live]) -> tuple[int, int]:
+    def source(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> tuple[int, int]:
         """Where the first rows of a sequence that begins come from, and how many: its own slot where that is as good
         as any, because rows that are there already need no copy; a retained one, or that of one of `others`."""
-        own = 0 if live.inherited is None else self._reusable(live, live.inherited)
-        best = (live.slot, own)
-        for slot, written in self._sources(live, others):
-            length = self._reusable(live, written)
+        own = 0 if sequence.inherited is None else self._reusable(sequence, sequence.inherited)
+        best = (sequence.slot, own)
+        for slot, written in self._sources(sequence, others):
+            length = self._reusable(sequence, written)
             if length >= max(best[1] + self._prefixes.least, 1):
                 best = (slot, length)
         return best
 
-    def gains(self, live: Live, start: int, other: Live) -> bool:
+    def gains(self, sequence: EngineSequence, start: int, other: EngineSequence) -> bool:
         """A sequence that could begin at row `start` could take more from another one, once that one's prompt is
         complete: enough to wait for it."""
-        if not self._prefixes.enabled or live.request.tenant != other.request.tenant:
+        if not self._prefixes.enabled or sequence.request.tenant != other.request.tenant:
             return False
-        most = min(live.pending - 1, other.pending)
-        return common_prefix(live.tokens, other.tokens, most) >= start + self._prefixes.least
+        most = min(sequence.prefill_length - 1, other.prefill_length)
+        return common_prefix(sequence.tokens, other.tokens, most) >= start + self._prefixes.least
 
-    def begin(self, live: Live, source: int, length: int) -> Copy | None:
+    def begin(self, sequence: EngineSequence, source: int, length: int) -> PrefixCopy | None:
         """Count the rows that a sequence starts with; what must be copied or forgotten for them, if anything."""
-        soiled = live.inherited is not None
-        live.reused, live.inherited = length, None
-        self._slots.begun(live.slot, live.limit)
-        live.written.rows = length
+        soiled = sequence.inherited is not None
+        sequence.reused, sequence.inherited = length, None
+        self._slots.begun(sequence.slot, sequence.max_length)
+        sequence.written.rows = length
         # Exact rows need no chunk ends, and without them a prefix ends where a chunk of both ended.
-        live.written.ends = tuple(end for end in live.ends if end <= length)
-        self._slots.wrote(live.slot, length)
+        sequence.written.chunk_ends = tuple(end for end in sequence.chunk_ends if end <= length)
+        self._slots.wrote(sequence.slot, length)
         self._slots.touch(source)
-        return Copy(source, live.slot, length) if length or soiled else None
+        return PrefixCopy(source, sequence.slot, length) if length or soiled else None
 
-    def leave(self, live: Live, *, failed: bool) -> None:
+    def leave(self, sequence: EngineSequence, *, failed: bool) -> None:
         """Give a slot back: it is retained, or soiled when there is nothing to keep or the sequence `failed`."""
-        if live.reused is None and live.inherited is not None:  # it has touched nothing of what it found
-            live.written = live.inherited
-            self._slots.wrote(live.slot, live.written.rows)
-        if not failed and self._prefixes.enabled and live.written.rows >= self._prefixes.least:
-            self._retain(live)
+        if sequence.reused is None and sequence.inherited is not None:  # it has touched nothing of what it found
+            sequence.written = sequence.inherited
+            self._slots.wrote(sequence.slot, sequence.written.rows)
+        if not failed and self._prefixes.enabled and sequence.written.rows >= self._prefixes.least:
+            self._retain(sequence)
         else:
-            self._slots.release(live.slot)
+            self._slots.release(sequence.slot)
 
     def give_up(self, need: int) -> int | None:
         """The oldest retained slot, now soiled, when with it, or with it and others, `need` rows can be had; None when
@@ -93,41 +93,41 @@ class Seats:
         slots.give_up(oldest)
         return oldest
 
-    def forget_retained(self, beginning: Iterable[Live]) -> None:
+    def forget_retained(self, beginning: Iterable[EngineSequence]) -> None:
         """Retain nothing of what ended so far: all retained slots are soiled, and those of `beginning` that have taken
         one over find nothing in it."""
-        for live in beginning:
-            if live.inherited is not None:
-                live.inherited = Written(live.request.tenant, ())
+        for sequence in beginning:
+            if sequence.inherited is not None:
+                sequence.inherited = Written(sequence.request.tenant, ())
         while self._slots.oldest is not None:
             self._slots.give_up(self._slots.oldest)
 
-    def _retain(self, live: Live) -> None:
+    def _retain(self, sequence: EngineSequence) -> None:
         """Keep what a sequence leaves, and give up the oldest of what is over the bound."""
-        self._slots.retain(live.slot, live.written)
+        self._slots.retain(sequence.slot, sequence.written)
         most = self._prefixes.most
         while most is not None and self._slots.retained_tokens > most and self._slots.oldest is not None:
             self._slots.give_up(self._slots.oldest)
 
-    def _best_retained(self, live: Live) -> tuple[int, int, Written | None]:
+    def _best_retained(self, sequence: EngineSequence) -> tuple[int, int, Written | None]:
         """The retained slot with the longest reusable prefix, of those the one that would lose the fewest rows."""
         best: tuple[int, int, Written | None] = (-1, 0, None)
         for slot, written in self._slots.retained():
-            length = self._reusable(live, written)
+            length = self._reusable(sequence, written)
             if length and (length, -written.rows) > (best[1], -best[2].rows if best[2] else 0):
                 best = (slot, length, written)
         return best
 
-    def _reusable(self, live: Live, source: Written) -> int:
+    def _reusable(self, sequence: EngineSequence, source: Written) -> int:
         if not self._prefixes.enabled:
             return 0
-        wanted = Written(live.request.tenant, live.tokens, 0, live.ends)
+        wanted = Written(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # One token must be computed, for the logits that the first token is sampled from.
-        length = reusable(wanted, source, live.pending - 1, exact_rows=self._exact)
+        length = reusable(wanted, source, sequence.prefill_length - 1, exact_rows=self._exact)
         return length if length >= self._prefixes.least else 0
 
-    def _sources(self, live: Live, others: Iterable[Live]) -> Iterator[tuple[int, Written]]:
+    def _sources(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> Iterator[tuple[int, Written]]:
         yield from self._slots.retained()
         for other in others:
-            if other is not live and other.written.rows:
+            if other is not sequence and other.written.rows:
                 yield other.slot, other.written

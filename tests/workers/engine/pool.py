@@ -6,7 +6,7 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Prefill
+from workers.engine.sequence import ScheduledChunk
 
 SHARED = tuple(range(20))
 
@@ -36,7 +36,7 @@ def admit(one: Scheduler) -> list[int]:
     return given_up
 
 
-def prefill(one: Scheduler) -> list[Prefill]:
+def prefill(one: Scheduler) -> list[ScheduledChunk]:
     """All chunks of a step."""
     works = []
     while call := one.next_call():
@@ -44,11 +44,11 @@ def prefill(one: Scheduler) -> list[Prefill]:
         for work in call:
             one.prefilled(work)
             if work.sample is not None:
-                one.accept(work.live, 50)
+                one.accept(work.sequence, 50)
     return works
 
 
-def run(one: Scheduler, *requests: EngineRequest) -> list[Prefill]:
+def run(one: Scheduler, *requests: EngineRequest) -> list[ScheduledChunk]:
     """Submit, admit and prefill."""
     for request in requests:
         one.submit(request, 0.0)

@@ -59,7 +59,7 @@ def test_rows_that_depend_on_their_chunk_are_taken_where_the_cuts_agree(
     ask = Written("", range(wanted), 0, tuple(accumulate(chunk_lengths(wanted, sizes))))
     held = [*range(shared), *[99] * (source - shared)]
     have = Written("", held, source, tuple(accumulate(chunk_lengths(source, sizes))))
-    assert reusable(ask, Written("", have.tokens, have.rows, have.ends), wanted - 1, exact_rows=False) == expected
+    assert reusable(ask, Written("", have.tokens, have.rows, have.chunk_ends), wanted - 1, exact_rows=False) == expected
 
 
 def test_what_was_decoded_is_not_taken_where_rows_depend_on_their_chunk() -> None:

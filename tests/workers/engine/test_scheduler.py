@@ -10,7 +10,7 @@ from protocol.request import Sampling
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import row
+from workers.engine.sequence import decode_row
 
 
 def scheduler(
@@ -42,9 +42,9 @@ def run_chunks(one: Scheduler) -> list[tuple[int, int, bool]]:
     while call := one.next_call():
         (work,) = call
         one.prefilled(work)
-        chunks.append((work.live.request.stream, len(work.chunk.tokens), work.sample is not None))
+        chunks.append((work.sequence.request.stream, len(work.chunk.tokens), work.sample is not None))
         if work.sample is not None:
-            assert one.accept(work.live, 50) is None
+            assert one.accept(work.sequence, 50) is None
     return chunks
 
 
@@ -77,9 +77,9 @@ def test_admission_is_in_order_of_arrival_to_the_lowest_slots() -> None:
         one.submit(request(stream), 0.0)
     one.admit(1.0)
     assert [one.slots.holder(slot) for slot in (0, 1)] == [7, 3]
-    live = one.remove(7)
-    assert live is not None
-    assert live.admitted == 1.0
+    sequence = one.remove(7)
+    assert sequence is not None
+    assert sequence.admitted_at == 1.0
     one.admit(2.0)
     assert one.slots.active == 1, "the slot is not clean yet"
     one.slots.clean(0)
@@ -155,7 +155,7 @@ def test_chunks_go_by_the_budget_and_the_oldest_prompt_goes_first() -> None:
     one.admit(0.0)
     # A last chunk costs one more, for the row that decodes in the same step: 5+1, 4+1, 4+1.
     assert run_chunks(one) == [(0, 5, True), (1, 4, True), (2, 4, True)]
-    assert [live.request.stream for live in one.decoding()] == [0, 1, 2]
+    assert [sequence.request.stream for sequence in one.decoding()] == [0, 1, 2]
 
 
 def test_decode_rows_take_the_budget_first_but_one_chunk_always_runs() -> None:
@@ -178,14 +178,14 @@ def test_a_row_is_the_last_token_in_the_row_after_those_written() -> None:
     assert work.sample is not None
     assert (work.chunk.start, work.chunk.position, work.sample.position) == (0, 0, 5)
     one.prefilled(work)
-    one.accept(work.live, 42)
+    one.accept(work.sequence, 42)
     for index in range(5, 9):
-        after = row(work.live)
+        after = decode_row(work.sequence)
         assert (after.slot, after.token) == (0, 42)
         assert (after.start, after.position, after.sample.position) == (index, index, index + 1)
         assert after.sample.sampling.seed == 4
-        one.decoded([work.live])
-        one.accept(work.live, 42)
+        one.decoded([work.sequence])
+        one.accept(work.sequence, 42)
     assert one.slots.rows(0) == 9
 
 
@@ -208,9 +208,9 @@ def test_when_a_sequence_ends(fields: dict[str, Any], tokens: int, reason: str) 
     one.admit(0.0)
     (work,) = one.next_call()
     one.prefilled(work)
-    reasons = [one.accept(work.live, 50) for _ in range(tokens)]
+    reasons = [one.accept(work.sequence, 50) for _ in range(tokens)]
     assert reasons == [None] * (tokens - 1) + [reason]
-    assert work.live.completion_tokens == tokens
+    assert work.sequence.completion_tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,8 @@ def test_when_a_sequence_ends(fields: dict[str, Any], tokens: int, reason: str) 
 def test_what_had_ended_already_ends_without_a_slot(fields: dict[str, Any], reason: str) -> None:
     one = scheduler(slots=1)
     one.submit(request(1, 5, **fields), 0.0)
-    [(live, ended)] = one.admit(0.0)
-    assert (ended, live.slot, live.completion_tokens) == (reason, -1, len(fields["resume"]))
+    [(sequence, ended)] = one.admit(0.0)
+    assert (ended, sequence.slot, sequence.completion_tokens) == (reason, -1, len(fields["resume"]))
     assert one.idle
     assert one.slots.free == 1
 
@@ -268,5 +268,5 @@ def test_an_end_that_the_model_has_no_row_for_is_left_out() -> None:
     one = scheduler()
     one.submit(request(eos=frozenset({7, 100, 4000}), min_tokens=2), 0.0)
     one.admit(0.0)
-    (live,) = one._prefilling.values()
-    assert live.request.eos == {7}
+    (sequence,) = one._prefilling.values()
+    assert sequence.request.eos == {7}

@@ -11,11 +11,11 @@ def calls(one: Scheduler) -> list[list[tuple[int, int, int]]]:
     """All calls of a step, each as (stream, start, tokens) of its chunks."""
     out = []
     while call := one.next_call():
-        out.append([(work.live.request.stream, work.chunk.start, len(work.chunk.tokens)) for work in call])
+        out.append([(work.sequence.request.stream, work.chunk.start, len(work.chunk.tokens)) for work in call])
         for work in call:
             one.prefilled(work)
             if work.sample is not None:
-                one.accept(work.live, 50)
+                one.accept(work.sequence, 50)
     return out
 
 

@@ -6,7 +6,7 @@ from protocol.errors import ErrorCode
 from tests.workers.engine.pool import SHARED, admit, ask, end, prefill, run, scheduler
 from tests.workers.engine.test_scheduler import refusal
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.sequence import Copy
+from workers.engine.sequence import PrefixCopy
 
 
 def test_a_request_reserves_its_prompt_and_its_tokens_and_the_next_one_waits_for_room() -> None:
@@ -52,20 +52,20 @@ def test_the_same_slot_goes_on_where_it_was_and_computes_one_token_at_least() ->
     end(one, 1)
     assert (one.slots.retained_tokens, one.slots.available, one.slots.soiled) == (20, 2, ())
     [work] = run(one, ask(2))
-    assert work.copy == Copy(0, 0, 19)
-    assert (work.chunk.slot, work.chunk.start, work.chunk.tokens, work.begins) == (0, 19, SHARED[19:], True)
-    assert (work.live.reused, one.slots.kv_tokens, one.slots.retained_tokens) == (19, 20, 0)
+    assert work.copy == PrefixCopy(0, 0, 19)
+    assert (work.chunk.slot, work.chunk.start, work.chunk.tokens, work.is_first) == (0, 19, SHARED[19:], True)
+    assert (work.sequence.reused, one.slots.kv_tokens, one.slots.retained_tokens) == (19, 20, 0)
 
 
 def test_a_next_turn_reuses_the_answer_as_well() -> None:
     one = scheduler()
     [*_, work] = run(one, ask(1))
-    one.decoded([work.live])
-    one.accept(work.live, 51)
+    one.decoded([work.sequence])
+    one.accept(work.sequence, 51)
     end(one, 1)
     # Prompt and the first answered token have rows; the second had none yet.
     [after] = run(one, ask(2, (*SHARED, 50, 51, 60)))
-    assert (after.copy, after.chunk.tokens) == (Copy(0, 0, 21), (51, 60))
+    assert (after.copy, after.chunk.tokens) == (PrefixCopy(0, 0, 21), (51, 60))
 
 
 def test_what_is_cancelled_before_its_first_chunk_leaves_what_it_found_and_no_more_than_the_pool_holds() -> None:
@@ -85,7 +85,7 @@ def test_what_only_begins_alike_is_copied_and_its_source_spared() -> None:
     run(one, ask(1))
     end(one, 1)
     [work] = run(one, ask(2, (*SHARED[:9], 77)))
-    assert work.copy == Copy(0, 1, 9)
+    assert work.copy == PrefixCopy(0, 1, 9)
     assert [slot for slot, _ in one.slots.retained()] == [0]
 
 
@@ -95,10 +95,10 @@ def test_rows_of_a_live_sequence_are_copied() -> None:
     admit(one)
     works = prefill(one)
     # The first prompt is complete; the second takes all of it but its last token, and so does the third.
-    assert [(work.live.request.stream, work.copy) for work in works] == [
+    assert [(work.sequence.request.stream, work.copy) for work in works] == [
         (1, None),
-        (2, Copy(0, 1, 19)),
-        (3, Copy(0, 2, 19)),
+        (2, PrefixCopy(0, 1, 19)),
+        (3, PrefixCopy(0, 2, 19)),
     ]
 
 
@@ -107,7 +107,7 @@ def test_the_last_slot_is_taken_over_though_it_loses_rows() -> None:
     run(one, ask(1))
     end(one, 1)
     [work] = run(one, ask(2, (*SHARED[:9], 77)))
-    assert work.copy == Copy(0, 0, 9)
+    assert work.copy == PrefixCopy(0, 0, 9)
     assert one.slots.retained_tokens == 0
 
 
@@ -121,7 +121,7 @@ def test_a_slot_is_taken_over_though_it_loses_rows_where_the_pool_has_no_room_fo
         end(one, stream)
     one.submit(ask(9, (*SHARED[:9], 77), max_tokens=None), 0.0)
     assert admit(one) == []
-    assert prefill(one)[0].copy == Copy(0, 0, 9), "it would have to be given up for a cold run"
+    assert prefill(one)[0].copy == PrefixCopy(0, 0, 9), "it would have to be given up for a cold run"
 
 
 def test_a_retained_slot_is_given_up_when_a_slot_is_needed_the_oldest_first() -> None:
@@ -166,10 +166,10 @@ def test_tenants_share_neither_live_nor_retained_rows() -> None:
     run(one, ask(1, tenant="a"), ask(2, tuple(range(40, 60)), tenant="a"))
     end(one, 1)
     works = run(one, ask(3, tenant="b"), ask(4, tuple(range(40, 60)), tenant=""))
-    assert [work.copy for work in works if work.begins] == [None, None]
+    assert [work.copy for work in works if work.is_first] == [None, None]
     end(one, 3)
     [work] = run(one, ask(5, tenant="b"))
-    assert work.live.reused == 19
+    assert work.sequence.reused == 19
 
 
 @pytest.mark.parametrize(("length", "reused"), [(9, 0), (10, 9), (20, 19)])
@@ -178,9 +178,9 @@ def test_a_prefix_below_the_least_is_computed_anew(length: int, reused: int) -> 
     run(one, ask(1))
     end(one, 1)
     run(one, ask(2, SHARED[:length], max_tokens=None))
-    live = one.remove(2)
-    assert live is not None
-    assert live.reused == reused
+    sequence = one.remove(2)
+    assert sequence is not None
+    assert sequence.reused == reused
 
 
 def test_rows_that_depend_on_their_chunk_are_reused_at_the_cuts_of_a_cold_run() -> None:
@@ -189,7 +189,7 @@ def test_rows_that_depend_on_their_chunk_are_reused_at_the_cuts_of_a_cold_run() 
     end(one, 1)
     works = run(one, ask(2, tuple(range(21))))
     # Both have chunks that end at 8 and 16; the first went on to 22 and the second ends at 21.
-    assert works[0].copy == Copy(0, 1, 16)
+    assert works[0].copy == PrefixCopy(0, 1, 16)
     assert [len(work.chunk.tokens) for work in works] == [5]
 
 
@@ -221,7 +221,7 @@ def test_who_has_taken_a_retained_slot_over_finds_nothing_in_it_once_it_is_forgo
     one.submit(ask(2), 0.0)
     admit(one)
     one.forget_retained()
-    assert prefill(one)[0].copy == Copy(0, 0, 0)
+    assert prefill(one)[0].copy == PrefixCopy(0, 0, 0)
     one.submit(ask(3), 0.0)
     end(one, 2)
     admit(one)
@@ -256,11 +256,11 @@ def test_a_sequence_that_leaves_before_it_began_leaves_what_it_found() -> None:
     assert (one.slots.active, one.slots.retained_tokens) == (1, 0)
     end(one, 2)
     assert (one.slots.active, one.slots.retained_tokens, one.slots.room) == (0, 20, 12)
-    assert run(one, ask(3))[0].live.reused == 19
+    assert run(one, ask(3))[0].sequence.reused == 19
 
 
 def test_a_cancelled_prompt_is_of_use_as_far_as_it_came() -> None:
     one = scheduler(step_tokens=8)
     run(one, ask(1))
     end(one, 1)
-    assert run(one, ask(2))[0].copy == Copy(0, 0, 8)
+    assert run(one, ask(2))[0].copy == PrefixCopy(0, 0, 8)
