@@ -77,7 +77,7 @@ class BatchEngine:
         A slot that cannot be reset keeps the engine from idling, so that failing steps are counted until its owner
         gives up.
         """
-        return self._scheduler.idle and not self._scheduler.slots.soiled
+        return self._scheduler.idle and not self._scheduler.slots.dirty
 
     @property
     def failures_in_a_row(self) -> int:
@@ -108,12 +108,12 @@ class BatchEngine:
         """Run one step. Never raises for a failure of the runner; a step of an idle engine does nothing."""
         if self.idle:
             return StepResult((), (), (), False)
-        self._reset_soiled()
+        self._reset_dirty()
         now = self._clock()
         if self._pace is not None and self._scheduler.prompts:
             self._scheduler.step_tokens = self._pace.step_tokens(self._scheduler.active_rows)
         self._admit(now)
-        while (slot := self._scheduler.give_up()) is not None:
+        while (slot := self._scheduler.evict_for_queue()) is not None:
             self._reset(slot)
             self._admit(now)
         while call := self._scheduler.next_call():
@@ -134,7 +134,7 @@ class BatchEngine:
             if slots.oldest is None:
                 raise RequestRefused(ErrorCode.OVERLOADED, "no slot is free to score in")
             retained = slots.oldest
-            slots.give_up(retained)
+            slots.evict(retained)
             self._reset(retained)
         try:
             return score(self._runner, slot, tokens)
@@ -218,14 +218,14 @@ class BatchEngine:
         self._log.warning(
             "prefix_distrusted", stream=sequence.request.stream, slot=sequence.slot, tokens=sequence.reused
         )
-        self._scheduler.forget_retained()
+        self._scheduler.evict_all()
         try:
             self._runner.reset(sequence.slot)
         except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
             self._fail(sequence, "reset", error)
         else:
             self._scheduler.start_over(sequence)
-        self._reset_soiled()
+        self._reset_dirty()
 
     def _decode(self, decoding: list[EngineSequence]) -> None:
         self._tally.decode_steps += 1
@@ -268,7 +268,7 @@ class BatchEngine:
         reason = self._scheduler.accept(sequence, token)
         if reason is not None:
             self._scheduler.remove(sequence.request.stream)
-            self._reset_soiled()
+            self._reset_dirty()
             self._end(sequence, reason, now)
 
     def _admit(self, now: float) -> None:
@@ -286,7 +286,7 @@ class BatchEngine:
         if sequence is None:
             return None
         if sequence.slot >= 0:
-            self._reset_soiled()
+            self._reset_dirty()
         if reason != "cancelled":
             self._tally.completed += 1
         return sequence_end(sequence, reason, self._clock())
@@ -295,11 +295,11 @@ class BatchEngine:
         self._step.fail(sequence.request.stream, sequence.slot, call, error)
         self._scheduler.remove(sequence.request.stream, failed=True)
         # What it read may be what made it fail, and may have been copied before: nothing that is retained is trusted.
-        self._scheduler.forget_retained()
-        self._reset_soiled()
+        self._scheduler.evict_all()
+        self._reset_dirty()
 
-    def _reset_soiled(self) -> None:
-        for slot in self._scheduler.slots.soiled:
+    def _reset_dirty(self) -> None:
+        for slot in self._scheduler.slots.dirty:
             self._reset(slot)
 
     def _reset(self, slot: int) -> None:

@@ -24,11 +24,11 @@ class SlotTable:
         self._streams: list[int | None] = [None] * slots
         self._rows = [0] * slots
         self._reserved = [0] * slots
-        self._soiled: set[int] = set()
+        self._dirty: set[int] = set()
         # Oldest first.
         self._retained: dict[int, Written] = {}
         self._kv_tokens = 0
-        self._room = rows
+        self._free_rows = rows
 
     @property
     def total(self) -> int:
@@ -47,12 +47,12 @@ class SlotTable:
     @property
     def active(self) -> int:
         """Slots that a sequence holds."""
-        return len(self._rows) - self.available - len(self._soiled)
+        return len(self._rows) - self.available - len(self._dirty)
 
     @property
-    def soiled(self) -> tuple[int, ...]:
+    def dirty(self) -> tuple[int, ...]:
         """Slots that wait for the runner's reset, in rising order."""
-        return tuple(sorted(self._soiled)) if self._soiled else ()
+        return tuple(sorted(self._dirty)) if self._dirty else ()
 
     @property
     def kv_tokens(self) -> int:
@@ -65,9 +65,9 @@ class SlotTable:
         return sum(written.rows for written in self._retained.values())
 
     @property
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """Rows of the pool that are neither reserved nor retained."""
-        return self._room
+        return self._free_rows
 
     def holder(self, slot: int) -> int | None:
         """The stream that holds `slot`, if any."""
@@ -88,7 +88,7 @@ class SlotTable:
 
     def take(self, stream: int, reserve: int) -> int | None:
         """Give the lowest free slot to `stream`, with `reserve` rows; None when there is no slot or no room."""
-        if not self._free or reserve > self._room:
+        if not self._free or reserve > self._free_rows:
             return None
         slot = heapq.heappop(self._free)
         self._hold(slot, stream, reserve)
@@ -96,50 +96,50 @@ class SlotTable:
 
     def take_over(self, slot: int, stream: int, reserve: int) -> bool:
         """Give a retained slot to `stream` as it is; False when there is no room. Its rows count as none until they
-        are said to be `wrote`, and all of them stay reserved until it has `begun`: until then they may be retained
-        again as they were. Raises `ValueError` for a slot that is not retained."""
+        are said to be `add_rows`, and all of them stay reserved until it has `shrink_reservation`: until then they may
+        be retained again as they were. Raises `ValueError` for a slot that is not retained."""
         if slot not in self._retained:
             raise ValueError(f"slot {slot} is not retained")
         rows = self._rows[slot]
-        if reserve > self._room + rows:
+        if reserve > self._free_rows + rows:
             return False
         del self._retained[slot]
-        self._room += rows
+        self._free_rows += rows
         self._rows[slot] = 0
         self._hold(slot, stream, max(reserve, rows))
         return True
 
-    def begun(self, slot: int, reserve: int) -> None:
+    def shrink_reservation(self, slot: int, reserve: int) -> None:
         """The stream of a slot has forgotten what it found there and cannot use: `reserve` rows are all it needs."""
-        self._room += self._reserved[slot] - reserve
+        self._free_rows += self._reserved[slot] - reserve
         self._reserved[slot] = reserve
 
-    def wrote(self, slot: int, rows: int) -> None:
+    def add_rows(self, slot: int, rows: int) -> None:
         """`rows` more cache rows of a held slot are written."""
         self._rows[slot] += rows
         self._kv_tokens += rows
 
-    def wrote_one(self, slots: Sequence[int]) -> None:
+    def add_row(self, slots: Sequence[int]) -> None:
         """One more cache row of each of these held slots is written."""
         for slot in slots:
             self._rows[slot] += 1
         self._kv_tokens += len(slots)
 
-    def rewind(self, slot: int) -> None:
+    def clear_rows(self, slot: int) -> None:
         """The rows of a held slot are forgotten; what its stream reserved it keeps."""
         self._kv_tokens -= self._rows[slot]
         self._rows[slot] = 0
 
     def release(self, slot: int) -> None:
         """The sequence of `slot` is over; it is free once it is `clean`. Raises `ValueError` if nobody held it."""
-        self._let_go(slot)
+        self._vacate(slot)
         self._rows[slot] = 0
-        self._soiled.add(slot)
+        self._dirty.add(slot)
 
     def retain(self, slot: int, written: Written) -> None:
         """The sequence of `slot` is over; what it wrote stays. Raises `ValueError` if nobody held it."""
-        self._let_go(slot)
-        self._room -= self._rows[slot]
+        self._vacate(slot)
+        self._free_rows -= self._rows[slot]
         self._retained[slot] = written
 
     def touch(self, slot: int) -> None:
@@ -148,31 +148,31 @@ class SlotTable:
         if written is not None:
             self._retained[slot] = written
 
-    def give_up(self, slot: int) -> None:
+    def evict(self, slot: int) -> None:
         """Forget what a retained slot holds; it is free once it is `clean`. Raises `ValueError` for another slot."""
         if slot not in self._retained:
             raise ValueError(f"slot {slot} is not retained")
         del self._retained[slot]
-        self._room += self._rows[slot]
+        self._free_rows += self._rows[slot]
         self._rows[slot] = 0
-        self._soiled.add(slot)
+        self._dirty.add(slot)
 
     def clean(self, slot: int) -> None:
         """The runner has reset a released slot. Raises `ValueError` if it was not released."""
-        if slot not in self._soiled:
+        if slot not in self._dirty:
             raise ValueError(f"slot {slot} was not released")
-        self._soiled.remove(slot)
+        self._dirty.remove(slot)
         heapq.heappush(self._free, slot)
 
     def _hold(self, slot: int, stream: int, reserve: int) -> None:
         self._streams[slot] = stream
         self._reserved[slot] = reserve
-        self._room -= reserve
+        self._free_rows -= reserve
 
-    def _let_go(self, slot: int) -> None:
+    def _vacate(self, slot: int) -> None:
         if self._streams[slot] is None:
             raise ValueError(f"slot {slot} is not held")
         self._streams[slot] = None
         self._kv_tokens -= self._rows[slot]
-        self._room += self._reserved[slot]
+        self._free_rows += self._reserved[slot]
         self._reserved[slot] = 0

@@ -17,7 +17,7 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
 from workers.engine.sequence import EngineSequence, ScheduledChunk, resumed_finish, sample_spec
-from workers.engine.slot_allocation import Seats
+from workers.engine.slot_allocation import SlotAllocator
 
 MAX_CHUNKS = 32
 """Prompts that are looked at for one prefill call."""
@@ -68,7 +68,7 @@ class Scheduler:
         self._capabilities = capabilities
         self._exact = capabilities.exact_rows
         self._max_queue = max_queue
-        self._seats = Seats(self.slots, prefixes or PrefixPolicy(), exact=self._exact)
+        self._allocator = SlotAllocator(self.slots, prefixes or PrefixPolicy(), exact=self._exact)
         # One dict per phase, in order of arrival: first-in first-out, and a cancel from anywhere is O(1).
         self._waiting: dict[int, EngineSequence] = {}
         self._prefilling: dict[int, EngineSequence] = {}
@@ -117,7 +117,7 @@ class Scheduler:
         self._waiting[stream] = EngineSequence(request, tokens, len(tokens), chunk_ends, most, now, shaping)
 
     def admit(self, now: float) -> list[tuple[EngineSequence, FinishReason]]:
-        """Begin a step: move waiting sequences to slots. Repeatable, after what `give_up` named was reset.
+        """Begin a step: move waiting sequences to slots. Repeatable, after what `evict_for_queue` named was reset.
 
         Returns those that need no slot, because what they resume had ended already; they are removed.
         """
@@ -127,7 +127,7 @@ class Scheduler:
             sequence = self._waiting[stream]
             reason = resumed_finish(sequence)
             if reason is None:
-                if not self._seats.take(sequence):
+                if not self._allocator.take(sequence):
                     break
                 self._prefilling[stream] = sequence
             else:
@@ -138,16 +138,16 @@ class Scheduler:
         self._begun = False
         return ended
 
-    def give_up(self) -> int | None:
+    def evict_for_queue(self) -> int | None:
         """The oldest retained slot, now soiled, when the first waiting sequence can be admitted for it, or for it and
         others. None when nobody waits that could be helped so."""
         if not self._waiting:
             return None
-        return self._seats.give_up(next(iter(self._waiting.values())).max_length)
+        return self._allocator.evict_for(next(iter(self._waiting.values())).max_length)
 
-    def forget_retained(self) -> None:
+    def evict_all(self) -> None:
         """Retain nothing of what ended so far: all retained slots are soiled, and nobody begins with what was there."""
-        self._seats.forget_retained(self._prefilling.values())
+        self._allocator.evict_all(self._prefilling.values())
 
     def next_call(self) -> list[ScheduledChunk]:
         """The chunks of the next prefill call of this step, the oldest prompt's first; none when the budget is spent
@@ -178,7 +178,7 @@ class Scheduler:
         sequence = work.sequence
         sequence.written.rows += len(work.chunk.tokens)
         sequence.written.chunk_ends += (sequence.written.rows,)
-        self.slots.wrote(sequence.slot, len(work.chunk.tokens))
+        self.slots.add_rows(sequence.slot, len(work.chunk.tokens))
         if work.sample is not None:
             del self._prefilling[sequence.request.stream]
             self._decoding[sequence.request.stream] = sequence
@@ -191,7 +191,7 @@ class Scheduler:
         """The rows of these sequences are written."""
         for sequence in decoding:
             sequence.written.rows += 1
-        self.slots.wrote_one([sequence.slot for sequence in decoding])
+        self.slots.add_row([sequence.slot for sequence in decoding])
 
     def accept(self, sequence: EngineSequence, token: int) -> FinishReason | None:
         """Append a sampled token; the reason when the sequence ends with it (end-of-sequence before length).
@@ -211,7 +211,7 @@ class Scheduler:
     def start_over(self, sequence: EngineSequence) -> None:
         """A sequence whose prompt came to nothing with rows of another one computes it anew, before all others and
         without them. Its slot has been reset; it is asked for no copy any more."""
-        self.slots.rewind(sequence.slot)
+        self.slots.clear_rows(sequence.slot)
         sequence.written.rows, sequence.written.chunk_ends, sequence.reused = 0, (), 0
         del self._decoding[sequence.request.stream]
         self._prefilling = {sequence.request.stream: sequence} | self._prefilling
@@ -226,7 +226,7 @@ class Scheduler:
             return waiting
         sequence = self._prefilling.pop(stream, None) or self._decoding.pop(stream, None)
         if sequence is not None:
-            self._seats.leave(sequence, failed=failed)
+            self._allocator.release(sequence, failed=failed)
         return sequence
 
     def _candidates(self) -> Iterator[_Candidate]:
@@ -239,8 +239,8 @@ class Scheduler:
         for sequence in islice(self._prefilling.values(), MAX_CHUNKS):
             if sequence.reused is None:
                 others = chain(self._decoding.values(), self._prefilling.values())
-                source, start = self._seats.source(sequence, others)
-                waits = any(self._seats.gains(sequence, start, other) for other in before)
+                source, start = self._allocator.find_prefix(sequence, others)
+                waits = any(self._allocator.gains_by_waiting(sequence, start, other) for other in before)
             else:
                 source, start, waits = -1, sequence.written.rows, False
             before.append(sequence)
@@ -269,7 +269,7 @@ class Scheduler:
     def _chunk(self, candidate: _Candidate, length: int) -> ScheduledChunk:
         sequence, start = candidate.sequence, candidate.start
         is_first = sequence.reused is None
-        copy = self._seats.begin(sequence, candidate.source, start) if is_first else None
+        copy = self._allocator.begin(sequence, candidate.source, start) if is_first else None
         chunk = Chunk(sequence.slot, tuple(sequence.tokens[start : start + length]), start, start)
         return ScheduledChunk(
             sequence, chunk, sample_spec(sequence) if length == candidate.rest else None, copy, is_first

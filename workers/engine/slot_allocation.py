@@ -12,7 +12,7 @@ from workers.engine.prefix_match import PrefixPolicy, Written, common_prefix, re
 from workers.engine.sequence import EngineSequence, PrefixCopy
 
 
-class Seats:
+class SlotAllocator:
     """Decides over the slot table. With `exact` rows a prefix may end anywhere, else where a cold run's chunks end."""
 
     def __init__(self, slots: SlotTable, prefixes: PrefixPolicy, *, exact: bool) -> None:
@@ -30,7 +30,7 @@ class Seats:
         if written is not None:
             # Rows that are not shared would be lost to later turns of what they are from, unless they go anyway.
             loses = written.rows - length > self._prefixes.least
-            elsewhere = slots.free and need <= slots.room
+            elsewhere = slots.free and need <= slots.free_rows
             spared = loses and (elsewhere or best != slots.oldest)
             if not spared and slots.take_over(best, stream, need):
                 sequence.slot, sequence.inherited = best, written
@@ -42,7 +42,7 @@ class Seats:
         sequence.slot = slot
         return True
 
-    def source(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> tuple[int, int]:
+    def find_prefix(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> tuple[int, int]:
         """Where the first rows of a sequence that begins come from, and how many: its own slot where that is as good
         as any, because rows that are there already need no copy; a retained one, or that of one of `others`."""
         own = 0 if sequence.inherited is None else self._reusable(sequence, sequence.inherited)
@@ -53,7 +53,7 @@ class Seats:
                 best = (slot, length)
         return best
 
-    def gains(self, sequence: EngineSequence, start: int, other: EngineSequence) -> bool:
+    def gains_by_waiting(self, sequence: EngineSequence, start: int, other: EngineSequence) -> bool:
         """A sequence that could begin at row `start` could take more from another one, once that one's prompt is
         complete: enough to wait for it."""
         if not self._prefixes.enabled or sequence.request.tenant != other.request.tenant:
@@ -63,51 +63,51 @@ class Seats:
 
     def begin(self, sequence: EngineSequence, source: int, length: int) -> PrefixCopy | None:
         """Count the rows that a sequence starts with; what must be copied or forgotten for them, if anything."""
-        soiled = sequence.inherited is not None
+        dirty = sequence.inherited is not None
         sequence.reused, sequence.inherited = length, None
-        self._slots.begun(sequence.slot, sequence.max_length)
+        self._slots.shrink_reservation(sequence.slot, sequence.max_length)
         sequence.written.rows = length
         # Exact rows need no chunk ends, and without them a prefix ends where a chunk of both ended.
         sequence.written.chunk_ends = tuple(end for end in sequence.chunk_ends if end <= length)
-        self._slots.wrote(sequence.slot, length)
+        self._slots.add_rows(sequence.slot, length)
         self._slots.touch(source)
-        return PrefixCopy(source, sequence.slot, length) if length or soiled else None
+        return PrefixCopy(source, sequence.slot, length) if length or dirty else None
 
-    def leave(self, sequence: EngineSequence, *, failed: bool) -> None:
+    def release(self, sequence: EngineSequence, *, failed: bool) -> None:
         """Give a slot back: it is retained, or soiled when there is nothing to keep or the sequence `failed`."""
         if sequence.reused is None and sequence.inherited is not None:  # it has touched nothing of what it found
             sequence.written = sequence.inherited
-            self._slots.wrote(sequence.slot, sequence.written.rows)
+            self._slots.add_rows(sequence.slot, sequence.written.rows)
         if not failed and self._prefixes.enabled and sequence.written.rows >= self._prefixes.least:
             self._retain(sequence)
         else:
             self._slots.release(sequence.slot)
 
-    def give_up(self, need: int) -> int | None:
+    def evict_for(self, need: int) -> int | None:
         """The oldest retained slot, now soiled, when with it, or with it and others, `need` rows can be had; None when
         nothing is lacking, or nothing helps."""
         slots, oldest = self._slots, self._slots.oldest
-        lacks = not slots.free or slots.room < need
-        if oldest is None or not lacks or slots.room + slots.retained_tokens < need:
+        lacks = not slots.free or slots.free_rows < need
+        if oldest is None or not lacks or slots.free_rows + slots.retained_tokens < need:
             return None
-        slots.give_up(oldest)
+        slots.evict(oldest)
         return oldest
 
-    def forget_retained(self, beginning: Iterable[EngineSequence]) -> None:
+    def evict_all(self, beginning: Iterable[EngineSequence]) -> None:
         """Retain nothing of what ended so far: all retained slots are soiled, and those of `beginning` that have taken
         one over find nothing in it."""
         for sequence in beginning:
             if sequence.inherited is not None:
                 sequence.inherited = Written(sequence.request.tenant, ())
         while self._slots.oldest is not None:
-            self._slots.give_up(self._slots.oldest)
+            self._slots.evict(self._slots.oldest)
 
     def _retain(self, sequence: EngineSequence) -> None:
         """Keep what a sequence leaves, and give up the oldest of what is over the bound."""
         self._slots.retain(sequence.slot, sequence.written)
         most = self._prefixes.most
         while most is not None and self._slots.retained_tokens > most and self._slots.oldest is not None:
-            self._slots.give_up(self._slots.oldest)
+            self._slots.evict(self._slots.oldest)
 
     def _best_retained(self, sequence: EngineSequence) -> tuple[int, int, Written | None]:
         """The retained slot with the longest reusable prefix, of those the one that would lose the fewest rows."""

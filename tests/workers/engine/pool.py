@@ -29,7 +29,7 @@ def admit(one: Scheduler) -> list[int]:
     """Admit what can be; what is given up for it is clean at once. Returns what was given up."""
     one.admit(0.0)
     given_up = []
-    while (slot := one.give_up()) is not None:
+    while (slot := one.evict_for_queue()) is not None:
         one.slots.clean(slot)
         given_up.append(slot)
         one.admit(0.0)

@@ -199,7 +199,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.engine.submit(request)
             assert refused.value.code is ErrorCode.OVERLOADED
             return
-        if gauges.queue_depth >= self.max_queue and self.soiled:
+        if gauges.queue_depth >= self.max_queue and self.dirty:
             return  # a slot that waits for its reset is not free: either answer is right
         self.engine.submit(request)
         self.asked[stream] = request
@@ -249,11 +249,11 @@ class EngineMachine(RuleBasedStateMachine):
         assert gauges.slots_active + gauges.queue_depth == len(self.live)
         assert gauges.slots_active <= self.slots
         assert gauges.sequences_completed == self.completed
-        assert self.engine.idle == (not self.live and not self.soiled)
+        assert self.engine.idle == (not self.live and not self.dirty)
         if not self.live:
             assert gauges.kv_tokens == 0
         slots = self.engine._scheduler.slots
-        assert slots.room >= 0, "more is promised than the pool holds"
+        assert slots.free_rows >= 0, "more is promised than the pool holds"
         assert gauges.kv_tokens + gauges.retained_tokens <= self.pool
         assert gauges.prefix_tokens <= self.runner.copied
 
@@ -273,8 +273,8 @@ class EngineMachine(RuleBasedStateMachine):
         self._all_slots_are_free()
 
     @property
-    def soiled(self) -> tuple[int, ...]:
-        return self.engine._scheduler.slots.soiled
+    def dirty(self) -> tuple[int, ...]:
+        return self.engine._scheduler.slots.dirty
 
     def _all_slots_are_free(self) -> None:
         """As many requests as there are slots run side by side: no slot is lost."""
@@ -288,13 +288,13 @@ class EngineMachine(RuleBasedStateMachine):
     def _step(self) -> None:
         self.runner.chunks, self.runner.rows = [], []
         before = self.engine.gauges()
-        busy, soiled = not self.engine.idle, self.soiled
+        busy, dirty = not self.engine.idle, self.dirty
         with capture_logs():
             result = self.engine.step()
         self._check_budget(before.slots_active)
         self._take(result)
         moved = self.runner.chunks or self.runner.rows or result.ends or result.failed
-        assert moved or soiled or not busy, "a step without progress"
+        assert moved or dirty or not busy, "a step without progress"
         after = self.engine.gauges()
         if self.prefixes.most is not None:
             assert after.retained_tokens <= self.prefixes.most

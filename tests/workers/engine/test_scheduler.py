@@ -259,7 +259,7 @@ def test_a_sequence_is_removed_in_any_phase(phase: str) -> None:
     removed = one.remove(1)
     assert removed is not None
     assert one.idle
-    assert one.slots.soiled == (() if phase == "waiting" else (0,))
+    assert one.slots.dirty == (() if phase == "waiting" else (0,))
     assert one.remove(1) is None
     assert one.next_call() == []
 

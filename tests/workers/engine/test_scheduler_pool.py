@@ -15,21 +15,21 @@ def test_a_request_reserves_its_prompt_and_its_tokens_and_the_next_one_waits_for
     one.submit(ask(2, max_tokens=None), 0.0)
     one.submit(ask(3, max_tokens=4), 0.0)
     admit(one)
-    assert (one.slots.active, one.queued, one.slots.room) == (1, 2, 24), "the whole context is 32, and 24 are left"
+    assert (one.slots.active, one.queued, one.slots.free_rows) == (1, 2, 24), "the whole context is 32, and 24 are left"
     end(one, 1)
     one.slots.clean(0)
     admit(one)
-    assert (one.slots.active, one.queued, one.slots.room) == (1, 1, 16), "first come, first served"
+    assert (one.slots.active, one.queued, one.slots.free_rows) == (1, 1, 16), "first come, first served"
     end(one, 2)
     one.slots.clean(0)
     admit(one)
-    assert (one.slots.active, one.queued, one.slots.room) == (1, 0, 24)
+    assert (one.slots.active, one.queued, one.slots.free_rows) == (1, 0, 24)
 
 
 def test_requests_that_fill_the_pool_exactly_all_run() -> None:
     one = scheduler(4, kv_tokens=48)
     run(one, ask(1, max_tokens=4), ask(2, max_tokens=4))
-    assert (one.slots.active, one.slots.room) == (2, 0)
+    assert (one.slots.active, one.slots.free_rows) == (2, 0)
 
 
 def test_what_waits_for_room_is_bounded_too() -> None:
@@ -43,14 +43,14 @@ def test_what_waits_for_room_is_bounded_too() -> None:
 def test_a_pool_must_hold_one_context() -> None:
     with pytest.raises(ValueError, match="kv_tokens must hold one context of 32 tokens, not 31"):
         scheduler(kv_tokens=31)
-    assert scheduler(kv_tokens=1 << 40).slots.room == 64
+    assert scheduler(kv_tokens=1 << 40).slots.free_rows == 64
 
 
 def test_the_same_slot_goes_on_where_it_was_and_computes_one_token_at_least() -> None:
     one = scheduler()
     run(one, ask(1))
     end(one, 1)
-    assert (one.slots.retained_tokens, one.slots.available, one.slots.soiled) == (20, 2, ())
+    assert (one.slots.retained_tokens, one.slots.available, one.slots.dirty) == (20, 2, ())
     [work] = run(one, ask(2))
     assert work.copy == PrefixCopy(0, 0, 19)
     assert (work.chunk.slot, work.chunk.start, work.chunk.tokens, work.is_first) == (0, 19, SHARED[19:], True)
@@ -75,9 +75,9 @@ def test_what_is_cancelled_before_its_first_chunk_leaves_what_it_found_and_no_mo
     one.submit(ask(2, SHARED[:17], max_tokens=1), 0.0)  # needs 18 rows of a slot that has 20
     one.submit(ask(3, tuple(range(40, 50)), max_tokens=4), 0.0)
     one.admit(0.0)
-    assert (one.slots.holder(0), one.queued, one.slots.room) == (2, 1, 12)
+    assert (one.slots.holder(0), one.queued, one.slots.free_rows) == (2, 1, 12)
     end(one, 2)
-    assert (one.slots.retained_tokens, one.slots.room) == (20, 12)
+    assert (one.slots.retained_tokens, one.slots.free_rows) == (20, 12)
 
 
 def test_what_only_begins_alike_is_copied_and_its_source_spared() -> None:
@@ -208,9 +208,9 @@ def test_a_failed_sequence_leaves_nothing_and_what_is_retained_can_be_forgotten(
     run(one, ask(1), ask(2, tuple(range(40, 60))), ask(3, tuple(range(60, 80))))
     end(one, 1)
     one.remove(2, failed=True)
-    assert list(one.slots.soiled) == [1]
-    one.forget_retained()
-    assert list(one.slots.soiled) == [0, 1]
+    assert list(one.slots.dirty) == [1]
+    one.evict_all()
+    assert list(one.slots.dirty) == [0, 1]
     assert one.slots.retained_tokens == 0
 
 
@@ -220,23 +220,23 @@ def test_who_has_taken_a_retained_slot_over_finds_nothing_in_it_once_it_is_forgo
     end(one, 1)
     one.submit(ask(2), 0.0)
     admit(one)
-    one.forget_retained()
+    one.evict_all()
     assert prefill(one)[0].copy == PrefixCopy(0, 0, 0)
     one.submit(ask(3), 0.0)
     end(one, 2)
     admit(one)
-    one.forget_retained()
+    one.evict_all()
     end(one, 3)
-    assert (one.slots.soiled, one.slots.room) == ((0,), 32), "it left before it began"
+    assert (one.slots.dirty, one.slots.free_rows) == ((0,), 32), "it left before it began"
 
 
 def test_no_more_is_retained_than_the_bound() -> None:
     one = scheduler(3, prefixes=PrefixPolicy(most=40, least=1))
     run(one, ask(1), ask(2, tuple(range(40, 60))), ask(3, tuple(range(60, 81))))
     end(one, 1, 2)
-    assert (one.slots.retained_tokens, one.slots.soiled) == (40, ())
+    assert (one.slots.retained_tokens, one.slots.dirty) == (40, ())
     end(one, 3)
-    assert (one.slots.retained_tokens, one.slots.soiled) == (21, (0, 1)), "41 are over it, and so the two oldest go"
+    assert (one.slots.retained_tokens, one.slots.dirty) == (21, (0, 1)), "41 are over it, and so the two oldest go"
 
 
 def test_without_a_prefix_cache_nothing_is_retained_or_copied() -> None:
@@ -244,7 +244,7 @@ def test_without_a_prefix_cache_nothing_is_retained_or_copied() -> None:
     run(one, ask(1))
     assert run(one, ask(2))[0].copy is None
     end(one, 1)
-    assert one.slots.soiled == (0,)
+    assert one.slots.dirty == (0,)
 
 
 def test_a_sequence_that_leaves_before_it_began_leaves_what_it_found() -> None:
@@ -255,7 +255,7 @@ def test_a_sequence_that_leaves_before_it_began_leaves_what_it_found() -> None:
     admit(one)
     assert (one.slots.active, one.slots.retained_tokens) == (1, 0)
     end(one, 2)
-    assert (one.slots.active, one.slots.retained_tokens, one.slots.room) == (0, 20, 12)
+    assert (one.slots.active, one.slots.retained_tokens, one.slots.free_rows) == (0, 20, 12)
     assert run(one, ask(3))[0].sequence.reused == 19
 
 

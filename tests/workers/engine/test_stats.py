@@ -10,7 +10,7 @@ from workers.engine.stats import Tally
 def test_gauges_are_the_counts_and_the_slots() -> None:
     tally, slots = Tally(started=3, completed=2, prefill_tokens=40, decode_tokens=9, decode_steps=7), SlotTable(2, 50)
     slots.take(1, 20)
-    slots.wrote(0, 5)
+    slots.add_rows(0, 5)
     tally.stepped(0.0201, failed=False)
     tally.stepped(0.001, failed=True)
     tally.reused(30)
