@@ -120,7 +120,7 @@ def main() -> None:
     print(f"{args.model}, {args.streams} streams, a prompt of {args.prompt} tokens; delays in ms, first token in s")
     print(f"{'':<22}{'p50':>9}{'p99':>9}{'most':>9}  {'first':>8}  {'cached':>6}")
     for name, budget in (("default budget", None), ("512 tokens a step", 512), ("no budget", NO_BUDGET)):
-        engine = BatchEngine(loaded.runner, max_queue=8, step_tokens=budget, prefixes=PrefixPolicy(most=1 << 20))
+        engine = BatchEngine(loaded.runner, max_queue=8, step_tokens=budget, prefixes=PrefixPolicy(max_rows=1 << 20))
         streams = Streams(engine, short)
         if budget is None:
             print(streams.alone(args.tokens).line("alone"), flush=True)

@@ -62,7 +62,7 @@ def run_prefix_gate(
     runner = CopySpy(make_runner())
     try:
         planned = _plan(runner, turns, begin or runner.capabilities.prefill_chunks[0] + 3, max_tokens)
-        engine = BatchEngine(runner, max_queue=64, step_tokens=64, prefixes=PrefixPolicy(least=1))
+        engine = BatchEngine(runner, max_queue=64, step_tokens=64, prefixes=PrefixPolicy(min_tokens=1))
         for turn in planned:
             _serve(engine, turn)
         gauges = engine.gauges()

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterator, Sequence
 
-from workers.engine.prefix_match import Written
+from workers.engine.prefix_match import CachedRows
 
 
 class SlotTable:
@@ -26,7 +26,7 @@ class SlotTable:
         self._reserved = [0] * slots
         self._dirty: set[int] = set()
         # Oldest first.
-        self._retained: dict[int, Written] = {}
+        self._retained: dict[int, CachedRows] = {}
         self._kv_tokens = 0
         self._free_rows = rows
 
@@ -77,7 +77,7 @@ class SlotTable:
         """Cache rows of `slot` that are written."""
         return self._rows[slot]
 
-    def retained(self) -> Iterator[tuple[int, Written]]:
+    def retained(self) -> Iterator[tuple[int, CachedRows]]:
         """The retained slots and what they hold, the one that was left first before the others."""
         return iter(self._retained.items())
 
@@ -136,7 +136,7 @@ class SlotTable:
         self._rows[slot] = 0
         self._dirty.add(slot)
 
-    def retain(self, slot: int, written: Written) -> None:
+    def retain(self, slot: int, written: CachedRows) -> None:
         """The sequence of `slot` is over; what it wrote stays. Raises `ValueError` if nobody held it."""
         self._vacate(slot)
         self._free_rows -= self._rows[slot]

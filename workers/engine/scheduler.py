@@ -176,8 +176,8 @@ class Scheduler:
     def prefilled(self, work: ScheduledChunk) -> None:
         """The chunk's rows are written."""
         sequence = work.sequence
-        sequence.written.rows += len(work.chunk.tokens)
-        sequence.written.chunk_ends += (sequence.written.rows,)
+        sequence.cached.rows += len(work.chunk.tokens)
+        sequence.cached.chunk_ends += (sequence.cached.rows,)
         self.slots.add_rows(sequence.slot, len(work.chunk.tokens))
         if work.sample is not None:
             del self._prefilling[sequence.request.stream]
@@ -190,7 +190,7 @@ class Scheduler:
     def decoded(self, decoding: list[EngineSequence]) -> None:
         """The rows of these sequences are written."""
         for sequence in decoding:
-            sequence.written.rows += 1
+            sequence.cached.rows += 1
         self.slots.add_row([sequence.slot for sequence in decoding])
 
     def accept(self, sequence: EngineSequence, token: int) -> FinishReason | None:
@@ -212,7 +212,7 @@ class Scheduler:
         """A sequence whose prompt came to nothing with rows of another one computes it anew, before all others and
         without them. Its slot has been reset; it is asked for no copy any more."""
         self.slots.clear_rows(sequence.slot)
-        sequence.written.rows, sequence.written.chunk_ends, sequence.reused = 0, (), 0
+        sequence.cached.rows, sequence.cached.chunk_ends, sequence.reused = 0, (), 0
         del self._decoding[sequence.request.stream]
         self._prefilling = {sequence.request.stream: sequence} | self._prefilling
 
@@ -242,7 +242,7 @@ class Scheduler:
                 source, start = self._allocator.find_prefix(sequence, others)
                 waits = any(self._allocator.gains_by_waiting(sequence, start, other) for other in before)
             else:
-                source, start, waits = -1, sequence.written.rows, False
+                source, start, waits = -1, sequence.cached.rows, False
             before.append(sequence)
             if waits:
                 return

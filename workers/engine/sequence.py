@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from protocol.request import FinishReason
 from workers.engine.logits_processors import Shaping
-from workers.engine.prefix_match import Written
+from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.step_result import SequenceEnd
@@ -30,10 +30,10 @@ class EngineSequence:
     """The length at which it ends."""
     submitted_at: float
     shaping: Shaping | None = None
-    written: Written = field(init=False)
+    cached: CachedRows = field(init=False)
     """Its cache rows."""
     slot: int = -1
-    inherited: Written | None = None
+    inherited: CachedRows | None = None
     """What its slot was retained for."""
     reused: int | None = None
     """Rows that it took from another sequence; None until its first chunk."""
@@ -42,7 +42,7 @@ class EngineSequence:
     first_token_at: float | None = None
 
     def __post_init__(self) -> None:
-        self.written = Written(self.request.tenant, self.tokens)
+        self.cached = CachedRows(self.request.tenant, self.tokens)
 
     @property
     def completion_tokens(self) -> int:
@@ -83,7 +83,7 @@ def sample_spec(sequence: EngineSequence) -> SampleSpec:
 
 def decode_row(sequence: EngineSequence) -> DecodeRow:
     """The decode row of a sequence: its last token goes to the row after those written, and the next is sampled."""
-    at = sequence.written.rows
+    at = sequence.cached.rows
     return DecodeRow(sequence.slot, sequence.last_token, at, at, sample_spec(sequence))
 
 

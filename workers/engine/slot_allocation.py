@@ -8,7 +8,7 @@ such a slot as it is, or rows from any slot of its tenant, where its tokens begi
 from collections.abc import Iterable, Iterator
 
 from workers.engine.kv_slots import SlotTable
-from workers.engine.prefix_match import PrefixPolicy, Written, common_prefix, reusable
+from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix, reusable
 from workers.engine.sequence import EngineSequence, PrefixCopy
 
 
@@ -26,14 +26,14 @@ class SlotAllocator:
         if not slots.available:
             return False
         stream, need = sequence.request.stream, sequence.max_length
-        best, length, written = self._best_retained(sequence)
-        if written is not None:
+        best, length, cached = self._best_retained(sequence)
+        if cached is not None:
             # Rows that are not shared would be lost to later turns of what they are from, unless they go anyway.
-            loses = written.rows - length > self._prefixes.least
+            loses = cached.rows - length > self._prefixes.min_tokens
             elsewhere = slots.free and need <= slots.free_rows
             spared = loses and (elsewhere or best != slots.oldest)
             if not spared and slots.take_over(best, stream, need):
-                sequence.slot, sequence.inherited = best, written
+                sequence.slot, sequence.inherited = best, cached
                 return True
             slots.touch(best)
         slot = slots.take(stream, need)
@@ -47,9 +47,9 @@ class SlotAllocator:
         as any, because rows that are there already need no copy; a retained one, or that of one of `others`."""
         own = 0 if sequence.inherited is None else self._reusable(sequence, sequence.inherited)
         best = (sequence.slot, own)
-        for slot, written in self._sources(sequence, others):
-            length = self._reusable(sequence, written)
-            if length >= max(best[1] + self._prefixes.least, 1):
+        for slot, cached in self._sources(sequence, others):
+            length = self._reusable(sequence, cached)
+            if length >= max(best[1] + self._prefixes.min_tokens, 1):
                 best = (slot, length)
         return best
 
@@ -59,16 +59,16 @@ class SlotAllocator:
         if not self._prefixes.enabled or sequence.request.tenant != other.request.tenant:
             return False
         most = min(sequence.prefill_length - 1, other.prefill_length)
-        return common_prefix(sequence.tokens, other.tokens, most) >= start + self._prefixes.least
+        return common_prefix(sequence.tokens, other.tokens, most) >= start + self._prefixes.min_tokens
 
     def begin(self, sequence: EngineSequence, source: int, length: int) -> PrefixCopy | None:
         """Count the rows that a sequence starts with; what must be copied or forgotten for them, if anything."""
         dirty = sequence.inherited is not None
         sequence.reused, sequence.inherited = length, None
         self._slots.shrink_reservation(sequence.slot, sequence.max_length)
-        sequence.written.rows = length
+        sequence.cached.rows = length
         # Exact rows need no chunk ends, and without them a prefix ends where a chunk of both ended.
-        sequence.written.chunk_ends = tuple(end for end in sequence.chunk_ends if end <= length)
+        sequence.cached.chunk_ends = tuple(end for end in sequence.chunk_ends if end <= length)
         self._slots.add_rows(sequence.slot, length)
         self._slots.touch(source)
         return PrefixCopy(source, sequence.slot, length) if length or dirty else None
@@ -76,9 +76,9 @@ class SlotAllocator:
     def release(self, sequence: EngineSequence, *, failed: bool) -> None:
         """Give a slot back: it is retained, or soiled when there is nothing to keep or the sequence `failed`."""
         if sequence.reused is None and sequence.inherited is not None:  # it has touched nothing of what it found
-            sequence.written = sequence.inherited
-            self._slots.add_rows(sequence.slot, sequence.written.rows)
-        if not failed and self._prefixes.enabled and sequence.written.rows >= self._prefixes.least:
+            sequence.cached = sequence.inherited
+            self._slots.add_rows(sequence.slot, sequence.cached.rows)
+        if not failed and self._prefixes.enabled and sequence.cached.rows >= self._prefixes.min_tokens:
             self._retain(sequence)
         else:
             self._slots.release(sequence.slot)
@@ -98,36 +98,36 @@ class SlotAllocator:
         one over find nothing in it."""
         for sequence in beginning:
             if sequence.inherited is not None:
-                sequence.inherited = Written(sequence.request.tenant, ())
+                sequence.inherited = CachedRows(sequence.request.tenant, ())
         while self._slots.oldest is not None:
             self._slots.evict(self._slots.oldest)
 
     def _retain(self, sequence: EngineSequence) -> None:
         """Keep what a sequence leaves, and give up the oldest of what is over the bound."""
-        self._slots.retain(sequence.slot, sequence.written)
-        most = self._prefixes.most
+        self._slots.retain(sequence.slot, sequence.cached)
+        most = self._prefixes.max_rows
         while most is not None and self._slots.retained_tokens > most and self._slots.oldest is not None:
             self._slots.evict(self._slots.oldest)
 
-    def _best_retained(self, sequence: EngineSequence) -> tuple[int, int, Written | None]:
+    def _best_retained(self, sequence: EngineSequence) -> tuple[int, int, CachedRows | None]:
         """The retained slot with the longest reusable prefix, of those the one that would lose the fewest rows."""
-        best: tuple[int, int, Written | None] = (-1, 0, None)
-        for slot, written in self._slots.retained():
-            length = self._reusable(sequence, written)
-            if length and (length, -written.rows) > (best[1], -best[2].rows if best[2] else 0):
-                best = (slot, length, written)
+        best: tuple[int, int, CachedRows | None] = (-1, 0, None)
+        for slot, cached in self._slots.retained():
+            length = self._reusable(sequence, cached)
+            if length and (length, -cached.rows) > (best[1], -best[2].rows if best[2] else 0):
+                best = (slot, length, cached)
         return best
 
-    def _reusable(self, sequence: EngineSequence, source: Written) -> int:
+    def _reusable(self, sequence: EngineSequence, source: CachedRows) -> int:
         if not self._prefixes.enabled:
             return 0
-        wanted = Written(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
+        wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # One token must be computed, for the logits that the first token is sampled from.
         length = reusable(wanted, source, sequence.prefill_length - 1, exact_rows=self._exact)
-        return length if length >= self._prefixes.least else 0
+        return length if length >= self._prefixes.min_tokens else 0
 
-    def _sources(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> Iterator[tuple[int, Written]]:
+    def _sources(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> Iterator[tuple[int, CachedRows]]:
         yield from self._slots.retained()
         for other in others:
-            if other is not sequence and other.written.rows:
-                yield other.slot, other.written
+            if other is not sequence and other.cached.rows:
+                yield other.slot, other.cached

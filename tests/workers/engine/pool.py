@@ -12,10 +12,10 @@ SHARED = tuple(range(20))
 
 
 def scheduler(
-    slots: int = 2, *, exact: bool = True, least: int = 1, step_tokens: int = 99, block: int = 1, **options: Any
+    slots: int = 2, *, exact: bool = True, min_tokens: int = 1, step_tokens: int = 99, block: int = 1, **options: Any
 ) -> Scheduler:
     capabilities = RunnerCapabilities("scripted", "none", "float32", slots, 32, 100, (4, 8), exact, block)
-    policy = options.pop("prefixes", PrefixPolicy(least=least))
+    policy = options.pop("prefixes", PrefixPolicy(min_tokens=min_tokens))
     return Scheduler(capabilities, max_queue=8, step_tokens=step_tokens, prefixes=policy, **options)
 
 

@@ -54,7 +54,7 @@ class Spoiling(ScriptedRunner):
 @pytest.mark.parametrize("cancelled", [False, True], ids=["live", "retained"])
 def test_a_prompt_that_others_rows_spoilt_is_computed_without_them(cancelled: bool) -> None:
     """Those of its neighbour end where it has a token that makes no numbers, which nobody knows yet."""
-    engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(least=1))
+    engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     bad = EngineRequest(1, (*PROMPT[:20], BAD, *PROMPT[20:]), max_tokens=3)
     good = EngineRequest(2, (*PROMPT[:20], 7, *PROMPT[20:]), max_tokens=3)
     engine.submit(bad)
@@ -73,7 +73,7 @@ def test_a_prompt_that_others_rows_spoilt_is_computed_without_them(cancelled: bo
 
 
 def test_a_prompt_that_makes_no_numbers_by_itself_fails_once() -> None:
-    engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(least=1))
+    engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     _, ends, steps = run(
         engine, EngineRequest(2, (*PROMPT, BAD, 3, 4), max_tokens=3), EngineRequest(3, (5, 6), max_tokens=2)
@@ -84,7 +84,7 @@ def test_a_prompt_that_makes_no_numbers_by_itself_fails_once() -> None:
 
 
 def test_a_slot_that_cannot_be_reset_for_another_attempt_fails_its_request() -> None:
-    engine, runner = make(Spoiling(failing_resets=2), step_tokens=8, prefixes=PrefixPolicy(least=1))
+    engine, runner = make(Spoiling(failing_resets=2), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     _, _, steps = run(engine, EngineRequest(2, (*PROMPT, BAD, 3), max_tokens=3))
     (failure,) = [failure for step in steps for failure in step.failures]
@@ -190,7 +190,7 @@ def test_who_fails_has_a_token_that_makes_no_numbers_whoever_comes_and_goes(seed
         Spoiling(),
         step_tokens=randomness.choice((1, 8, 64)),
         kv_tokens=randomness.choice((None, 64, 100)),
-        prefixes=PrefixPolicy(most=randomness.choice((None, 40)), least=randomness.choice((1, 4))),
+        prefixes=PrefixPolicy(max_rows=randomness.choice((None, 40)), min_tokens=randomness.choice((1, 4))),
     )
     requests = some_requests(randomness)
     waiting, got = list(requests), {request.stream: list[int]() for request in requests}

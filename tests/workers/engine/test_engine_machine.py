@@ -296,8 +296,8 @@ class EngineMachine(RuleBasedStateMachine):
         moved = self.runner.chunks or self.runner.rows or result.ends or result.failed
         assert moved or dirty or not busy, "a step without progress"
         after = self.engine.gauges()
-        if self.prefixes.most is not None:
-            assert after.retained_tokens <= self.prefixes.most
+        if self.prefixes.max_rows is not None:
+            assert after.retained_tokens <= self.prefixes.max_rows
         assert after.steps == before.steps + busy
         assert after.steps_failed == before.steps_failed + result.failed
         assert after.decode_steps == before.decode_steps + bool(self.runner.rows)

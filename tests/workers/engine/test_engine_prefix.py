@@ -71,7 +71,7 @@ def test_what_is_resumed_is_taken_from_its_own_cancelled_run() -> None:
 
 
 def test_after_a_failure_nothing_that_was_retained_is_used() -> None:
-    engine, runner = make(faults=raising({8}), prefixes=PrefixPolicy(least=1))
+    engine, runner = make(faults=raising({8}), prefixes=PrefixPolicy(min_tokens=1))
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     assert runner.calls == 7, "five chunks and two decode rows"
     # It copies from the first, whose rows may be what it failed of.
@@ -119,7 +119,9 @@ class OnceUncopied(ScriptedRunner):
 
 def test_a_copy_that_fails_leaves_the_others_of_its_call() -> None:
     """Another one copies from a retained slot that is forgotten once the first has failed."""
-    engine, runner = make(OnceUncopied(slots=4, context=64, prefill_chunks=(4, 8, 64)), prefixes=PrefixPolicy(least=9))
+    engine, runner = make(
+        OnceUncopied(slots=4, context=64, prefill_chunks=(4, 8, 64)), prefixes=PrefixPolicy(min_tokens=9)
+    )
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     alike = [
         EngineRequest(stream, (*PROMPT[:10], *range(50 * stream, 50 * stream + 20)), max_tokens=3) for stream in (2, 3)

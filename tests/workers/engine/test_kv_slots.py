@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.engine.kv_slots import SlotTable
-from workers.engine.prefix_match import Written
+from workers.engine.prefix_match import CachedRows
 
 
 def test_the_lowest_free_slot_goes_first() -> None:
@@ -63,14 +63,14 @@ def test_retained_rows_take_room_until_they_are_given_up_or_taken_over() -> None
     table = SlotTable(2, 10)
     assert table.take(1, 9) == 0
     table.add_rows(0, 4)
-    table.retain(0, Written("", [1, 2, 3, 4], 4))
+    table.retain(0, CachedRows("", [1, 2, 3, 4], 4))
     assert (table.free_rows, table.retained_tokens, table.kv_tokens, table.available, table.active) == (6, 4, 0, 2, 0)
     assert table.take(2, 7) is None
     assert not table.take_over(0, 2, 11)
     assert table.take_over(0, 2, 10)
     assert (table.free_rows, table.rows(0), table.holder(0), table.retained_tokens) == (0, 0, 2, 0)
     table.add_rows(0, 2)
-    table.retain(0, Written("", [1, 2], 2))
+    table.retain(0, CachedRows("", [1, 2], 2))
     table.evict(0)
     assert (table.free_rows, table.dirty, table.oldest) == (10, (0,), None)
 
@@ -79,7 +79,7 @@ def test_rows_that_were_taken_over_stay_reserved_until_the_stream_has_begun() ->
     table = SlotTable(2, 10)
     table.take(1, 9)
     table.add_rows(0, 7)
-    table.retain(0, Written("", range(7), 7))
+    table.retain(0, CachedRows("", range(7), 7))
     assert table.take_over(0, 2, 4)
     assert (table.free_rows, table.take(3, 4)) == (3, None), "the seven rows are there still"
     table.shrink_reservation(0, 4)
@@ -91,7 +91,7 @@ def test_the_slot_that_was_left_or_used_last_is_the_youngest() -> None:
     for stream in range(3):
         table.take(stream, 5)
     for slot in (2, 0, 1):
-        table.retain(slot, Written("", []))
+        table.retain(slot, CachedRows("", []))
     assert table.oldest == 2
     table.touch(2)
     table.touch(9)
@@ -124,7 +124,7 @@ def test_slots_and_rows_always_add_up(actions: list[tuple[str, int, int]]) -> No
             dirty.add(slot)
         elif action == "retain" and slot in held:
             retained[slot] = held.pop(slot)[0]
-            table.retain(slot, Written("", [], retained[slot]))
+            table.retain(slot, CachedRows("", [], retained[slot]))
         elif action == "take_over" and slot in retained:
             fits = rows <= room + retained[slot]
             assert table.take_over(slot, 99, rows) == fits

@@ -63,7 +63,7 @@ def test_a_call_of_several_prompts_keeps_to_the_budget_and_cuts_the_last() -> No
 
 
 def test_a_prompt_waits_for_one_before_it_whose_rows_it_can_take() -> None:
-    one = scheduler(4, least=2)
+    one = scheduler(4, min_tokens=2)
     one.submit(ask(0, (1, 2, 3)), 0.0)
     one.submit(ask(1, (1, 2, 4)), 0.0)
     one.submit(ask(2, (9, 9, 9)), 0.0)

@@ -69,7 +69,7 @@ def test_a_next_turn_reuses_the_answer_as_well() -> None:
 
 
 def test_what_is_cancelled_before_its_first_chunk_leaves_what_it_found_and_no_more_than_the_pool_holds() -> None:
-    one = scheduler(2, kv_tokens=32, least=4)
+    one = scheduler(2, kv_tokens=32, min_tokens=4)
     run(one, ask(1))
     end(one, 1)
     one.submit(ask(2, SHARED[:17], max_tokens=1), 0.0)  # needs 18 rows of a slot that has 20
@@ -174,7 +174,7 @@ def test_tenants_share_neither_live_nor_retained_rows() -> None:
 
 @pytest.mark.parametrize(("length", "reused"), [(9, 0), (10, 9), (20, 19)])
 def test_a_prefix_below_the_least_is_computed_anew(length: int, reused: int) -> None:
-    one = scheduler(1, least=9)
+    one = scheduler(1, min_tokens=9)
     run(one, ask(1))
     end(one, 1)
     run(one, ask(2, SHARED[:length], max_tokens=None))
@@ -231,7 +231,7 @@ def test_who_has_taken_a_retained_slot_over_finds_nothing_in_it_once_it_is_forgo
 
 
 def test_no_more_is_retained_than_the_bound() -> None:
-    one = scheduler(3, prefixes=PrefixPolicy(most=40, least=1))
+    one = scheduler(3, prefixes=PrefixPolicy(max_rows=40, min_tokens=1))
     run(one, ask(1), ask(2, tuple(range(40, 60))), ask(3, tuple(range(60, 81))))
     end(one, 1, 2)
     assert (one.slots.retained_tokens, one.slots.dirty) == (40, ())
@@ -240,7 +240,7 @@ def test_no_more_is_retained_than_the_bound() -> None:
 
 
 def test_without_a_prefix_cache_nothing_is_retained_or_copied() -> None:
-    one = scheduler(3, prefixes=PrefixPolicy(enabled=False, least=1))
+    one = scheduler(3, prefixes=PrefixPolicy(enabled=False, min_tokens=1))
     run(one, ask(1))
     assert run(one, ask(2))[0].copy is None
     end(one, 1)
