@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from protocol.request import Bias, Sampling
-from workers.engine.logits_processors import AllowedTokens, Shaping
+from workers.engine.logits_processors import AllowedTokens, LogitsProcessors
 from workers.engine.request import EngineRequest
-from workers.sampling.logit_edits import shaped
+from workers.sampling.logit_edits import process_logits
 
 pytestmark = pytest.mark.reference
 
@@ -26,9 +26,9 @@ def by_transformers(torch: Any, *processors: Any) -> Any:
 
 
 def by_us(request: EngineRequest) -> Any:
-    shaping = Shaping.of(request)
-    assert shaping is not None
-    return shaped(np, LOGITS, [shaping.sample_spec(request.sampling, 100)])
+    processors = LogitsProcessors.of(request)
+    assert processors is not None
+    return process_logits(np, LOGITS, [processors.sample_spec(request.sampling, 100)])
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3])

@@ -113,7 +113,7 @@ class Penalties:
         return column
 
 
-class Shaping:
+class LogitsProcessors:
     """All that one sequence's history does to its logits; owned by the scheduler, one for each life of a sequence."""
 
     def __init__(self, penalties: Penalties | None, constraint: Constraint | None) -> None:
@@ -135,10 +135,10 @@ class Shaping:
         if not sparse and request.constraint is None:
             return None
         penalties = Penalties(sampling, request.prompt, request.min_tokens, request.eos) if sparse else None
-        shaping = cls(penalties, None if request.constraint is None else request.constraint())
+        processors = cls(penalties, None if request.constraint is None else request.constraint())
         for token in request.resume:
-            shaping.accept(token)
-        return shaping
+            processors.accept(token)
+        return processors
 
     @property
     def exhausted(self) -> bool:

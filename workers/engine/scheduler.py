@@ -12,7 +12,7 @@ from protocol.errors import ErrorCode
 from protocol.request import FinishReason
 from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
-from workers.engine.logits_processors import Shaping
+from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
@@ -111,10 +111,10 @@ class Scheduler:
         )
         tokens = [*request.prompt, *request.resume]
         most = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
-        shaping = Shaping.of(request)
-        if shaping is not None and shaping.exhausted and not request.resume:
+        processors = LogitsProcessors.of(request)
+        if processors is not None and processors.exhausted and not request.resume:
             raise RequestRefused(ErrorCode.INVALID, "the constraint allows no token to begin with", "constraint")
-        self._waiting[stream] = EngineSequence(request, tokens, len(tokens), chunk_ends, most, now, shaping)
+        self._waiting[stream] = EngineSequence(request, tokens, len(tokens), chunk_ends, most, now, processors)
 
     def admit(self, now: float) -> list[tuple[EngineSequence, FinishReason]]:
         """Begin a step: move waiting sequences to slots. Repeatable, after what `evict_for_queue` named was reset.
@@ -200,9 +200,9 @@ class Scheduler:
         """
         sequence.last_token = token
         sequence.tokens.append(token)
-        if sequence.shaping is not None:
-            sequence.shaping.accept(token)
-            if sequence.shaping.exhausted:
+        if sequence.processors is not None:
+            sequence.processors.accept(token)
+            if sequence.processors.exhausted:
                 return "stop"
         if token in sequence.request.eos:
             return "stop"

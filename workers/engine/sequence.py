@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from protocol.request import FinishReason
-from workers.engine.logits_processors import Shaping
+from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
@@ -29,7 +29,7 @@ class EngineSequence:
     max_length: int
     """The length at which it ends."""
     submitted_at: float
-    shaping: Shaping | None = None
+    processors: LogitsProcessors | None = None
     cached: CachedRows = field(init=False)
     """Its cache rows."""
     slot: int = -1
@@ -77,7 +77,9 @@ def sample_spec(sequence: EngineSequence) -> SampleSpec:
     """How a sequence's next token is sampled."""
     sampling, position = sequence.request.sampling, len(sequence.tokens)
     return (
-        SampleSpec(sampling, position) if sequence.shaping is None else sequence.shaping.sample_spec(sampling, position)
+        SampleSpec(sampling, position)
+        if sequence.processors is None
+        else sequence.processors.sample_spec(sampling, position)
     )
 
 
@@ -92,7 +94,7 @@ def resumed_finish(sequence: EngineSequence) -> FinishReason | None:
     if not sequence.request.resume:
         return None
     if sequence.request.resume[-1] in sequence.request.eos or (
-        sequence.shaping is not None and sequence.shaping.exhausted
+        sequence.processors is not None and sequence.processors.exhausted
     ):
         return "stop"
     return "length" if len(sequence.tokens) >= sequence.max_length else None

@@ -14,7 +14,7 @@ from workers.iree.build.plan import SAMPLE, Plan
 from workers.iree.device.device import Device
 from workers.iree.graph_registry import Library
 from workers.sampling import sample as sampling
-from workers.sampling.logit_edits import all_allowed, edit_calls, masks, shaped
+from workers.sampling.logit_edits import allow_all, edit_calls, process_logits, stack_masks
 from workers.sampling.logprobs import RowLogprobs, finish, report
 from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.top_candidates import UNDECIDED
@@ -83,7 +83,7 @@ class Sampler:
                 filled = [*specs, *[_FILLER] * (size - len(specs))]
                 logits = self._change(self._padded(logits, size), filled)
             else:
-                logits = self._device.upload(shaped(np, self._device.download(logits), specs))
+                logits = self._device.upload(process_logits(np, self._device.download(logits), specs))
         sampled = self._all_at_once(logits, specs) if self._at_once else self._in_turn(logits, specs)
         return sampled[: len(specs)]
 
@@ -116,9 +116,9 @@ class Sampler:
     def _change(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> rt.HalBufferView:
         """The logits as edits and masks leave them; the given ones stay as they are where they are reported."""
         upload, size = self._device.upload, len(specs)
-        words = masks(specs, self._vocab_size)
+        words = stack_masks(specs, self._vocab_size)
         if words is None and any(spec.sampling.logprobs is not None for spec in specs):
-            words = all_allowed(size, self._vocab_size)  # for a copy: edits are made in place
+            words = allow_all(size, self._vocab_size)  # for a copy: edits are made in place
         if words is not None:
             (logits,) = self._call(f"mask_{size}", logits, upload(words))
         for arrays in edit_calls(specs):

@@ -29,7 +29,7 @@ from workers.host.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
 from workers.precision import Dtype, Quantize
-from workers.sampling.logit_edits import shaped
+from workers.sampling.logit_edits import process_logits
 from workers.sampling.logprobs import RowLogprobs, finish, report
 from workers.sampling.sample import greedy, needs_filters, needs_sampling, parameters, sample
 from workers.sampling.sample_spec import SampleSpec
@@ -217,7 +217,7 @@ class MlxRunner:
         self._sampled = None
         if needs_sampling(specs):
             rows = [mx.array(values) for values in parameters(specs)]
-            changed, filters = shaped(mx, logits, specs), needs_filters(specs)
+            changed, filters = process_logits(mx, logits, specs), needs_filters(specs)
             sampled = narrow(mx, changed, *rows) if filters else sample(mx, changed, *rows, filters=False)
             if filters and (sampled == UNDECIDED).any().item():
                 sampled = sample(mx, changed, *rows)

@@ -20,7 +20,7 @@ ENTRIES = 512
 
 
 class EditArrays(NamedTuple):
-    """The edits of the rows of one call, in the order of `edited`: [B, entries]."""
+    """The edits of the rows of one call, in the order of `apply_edits`: [B, entries]."""
 
     tokens: NDArray[np.int32]
     bias: NDArray[np.float32]
@@ -52,31 +52,31 @@ def _arrays(each: Sequence[LogitEdits | None], start: int, entries: int) -> Edit
     return arrays
 
 
-def masks(specs: Sequence[SampleSpec], vocab_size: int) -> NDArray[np.uint32] | None:
+def stack_masks(specs: Sequence[SampleSpec], vocab_size: int) -> NDArray[np.uint32] | None:
     """The masks of the rows, uint32 [B, ceil(vocab_size / 32)]; None where no row has one."""
     if all(spec.mask is None for spec in specs):
         return None
-    words = all_allowed(len(specs), vocab_size)
+    words = allow_all(len(specs), vocab_size)
     for row, spec in enumerate(specs):
         if spec.mask is not None:
             words[row] = spec.mask
     return words
 
 
-def all_allowed(rows: int, vocab_size: int) -> NDArray[np.uint32]:
+def allow_all(rows: int, vocab_size: int) -> NDArray[np.uint32]:
     """The masks that change nothing."""
     return np.full((rows, -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
 
 
-def shaped(xp: Any, logits: Array, specs: Sequence[SampleSpec]) -> Array:
+def process_logits(xp: Any, logits: Array, specs: Sequence[SampleSpec]) -> Array:
     """The logits, float32 [B, V], as their rows' edits and masks leave them; for libraries that compute eagerly."""
     for arrays in edit_calls(specs):
-        logits = edited(xp, logits, *map(xp.array, arrays))
-    words = masks(specs, logits.shape[1])
-    return logits if words is None else masked(xp, logits, xp.array(words))
+        logits = apply_edits(xp, logits, *map(xp.array, arrays))
+    words = stack_masks(specs, logits.shape[1])
+    return logits if words is None else apply_mask(xp, logits, xp.array(words))
 
 
-def edited(xp: Any, logits: Array, tokens: Array, bias: Array, up: Array, down: Array, minus: Array) -> Array:
+def apply_edits(xp: Any, logits: Array, tokens: Array, bias: Array, up: Array, down: Array, minus: Array) -> Array:
     """The logits, float32 [B, V], with the edits of `workers.sampling.sample_spec.LogitEdits` made: [B, entries] each.
 
     A token that is named twice in a row must have equal edits.
@@ -89,7 +89,7 @@ def edited(xp: Any, logits: Array, tokens: Array, bias: Array, up: Array, down: 
     return _put(xp, logits, tokens, product - minus)
 
 
-def masked(xp: Any, logits: Array, words: Array) -> Array:
+def apply_mask(xp: Any, logits: Array, words: Array) -> Array:
     """The logits, float32 [B, V], with -inf where the mask's bit is 0: uint32 [B, ceil(V / 32)]."""
     places = xp.arange(32, dtype=xp.uint32)
     bits = (words[:, :, None] >> places[None, None, :]) & 1

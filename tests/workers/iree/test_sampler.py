@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 
 from protocol.request import Bias, Sampling
-from workers.engine.logits_processors import AllowedTokens, Shaping
+from workers.engine.logits_processors import AllowedTokens, LogitsProcessors
 from workers.engine.request import EngineRequest
 from workers.iree.sampler import Sampler
-from workers.sampling.logit_edits import edited, masked
+from workers.sampling.logit_edits import apply_edits, apply_mask
 from workers.sampling.logprobs import report
 from workers.sampling.sample import greedy, parameters, sample
 from workers.sampling.sample_spec import SampleSpec
@@ -61,9 +61,9 @@ class Numpy:
             case "report":
                 return report(np, *arguments)
             case "mask":
-                return [masked(np, *arguments)]
+                return [apply_mask(np, *arguments)]
             case "edit":  # in place, as on the device
-                arguments[0][...] = edited(np, *arguments)
+                arguments[0][...] = apply_edits(np, *arguments)
                 return [arguments[0]]
         return [sample(np, *arguments, filters=kind == "filter")]
 
@@ -99,7 +99,7 @@ def test_filters_are_drawn_alike(ready: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_a_larger_graph_draws_alike(ready: tuple[str, ...], sizes: tuple[int, ...], rows: int) -> None:
     """Before the exact one is there, and where there is none."""
-    edited = Shaping.of(EngineRequest(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
+    edited = LogitsProcessors.of(EngineRequest(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
     assert edited is not None
     specs = [
         SampleSpec(CLOSE, 7),
@@ -121,12 +121,12 @@ def test_a_larger_graph_draws_alike(ready: tuple[str, ...], sizes: tuple[int, ..
 @pytest.mark.parametrize("ready", [(), ("draw", "edit", "mask"), ALL, CPU], ids="-".join)
 def test_changed_logits_are_drawn_alike_and_reported_as_they_were(ready: tuple[str, ...]) -> None:
     sampling = Sampling(repetition_penalty=1.5, logit_bias=(Bias(4, 30.0),), logprobs=1)
-    shaping = Shaping.of(EngineRequest(1, (1, 2, 3), sampling))
-    free = Shaping.of(EngineRequest(2, (1,), constraint=lambda: AllowedTokens([77], VOCAB)))
-    assert shaping is not None
+    processors = LogitsProcessors.of(EngineRequest(1, (1, 2, 3), sampling))
+    free = LogitsProcessors.of(EngineRequest(2, (1,), constraint=lambda: AllowedTokens([77], VOCAB)))
+    assert processors is not None
     assert free is not None
     sampler, _ = make(*ready)
-    specs = [shaping.sample_spec(sampling, 4), None, SampleSpec(Sampling(logprobs=0), 5), None]
+    specs = [processors.sample_spec(sampling, 4), None, SampleSpec(Sampling(logprobs=0), 5), None]
     best = LOGITS.argmax(1).tolist()
     assert sampler.sample(result(), specs, [2, 0]) == [best[2], 4]
     reports = sampler.logprobs([1, 0])
@@ -169,7 +169,7 @@ def test_rows_beside_one_that_is_no_number_are_drawn_and_reported_alike(
 @pytest.mark.parametrize("ready", [(), CPU], ids="-".join)
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7F800000, 0x7F7FFFFF], ids=["signalling", "infinite", "largest"])
 def test_nobodys_rows_may_hold_anything(ready: tuple[str, ...], bits: int) -> None:
-    changed = Shaping.of(EngineRequest(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
+    changed = LogitsProcessors.of(EngineRequest(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
     assert changed is not None
     specs = [changed.sample_spec(CLOSE, 7), changed.sample_spec(WIDE, 9), None]
     logits = LOGITS[:3].copy()

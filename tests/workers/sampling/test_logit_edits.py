@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.sampling.logit_edits import edit_calls, edited, masked, masks
+from workers.sampling.logit_edits import apply_edits, apply_mask, edit_calls, stack_masks
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 VOCAB = 1000
@@ -43,27 +43,27 @@ SPECS = [
 
 def on_numpy(logits: Floats) -> Floats:
     for arrays in edit_calls(SPECS):
-        logits = edited(np, logits, *arrays)
-    words = masks(SPECS, VOCAB)
+        logits = apply_edits(np, logits, *arrays)
+    words = stack_masks(SPECS, VOCAB)
     assert words is not None
-    out: Floats = masked(np, logits, words)
+    out: Floats = apply_mask(np, logits, words)
     return out
 
 
 def on_jax(logits: Floats) -> Floats:
-    edit, mask = jax.jit(lambda *a: edited(jnp, *a)), jax.jit(lambda *a: masked(jnp, *a))
+    edit, mask = jax.jit(lambda *a: apply_edits(jnp, *a)), jax.jit(lambda *a: apply_mask(jnp, *a))
     out: Any = logits
     for arrays in edit_calls(SPECS):
         out = edit(out, *arrays)
-    return np.array(mask(out, masks(SPECS, VOCAB)))
+    return np.array(mask(out, stack_masks(SPECS, VOCAB)))
 
 
 def on_mlx(logits: Floats) -> Floats:
-    out, words = mx.array(logits), masks(SPECS, VOCAB)
+    out, words = mx.array(logits), stack_masks(SPECS, VOCAB)
     assert words is not None
     for arrays in edit_calls(SPECS):
-        out = edited(mx, out, *map(mx.array, arrays))
-    return np.array(masked(mx, out, mx.array(words)))
+        out = apply_edits(mx, out, *map(mx.array, arrays))
+    return np.array(apply_mask(mx, out, mx.array(words)))
 
 
 def test_edits_and_masks_do_what_they_say() -> None:
@@ -102,7 +102,7 @@ def test_rows_take_as_many_calls_as_the_longest_needs() -> None:
 
 
 def test_no_masks_where_no_row_has_one() -> None:
-    assert masks(SPECS[:2], VOCAB) is None
-    words = masks(SPECS[1:3], VOCAB)
+    assert stack_masks(SPECS[:2], VOCAB) is None
+    words = stack_masks(SPECS[1:3], VOCAB)
     assert words is not None
     assert words[:, 5].tolist() == [0xFFFFFFFF, 0x0F0F0F0F]

@@ -283,9 +283,9 @@ class Plan:
             xp = self._numpy
             match kind:
                 case "edit":
-                    return (edits.edited(xp, *arrays),)
+                    return (edits.apply_edits(xp, *arrays),)
                 case "mask":
-                    return (edits.masked(xp, *arrays),)
+                    return (edits.apply_mask(xp, *arrays),)
                 case "report":
                     return logprobs.report(xp, *arrays)
                 case "narrow":
