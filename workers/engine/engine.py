@@ -21,9 +21,9 @@ from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scoring import score
 from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end
-from workers.engine.stats import Tally
+from workers.engine.stats import EngineStats
 from workers.engine.step_result import RunningStep, SequenceEnd, StepResult, Token
-from workers.engine.token_budget import DEFAULT_STEP_TOKENS, Pace
+from workers.engine.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
 from workers.sampling.logprobs import RowLogprobs
 
 NO_STREAM = -1
@@ -52,7 +52,7 @@ class BatchEngine:
         self._runner = runner
         self._capabilities = runner.capabilities
         self._vocab_size = self._capabilities.vocab_size
-        self._pace = Pace(self._capabilities.prefill_chunks) if step_tokens is None else None
+        self._budget = TokenBudget(self._capabilities.prefill_chunks) if step_tokens is None else None
         self._scheduler = Scheduler(
             self._capabilities,
             max_queue=max_queue,
@@ -62,7 +62,7 @@ class BatchEngine:
         )
         self._clock = clock
         self._log = structlog.get_logger()
-        self._tally = Tally()
+        self._stats = EngineStats()
         self._step = RunningStep()
 
     @property
@@ -90,7 +90,7 @@ class BatchEngine:
         return self._runner.graphs_failed
 
     def gauges(self) -> Gauges:
-        return self._tally.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed)
+        return self._stats.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed)
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the field at fault."""
@@ -110,8 +110,8 @@ class BatchEngine:
             return StepResult((), (), (), False)
         self._reset_dirty()
         now = self._clock()
-        if self._pace is not None and self._scheduler.prompts:
-            self._scheduler.step_tokens = self._pace.step_tokens(self._scheduler.active_rows)
+        if self._budget is not None and self._scheduler.prompts:
+            self._scheduler.step_tokens = self._budget.step_tokens(self._scheduler.active_rows)
         self._admit(now)
         while (slot := self._scheduler.evict_for_queue()) is not None:
             self._reset(slot)
@@ -151,7 +151,7 @@ class BatchEngine:
         self._runner.close()
 
     def _prefill(self, call: list[ScheduledChunk]) -> None:
-        self._tally.started += sum(work.is_first for work in call)
+        self._stats.started += sum(work.is_first for work in call)
         if not (call := self._copied(call)):
             return
         try:
@@ -169,9 +169,9 @@ class BatchEngine:
             return
         now = self._clock()
         lengths, block = [len(work.chunk.tokens) for work in call], self._capabilities.block_rows
-        if self._pace is not None:
-            self._pace.prefilled(sum(-(-length // block) * block for length in lengths), now - began)
-        self._tally.prefill_tokens += sum(lengths)
+        if self._budget is not None:
+            self._budget.record_prefill(sum(-(-length // block) * block for length in lengths), now - began)
+        self._stats.prefill_tokens += sum(lengths)
         for work, token in zip(call, tokens, strict=True):
             self._prefilled(work, token, None if work.sample is None else next(logprobs), now)
 
@@ -202,7 +202,7 @@ class BatchEngine:
         sequence.first_token_at = now
         if token is not None:
             if sequence.reused:  # what is distrusted and computed anew was no hit
-                self._tally.reused(sequence.reused)
+                self._stats.record_prefix_hit(sequence.reused)
             self._accept(sequence, token, likely, now)
         elif sequence.reused:
             self._start_over(sequence)
@@ -228,7 +228,7 @@ class BatchEngine:
         self._reset_dirty()
 
     def _decode(self, decoding: list[EngineSequence]) -> None:
-        self._tally.decode_steps += 1
+        self._stats.decode_steps += 1
         began = self._clock()
         try:
             tokens = self._runner.decode([decode_row(sequence) for sequence in decoding])
@@ -241,8 +241,8 @@ class BatchEngine:
             return
         self._scheduler.decoded(decoding)
         now = self._clock()
-        if self._pace is not None:
-            self._pace.decoded(now - began)
+        if self._budget is not None:
+            self._budget.record_decode(now - began)
         for sequence, token, likely in zip(decoding, tokens, logprobs, strict=True):
             if token is None:
                 self._fail(sequence, "decode", NotFiniteError())
@@ -263,7 +263,7 @@ class BatchEngine:
         if not 0 <= token < self._vocab_size:
             self._fail(sequence, "sampling", ValueError(f"the runner sampled token {token} of {self._vocab_size}"))
             return
-        self._tally.decode_tokens += 1
+        self._stats.decode_tokens += 1
         self._step.tokens.append(Token(sequence.request.stream, token, logprobs))
         reason = self._scheduler.accept(sequence, token)
         if reason is not None:
@@ -277,8 +277,8 @@ class BatchEngine:
 
     def _end(self, sequence: EngineSequence, reason: FinishReason, now: float) -> None:
         if sequence.slot < 0:  # its resumed tokens were all of it
-            self._tally.started += 1
-        self._tally.completed += 1
+            self._stats.started += 1
+        self._stats.completed += 1
         self._step.ends.append(sequence_end(sequence, reason, now))
 
     def _take_out(self, stream: int, reason: FinishReason) -> SequenceEnd | None:
@@ -288,7 +288,7 @@ class BatchEngine:
         if sequence.slot >= 0:
             self._reset_dirty()
         if reason != "cancelled":
-            self._tally.completed += 1
+            self._stats.completed += 1
         return sequence_end(sequence, reason, self._clock())
 
     def _fail(self, sequence: EngineSequence, call: str, error: Exception) -> None:
@@ -313,7 +313,7 @@ class BatchEngine:
 
     def _close_step(self, seconds: float) -> StepResult:
         result = self._step.close(self._gives_numbers)
-        self._tally.stepped(seconds, failed=result.failed)
+        self._stats.record_step(seconds, failed=result.failed)
         return result
 
     def _gives_numbers(self) -> bool:

@@ -9,7 +9,7 @@ from workers.engine.kv_slots import SlotTable
 
 
 @dataclass(slots=True)
-class Tally:
+class EngineStats:
     """Counts that only grow; owned by the engine."""
 
     steps: int = 0
@@ -24,13 +24,13 @@ class Tally:
     slowest_s: float = 0.0
     """The longest step."""
 
-    def stepped(self, seconds: float, *, failed: bool) -> None:
+    def record_step(self, seconds: float, *, failed: bool) -> None:
         """A step is over."""
         self.steps += 1
         self.steps_failed += failed
         self.slowest_s = max(self.slowest_s, seconds)
 
-    def reused(self, tokens: int) -> None:
+    def record_prefix_hit(self, tokens: int) -> None:
         """A sequence began with so many rows of another one."""
         self.prefix_hits += 1
         self.prefix_tokens += tokens

@@ -13,7 +13,7 @@ from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.engine.step_result import SequenceEnd, StepResult
-from workers.engine.token_budget import Pace
+from workers.engine.token_budget import TokenBudget
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, raising
 from workers.sampling.sample_spec import SampleSpec
@@ -190,7 +190,7 @@ def test_without_a_prefix_cache_every_slot_is_reset_at_once() -> None:
 
 def test_a_calls_cost_is_that_of_the_rows_that_its_blocks_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    monkeypatch.setattr(Pace, "prefilled", lambda _, count, __: rows.append(count))
+    monkeypatch.setattr(TokenBudget, "record_prefill", lambda _, count, __: rows.append(count))
     runner = ScriptedRunner(slots=3, context=64, prefill_chunks=(16, 64), block_rows=8)
     engine = BatchEngine(runner, max_queue=8, step_tokens=None)
     run(engine, *(EngineRequest(stream, (stream,) * (stream * 4), max_tokens=1) for stream in (1, 2, 3)))
