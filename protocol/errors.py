@@ -21,7 +21,8 @@ class ErrorCode(StrEnum):
     STEP = "step_failed"
     """The engine step that this request was part of failed."""
     NOT_FINITE = "not_finite"
-    """The model's logits were not numbers for this request, and are for others: nothing is wrong with the worker."""
+    """The model's logits were NaN or infinite for this request and finite for others. Nothing is wrong with the
+    worker."""
     LOST = "worker_lost"
     """The worker died, hung or failed while it held the request, and no other one went on with it. From a worker: it is
     about to leave because of a failure, in which the request may have had a part."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protocol.errors import ErrorCode
 from protocol.events import Gauges
 from protocol.request import FinishReason
-from workers.engine.finite_check import gives_numbers
+from workers.engine.finite_check import has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, RequestRefused, check_score
 from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
@@ -312,17 +312,17 @@ class BatchEngine:
         self._scheduler.slots.clean(slot)
 
     def _close_step(self, seconds: float) -> StepResult:
-        result = self._step.close(self._gives_numbers)
+        result = self._step.close(self._model_is_finite)
         self._stats.record_step(seconds, failed=result.failed)
         return result
 
-    def _gives_numbers(self) -> bool:
+    def _model_is_finite(self) -> bool:
         """Whether the model is well, though a step brought nothing but requests without numbers."""
         slots = self._scheduler.slots
         slot = slots.take(NO_STREAM, 1)
         assert slot is not None  # the request that failed has just left its slot, which was reset
         try:
-            return gives_numbers(self._runner, slot)
+            return has_finite_logits(self._runner, slot)
         except Exception as error:  # noqa: BLE001 - whatever a device raises counts against it
             self._step.probe_failed(slot, error)
             return False

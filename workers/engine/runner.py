@@ -146,14 +146,14 @@ class Runner(Protocol):
         """Compute the KV of chunks of different slots, one where rows are not exact. Returns an entry for each: the
         token sampled from its last row's logits where it has a `SampleSpec`.
 
-        None is for a chunk without a `SampleSpec`, and for one whose logits are not numbers: it failed alone, and its
+        None is for a chunk without a `SampleSpec`, and for one with non-finite logits: it failed alone, and its
         slot must be reset.
         """
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         """One ragged step: at most one row a slot, in any order of slots. Returns the sampled tokens in row order.
 
-        None is for a row whose logits are not numbers: it failed alone, and its slot must be reset.
+        None is for a row with non-finite logits: it failed alone, and its slot must be reset.
         """
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:

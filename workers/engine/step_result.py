@@ -74,18 +74,18 @@ class RunningStep:
         long as the model still gives some for others."""
         self._failures: list[SequenceFailure] = []
         self._failed = False
-        self._spoilt = False
+        self._non_finite = False
         """A row had no numbers: whether its request is at fault or the model is yet to be seen."""
         self._log = structlog.get_logger()
 
     def fail(self, stream: int, slot: int, call: str, error: Exception) -> None:
         """A request ends, for this is what a call of the runner raised for it."""
-        spoilt = isinstance(error, NotFiniteError)
-        self._spoilt |= spoilt
-        self._failed |= not spoilt
+        non_finite = isinstance(error, NotFiniteError)
+        self._non_finite |= non_finite
+        self._failed |= not non_finite
         self._log.error("step_failed", stream=stream, slot=slot, call=call, trace=_trace(error))
         text = f"{call} failed: {type(error).__name__}: {error}"
-        code = ErrorCode.NOT_FINITE if spoilt else ErrorCode.STEP
+        code = ErrorCode.NOT_FINITE if non_finite else ErrorCode.STEP
         self._failures.append(SequenceFailure(stream, code, text[:MAX_REASON]))
 
     def slot_failed(self, slot: int, error: Exception) -> None:
@@ -97,16 +97,16 @@ class RunningStep:
         """The model could not be asked whether it still gives numbers."""
         self._log.error("probe_failed", slot=slot, trace=_trace(error))
 
-    def close(self, is_well: Callable[[], bool]) -> StepResult:
-        """The result; the next step begins. `is_well` asks the model for numbers, where this brought none: else one
+    def close(self, is_finite: Callable[[], bool]) -> StepResult:
+        """The result; the next step begins. `is_finite` asks the model for numbers, where this brought none: else one
         client could have the worker leave, again and again, with prompts that make the model overflow."""
-        failed = self._failed or self._spoilt
-        if self._spoilt and not self.tokens and (self._failed or not is_well()):
+        failed = self._failed or self._non_finite
+        if self._non_finite and not self.tokens and (self._failed or not is_finite()):
             self._failed = True  # it is the model or its device, and not these requests
             self._failures = [replace(failure, code=ErrorCode.STEP) for failure in self._failures]
         result = StepResult(tuple(self.tokens), tuple(self.ends), tuple(self._failures), failed)
         self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0
-        self.tokens, self.ends, self._failures, self._failed, self._spoilt = [], [], [], False, False
+        self.tokens, self.ends, self._failures, self._failed, self._non_finite = [], [], [], False, False
         return result
 
 

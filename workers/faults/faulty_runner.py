@@ -32,7 +32,7 @@ class FaultyRunner:
         self._runner = runner
         self._plan = FaultPlan(faults, acts)
         self._calls = 0
-        self._spoilt: dict[int, int] = {}
+        self._corrupted: dict[int, int] = {}
         """The first cache row of a slot after which no logits are numbers."""
 
     @property
@@ -71,20 +71,20 @@ class FaultyRunner:
         self._look(chunk.slot, chunk.start, chunk.tokens)
         values = self._runner.logits(chunk)
         self._leave({chunk.slot: chunk.start}, chunk.tokens)
-        if chunk.slot in self._spoilt:
+        if chunk.slot in self._corrupted:
             raise NotFiniteError
         return values
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self._runner.copy_prefix(source, target, length)
-        row = self._spoilt.get(source)
-        self._spoilt.pop(target, None)
+        row = self._corrupted.get(source)
+        self._corrupted.pop(target, None)
         if row is not None and row < length:
-            self._spoilt[target] = row
+            self._corrupted[target] = row
 
     def reset(self, slot: int) -> None:
         self._runner.reset(slot)
-        self._spoilt.pop(slot, None)
+        self._corrupted.pop(slot, None)
 
     def memory(self) -> dict[str, int]:
         return self._runner.memory()
@@ -100,26 +100,26 @@ class FaultyRunner:
         self._plan.enter(self._calls, tokens)
 
     def _look(self, slot: int, start: int, tokens: Collection[int]) -> None:
-        """Spoil the slot from the row `start` when that is what goes wrong."""
+        """Corrupt the slot from the row `start` when that is what goes wrong."""
         if self._plan.not_finite(self._calls, tokens):
-            self._spoil(slot, start)
+            self._corrupt(slot, start)
 
     def _leave(self, starts: Mapping[int, int], tokens: Collection[int]) -> None:
         """Raise when the call is to fail: from these rows on, by slot, nothing may be read."""
         if self._plan.fails(self._calls, tokens):
             for slot, start in starts.items():
-                self._spoil(slot, start)
+                self._corrupt(slot, start)
             raise PlannedFault(f"call {self._calls} was told to fail")
 
-    def _spoil(self, slot: int, start: int) -> None:
-        self._spoilt[slot] = min(start, self._spoilt.get(slot, start))
+    def _corrupt(self, slot: int, start: int) -> None:
+        self._corrupted[slot] = min(start, self._corrupted.get(slot, start))
 
     def _seen(self, slot: int, spec: SampleSpec) -> SampleSpec:
         """The spec as the runner gets it."""
-        return SampleSpec(spec.sampling, spec.position, _no_number()) if slot in self._spoilt else spec
+        return SampleSpec(spec.sampling, spec.position, _nan_edits()) if slot in self._corrupted else spec
 
 
-def _no_number() -> LogitEdits:
+def _nan_edits() -> LogitEdits:
     """Edits that make a row's logits no numbers. A mask beside them could take what they add away again."""
     value = np.ones(1, np.float32)
     return LogitEdits(np.zeros(1, np.int32), np.nan * value, value, value, 0.0 * value)

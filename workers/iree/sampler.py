@@ -50,7 +50,7 @@ class Sampler:
     def sample(
         self, result: list[rt.HalBufferView], specs: Sequence[SampleSpec | None], places: Sequence[int]
     ) -> list[int | None]:
-        """Tokens of the rows at these places, those that are sampled; None for one whose logits are not numbers.
+        """Tokens of the rows at these places, those that are sampled; None for one with non-finite logits.
 
         `result` has greedy tokens and logits of all rows.
         """

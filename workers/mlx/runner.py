@@ -213,7 +213,7 @@ class MlxRunner:
         return logits
 
     def _sample(self, logits: mx.array, specs: Sequence[SampleSpec]) -> list[int | None]:
-        """One token a row; None for one whose logits are not numbers."""
+        """One token a row; None for one with non-finite logits."""
         self._sampled = None
         if needs_sampling(specs):
             rows = [mx.array(values) for values in parameters(specs)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from protocol.bounds import MAX_NAME
 from protocol.request import Sampling
 from workers.engine.engine import BatchEngine
-from workers.engine.finite_check import TOKEN, NoNumbers, gives_numbers
+from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS
@@ -113,7 +113,7 @@ def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str,
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     """Load tokenizer and runner, and run one step. Called on the thread that will run the engine.
 
-    Raises whatever the backend raises, and `NoNumbers`: the worker cannot serve then.
+    Raises whatever the backend raises, and `NonFiniteModel`: the worker cannot serve then.
     """
     vocabulary = _load_vocabulary(spec, progress)
     progress("start backend", 0, 1)  # imports that take seconds, before the backend can report for itself
@@ -158,16 +158,16 @@ def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.
     Returns the seconds that a step of `step_tokens` may take: as many of the smallest chunks as they fill, one after
     the other, and the decode rows. Larger chunks only cost less for each token.
 
-    Raises `NoNumbers` where either has no numbers for logits.
+    Raises `NonFiniteModel` where either has no numbers for logits.
     """
     began = clock()
-    sane = gives_numbers(runner, 0)
+    sane = has_finite_logits(runner, 0)
     prefilled = clock()
     if sane:
-        sane = runner.decode([DecodeRow(0, TOKEN, 1, 1, SampleSpec(Sampling(), 2))]) != [None]
+        sane = runner.decode([DecodeRow(0, PROBE_TOKEN, 1, 1, SampleSpec(Sampling(), 2))]) != [None]
     decode_s = clock() - prefilled
     if not sane:
-        raise NoNumbers(runner.capabilities.dtype)
+        raise NonFiniteModel(runner.capabilities.dtype)
     runner.reset(0)
     chunks = math.ceil(step_tokens / runner.capabilities.prefill_chunks[0])
     return chunks * (prefilled - began) + decode_s

@@ -18,43 +18,43 @@ from workers.sampling.sample_spec import SampleSpec
 BAD = 99
 
 
-class Spoiling(ScriptedRunner):
-    """A token that makes no numbers spoils its own row and those of its call before it, as where a masked value is
+class NanToken(ScriptedRunner):
+    """A token that makes no numbers corrupts its own row and those of its call before it, as where a masked value is
     multiplied by 0: whoever goes on behind them gets no token."""
 
     def __init__(self, failing_resets: int = 0) -> None:
         super().__init__(slots=3, context=64, prefill_chunks=(4, 8))
-        self.spoilt: dict[int, int] = {}
-        """The first spoilt row of a slot."""
+        self.corrupted: dict[int, int] = {}
+        """The first corrupted row of a slot."""
         self.failing_resets = failing_resets
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         for chunk in chunks:
             if BAD in chunk.tokens:
-                self.spoilt.setdefault(chunk.slot, chunk.start)
+                self.corrupted.setdefault(chunk.slot, chunk.start)
         tokens = super().prefill(chunks, specs)
-        self._broken |= {chunk.slot for chunk, spec in zip(chunks, specs, strict=True) if spec} & self.spoilt.keys()
-        return [None if chunk.slot in self.spoilt else each for chunk, each in zip(chunks, tokens, strict=True)]
+        self._broken |= {chunk.slot for chunk, spec in zip(chunks, specs, strict=True) if spec} & self.corrupted.keys()
+        return [None if chunk.slot in self.corrupted else each for chunk, each in zip(chunks, tokens, strict=True)]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         super().copy_prefix(source, target, length)
-        first = self.spoilt.get(source, length)
-        self.spoilt.pop(target, None)
+        first = self.corrupted.get(source, length)
+        self.corrupted.pop(target, None)
         if first < length:
-            self.spoilt[target] = first
+            self.corrupted[target] = first
 
     def reset(self, slot: int) -> None:
-        if slot in self.spoilt and self.failing_resets:
+        if slot in self.corrupted and self.failing_resets:
             self.failing_resets -= 1
             raise RuntimeError("the device does not answer")
         super().reset(slot)
-        self.spoilt.pop(slot, None)
+        self.corrupted.pop(slot, None)
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["live", "retained"])
-def test_a_prompt_that_others_rows_spoilt_is_computed_without_them(cancelled: bool) -> None:
+def test_a_prompt_that_others_rows_corrupted_is_computed_without_them(cancelled: bool) -> None:
     """Those of its neighbour end where it has a token that makes no numbers, which nobody knows yet."""
-    engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
+    engine, runner = make(NanToken(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     bad = EngineRequest(1, (*PROMPT[:20], BAD, *PROMPT[20:]), max_tokens=3)
     good = EngineRequest(2, (*PROMPT[:20], 7, *PROMPT[20:]), max_tokens=3)
     engine.submit(bad)
@@ -73,7 +73,7 @@ def test_a_prompt_that_others_rows_spoilt_is_computed_without_them(cancelled: bo
 
 
 def test_a_prompt_that_makes_no_numbers_by_itself_fails_once() -> None:
-    engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
+    engine, runner = make(NanToken(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     _, ends, steps = run(
         engine, EngineRequest(2, (*PROMPT, BAD, 3, 4), max_tokens=3), EngineRequest(3, (5, 6), max_tokens=2)
@@ -84,7 +84,7 @@ def test_a_prompt_that_makes_no_numbers_by_itself_fails_once() -> None:
 
 
 def test_a_slot_that_cannot_be_reset_for_another_attempt_fails_its_request() -> None:
-    engine, runner = make(Spoiling(failing_resets=2), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
+    engine, runner = make(NanToken(failing_resets=2), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     _, _, steps = run(engine, EngineRequest(2, (*PROMPT, BAD, 3), max_tokens=3))
     (failure,) = [failure for step in steps for failure in step.failures]
@@ -93,7 +93,7 @@ def test_a_slot_that_cannot_be_reset_for_another_attempt_fails_its_request() -> 
     assert runner.violations == []
 
 
-class Damaged(Spoiling):
+class Damaged(NanToken):
     """After so many calls no token makes numbers."""
 
     def __init__(self, calls: int) -> None:
@@ -111,7 +111,7 @@ class Damaged(Spoiling):
 
 def test_requests_without_numbers_do_not_count_against_a_model_that_gives_them() -> None:
     """One client could end the worker of all others with ten such prompts."""
-    engine, runner = make(Spoiling(), step_tokens=8)
+    engine, runner = make(NanToken(), step_tokens=8)
     for stream in range(12):
         (step,) = run(engine, EngineRequest(stream, (BAD, stream), max_tokens=3))[2]
         assert [(failure.stream, failure.code) for failure in step.failures] == [(stream, ErrorCode.NOT_FINITE)]
@@ -133,7 +133,7 @@ def test_requests_without_numbers_count_where_others_have_none_either() -> None:
 
 
 def test_nothing_is_tried_where_a_neighbour_has_numbers() -> None:
-    engine, runner = make(Spoiling(), step_tokens=64)
+    engine, runner = make(NanToken(), step_tokens=64)
     engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
     engine.submit(EngineRequest(2, (5, 6), max_tokens=3))
     step = engine.step()
@@ -142,7 +142,7 @@ def test_nothing_is_tried_where_a_neighbour_has_numbers() -> None:
 
 
 def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, runner = make(Spoiling(), step_tokens=8)
+    engine, runner = make(NanToken(), step_tokens=8)
     engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
     first = runner.prefill
 
@@ -161,10 +161,10 @@ def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytes
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_slot_that_is_not_reset_counts_whatever_the_model_gives(failing: int) -> None:
     """That of the request, and that of the trial."""
-    engine, _ = make(Spoiling(), step_tokens=8)
+    engine, _ = make(NanToken(), step_tokens=8)
     engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
     resets = [None] * (failing - 1) + [RuntimeError("no answer")]
-    with mock.patch.object(Spoiling, "reset", side_effect=resets), capture_logs():
+    with mock.patch.object(NanToken, "reset", side_effect=resets), capture_logs():
         assert engine.step().failed
     assert engine.failures_in_a_row == 1
 
@@ -187,7 +187,7 @@ def some_requests(randomness: random.Random) -> list[EngineRequest]:
 def test_who_fails_has_a_token_that_makes_no_numbers_whoever_comes_and_goes(seed: int) -> None:
     randomness = random.Random(seed)
     engine, runner = make(
-        Spoiling(),
+        NanToken(),
         step_tokens=randomness.choice((1, 8, 64)),
         kv_tokens=randomness.choice((None, 64, 100)),
         prefixes=PrefixPolicy(max_rows=randomness.choice((None, 40)), min_tokens=randomness.choice((1, 4))),

@@ -69,7 +69,7 @@ def test_a_failing_prefill_of_several_prompts_fails_those_of_its_call() -> None:
 
 
 @pytest.mark.parametrize("logprobs", [None, 2])
-def test_a_prompt_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> None:
+def test_a_prompt_with_non_finite_logits_fails_alone(logprobs: int | None) -> None:
     sampling = Sampling(logprobs=logprobs)
     bench = make(faults=(Fault("nan", calls=0, token=2),))
     for stream in (0, 3):
@@ -103,7 +103,7 @@ def test_failures_in_a_row_are_counted_until_a_step_goes_well() -> None:
     assert bench.engine.failures_in_a_row == 1, "an idle engine takes no step"
 
 
-class Spoilt(ScriptedRunner):
+class ReplacesTokens(ScriptedRunner):
     """Returns what it is told to instead of its last decode rows."""
 
     def __init__(self, answer: list[int | None], **options: Any) -> None:
@@ -117,7 +117,7 @@ class Spoilt(ScriptedRunner):
 
 @pytest.mark.parametrize("token", [-1, 257, 1 << 40])
 def test_a_token_out_of_the_vocabulary_fails_its_row_only(token: int) -> None:
-    bench = make(runner=Spoilt([token], slots=2, context=64))
+    bench = make(runner=ReplacesTokens([token], slots=2, context=64))
     for stream in range(2):
         bench.submit(stream, 3, max_tokens=2)
     assert bench.step()
@@ -127,7 +127,7 @@ def test_a_token_out_of_the_vocabulary_fails_its_row_only(token: int) -> None:
 
 
 @pytest.mark.parametrize("logprobs", [None, 2])
-def test_a_row_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> None:
+def test_a_row_with_non_finite_logits_fails_alone(logprobs: int | None) -> None:
     """The others keep what the step brought them, and go on as if nothing had happened."""
     sampling = Sampling(temperature=1.0, seed=3, logprobs=logprobs)
     whole = {stream: alone(make().runner, EngineRequest(stream, (stream,), sampling, 12)) for stream in range(3)}

@@ -2,13 +2,13 @@
 
 import pytest
 
-from workers.engine.finite_check import NoNumbers, gives_numbers
+from workers.engine.finite_check import NonFiniteModel, has_finite_logits
 from workers.engine.scripted_runner import ScriptedRunner
 
 
 def test_a_model_that_gives_a_token_is_well() -> None:
     runner = ScriptedRunner()
-    assert gives_numbers(runner, 3)
+    assert has_finite_logits(runner, 3)
     runner.reset(3)
     assert (runner._history, runner.violations) == (ScriptedRunner()._history, [])
 
@@ -22,4 +22,4 @@ def test_a_model_that_gives_a_token_is_well() -> None:
     ],
 )
 def test_the_refusal_names_what_may_help(dtype: str, advice: str) -> None:
-    assert str(NoNumbers(dtype)).endswith(f"its weights are {advice}")
+    assert str(NonFiniteModel(dtype)).endswith(f"its weights are {advice}")

@@ -94,7 +94,7 @@ def test_the_context_is_the_last_row() -> None:
         one.decode([DecodeRow(0, 1, 32, 32, SampleSpec(GREEDY, 33))])
 
 
-def test_a_draw_of_what_is_no_number_breaks_its_slot_until_it_is_reset() -> None:
+def test_a_non_finite_sample_breaks_its_slot_until_it_is_reset() -> None:
     one = runner()
     for slot in range(3):
         fill(one, slot, (1, 2))

@@ -51,7 +51,7 @@ def test_a_chunk_counts_as_the_size_that_covers_it() -> None:
     assert budget.step_tokens(1) == 1 + 128 + 1
 
 
-def test_one_spoilt_measurement_changes_nothing() -> None:
+def test_one_outlier_changes_nothing() -> None:
     budget = measured(0.01, c32=0.02, c128=0.03)
     for _ in range(4):
         budget.record_decode(0.01)

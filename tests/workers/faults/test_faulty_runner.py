@@ -78,7 +78,7 @@ def test_rows_before_a_call_that_failed_may_be_taken() -> None:
     assert fill(one, 0, (6,), 3) is not None, "it was cut back to what is good"
 
 
-def test_a_row_that_is_no_number_fails_alone() -> None:
+def test_a_non_finite_row_fails_alone() -> None:
     one = with_faults(scripted(), [Fault("nan", calls=0, token=7)])
     for slot in range(3):
         fill(one, slot, (1, 2))
@@ -88,7 +88,7 @@ def test_a_row_that_is_no_number_fails_alone() -> None:
     assert len(one.logprobs([0, 2])) == 2
     one.reset(1)
     assert one.prefill([Chunk(1, (1, 7), 0, 0)], [None]) == [None]
-    assert fill(one, 1, (3,), 2) is None, "what it read was no number"
+    assert fill(one, 1, (3,), 2) is None, "what it read was NaN"
     one.reset(1)
     with pytest.raises(NotFiniteError):
         one.logits(Chunk(1, (1, 7), 0, 0))

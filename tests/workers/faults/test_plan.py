@@ -43,7 +43,7 @@ def test_what_raises_does_so_for_the_tokens_that_it_hits() -> None:
     assert [plan.fails(call, (65, 66)) for call in range(3, 8)] == [False, True, False, True, False]
 
 
-def test_what_is_no_number_is_so_for_the_tokens_that_it_hits() -> None:
+def test_nan_hits_its_tokens_alone() -> None:
     plan = FaultPlan([Fault("nan", call=2, calls=0, token=66), Fault("nan", call=5), Fault("kill", call=6)])
     plan.enter(2, (66,))  # it says so of rows, and does nothing
     assert [plan.not_finite(call, (65, 66)) for call in (1, 2, 3)] == [False, True, True]

@@ -1,4 +1,4 @@
-"""Faults around a real runner: what is made no number is found by the device itself, and only where it is."""
+"""Faults around a real runner: NaN logits are found by the device itself, and only where it is."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -24,7 +24,7 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "logprobs", "sampled", "filtered"])
-def test_a_row_that_is_no_number_fails_alone(runner: IreeRunner, sampling: Sampling) -> None:
+def test_a_non_finite_row_fails_alone(runner: IreeRunner, sampling: Sampling) -> None:
     spec = SampleSpec(sampling, len(PROMPT))
     (token,) = runner.prefill([Chunk(0, PROMPT, 0, 0)], [spec])
     assert token is not None

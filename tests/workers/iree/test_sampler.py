@@ -153,7 +153,7 @@ def test_a_non_finite_row_fails_only_where_it_is_sampled() -> None:
 
 @pytest.mark.parametrize("ready", [(), ALL, CPU], ids="-".join)
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, seed=3), CLOSE], ids=["free", "filtered"])
-def test_rows_beside_one_that_is_no_number_are_drawn_and_reported_alike(
+def test_rows_beside_a_non_finite_one_are_sampled_and_reported_as_without_it(
     ready: tuple[str, ...], sampling: Sampling
 ) -> None:
     broken = LOGITS.copy()

@@ -1,4 +1,4 @@
-"""Faults around a runner on MLX: what is made no number is found by the device itself."""
+"""Faults around a runner on MLX: NaN logits are found by the device itself."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=5), Sampling(temperature
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "filtered"])
-def test_a_row_that_is_no_number_fails_alone(tmp_path: Path, sampling: Sampling) -> None:
+def test_a_non_finite_row_fails_alone(tmp_path: Path, sampling: Sampling) -> None:
     runner = load_runner(make_checkpoint(tmp_path))
     one = with_faults(runner, [Fault("nan", calls=0, token=99)])
     tokens = [one.prefill([Chunk(slot, (3, 7), 0, 0)], [SampleSpec(sampling, 2)])[0] for slot in range(2)]

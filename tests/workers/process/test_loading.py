@@ -156,7 +156,7 @@ def test_the_warm_up_leaves_the_runner_as_it_was() -> None:
 
 
 class WithoutNumbers(ScriptedRunner):
-    """Of a model whose logits are not numbers from some call on."""
+    """A model whose logits are NaN from some call on."""
 
     def __init__(self, at: str) -> None:
         super().__init__()
@@ -173,5 +173,5 @@ class WithoutNumbers(ScriptedRunner):
 
 @pytest.mark.parametrize("at", ["prefill", "decode"])
 def test_a_model_without_numbers_is_refused_before_it_serves(at: str) -> None:
-    with pytest.raises(LoadRefused, match=r"the model's logits are not numbers: its weights are damaged$"):
+    with pytest.raises(LoadRefused, match=r"the model's logits are NaN or infinite: its weights are damaged$"):
         warm_up(WithoutNumbers(at), 512)
