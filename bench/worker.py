@@ -30,7 +30,7 @@ from protocol.request import Limits, Sampling, TextInput
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.scripted_runner import ScriptedRunner
-from workers.process.output_processor import Delivery, Outcome
+from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.process.spec import WorkerSpec
 from workers.text.byte_tokenizer import ByteTokenizer
 
@@ -122,12 +122,12 @@ def engine_alone(load: Load) -> float:
 def with_text_and_frames(load: Load) -> float:
     """The same, plus request table, detokenizer and encoding."""
     engine = _engine(load)
-    delivery = Delivery(ByteTokenizer(), max_live=load.streams, clock=time.monotonic)
+    processor = OutputProcessor(ByteTokenizer(), max_live=load.streams, clock=time.monotonic)
     for submit in load.submits():
-        delivery.admit(submit)
+        processor.admit(submit)
     began = time.process_time()
     while not engine.idle:
-        for frame in delivery.deliver(Outcome(engine.step(), (), (), engine.gauges())).frames:
+        for frame in processor.process(EngineOutput(engine.step(), (), (), engine.gauges())).frames:
             encode(frame)
     return time.process_time() - began
 

@@ -17,7 +17,7 @@ from workers.engine.engine import BatchEngine
 from workers.engine.request import GREEDY, EngineRequest, RequestRefused
 from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
-from workers.process.output_processor import Delivery, Outcome
+from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.process.spec import WorkerSpec
 from workers.text.vocabulary import Vocabulary
 
@@ -145,19 +145,21 @@ class Session:
         Raises `SessionError` where a worker would send `Failed`.
         """
         stream = self._begin()
-        delivery = Delivery(self._vocabulary, max_live=1, clock=self._clock, context=self._engine.capabilities.context)
+        processor = OutputProcessor(
+            self._vocabulary, max_live=1, clock=self._clock, context=self._engine.capabilities.context
+        )
         submit = Submit(stream, f"session-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
-        admitted = delivery.admit(submit)
-        if admitted.answer is not None:
-            yield from _client_events([admitted.answer])
-        if admitted.request is None:
+        admission = processor.admit(submit)
+        if admission.answer is not None:
+            yield from _client_events([admission.answer])
+        if admission.request is None:
             return
-        self._submit(admitted.request)
+        self._submit(admission.request)
         try:
-            while delivery.live:
+            while processor.live:
                 if stream != self._stream:
                     raise SessionError(ErrorCode.INTERNAL, "another request of this session took its place")
-                yield from _client_events(self._deliver(delivery))
+                yield from _client_events(self._run_step(processor))
         finally:
             self._engine.cancel(stream)
 
@@ -217,14 +219,14 @@ class Session:
         for failure in result.failures:
             raise SessionError(failure.code, failure.text, failure.field)
 
-    def _deliver(self, delivery: Delivery) -> list[Event]:
+    def _run_step(self, processor: OutputProcessor) -> list[Event]:
         """One engine step, and the end of the stream when its stop string was found in it or its deadline passed."""
         engine = self._engine
-        if expired := delivery.expire():
+        if expired := processor.expire():
             return [*expired]
-        delivered = delivery.deliver(Outcome(engine.step(), (), (), engine.gauges()))
-        ends = tuple(end for stream in delivered.finish if (end := engine.finish(stream)) is not None)
-        return delivered.frames + delivery.deliver(Outcome(None, ends, (), engine.gauges())).frames
+        processed = processor.process(EngineOutput(engine.step(), (), (), engine.gauges()))
+        ends = tuple(end for stream in processed.finish if (end := engine.finish(stream)) is not None)
+        return processed.frames + processor.process(EngineOutput(None, ends, (), engine.gauges())).frames
 
 
 def _client_events(events: Sequence[Event]) -> Iterator[Delta | Finished]:

@@ -15,7 +15,7 @@ from workers.engine.step_result import SequenceEnd, SequenceFailure
 from workers.errors import LoadRefused
 from workers.process.backends import Progress
 from workers.process.loading import Loaded
-from workers.process.output_processor import Outcome
+from workers.process.output_processor import EngineOutput
 
 MAX_FAILED_STEPS = 10
 """Failed steps in a row after which the worker leaves, for its supervisor to start a new one."""
@@ -41,7 +41,7 @@ class EngineListener(Protocol):
 
     def engine_loaded(self, loaded: Loaded) -> None: ...
 
-    def engine_turned(self) -> None:
+    def engine_output_ready(self) -> None:
         """Outcomes wait for `take`. Called once until they are taken."""
 
     def engine_down(self, reason: ByeReason, text: str) -> None:
@@ -66,7 +66,7 @@ class EngineThread:
         # Guards what follows; notified when a side may have something new to do.
         self._changed = threading.Condition()
         self._inbox: list[Order] = []
-        self._outcomes: list[Outcome] = []
+        self._outputs: list[EngineOutput] = []
         self._stopping = False
 
     def start(self) -> None:
@@ -90,13 +90,13 @@ class EngineThread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def take(self) -> Sequence[Outcome]:
+    def take(self) -> Sequence[EngineOutput]:
         """Everything that the engine brought since the last call, in order."""
         with self._changed:
-            outcomes, self._outcomes = self._outcomes, []
-            if len(outcomes) >= MAX_UNDELIVERED:
+            outputs, self._outputs = self._outputs, []
+            if len(outputs) >= MAX_UNDELIVERED:
                 self._changed.notify_all()
-        return outcomes
+        return outputs
 
     def _run(self) -> None:
         try:
@@ -124,7 +124,7 @@ class EngineThread:
         while True:
             with self._changed:
                 while not self._stopping and (
-                    len(self._outcomes) >= MAX_UNDELIVERED or (not self._inbox and engine.idle)
+                    len(self._outputs) >= MAX_UNDELIVERED or (not self._inbox and engine.idle)
                 ):
                     self._changed.wait()
                 if self._stopping:
@@ -135,7 +135,7 @@ class EngineThread:
                 self._down(ByeReason.STEPS_FAILED, f"{engine.failures_in_a_row} engine steps in a row failed")
                 return
 
-    def _turn(self, engine: BatchEngine, orders: Sequence[Order]) -> Outcome:
+    def _turn(self, engine: BatchEngine, orders: Sequence[Order]) -> EngineOutput:
         """Take all orders, then run one step."""
         ends: list[SequenceEnd] = []
         failures: list[SequenceFailure] = []
@@ -154,14 +154,14 @@ class EngineThread:
                 if end is not None:
                     ends.append(end)
         step = None if engine.idle else engine.step()
-        return Outcome(step, tuple(ends), tuple(failures), engine.gauges())
+        return EngineOutput(step, tuple(ends), tuple(failures), engine.gauges())
 
-    def _publish(self, outcome: Outcome) -> None:
+    def _publish(self, output: EngineOutput) -> None:
         with self._changed:
-            self._outcomes.append(outcome)
-            first = len(self._outcomes) == 1
+            self._outputs.append(output)
+            first = len(self._outputs) == 1
         if first:  # otherwise the callback that takes it is on its way
-            self._hand(self._listener.engine_turned)
+            self._hand(self._listener.engine_output_ready)
 
     def _report(self, phase: str, done: int, total: int) -> None:
         self._hand(lambda: self._listener.engine_progress(phase, done, total))

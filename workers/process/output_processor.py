@@ -27,7 +27,7 @@ _DEFECT = "the text of the answer could not be made"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EngineOutput:
     """What one turn of the engine thread brought. `step` is None when the engine had nothing to run."""
 
     step: StepResult | None
@@ -39,7 +39,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class Admission:
     """The answer to a `Submit`: a request for the engine, or the frame that ends it here."""
 
     request: EngineRequest | None
@@ -47,7 +47,7 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class ProcessedOutput:
     """Frames to send, in order, and what the engine is to hear of it."""
 
     frames: list[Event]
@@ -58,7 +58,7 @@ class Delivered:
 
 
 @dataclass(slots=True)
-class _Live:
+class _OpenSequence:
     """One sequence from its admission to its terminal frame."""
 
     eos: frozenset[int]
@@ -77,7 +77,7 @@ class _Live:
     logprobs: list[Logprobs] = field(default_factory=list)
 
 
-class Delivery:
+class OutputProcessor:
     """Detokenizer, stop strings, usage and deadline of each live sequence."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Delivery:
         self._prompts = Prompts(vocabulary, context)
         self._max_live = max_live
         self._clock = clock
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, _OpenSequence] = {}
         self._reached = 0
         self._deadlines: list[tuple[float, int]] = []
 
@@ -107,7 +107,7 @@ class Delivery:
         text code raises."""
         return self._prompts.make(submit)
 
-    def admit(self, submit: Submit, made: Made | None = None, arrived: float | None = None) -> Admitted:
+    def admit(self, submit: Submit, made: Made | None = None, arrived: float | None = None) -> Admission:
         """Open an entry for a request that came at `arrived`, by the clock, with its prompt or what `prepare` raised;
         the prompt is made here when there is neither. Whatever is wrong with the request is a `Failed` that names the
         field. Raises a defect as it is."""
@@ -123,9 +123,9 @@ class Delivery:
         text, limits = made.text, submit.limits
         source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
         resumed = len(submit.resume)
-        live = _Live(made.eos, text, source, len(made.tokens), resumed, top=submit.sampling.logprobs or 0)
+        live = _OpenSequence(made.eos, text, source, len(made.tokens), resumed, top=submit.sampling.logprobs or 0)
         if text is not None and text.stopped:
-            return Admitted(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
+            return Admission(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
         self._live[stream] = live
         if limits.deadline_ms:
             since = self._clock() if arrived is None else arrived
@@ -140,9 +140,9 @@ class Delivery:
             tenant=submit.tenant,
             min_tokens=limits.min_tokens,
         )
-        return Admitted(request, None)
+        return Admission(request, None)
 
-    def stamp(self, gauges: Gauges) -> Gauges:
+    def with_reached(self, gauges: Gauges) -> Gauges:
         """The engine's counts, with what the engine does not know."""
         return replace(gauges, reached=self._reached)
 
@@ -153,21 +153,21 @@ class Delivery:
     def is_live(self, stream: int) -> bool:
         return stream in self._live
 
-    def deliver(self, outcome: Outcome) -> Delivered:
+    def process(self, output: EngineOutput) -> ProcessedOutput:
         """One `Step` frame for an engine step, then the terminal frames that follow from it."""
-        done = Delivered([], [], {})
-        ends, failures = outcome.ends, outcome.failures
-        if outcome.step is not None:
-            deltas = self._deltas(outcome.step, done)
-            done.frames.append(Step(deltas, self.stamp(outcome.gauges)))
-            ends, failures = outcome.step.ends + ends, outcome.step.failures + failures
+        done = ProcessedOutput([], [], {})
+        ends, failures = output.ends, output.failures
+        if output.step is not None:
+            deltas = self._deltas(output.step, done)
+            done.frames.append(Step(deltas, self.with_reached(output.gauges)))
+            ends, failures = output.step.ends + ends, output.step.failures + failures
         failures += tuple(SequenceFailure(stream, ErrorCode.INTERNAL, _DEFECT) for stream in done.defects)
         for end in ends:
             if end.stream not in done.defects:
                 done.frames.extend(self._end(end, done))
         for failure in failures:
             done.frames.extend(self._fail(failure))
-        return Delivered(done.frames, [stream for stream in done.finish if stream in self._live], done.defects)
+        return ProcessedOutput(done.frames, [stream for stream in done.finish if stream in self._live], done.defects)
 
     def expire(self) -> list[Failed]:
         """End the sequences whose deadline has passed. The engine is to cancel them."""
@@ -196,8 +196,8 @@ class Delivery:
         self._deadlines.clear()
         return failed
 
-    def _deltas(self, step: StepResult, done: Delivered) -> tuple[Delta, ...]:
-        touched: dict[int, _Live] = {}
+    def _deltas(self, step: StepResult, done: ProcessedOutput) -> tuple[Delta, ...]:
+        touched: dict[int, _OpenSequence] = {}
         for item in step.tokens:
             live = self._live.get(item.stream)
             if live is None or live.stopped or item.stream in done.defects:
@@ -234,7 +234,7 @@ class Delivery:
     def _label(self, token: int) -> bytes:
         return b"" if self._vocabulary is None else self._vocabulary.label(token)[:MAX_PIECE_BYTES]
 
-    def _end(self, end: SequenceEnd, done: Delivered) -> Iterable[Finished | Failed]:
+    def _end(self, end: SequenceEnd, done: ProcessedOutput) -> Iterable[Finished | Failed]:
         live = self._live.get(end.stream)
         if live is None:
             return ()
@@ -259,5 +259,5 @@ class Delivery:
         return (Failed(failure.stream, failure.code, clip(failure.text), field),)
 
 
-def _refused(stream: int, code: ErrorCode, text: str, field: str) -> Admitted:
-    return Admitted(None, Failed(stream, code, clip(text), field))
+def _refused(stream: int, code: ErrorCode, text: str, field: str) -> Admission:
+    return Admission(None, Failed(stream, code, clip(text), field))

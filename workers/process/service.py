@@ -26,7 +26,7 @@ from workers.process.engine_thread import EngineThread, Order, TakeOut
 from workers.process.exit_codes import Left
 from workers.process.loading import Described, Loaded, describe, load
 from workers.process.outbox import Outbox
-from workers.process.output_processor import Admitted, Delivery
+from workers.process.output_processor import Admission, OutputProcessor
 from workers.process.spec import WorkerSpec
 from workers.process.tokenize_queue import Intake
 
@@ -63,7 +63,7 @@ class WorkerService:
         self._began = 0.0
         self._draining = False
         self._reason: ByeReason | None = None
-        self._delivery: Delivery | None = None
+        self._output: OutputProcessor | None = None
         self._intake: Intake | None = None
         self._gauges = Gauges()
         self._graphs_failed: Callable[[], int] = lambda: 0
@@ -77,7 +77,7 @@ class WorkerService:
         self._loop = asyncio.get_running_loop()
         self._left = anyio.Event()
         self._link = connect(self._endpoint, self._on_message, self._on_lost, self._spec.faults)
-        self._outbox = Outbox(self._link, self.engine_turned)
+        self._outbox = Outbox(self._link, self.engine_output_ready)
         self._engine = EngineThread(
             functools.partial(self._load, self._spec), self, lambda call: self._loop.call_soon_threadsafe(call)
         )
@@ -123,8 +123,8 @@ class WorkerService:
         # A stopped sequence keeps its place until the engine let go of it: hence twice the slots.
         most = 2 * self._spec.max_batch_size + self._spec.max_queue
         vocabulary = loaded.vocabulary
-        self._delivery = Delivery(vocabulary, max_live=most, clock=self._loop.time, context=loaded.context)
-        self._intake = Intake(self._delivery, self._loop.time, self._prompt_made)
+        self._output = OutputProcessor(vocabulary, max_live=most, clock=self._loop.time, context=loaded.context)
+        self._intake = Intake(self._output, self._loop.time, self._prompt_made)
         self._graphs_failed = lambda: loaded.engine.graphs_failed
         self._loaded.set()
         capabilities = Capabilities(
@@ -137,29 +137,29 @@ class WorkerService:
         # The gateway logs `worker_ready` for all to see.
         self._log.debug("model_loaded", load_ms=load_ms, context=loaded.context, device=device, step_ms=step_ms)
 
-    def engine_turned(self) -> None:
+    def engine_output_ready(self) -> None:
         """Send what the engine brought; not while the link has no room, which in time holds the engine up."""
-        if self._delivery is None or self._reason is not None or self._outbox.blocked:
+        if self._output is None or self._reason is not None or self._outbox.blocked:
             return
         frames: list[Event] = []
         orders: list[Order] = []
-        for outcome in self._engine.take():
-            delivered = self._delivery.deliver(outcome)
-            frames.extend(delivered.frames)
-            orders.extend(TakeOut(stream, finish=True) for stream in delivered.finish)
-            for stream, error in delivered.defects.items():
+        for output in self._engine.take():
+            processed = self._output.process(output)
+            frames.extend(processed.frames)
+            orders.extend(TakeOut(stream, finish=True) for stream in processed.finish)
+            for stream, error in processed.defects.items():
                 self._log.error("text_failed", stream=stream, exc_info=error)
                 orders.append(TakeOut(stream))
-            self._gauges = outcome.gauges
-            if outcome.step is None:  # no step carries what has changed, and none may follow
-                frames.append(Heartbeat(self._delivery.stamp(outcome.gauges)))
+            self._gauges = output.gauges
+            if output.step is None:  # no step carries what has changed, and none may follow
+                frames.append(Heartbeat(self._output.with_reached(output.gauges)))
         if orders:
             self._engine.post(orders)
         self._outbox.send_nowait(frames)
         self._leave_if_drained()
 
     def engine_down(self, reason: ByeReason, text: str) -> None:
-        self.engine_turned()
+        self.engine_output_ready()
         self.leave(reason, text)
 
     async def _greet(self) -> None:
@@ -252,7 +252,7 @@ class WorkerService:
             case Submit():
                 self._submit(command, orders, answers)
             case Cancel(stream):
-                if self._delivery is not None and self._delivery.is_live(stream):
+                if self._output is not None and self._output.is_live(stream):
                     orders.append(TakeOut(stream))
                 elif self._intake is not None and (ended := self._intake.take_out(stream)) is not None:
                     answers.append(ended)
@@ -284,15 +284,15 @@ class WorkerService:
             return
         if self._intake.is_live(stream):
             raise ProtocolError(f"stream {stream} was submitted twice")
-        admitted = self._intake.submit(submit)
-        if admitted is not None:
-            _sort(admitted, orders, answers)
+        admission = self._intake.submit(submit)
+        if admission is not None:
+            _sort(admission, orders, answers)
 
-    def _prompt_made(self, admitted: Admitted) -> None:
+    def _prompt_made(self, admission: Admission) -> None:
         """The intake comes back to a request, whose prompt took long."""
         orders: list[Order] = []
         answers: list[Event] = []
-        _sort(admitted, orders, answers)
+        _sort(admission, orders, answers)
         self._carry_out(orders, answers)
 
     def _carry_out(self, orders: list[Order], answers: list[Event]) -> None:
@@ -315,7 +315,7 @@ class WorkerService:
     def _stamped(self) -> Gauges:
         """As they are between two turns of the engine, of which the next may be far away."""
         gauges = replace(self._gauges, graphs_failed=self._graphs_failed())
-        return gauges if self._delivery is None else self._delivery.stamp(gauges)
+        return gauges if self._output is None else self._output.with_reached(gauges)
 
     @property
     def _live(self) -> int:
@@ -331,23 +331,23 @@ class WorkerService:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        when = self._delivery.next_deadline() if self._delivery is not None and self._reason is None else None
+        when = self._output.next_deadline() if self._output is not None and self._reason is None else None
         if when is not None:
             self._timer = self._loop.call_at(when, self._expire)
 
     def _expire(self) -> None:
-        if self._delivery is None or self._reason is not None:
+        if self._output is None or self._reason is not None:
             return
-        failed = self._delivery.expire()
+        failed = self._output.expire()
         self._engine.post([TakeOut(each.stream) for each in failed])
         self._outbox.send_nowait(failed)
         self._arm()
         self._leave_if_drained()
 
 
-def _sort(admitted: Admitted, orders: list[Order], answers: list[Event]) -> None:
+def _sort(admission: Admission, orders: list[Order], answers: list[Event]) -> None:
     """What came of a `Submit` is for the engine or for the gateway."""
-    if admitted.request is not None:
-        orders.append(admitted.request)
-    if admitted.answer is not None:
-        answers.append(admitted.answer)
+    if admission.request is not None:
+        orders.append(admission.request)
+    if admission.answer is not None:
+        answers.append(admission.answer)

@@ -14,7 +14,7 @@ from protocol.bounds import clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished, Usage
-from workers.process.output_processor import Admitted, Delivery
+from workers.process.output_processor import Admission, OutputProcessor
 from workers.process.prompts import Made, attempt, effort
 
 INLINE = 4096
@@ -25,15 +25,18 @@ millisecond or two, not much more than the way to a thread and back beside a bus
 class Intake:
     """First come, first served: also those with short prompts wait behind one that is being made.
 
-    Owns the requests that have no prompt yet; the others are the delivery's. The bound is the delivery's, for both.
+    Owns the requests that have no prompt yet; the others are the output processor's. The bound is the output
+    processor's, for both.
     """
 
-    def __init__(self, delivery: Delivery, clock: Callable[[], float], admitted: Callable[[Admitted], None]) -> None:
-        """`admitted` is called on the loop, in the order of arrival, for those that `submit` took and that nobody took
-        out meanwhile. `clock` is the delivery's."""
-        self._delivery = delivery
+    def __init__(
+        self, processor: OutputProcessor, clock: Callable[[], float], on_admission: Callable[[Admission], None]
+    ) -> None:
+        """`on_admission` is called on the loop, in the order of arrival, for those that `submit` took and that nobody
+        took out meanwhile. `clock` is the output processor's."""
+        self._output = processor
         self._clock = clock
-        self._admitted = admitted
+        self._on_admission = on_admission
         self._waiting: dict[int, tuple[Submit, float]] = {}
         self._came = anyio.Event()
         self._busy = False
@@ -43,18 +46,18 @@ class Intake:
     @property
     def live(self) -> int:
         """Sequences that have no terminal frame yet, with and without a prompt."""
-        return len(self._waiting) + self._delivery.live
+        return len(self._waiting) + self._output.live
 
     def is_live(self, stream: int) -> bool:
-        return stream in self._waiting or self._delivery.is_live(stream)
+        return stream in self._waiting or self._output.is_live(stream)
 
-    def submit(self, submit: Submit) -> Admitted | None:
+    def submit(self, submit: Submit) -> Admission | None:
         """Admit a request, or refuse it; None while its prompt is being made."""
         if not self._waiting and not self._busy and effort(submit) <= INLINE:
             return self._admit(submit)
-        if self._delivery.full(len(self._waiting)):
+        if self._output.full(len(self._waiting)):
             text = f"{self.live} sequences are live or wait already"
-            return Admitted(None, Failed(submit.stream, ErrorCode.OVERLOADED, text))
+            return Admission(None, Failed(submit.stream, ErrorCode.OVERLOADED, text))
         self._waiting[submit.stream] = submit, self._clock()
         self._came.set()
         return None
@@ -67,7 +70,7 @@ class Intake:
 
     def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
         """End everything that is live, because the worker leaves."""
-        failed = [*self._delivery.fail_all(code, text), *(Failed(stream, code, text) for stream in self._waiting)]
+        failed = [*self._output.fail_all(code, text), *(Failed(stream, code, text) for stream in self._waiting)]
         self._waiting.clear()
         return failed
 
@@ -82,23 +85,23 @@ class Intake:
                 made = await self._make(submit)
                 self._busy = False
                 if self._waiting.pop(submit.stream, None) is not None:
-                    self._admitted(self._admit(submit, made, arrived))
+                    self._on_admission(self._admit(submit, made, arrived))
 
     async def _make(self, submit: Submit) -> Made:
         if effort(submit) <= INLINE:
             await anyio.lowlevel.checkpoint()
-            return attempt(self._delivery.prepare, submit)
+            return attempt(self._output.prepare, submit)
         return await anyio.to_thread.run_sync(
-            attempt, self._delivery.prepare, submit, limiter=self._limiter, abandon_on_cancel=True
+            attempt, self._output.prepare, submit, limiter=self._limiter, abandon_on_cancel=True
         )
 
-    def _admit(self, submit: Submit, made: Made | None = None, arrived: float | None = None) -> Admitted:
+    def _admit(self, submit: Submit, made: Made | None = None, arrived: float | None = None) -> Admission:
         try:
-            admitted = self._delivery.admit(submit, made, arrived)
+            admission = self._output.admit(submit, made, arrived)
         except BaseException as error:  # noqa: BLE001  a defect (or a panic of Rust code) must end this request only
             self._log.error("admission_failed", request=submit.request, stream=submit.stream, exc_info=error)
             text = clip(f"the prompt failed: {type(error).__name__}")
-            return Admitted(None, Failed(submit.stream, ErrorCode.INTERNAL, text))
-        refused = admitted.request is None
+            return Admission(None, Failed(submit.stream, ErrorCode.INTERNAL, text))
+        refused = admission.request is None
         self._log.debug("request_admitted", request=submit.request, stream=submit.stream, refused=refused)
-        return admitted
+        return admission

@@ -19,7 +19,7 @@ from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
 from workers.process.engine_thread import MAX_FAILED_STEPS, MAX_UNDELIVERED, EngineThread, TakeOut
 from workers.process.loading import Loaded
-from workers.process.output_processor import Outcome
+from workers.process.output_processor import EngineOutput
 from workers.sampling.sample_spec import SampleSpec
 
 PATIENCE_S = 100.0
@@ -78,7 +78,7 @@ class Loop:
     def __init__(self, runner: Runner | None = None) -> None:
         self.engine = Counting(runner or ScriptedRunner(slots=4))
         self.callbacks: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.outcomes: list[Outcome] = []
+        self.outputs: list[EngineOutput] = []
         self.events: list[Any] = []
         self.taking = True
         self.thread = EngineThread(self._load, self, self.callbacks.put)
@@ -93,9 +93,9 @@ class Loop:
     def engine_loaded(self, loaded: Loaded) -> None:
         self.events.append("loaded")
 
-    def engine_turned(self) -> None:
+    def engine_output_ready(self) -> None:
         if self.taking:
-            self.outcomes.extend(self.thread.take())
+            self.outputs.extend(self.thread.take())
 
     def engine_down(self, reason: ByeReason, text: str) -> None:
         self.events.append((reason, text))
@@ -118,7 +118,7 @@ def request(stream: int, tokens: int = 3) -> EngineRequest:
 
 
 def ended(loop: Loop) -> list[int]:
-    return [end.stream for outcome in loop.outcomes if outcome.step for end in outcome.step.ends]
+    return [end.stream for output in loop.outputs if output.step for end in output.step.ends]
 
 
 def test_a_whole_life() -> None:
@@ -127,7 +127,7 @@ def test_a_whole_life() -> None:
     assert loop.events == [("weights", 1, 2), "loaded"]
     loop.thread.post([request(1), request(2)])
     loop.until(lambda: len(ended(loop)) == 2)
-    assert loop.outcomes[-1].gauges.sequences_completed == 2
+    assert loop.outputs[-1].gauges.sequences_completed == 2
     loop.end()
     assert loop.engine.closed.is_set()
 
@@ -137,8 +137,8 @@ def test_orders_of_one_post_begin_in_the_same_step() -> None:
     loop.start()
     loop.thread.post([request(stream) for stream in range(4)])
     loop.until(lambda: len(ended(loop)) == 4)
-    assert loop.outcomes[0].step is not None
-    assert {token.stream for token in loop.outcomes[0].step.tokens} == {0, 1, 2, 3}
+    assert loop.outputs[0].step is not None
+    assert {token.stream for token in loop.outputs[0].step.tokens} == {0, 1, 2, 3}
     loop.end()
 
 
@@ -151,7 +151,7 @@ def test_orders_that_come_during_a_step_are_taken_before_the_next() -> None:
     loop.thread.post([request(2), TakeOut(1), TakeOut(7)])
     gate.open.release(2)
     loop.until(lambda: ended(loop) == [2])
-    cancelled = [end for outcome in loop.outcomes for end in outcome.ends]
+    cancelled = [end for output in loop.outputs for end in output.ends]
     assert [(end.stream, end.reason) for end in cancelled] == [(1, "cancelled")]
     loop.end()
 
@@ -160,9 +160,9 @@ def test_finish_is_a_stop() -> None:
     loop = Loop()
     loop.start()
     loop.thread.post([request(1, 4000), TakeOut(1, finish=True)])
-    loop.until(lambda: loop.outcomes)
-    (end,) = loop.outcomes[0].ends
-    assert (end.reason, loop.outcomes[0].step) == ("stop", None)
+    loop.until(lambda: loop.outputs)
+    (end,) = loop.outputs[0].ends
+    assert (end.reason, loop.outputs[0].step) == ("stop", None)
     loop.end()
 
 
@@ -170,8 +170,8 @@ def test_a_refused_request_is_a_failure() -> None:
     loop = Loop()
     loop.start()
     loop.thread.post([EngineRequest(1, ()), EngineRequest(2, (999,))])
-    loop.until(lambda: loop.outcomes)
-    assert [(f.stream, f.code, f.field) for f in loop.outcomes[0].failures] == [
+    loop.until(lambda: loop.outputs)
+    assert [(f.stream, f.code, f.field) for f in loop.outputs[0].failures] == [
         (1, ErrorCode.INVALID, "prompt"),
         (2, ErrorCode.INVALID, "prompt"),
     ]
@@ -187,7 +187,7 @@ def test_a_request_that_cannot_be_queued_costs_nobody_else() -> None:
     loop.thread.post([request(1), replace(request(2), constraint=defective), request(3)])
     loop.until(lambda: len(ended(loop)) == 2)
     assert ended(loop) == [1, 3]
-    assert [(f.stream, f.code) for f in loop.outcomes[0].failures] == [(2, ErrorCode.INTERNAL)]
+    assert [(f.stream, f.code) for f in loop.outputs[0].failures] == [(2, ErrorCode.INTERNAL)]
     loop.end()
 
 
@@ -197,7 +197,7 @@ def test_an_idle_thread_does_not_poll() -> None:
     loop.thread.post([request(1)])
     loop.until(lambda: ended(loop))
     loop.thread.post([TakeOut(99)])
-    loop.until(lambda: loop.outcomes[-1].step is None)
+    loop.until(lambda: loop.outputs[-1].step is None)
     asked = loop.engine.asked
     loop.end()
     assert loop.engine.asked <= asked + 2
@@ -215,7 +215,7 @@ def test_a_loop_that_takes_nothing_holds_the_engine_up() -> None:
     assert loop.callbacks.qsize() == 1, "it is told once, and not again until it takes"
     loop.taking = True
     loop.until(lambda: ended(loop) == [1])
-    assert len(loop.outcomes) == MAX_UNDELIVERED + 10
+    assert len(loop.outputs) == MAX_UNDELIVERED + 10
     loop.end()
 
 
@@ -225,7 +225,7 @@ def test_ten_failed_steps_in_a_row_end_it() -> None:
     loop.thread.post([request(stream) for stream in range(20)])
     loop.until(lambda: len(loop.events) == 3)
     assert loop.events[-1] == (ByeReason.STEPS_FAILED, f"{MAX_FAILED_STEPS} engine steps in a row failed")
-    assert len(loop.outcomes) == MAX_FAILED_STEPS
+    assert len(loop.outputs) == MAX_FAILED_STEPS
     assert loop.thread.join(PATIENCE_S)
     assert loop.engine.closed.is_set()
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Gauges, Step
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process.delivering import GAUGES, Worker, delivery, end, request_of, spell, step, submit
+from tests.workers.process.stepped_worker import GAUGES, Worker, end, processor, request_of, spell, step, submit
 from workers.engine.step_result import SequenceFailure
 from workers.faults.plan import raising
-from workers.process.output_processor import Outcome
+from workers.process.output_processor import EngineOutput
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 from workers.text.detokenizer import TextStream
 
@@ -24,7 +24,7 @@ def test_a_whole_answer() -> None:
     assert len(worker.tokens(1)) == 9
     assert worker.finished(1).reason == "length"
     assert (worker.finished(1).usage.prompt_tokens, worker.finished(1).usage.completion_tokens) == (5, 9)
-    assert worker.delivery.live == 0
+    assert worker.processor.live == 0
 
 
 def test_one_step_frame_an_engine_step_with_all_deltas() -> None:
@@ -41,33 +41,33 @@ def test_one_step_frame_an_engine_step_with_all_deltas() -> None:
 
 
 def test_the_end_of_sequence_has_an_id_and_no_text() -> None:
-    table = delivery()
+    table = processor()
     request_of(table.admit(submit()))
-    frames = table.deliver(step((1, ord("a")), (1, EOS_ID), ends=[end(reason="stop", completion=2)])).frames
+    frames = table.process(step((1, ord("a")), (1, EOS_ID), ends=[end(reason="stop", completion=2)])).frames
     assert frames[0] == Step((Delta(1, (ord("a"), EOS_ID), "a"),), Gauges(reached=1))
     assert isinstance(frames[1], Finished)
     assert (frames[1].reason, frames[1].text, frames[1].usage.completion_tokens) == ("stop", "", 2)
 
 
 def test_the_engine_is_told_what_ends_a_sequence() -> None:
-    table = delivery()
+    table = processor()
     assert request_of(table.admit(submit(1))).eos == {EOS_ID}
     assert request_of(table.admit(submit(2, ignore_eos=True))).eos == frozenset()
 
 
 def test_times_are_milliseconds() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit())
-    (_, finished) = table.deliver(step((1, 97), ends=[end()])).frames
+    (_, finished) = table.process(step((1, 97), ends=[end()])).frames
     assert isinstance(finished, Finished)
     usage = finished.usage
     assert (usage.queue_ms, usage.prefill_ms, usage.decode_ms) == (10, 200, 3000)
 
 
 def test_half_a_character_comes_out_with_the_terminal() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit())
-    frames = table.deliver(step(*spell(1, "😀".encode()[:2]), ends=[end(completion=2)])).frames
+    frames = table.process(step(*spell(1, "😀".encode()[:2]), ends=[end(completion=2)])).frames
     assert [frames[0].deltas[0].text, frames[1].text] == ["", "\ufffd"]  # type: ignore[union-attr]
 
 
@@ -84,14 +84,14 @@ class TestDefects:
     """Text code that raises ends the request that it was for, and no other."""
 
     def test_a_token_that_cannot_be_decoded(self) -> None:
-        table = delivery(Broken())
+        table = processor(Broken())
         for stream in (1, 2, 3):
             table.admit(submit(stream))
         ended = step(*spell(1, b"ab"), *spell(2, b"a#b"), *spell(3, b"x#"), ends=[end(1), end(3)])
-        delivered = table.deliver(ended)
-        assert [type(defect) for defect in delivered.defects.values()] == [ZeroDivisionError] * 2
-        assert list(delivered.defects) == [2, 3]
-        first, finished, *failed = delivered.frames
+        processed = table.process(ended)
+        assert [type(defect) for defect in processed.defects.values()] == [ZeroDivisionError] * 2
+        assert list(processed.defects) == [2, 3]
+        first, finished, *failed = processed.frames
         assert isinstance(first, Step)
         assert [(delta.stream, delta.text) for delta in first.deltas] == [(1, "ab")]
         assert isinstance(finished, Finished)
@@ -100,28 +100,28 @@ class TestDefects:
             (3, ErrorCode.INTERNAL),
         ]
         assert table.live == 0
-        assert table.deliver(step(*spell(2, b"late"), ends=[end(2)])).frames == [Step((), Gauges(reached=3))]
+        assert table.process(step(*spell(2, b"late"), ends=[end(2)])).frames == [Step((), Gauges(reached=3))]
 
     def test_a_tail_that_cannot_be_decoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        table = delivery()
+        table = processor()
         table.admit(submit())
 
         def broken(_: object) -> str:
             raise ZeroDivisionError("a defect")
 
         monkeypatch.setattr(TextStream, "finish", broken)
-        delivered = table.deliver(step((1, 97), ends=[end()]))
-        assert list(delivered.defects) == [1]
-        (failed,) = [frame for frame in delivered.frames if not isinstance(frame, Step)]
+        processed = table.process(step((1, 97), ends=[end()]))
+        assert list(processed.defects) == [1]
+        (failed,) = [frame for frame in processed.frames if not isinstance(frame, Step)]
         assert isinstance(failed, Failed)
         assert failed.code is ErrorCode.INTERNAL
 
 
 def test_a_failure_of_the_engine_is_a_failed_frame() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit())
     failure = SequenceFailure(1, ErrorCode.STEP, "decode failed" + "!" * 5000, "x")
-    (_, failed) = table.deliver(step((1, 97), failures=[failure])).frames
+    (_, failed) = table.process(step((1, 97), failures=[failure])).frames
     assert isinstance(failed, Failed)
     assert (failed.code, len(failed.text), failed.field) == (ErrorCode.STEP, 4096, "x")
 
@@ -136,7 +136,7 @@ def test_what_the_engine_does_not_take_is_a_failed_frame() -> None:
         (2, ErrorCode.INVALID, "prompt"),
         (3, ErrorCode.INVALID, "prompt"),
     ]
-    assert worker.delivery.live == 0
+    assert worker.processor.live == 0
 
 
 def test_a_chat_that_the_engine_does_not_take_is_not_called_a_prompt() -> None:
@@ -147,9 +147,9 @@ def test_a_chat_that_the_engine_does_not_take_is_not_called_a_prompt() -> None:
 
 
 def test_a_failure_in_words_that_utf8_cannot_carry() -> None:
-    table = delivery()
+    table = processor()
     assert table.admit(submit(1)).request
-    (_, failed) = table.deliver(step(failures=[SequenceFailure(1, ErrorCode.STEP, "no file \udcff")])).frames
+    (_, failed) = table.process(step(failures=[SequenceFailure(1, ErrorCode.STEP, "no file \udcff")])).frames
     assert isinstance(failed, Failed)
     assert failed.text == "no file ?"
 
@@ -176,14 +176,14 @@ def _run_operations(operations: list[tuple[str, int]], faults: set[int]) -> None
             worker.submit(submit(submitted[-1], f"prompt {number}", max_tokens=1 + 3 * number, stop=stops))
         elif operation == "cancel" and submitted:
             ended = worker.engine.cancel(submitted[number % len(submitted)])
-            outcome = Outcome(None, (ended,) if ended else (), (), GAUGES)
-            worker.frames += worker.delivery.deliver(outcome).frames
+            output = EngineOutput(None, (ended,) if ended else (), (), GAUGES)
+            worker.frames += worker.processor.process(output).frames
         else:
             worker.run(1)
     worker.run()
     terminals = [frame.stream for frame in worker.frames if isinstance(frame, Finished | Failed)]
     assert sorted(terminals) == submitted
-    assert worker.delivery.live == 0
+    assert worker.processor.live == 0
     for stream in submitted:
         last = max(index for index, frame in enumerate(worker.frames) if getattr(frame, "stream", None) == stream)
         assert not any(d.stream == stream for f in worker.frames[last:] if isinstance(f, Step) for d in f.deltas)

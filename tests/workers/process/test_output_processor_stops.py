@@ -11,25 +11,25 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Event, Finished, Gauges, Step
 from protocol.request import ChatInput, Input, Message, TextInput, TokensInput
-from tests.workers.process.delivering import GAUGES, Worker, delivery, end, spell, step, submit
+from tests.workers.process.stepped_worker import GAUGES, Worker, end, processor, spell, step, submit
 from workers.engine.scripted_runner import ALPHABET
 from workers.engine.step_result import SequenceFailure
-from workers.process.output_processor import Outcome
+from workers.process.output_processor import EngineOutput
 from workers.text.byte_tokenizer import EOS_ID
 
 
 def test_the_text_ends_before_the_stop_and_what_follows_is_dropped() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit(stop=("END",)))
-    first = table.deliver(step(*spell(1, b"one E")))
+    first = table.process(step(*spell(1, b"one E")))
     assert (first.frames[0].deltas[0].text, first.finish) == ("one ", [])  # type: ignore[union-attr]
-    second = table.deliver(step(*spell(1, b"NDxyz")))
+    second = table.process(step(*spell(1, b"NDxyz")))
     delta = second.frames[0].deltas[0]  # type: ignore[union-attr]
     assert (delta.text, bytes(delta.tokens), second.finish) == ("", b"ND", [1])
-    late = table.deliver(step(*spell(1, b"more")))
+    late = table.process(step(*spell(1, b"more")))
     assert (late.frames, late.finish) == ([Step((), Gauges(reached=1))], [])
-    ended = Outcome(None, (end(reason="stop", completion=14),), (), GAUGES)
-    (finished,) = table.deliver(ended).frames
+    ended = EngineOutput(None, (end(reason="stop", completion=14),), (), GAUGES)
+    (finished,) = table.process(ended).frames
     assert isinstance(finished, Finished)
     assert (finished.reason, finished.text) == ("stop", "")
     assert finished.usage.completion_tokens == len("one END")
@@ -37,26 +37,26 @@ def test_the_text_ends_before_the_stop_and_what_follows_is_dropped() -> None:
 
 @pytest.mark.parametrize("reason", ["length", "stop", "cancelled"])
 def test_an_end_in_the_same_step_is_a_stop(reason: str) -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit(stop=("b",)))
-    delivered = table.deliver(step(*spell(1, b"ab"), ends=[end(reason=reason)]))
-    assert delivered.finish == []
-    assert [delivered.frames[1].reason, table.live] == ["stop", 0]  # type: ignore[union-attr]
+    processed = table.process(step(*spell(1, b"ab"), ends=[end(reason=reason)]))
+    assert processed.finish == []
+    assert [processed.frames[1].reason, table.live] == ["stop", 0]  # type: ignore[union-attr]
 
 
 def test_a_step_that_fails_after_the_stop_changes_nothing() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit(stop=("b",)))
-    table.deliver(step(*spell(1, b"ab")))
-    (_, finished) = table.deliver(step(failures=[SequenceFailure(1, ErrorCode.STEP, "late")])).frames
+    table.process(step(*spell(1, b"ab")))
+    (_, finished) = table.process(step(failures=[SequenceFailure(1, ErrorCode.STEP, "late")])).frames
     assert isinstance(finished, Finished)
     assert (finished.reason, finished.usage.completion_tokens) == ("stop", 2)
 
 
 def test_a_false_alarm_is_sent_with_the_terminal() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit(stop=("END",)))
-    frames = table.deliver(step(*spell(1, b"a EN"), ends=[end(completion=4)])).frames
+    frames = table.process(step(*spell(1, b"a EN"), ends=[end(completion=4)])).frames
     assert [frames[0].deltas[0].text, frames[1].text] == ["a ", "EN"]  # type: ignore[union-attr]
     assert frames[1].reason == "length"  # type: ignore[union-attr]
 
@@ -124,17 +124,17 @@ def test_text_before_and_after_any_cut_is_the_text(
 
 def _run(given: Submit, tokens: Sequence[int], ends: bool = True) -> tuple[list[int], str, str, int, int]:
     """Ids, text, reason and counts of a request whose engine brings these tokens and then ends."""
-    table = delivery()
-    admitted = table.admit(given)
-    frames: list[Event] = [admitted.answer] if admitted.answer is not None else []
-    for token in tokens if admitted.request is not None else ():
-        delivered = table.deliver(step((given.stream, token)))
-        frames += delivered.frames
-        if delivered.finish:
+    table = processor()
+    admission = table.admit(given)
+    frames: list[Event] = [admission.answer] if admission.answer is not None else []
+    for token in tokens if admission.request is not None else ():
+        processed = table.process(step((given.stream, token)))
+        frames += processed.frames
+        if processed.finish:
             break
     if table.is_live(given.stream) and ends:
         reason = "stop" if tokens[-1:] == [EOS_ID] or given.resume[-1:] == (EOS_ID,) else "length"
-        frames += table.deliver(Outcome(None, (end(given.stream, reason),), (), GAUGES)).frames
+        frames += table.process(EngineOutput(None, (end(given.stream, reason),), (), GAUGES)).frames
     deltas = [delta for frame in frames if isinstance(frame, Step) for delta in frame.deltas]
     ids = [token for delta in deltas for token in delta.tokens]
     text = "".join(delta.text for delta in deltas)
@@ -146,9 +146,9 @@ def _run(given: Submit, tokens: Sequence[int], ends: bool = True) -> tuple[list[
 
 
 def test_a_stop_that_was_complete_needs_no_engine() -> None:
-    table = delivery()
-    admitted = table.admit(submit(stop=("b",), resume=tuple(b"ab")))
-    assert admitted.request is None
-    assert isinstance(admitted.answer, Finished)
-    assert (admitted.answer.reason, admitted.answer.usage.completion_tokens) == ("stop", 2)
+    table = processor()
+    admission = table.admit(submit(stop=("b",), resume=tuple(b"ab")))
+    assert admission.request is None
+    assert isinstance(admission.answer, Finished)
+    assert (admission.answer.reason, admission.answer.usage.completion_tokens) == ("stop", 2)
     assert table.live == 0

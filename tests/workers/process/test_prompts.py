@@ -1,4 +1,4 @@
-"""What making a prompt is expected to take; what comes of it is tested with the delivery."""
+"""What making a prompt is expected to take; what comes of it is tested with the output processor."""
 
 import pytest
 

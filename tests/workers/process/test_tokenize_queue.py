@@ -12,7 +12,7 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished
 from tests.workers.process.process import submit
-from workers.process.output_processor import Admitted, Delivery
+from workers.process.output_processor import Admission, OutputProcessor
 from workers.process.prompts import CHARACTERS_A_TOKEN
 from workers.process.tokenize_queue import INLINE, Intake
 from workers.text.byte_tokenizer import ByteTokenizer
@@ -43,18 +43,18 @@ class Slow(ByteTokenizer):
 
 
 class Desk:
-    """An intake over a delivery, and what came of the requests."""
+    """An intake over an output processor, and what came of the requests."""
 
     def __init__(self, max_live: int = 64) -> None:
         self.slow = Slow()
         self.now = 0.0
-        self.delivery = Delivery(self.slow, max_live=max_live, clock=lambda: self.now)
-        self.intake = Intake(self.delivery, lambda: self.now, self._admitted)
-        self.came: list[Admitted] = []
+        self.processor = OutputProcessor(self.slow, max_live=max_live, clock=lambda: self.now)
+        self.intake = Intake(self.processor, lambda: self.now, self._admitted)
+        self.came: list[Admission] = []
         self._news = anyio.Event()
 
-    def _admitted(self, admitted: Admitted) -> None:
-        self.came.append(admitted)
+    def _admitted(self, admission: Admission) -> None:
+        self.came.append(admission)
         self._news.set()
 
     async def until(self, count: int) -> list[int]:
@@ -62,15 +62,15 @@ class Desk:
         while len(self.came) < count:
             self._news = anyio.Event()
             await self._news.wait()
-        return [stream_of(admitted) for admitted in self.came]
+        return [stream_of(admission) for admission in self.came]
 
     async def begun(self) -> None:
         """Until a thread is at a prompt."""
         await anyio.to_thread.run_sync(self.slow.begun.acquire)
 
 
-def stream_of(admitted: Admitted) -> int:
-    ended = admitted.request or admitted.answer
+def stream_of(admission: Admission) -> int:
+    ended = admission.request or admission.answer
     assert ended is not None
     return ended.stream
 
@@ -90,9 +90,9 @@ def resumed(tokens: int, text: str) -> Submit:
 
 
 async def test_what_is_short_is_made_at_once(desk: Desk) -> None:
-    admitted = desk.intake.submit(submit(1, "x" * INLINE))
-    assert admitted is not None
-    assert admitted.request is not None
+    admission = desk.intake.submit(submit(1, "x" * INLINE))
+    assert admission is not None
+    assert admission.request is not None
     assert desk.slow.threads == [False]
     assert desk.intake.live == 1
 
@@ -108,7 +108,7 @@ async def test_what_is_long_is_made_by_a_thread_and_nothing_overtakes(desk: Desk
     desk.slow.go.release(2)
     assert await desk.until(4) == [1, 2, 3, 4]
     assert desk.slow.threads == [True, False, True, False]
-    assert desk.delivery.live == desk.intake.live == 4
+    assert desk.processor.live == desk.intake.live == 4
     assert desk.intake.submit(submit(5)) is not None, "and then they are quick again"
 
 
@@ -136,7 +136,7 @@ async def test_one_that_is_cancelled_while_its_prompt_is_made_is_not_admitted(de
     assert desk.intake.submit(submit(4)) is None, "the thread is still at the first"
     desk.slow.go.release(2)
     assert await desk.until(2) == [2, 4]
-    assert desk.delivery.live == 2
+    assert desk.processor.live == 2
 
 
 async def test_a_panic_in_the_thread_ends_that_request(desk: Desk) -> None:
@@ -181,5 +181,5 @@ async def test_a_deadline_counts_from_the_arrival(desk: Desk) -> None:
     desk.now = 5.0
     desk.slow.go.release()
     await desk.until(1)
-    assert desk.delivery.next_deadline() == 1.0
-    assert [failed.stream for failed in desk.delivery.expire()] == [1]
+    assert desk.processor.next_deadline() == 1.0
+    assert [failed.stream for failed in desk.processor.expire()] == [1]
