@@ -24,14 +24,14 @@ MAX_UNDELIVERED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOut:
+class RemoveSequence:
     """End a sequence that the engine has. `finish` when a stop string was found, else it is cancelled."""
 
     stream: int
     finish: bool = False
 
 
-Order = EngineRequest | TakeOut
+EngineInput = EngineRequest | RemoveSequence
 
 
 class EngineListener(Protocol):
@@ -42,7 +42,7 @@ class EngineListener(Protocol):
     def engine_loaded(self, loaded: Loaded) -> None: ...
 
     def engine_output_ready(self) -> None:
-        """Outcomes wait for `take`. Called once until they are taken."""
+        """Outcomes wait for `take_outputs`. Called once until they are taken."""
 
     def engine_down(self, reason: ByeReason, text: str) -> None:
         """The thread has ended by itself: the load or too many steps failed, or there is a defect."""
@@ -65,17 +65,17 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         # Guards what follows; notified when a side may have something new to do.
         self._changed = threading.Condition()
-        self._inbox: list[Order] = []
+        self._inbox: list[EngineInput] = []
         self._outputs: list[EngineOutput] = []
         self._stopping = False
 
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, orders: Sequence[Order]) -> None:
+    def post(self, inputs: Sequence[EngineInput]) -> None:
         """Give orders together, from the loop."""
         with self._changed:
-            self._inbox.extend(orders)
+            self._inbox.extend(inputs)
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -90,7 +90,7 @@ class EngineThread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def take(self) -> Sequence[EngineOutput]:
+    def take_outputs(self) -> Sequence[EngineOutput]:
         """Everything that the engine brought since the last call, in order."""
         with self._changed:
             outputs, self._outputs = self._outputs, []
@@ -129,28 +129,28 @@ class EngineThread:
                     self._changed.wait()
                 if self._stopping:
                     return
-                orders, self._inbox = self._inbox, []
-            self._publish(self._turn(engine, orders))
+                inputs, self._inbox = self._inbox, []
+            self._publish(self._run_iteration(engine, inputs))
             if engine.failures_in_a_row >= MAX_FAILED_STEPS:
                 self._down(ByeReason.STEPS_FAILED, f"{engine.failures_in_a_row} engine steps in a row failed")
                 return
 
-    def _turn(self, engine: BatchEngine, orders: Sequence[Order]) -> EngineOutput:
+    def _run_iteration(self, engine: BatchEngine, inputs: Sequence[EngineInput]) -> EngineOutput:
         """Take all orders, then run one step."""
         ends: list[SequenceEnd] = []
         failures: list[SequenceFailure] = []
-        for order in orders:
-            if isinstance(order, EngineRequest):
+        for engine_input in inputs:
+            if isinstance(engine_input, EngineRequest):
                 try:
-                    engine.submit(order)
+                    engine.submit(engine_input)
                 except RequestRefused as refusal:
-                    failures.append(SequenceFailure(order.stream, refusal.code, refusal.text, refusal.field))
+                    failures.append(SequenceFailure(engine_input.stream, refusal.code, refusal.text, refusal.field))
                 except Exception as error:  # noqa: BLE001 - a defect that one request finds must end that one only
-                    self._log.error("submit_failed", stream=order.stream, exc_info=error)
+                    self._log.error("submit_failed", stream=engine_input.stream, exc_info=error)
                     text = f"the request could not be queued: {type(error).__name__}"
-                    failures.append(SequenceFailure(order.stream, ErrorCode.INTERNAL, text))
+                    failures.append(SequenceFailure(engine_input.stream, ErrorCode.INTERNAL, text))
             else:
-                end = engine.finish(order.stream) if order.finish else engine.cancel(order.stream)
+                end = engine.finish(engine_input.stream) if engine_input.finish else engine.cancel(engine_input.stream)
                 if end is not None:
                     ends.append(end)
         step = None if engine.idle else engine.step()

@@ -17,7 +17,7 @@ from protocol.events import Delta, Event, Failed, Finished, Gauges, Logprobs, St
 from protocol.request import ChatInput, FinishReason
 from workers.engine.request import EngineRequest
 from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
-from workers.process.prompts import Made, Prompt, PromptRefused, Prompts, attempt
+from workers.process.prompt_builder import PromptBuilder, PromptRefused, PromptResult, TokenizedPrompt, build_or_error
 from workers.sampling.logprobs import RowLogprobs
 from workers.text.detokenizer import TextStream
 from workers.text.vocabulary import Vocabulary
@@ -86,7 +86,7 @@ class OutputProcessor:
         """`max_live` bounds the table; what is over it is refused with OVERLOADED. `clock` gives seconds. Text that
         cannot fit into `context` tokens is refused before it is tokenized."""
         self._vocabulary = vocabulary
-        self._prompts = Prompts(vocabulary, context)
+        self._prompt_builder = PromptBuilder(vocabulary, context)
         self._max_live = max_live
         self._clock = clock
         self._live: dict[int, _OpenSequence] = {}
@@ -102,28 +102,28 @@ class OutputProcessor:
         """The live sequences."""
         return list(self._live)
 
-    def prepare(self, submit: Submit) -> Prompt:
+    def build_prompt(self, submit: Submit) -> TokenizedPrompt:
         """Make the prompt. It may run on any thread, one at a time. Raises `PromptRefused`, and whatever a defect in
         text code raises."""
-        return self._prompts.make(submit)
+        return self._prompt_builder.build(submit)
 
-    def admit(self, submit: Submit, made: Made | None = None, arrived: float | None = None) -> Admission:
-        """Open an entry for a request that came at `arrived`, by the clock, with its prompt or what `prepare` raised;
-        the prompt is made here when there is neither. Whatever is wrong with the request is a `Failed` that names the
-        field. Raises a defect as it is."""
+    def admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> Admission:
+        """Open an entry for a request that came at `arrived`, by the clock, with its prompt or what `build_prompt`
+        raised; the prompt is made here when there is neither. Whatever is wrong with the request is a `Failed` that
+        names the field. Raises a defect as it is."""
         stream = submit.stream
         if self.full():
             return _refused(stream, ErrorCode.OVERLOADED, f"{len(self._live)} sequences are live or wait already", "")
-        made = made or attempt(self.prepare, submit)
+        prompt = prompt or build_or_error(self.build_prompt, submit)
         self._reached = stream
-        if isinstance(made, PromptRefused):
-            return _refused(stream, made.code, str(made), made.field)
-        if isinstance(made, BaseException):
-            raise made
-        text, limits = made.text, submit.limits
+        if isinstance(prompt, PromptRefused):
+            return _refused(stream, prompt.code, str(prompt), prompt.field)
+        if isinstance(prompt, BaseException):
+            raise prompt
+        text, limits = prompt.text, submit.limits
         source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
         resumed = len(submit.resume)
-        live = _OpenSequence(made.eos, text, source, len(made.tokens), resumed, top=submit.sampling.logprobs or 0)
+        live = _OpenSequence(prompt.eos, text, source, len(prompt.tokens), resumed, top=submit.sampling.logprobs or 0)
         if text is not None and text.stopped:
             return Admission(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
         self._live[stream] = live
@@ -132,10 +132,10 @@ class OutputProcessor:
             heapq.heappush(self._deadlines, (since + limits.deadline_ms / 1000, stream))
         request = EngineRequest(
             stream,
-            made.tokens,
+            prompt.tokens,
             submit.sampling,
             limits.max_tokens,
-            made.eos,
+            prompt.eos,
             submit.resume,
             tenant=submit.tenant,
             min_tokens=limits.min_tokens,

@@ -22,7 +22,7 @@ from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Gauges, Heartbeat, Hello, Loading, Ready
 from workers.faults.faulty_link import connect
 from workers.process.backends import Progress
-from workers.process.engine_thread import EngineThread, Order, TakeOut
+from workers.process.engine_thread import EngineInput, EngineThread, RemoveSequence
 from workers.process.exit_codes import Left
 from workers.process.loading import Described, Loaded, describe, load
 from workers.process.outbox import Outbox
@@ -142,19 +142,19 @@ class WorkerService:
         if self._output is None or self._reason is not None or self._outbox.blocked:
             return
         frames: list[Event] = []
-        orders: list[Order] = []
-        for output in self._engine.take():
+        inputs: list[EngineInput] = []
+        for output in self._engine.take_outputs():
             processed = self._output.process(output)
             frames.extend(processed.frames)
-            orders.extend(TakeOut(stream, finish=True) for stream in processed.finish)
+            inputs.extend(RemoveSequence(stream, finish=True) for stream in processed.finish)
             for stream, error in processed.defects.items():
                 self._log.error("text_failed", stream=stream, exc_info=error)
-                orders.append(TakeOut(stream))
+                inputs.append(RemoveSequence(stream))
             self._gauges = output.gauges
             if output.step is None:  # no step carries what has changed, and none may follow
                 frames.append(Heartbeat(self._output.with_reached(output.gauges)))
-        if orders:
-            self._engine.post(orders)
+        if inputs:
+            self._engine.post(inputs)
         self._outbox.send_nowait(frames)
         self._leave_if_drained()
 
@@ -234,26 +234,26 @@ class WorkerService:
 
     def _on_message(self, frames: list[bytes]) -> None:
         """Take all commands of a message, then wake the engine once: what came together starts together."""
-        orders: list[Order] = []
+        inputs: list[EngineInput] = []
         answers: list[Event] = []
         for frame in frames:
             try:
-                self._take(decode_command(frame), orders, answers)
+                self._take(decode_command(frame), inputs, answers)
             except ProtocolError as error:
                 # A frame that is lost may have been a request that somebody waits for: only leaving tells him.
                 self._log.error("frame_refused", bytes=len(frame), problem=str(error))
                 self.leave(ByeReason.PROTOCOL, f"the gateway sent a frame that is none: {error}")
             if self._reason is not None:
                 return  # `leave` has ended what this message began, and nothing follows its `Bye`
-        self._carry_out(orders, answers)
+        self._carry_out(inputs, answers)
 
-    def _take(self, command: Command, orders: list[Order], answers: list[Event]) -> None:
+    def _take(self, command: Command, inputs: list[EngineInput], answers: list[Event]) -> None:
         match command:
             case Submit():
-                self._submit(command, orders, answers)
+                self._submit(command, inputs, answers)
             case Cancel(stream):
                 if self._output is not None and self._output.is_live(stream):
-                    orders.append(TakeOut(stream))
+                    inputs.append(RemoveSequence(stream))
                 elif self._intake is not None and (ended := self._intake.take_out(stream)) is not None:
                     answers.append(ended)
             case Welcome():
@@ -274,7 +274,7 @@ class WorkerService:
         self._began = self._loop.time()
         self._engine.start()
 
-    def _submit(self, submit: Submit, orders: list[Order], answers: list[Event]) -> None:
+    def _submit(self, submit: Submit, inputs: list[EngineInput], answers: list[Event]) -> None:
         stream = submit.stream
         if self._intake is None:
             answers.append(Failed(stream, ErrorCode.UNAVAILABLE, "the worker has not loaded its model yet"))
@@ -286,19 +286,19 @@ class WorkerService:
             raise ProtocolError(f"stream {stream} was submitted twice")
         admission = self._intake.submit(submit)
         if admission is not None:
-            _sort(admission, orders, answers)
+            _sort(admission, inputs, answers)
 
     def _prompt_made(self, admission: Admission) -> None:
         """The intake comes back to a request, whose prompt took long."""
-        orders: list[Order] = []
+        inputs: list[EngineInput] = []
         answers: list[Event] = []
-        _sort(admission, orders, answers)
-        self._carry_out(orders, answers)
+        _sort(admission, inputs, answers)
+        self._carry_out(inputs, answers)
 
-    def _carry_out(self, orders: list[Order], answers: list[Event]) -> None:
+    def _carry_out(self, inputs: list[EngineInput], answers: list[Event]) -> None:
         """Wake the engine once, answer, and see what follows."""
-        if orders:
-            self._engine.post(orders)
+        if inputs:
+            self._engine.post(inputs)
             # The next step may take long: until it ends, this alone tells that their prompts did no harm.
             answers.append(Heartbeat(self._stamped()))
         self._outbox.send_nowait(answers)
@@ -339,15 +339,15 @@ class WorkerService:
         if self._output is None or self._reason is not None:
             return
         failed = self._output.expire()
-        self._engine.post([TakeOut(each.stream) for each in failed])
+        self._engine.post([RemoveSequence(each.stream) for each in failed])
         self._outbox.send_nowait(failed)
         self._arm()
         self._leave_if_drained()
 
 
-def _sort(admission: Admission, orders: list[Order], answers: list[Event]) -> None:
+def _sort(admission: Admission, inputs: list[EngineInput], answers: list[Event]) -> None:
     """What came of a `Submit` is for the engine or for the gateway."""
     if admission.request is not None:
-        orders.append(admission.request)
+        inputs.append(admission.request)
     if admission.answer is not None:
         answers.append(admission.answer)

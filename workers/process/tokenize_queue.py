@@ -15,11 +15,11 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished, Usage
 from workers.process.output_processor import Admission, OutputProcessor
-from workers.process.prompts import Made, attempt, effort
+from workers.process.prompt_builder import PromptResult, build_or_error, tokenize_cost
 
 INLINE = 4096
-"""Characters (see `workers.process.prompts.effort`) up to which a prompt is made at once, on the loop: they take a
-millisecond or two, not much more than the way to a thread and back beside a busy engine."""
+"""Characters (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is made at once, on the loop:
+they take a millisecond or two, not much more than the way to a thread and back beside a busy engine."""
 
 
 class Intake:
@@ -53,7 +53,7 @@ class Intake:
 
     def submit(self, submit: Submit) -> Admission | None:
         """Admit a request, or refuse it; None while its prompt is being made."""
-        if not self._waiting and not self._busy and effort(submit) <= INLINE:
+        if not self._waiting and not self._busy and tokenize_cost(submit) <= INLINE:
             return self._admit(submit)
         if self._output.full(len(self._waiting)):
             text = f"{self.live} sequences are live or wait already"
@@ -82,22 +82,22 @@ class Intake:
             while self._waiting:
                 submit, arrived = next(iter(self._waiting.values()))
                 self._busy = True
-                made = await self._make(submit)
+                prompt = await self._make(submit)
                 self._busy = False
                 if self._waiting.pop(submit.stream, None) is not None:
-                    self._on_admission(self._admit(submit, made, arrived))
+                    self._on_admission(self._admit(submit, prompt, arrived))
 
-    async def _make(self, submit: Submit) -> Made:
-        if effort(submit) <= INLINE:
+    async def _make(self, submit: Submit) -> PromptResult:
+        if tokenize_cost(submit) <= INLINE:
             await anyio.lowlevel.checkpoint()
-            return attempt(self._output.prepare, submit)
+            return build_or_error(self._output.build_prompt, submit)
         return await anyio.to_thread.run_sync(
-            attempt, self._output.prepare, submit, limiter=self._limiter, abandon_on_cancel=True
+            build_or_error, self._output.build_prompt, submit, limiter=self._limiter, abandon_on_cancel=True
         )
 
-    def _admit(self, submit: Submit, made: Made | None = None, arrived: float | None = None) -> Admission:
+    def _admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> Admission:
         try:
-            admission = self._output.admit(submit, made, arrived)
+            admission = self._output.admit(submit, prompt, arrived)
         except BaseException as error:  # noqa: BLE001  a defect (or a panic of Rust code) must end this request only
             self._log.error("admission_failed", request=submit.request, stream=submit.stream, exc_info=error)
             text = clip(f"the prompt failed: {type(error).__name__}")

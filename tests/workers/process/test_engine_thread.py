@@ -17,7 +17,7 @@ from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
-from workers.process.engine_thread import MAX_FAILED_STEPS, MAX_UNDELIVERED, EngineThread, TakeOut
+from workers.process.engine_thread import MAX_FAILED_STEPS, MAX_UNDELIVERED, EngineThread, RemoveSequence
 from workers.process.loading import Loaded
 from workers.process.output_processor import EngineOutput
 from workers.sampling.sample_spec import SampleSpec
@@ -95,7 +95,7 @@ class Loop:
 
     def engine_output_ready(self) -> None:
         if self.taking:
-            self.outputs.extend(self.thread.take())
+            self.outputs.extend(self.thread.take_outputs())
 
     def engine_down(self, reason: ByeReason, text: str) -> None:
         self.events.append((reason, text))
@@ -148,7 +148,7 @@ def test_orders_that_come_during_a_step_are_taken_before_the_next() -> None:
     loop.start()
     loop.thread.post([request(1)])
     assert gate.entered.acquire(timeout=PATIENCE_S)
-    loop.thread.post([request(2), TakeOut(1), TakeOut(7)])
+    loop.thread.post([request(2), RemoveSequence(1), RemoveSequence(7)])
     gate.open.release(2)
     loop.until(lambda: ended(loop) == [2])
     cancelled = [end for output in loop.outputs for end in output.ends]
@@ -159,7 +159,7 @@ def test_orders_that_come_during_a_step_are_taken_before_the_next() -> None:
 def test_finish_is_a_stop() -> None:
     loop = Loop()
     loop.start()
-    loop.thread.post([request(1, 4000), TakeOut(1, finish=True)])
+    loop.thread.post([request(1, 4000), RemoveSequence(1, finish=True)])
     loop.until(lambda: loop.outputs)
     (end,) = loop.outputs[0].ends
     assert (end.reason, loop.outputs[0].step) == ("stop", None)
@@ -196,7 +196,7 @@ def test_an_idle_thread_does_not_poll() -> None:
     loop.start()
     loop.thread.post([request(1)])
     loop.until(lambda: ended(loop))
-    loop.thread.post([TakeOut(99)])
+    loop.thread.post([RemoveSequence(99)])
     loop.until(lambda: loop.outputs[-1].step is None)
     asked = loop.engine.asked
     loop.end()

@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished
 from tests.workers.process.process import submit
 from workers.process.output_processor import Admission, OutputProcessor
-from workers.process.prompts import CHARACTERS_A_TOKEN
+from workers.process.prompt_builder import CHARACTERS_A_TOKEN
 from workers.process.tokenize_queue import INLINE, Intake
 from workers.text.byte_tokenizer import ByteTokenizer
 

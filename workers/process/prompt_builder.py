@@ -22,7 +22,7 @@ CHARACTERS_A_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TokenizedPrompt:
     """What a request asks the engine to go on with."""
 
     tokens: tuple[int, ...]
@@ -32,7 +32,7 @@ class Prompt:
 
 
 class PromptRefused(Exception):
-    """Raised by `make`: the request ends before any work. `field` is the one at fault."""
+    """Raised by `build`: the request ends before any work. `field` is the one at fault."""
 
     def __init__(self, code: ErrorCode, text: str, field: str) -> None:
         super().__init__(text)
@@ -40,19 +40,19 @@ class PromptRefused(Exception):
         self.field = field
 
 
-Made = Prompt | BaseException
+PromptResult = TokenizedPrompt | BaseException
 """A prompt, or what was raised in its place; a panic of Rust code is no `Exception`."""
 
 
-def attempt(make: Callable[[Submit], Prompt], submit: Submit) -> Made:
+def build_or_error(make: Callable[[Submit], TokenizedPrompt], submit: Submit) -> PromptResult:
     """Make a prompt, or say why not: a defect of text code must end that request only."""
     try:
         return make(submit)
-    except BaseException as error:  # noqa: BLE001  see `Made`; nothing is awaited here that could be cancelled
+    except BaseException as error:  # noqa: BLE001  see `PromptResult`; nothing is awaited here that could be cancelled
         return error
 
 
-def effort(submit: Submit) -> int:
+def tokenize_cost(submit: Submit) -> int:
     """What making its prompt takes, in characters of text to tokenize: about 1 us each for a model's tokenizer."""
     source, resumed = submit.input, CHARACTERS_A_TOKEN * len(submit.resume)
     if isinstance(source, TextInput):
@@ -63,7 +63,7 @@ def effort(submit: Submit) -> int:
     return resumed
 
 
-class Prompts:
+class PromptBuilder:
     """Makes prompts for one model. It keeps nothing."""
 
     def __init__(self, vocabulary: Vocabulary | None, context: int) -> None:
@@ -71,7 +71,7 @@ class Prompts:
         self._vocabulary = vocabulary
         self._context = context
 
-    def make(self, submit: Submit) -> Prompt:
+    def build(self, submit: Submit) -> TokenizedPrompt:
         """Raises `PromptRefused` for whatever is wrong with the request."""
         tokens = self._tokens(submit.input)
         text = self._text(submit, tokens)
@@ -80,7 +80,7 @@ class Prompts:
             # The client has this text already; what was held back of it comes with the next token.
             if text is not None and token not in eos:
                 text.push(token)
-        return Prompt(tokens, text, eos)
+        return TokenizedPrompt(tokens, text, eos)
 
     def _tokens(self, source: Input) -> tuple[int, ...]:
         if isinstance(source, TextInput):

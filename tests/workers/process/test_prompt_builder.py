@@ -5,7 +5,7 @@ import pytest
 from protocol.commands import Submit
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process.process import submit
-from workers.process.prompts import CHARACTERS_A_MESSAGE, CHARACTERS_A_TOKEN, effort
+from workers.process.prompt_builder import CHARACTERS_A_MESSAGE, CHARACTERS_A_TOKEN, tokenize_cost
 
 CHAT = ChatInput((Message("system", "ab"), Message("user", "cde")), tools_json="[]")
 
@@ -21,4 +21,4 @@ CHAT = ChatInput((Message("system", "ab"), Message("user", "cde")), tools_json="
     ids=["text", "resumed", "chat", "tokens"],
 )
 def test_effort_is_counted_in_characters(given: Submit, characters: int) -> None:
-    assert effort(given) == characters
+    assert tokenize_cost(given) == characters
