@@ -23,7 +23,7 @@ from actors.process.logs import configure_logging
 from actors.process.parent_death import die_with_parent
 from actors.transport.endpoint import EndpointError
 from protocol.errors import ByeReason
-from workers.process.exit_codes import EXIT_CODES, Left
+from workers.process.exit_codes import EXIT_CODES, WorkerExit
 from workers.process.gateway_watch import GatewayWatch
 from workers.process.service import WorkerService
 from workers.process.spec import WorkerSpec
@@ -75,19 +75,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     service = WorkerService(spec, arguments.endpoint, arguments.incarnation)
     try:
-        left = anyio.run(_serve, service)
+        outcome = anyio.run(_serve, service)
     except EndpointError as error:
         log.error("endpoint_refused", problem=str(error))
         return EXIT_USAGE
-    if left.stuck:
+    if outcome.stuck:
         # Whoever stops a worker while it loads or compiles finds it so.
-        say = log.info if left.reason is ByeReason.STOPPED else log.error
-        say("engine_stuck", reason=left.reason.value)
-        _exit_now(left.exit_code)
-    return left.exit_code
+        say = log.info if outcome.reason is ByeReason.STOPPED else log.error
+        say("engine_stuck", reason=outcome.reason.value)
+        _exit_now(outcome.exit_code)
+    return outcome.exit_code
 
 
-async def _serve(service: WorkerService) -> Left:
+async def _serve(service: WorkerService) -> WorkerExit:
     gone = functools.partial(service.leave_threadsafe, ByeReason.ORPHANED, "the gateway is gone")
     watch = GatewayWatch(gone, kill=functools.partial(_exit_now, EXIT_CODES[ByeReason.ORPHANED]))
     try:

@@ -19,7 +19,7 @@ EXIT_CODES: Mapping[ByeReason, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class WorkerExit:
     """How the worker ended. `stuck`: the engine thread is still inside the device and will not come back."""
 
     reason: ByeReason

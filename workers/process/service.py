@@ -23,12 +23,12 @@ from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Gauge
 from workers.faults.faulty_link import connect
 from workers.process.backends import Progress
 from workers.process.engine_thread import EngineInput, EngineThread, RemoveSequence
-from workers.process.exit_codes import Left
+from workers.process.exit_codes import WorkerExit
 from workers.process.loading import Described, Loaded, describe, load
 from workers.process.outbox import Outbox
 from workers.process.output_processor import Admission, OutputProcessor
 from workers.process.spec import WorkerSpec
-from workers.process.tokenize_queue import Intake
+from workers.process.tokenize_queue import TokenizeQueue
 
 WELCOME_S = 30.0
 FLUSH_S = 1.0
@@ -64,12 +64,12 @@ class WorkerService:
         self._draining = False
         self._reason: ByeReason | None = None
         self._output: OutputProcessor | None = None
-        self._intake: Intake | None = None
+        self._tokenize_queue: TokenizeQueue | None = None
         self._gauges = Gauges()
         self._graphs_failed: Callable[[], int] = lambda: 0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self, on_started: Callable[[], None] = lambda: None) -> Left:
+    async def run(self, on_started: Callable[[], None] = lambda: None) -> WorkerExit:
         """Connect, load, serve and leave. `on_started` is called when `leave_threadsafe` may be.
 
         Raises `actors.transport.endpoint.EndpointError` for an address that is none.
@@ -101,8 +101,8 @@ class WorkerService:
         self._log.info("worker_leaves", reason=reason.value, text=text)
         code = ErrorCode.DRAINING if reason in INNOCENT else ErrorCode.LOST
         frames: list[Event] = []
-        if self._intake is not None:
-            frames.extend(self._intake.fail_all(code, clip(f"the worker left: {text}")))
+        if self._tokenize_queue is not None:
+            frames.extend(self._tokenize_queue.fail_all(code, clip(f"the worker left: {text}")))
         if self._greeted:
             self._outbox.send_nowait([*frames, Bye(reason, clip(text))])
         self._engine.stop()
@@ -124,7 +124,7 @@ class WorkerService:
         most = 2 * self._spec.max_batch_size + self._spec.max_queue
         vocabulary = loaded.vocabulary
         self._output = OutputProcessor(vocabulary, max_live=most, clock=self._loop.time, context=loaded.context)
-        self._intake = Intake(self._output, self._loop.time, self._prompt_made)
+        self._tokenize_queue = TokenizeQueue(self._output, self._loop.time, self._prompt_made)
         self._graphs_failed = lambda: loaded.engine.graphs_failed
         self._loaded.set()
         capabilities = Capabilities(
@@ -195,11 +195,11 @@ class WorkerService:
 
     async def _make_prompts(self) -> None:
         await self._loaded.wait()
-        assert self._intake is not None
+        assert self._tokenize_queue is not None
         try:
-            await self._intake.run()
+            await self._tokenize_queue.run()
         except Exception as error:  # noqa: BLE001  as of a callback: whoever waits learns of it when we leave
-            self._on_defect(self._loop, {"message": "the intake failed", "exception": error})
+            self._on_defect(self._loop, {"message": "the tokenize queue failed", "exception": error})
 
     async def _send_heartbeats(self) -> None:
         await self._welcomed.wait()
@@ -209,7 +209,7 @@ class WorkerService:
             if self._outbox.sent == sent and not self._outbox.blocked:
                 self._outbox.send_nowait([Heartbeat(self._stamped())])
 
-    async def _close(self) -> Left:
+    async def _close(self) -> WorkerExit:
         """Bounded: the last frames, the socket, the engine thread."""
         reason = self._reason or ByeReason.INTERNAL
         self._loop.remove_signal_handler(signal.SIGTERM)
@@ -220,7 +220,7 @@ class WorkerService:
                 await self._outbox.flush()
             self._link.close(FLUSH_S)
             joined = await anyio.to_thread.run_sync(self._engine.join, self._join_s)
-        return Left(reason, stuck=not joined)
+        return WorkerExit(reason, stuck=not joined)
 
     def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback raised: frames may be lost, and whoever waits for them learns of it only when we leave."""
@@ -254,7 +254,7 @@ class WorkerService:
             case Cancel(stream):
                 if self._output is not None and self._output.is_live(stream):
                     inputs.append(RemoveSequence(stream))
-                elif self._intake is not None and (ended := self._intake.take_out(stream)) is not None:
+                elif self._tokenize_queue is not None and (ended := self._tokenize_queue.cancel(stream)) is not None:
                     answers.append(ended)
             case Welcome():
                 self._welcome(command)
@@ -276,20 +276,20 @@ class WorkerService:
 
     def _submit(self, submit: Submit, inputs: list[EngineInput], answers: list[Event]) -> None:
         stream = submit.stream
-        if self._intake is None:
+        if self._tokenize_queue is None:
             answers.append(Failed(stream, ErrorCode.UNAVAILABLE, "the worker has not loaded its model yet"))
             return
         if self._draining:
             answers.append(Failed(stream, ErrorCode.DRAINING, "the worker admits nothing more"))
             return
-        if self._intake.is_live(stream):
+        if self._tokenize_queue.is_live(stream):
             raise ProtocolError(f"stream {stream} was submitted twice")
-        admission = self._intake.submit(submit)
+        admission = self._tokenize_queue.submit(submit)
         if admission is not None:
             _sort(admission, inputs, answers)
 
     def _prompt_made(self, admission: Admission) -> None:
-        """The intake comes back to a request, whose prompt took long."""
+        """The tokenize queue comes back to a request, whose prompt took long."""
         inputs: list[EngineInput] = []
         answers: list[Event] = []
         _sort(admission, inputs, answers)
@@ -320,7 +320,7 @@ class WorkerService:
     @property
     def _live(self) -> int:
         """Requests that have no terminal frame yet."""
-        return 0 if self._intake is None else self._intake.live
+        return 0 if self._tokenize_queue is None else self._tokenize_queue.live
 
     def _leave_if_drained(self) -> None:
         if self._draining and not self._live:

@@ -17,12 +17,12 @@ from protocol.events import Failed, Finished, Usage
 from workers.process.output_processor import Admission, OutputProcessor
 from workers.process.prompt_builder import PromptResult, build_or_error, tokenize_cost
 
-INLINE = 4096
+MAX_INLINE_COST = 4096
 """Characters (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is made at once, on the loop:
 they take a millisecond or two, not much more than the way to a thread and back beside a busy engine."""
 
 
-class Intake:
+class TokenizeQueue:
     """First come, first served: also those with short prompts wait behind one that is being made.
 
     Owns the requests that have no prompt yet; the others are the output processor's. The bound is the output
@@ -38,7 +38,7 @@ class Intake:
         self._clock = clock
         self._on_admission = on_admission
         self._waiting: dict[int, tuple[Submit, float]] = {}
-        self._came = anyio.Event()
+        self._wakeup = anyio.Event()
         self._busy = False
         self._limiter = anyio.CapacityLimiter(1)
         self._log = structlog.get_logger()
@@ -53,16 +53,16 @@ class Intake:
 
     def submit(self, submit: Submit) -> Admission | None:
         """Admit a request, or refuse it; None while its prompt is being made."""
-        if not self._waiting and not self._busy and tokenize_cost(submit) <= INLINE:
+        if not self._waiting and not self._busy and tokenize_cost(submit) <= MAX_INLINE_COST:
             return self._admit(submit)
         if self._output.full(len(self._waiting)):
             text = f"{self.live} sequences are live or wait already"
             return Admission(None, Failed(submit.stream, ErrorCode.OVERLOADED, text))
         self._waiting[submit.stream] = submit, self._clock()
-        self._came.set()
+        self._wakeup.set()
         return None
 
-    def take_out(self, stream: int) -> Finished | None:
+    def cancel(self, stream: int) -> Finished | None:
         """End a request that has no prompt yet; None for any other. A thread that is at it goes on, in vain."""
         if self._waiting.pop(stream, None) is None:
             return None
@@ -77,18 +77,18 @@ class Intake:
     async def run(self) -> None:
         """Make prompts, until cancelled."""
         while True:
-            await self._came.wait()
-            self._came = anyio.Event()
+            await self._wakeup.wait()
+            self._wakeup = anyio.Event()
             while self._waiting:
                 submit, arrived = next(iter(self._waiting.values()))
                 self._busy = True
-                prompt = await self._make(submit)
+                prompt = await self._build_prompt(submit)
                 self._busy = False
                 if self._waiting.pop(submit.stream, None) is not None:
                     self._on_admission(self._admit(submit, prompt, arrived))
 
-    async def _make(self, submit: Submit) -> PromptResult:
-        if tokenize_cost(submit) <= INLINE:
+    async def _build_prompt(self, submit: Submit) -> PromptResult:
+        if tokenize_cost(submit) <= MAX_INLINE_COST:
             await anyio.lowlevel.checkpoint()
             return build_or_error(self._output.build_prompt, submit)
         return await anyio.to_thread.run_sync(

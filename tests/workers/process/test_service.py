@@ -21,7 +21,7 @@ from workers.faults.plan import raising
 from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
 from workers.process.spec import WorkerSpec
-from workers.process.tokenize_queue import INLINE
+from workers.process.tokenize_queue import MAX_INLINE_COST
 from workers.text.byte_tokenizer import ByteTokenizer
 
 
@@ -231,7 +231,7 @@ class Patient(ByteTokenizer):
         self.go = threading.Event()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        if len(text) > INLINE:
+        if len(text) > MAX_INLINE_COST:
             assert self.go.wait(PATIENCE_S)
         return super().encode(text, special=special)
 
@@ -246,9 +246,11 @@ def test_a_long_prompt_holds_no_stream_up(then: str) -> None:
         return Loaded(loaded.engine, patient, loaded.context)
 
     async def run() -> None:
-        async with service(scripted(context=2 * INLINE), patient_load) as peer:
+        async with service(scripted(context=2 * MAX_INLINE_COST), patient_load) as peer:
             await peer.ready()
-            peer.send(submit(1, max_tokens=40), submit(2, "x" * (INLINE + 1), max_tokens=3), submit(3, max_tokens=3))
+            peer.send(
+                submit(1, max_tokens=40), submit(2, "x" * (MAX_INLINE_COST + 1), max_tokens=3), submit(3, max_tokens=3)
+            )
             assert isinstance(await peer.terminal(1), Finished)
             told: dict[str, Command] = {"drained": Drain(60_000), "cancelled": Cancel(2), "stopped": Stop()}
             peer.send(told[then])
