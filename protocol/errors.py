@@ -33,7 +33,7 @@ class ErrorCode(StrEnum):
     UNAVAILABLE = "unavailable"
     """No worker of this model is ready."""
     INTERNAL = "internal_error"
-    """A defect of Baton; the text says where."""
+    """A bug in Baton; the text says where."""
 
 
 class ByeReason(StrEnum):
@@ -54,7 +54,7 @@ class ByeReason(StrEnum):
     PROTOCOL = "protocol_error"
     """The gateway sent what is not a frame, or a frame out of its order."""
     INTERNAL = "internal_error"
-    """A defect of the worker."""
+    """A bug in the worker."""
     DIED = "died"
     """The process of a remote worker is gone; its supervisor says so, and starts another one."""
     KILLED = "killed"

@@ -27,7 +27,7 @@ _MASK = (1 << 64) - 1
 
 
 class ContractError(Exception):
-    """Raised when the caller breaks the contract of `workers.engine.runner.Runner`: a defect above the runner."""
+    """Raised when the caller breaks the contract of `workers.engine.runner.Runner`: a bug above the runner."""
 
 
 class ScriptedRunner:

@@ -45,7 +45,7 @@ class EngineListener(Protocol):
         """Outcomes wait for `take_outputs`. Called once until they are taken."""
 
     def engine_down(self, reason: ByeReason, text: str) -> None:
-        """The thread has ended by itself: the load or too many steps failed, or there is a defect."""
+        """The thread has ended by itself: the load or too many steps failed, or there is a bug."""
 
 
 class EngineThread:
@@ -116,7 +116,7 @@ class EngineThread:
                 self._serve(loaded.engine)
             finally:
                 loaded.engine.close()
-        except BaseException as error:  # noqa: BLE001  a defect must reach the gateway as a reason, not as silence
+        except BaseException as error:  # noqa: BLE001  a bug must reach the gateway as a reason, not as silence
             self._log.error("engine_failed", exc_info=error)
             self._down(ByeReason.INTERNAL, _sentence(error))
 
@@ -145,7 +145,7 @@ class EngineThread:
                     engine.submit(engine_input)
                 except RequestRefused as refusal:
                     failures.append(SequenceFailure(engine_input.stream, refusal.code, refusal.text, refusal.field))
-                except Exception as error:  # noqa: BLE001 - a defect that one request finds must end that one only
+                except Exception as error:  # noqa: BLE001 - a bug that one request finds must end that one only
                     self._log.error("submit_failed", stream=engine_input.stream, exc_info=error)
                     text = f"the request could not be queued: {type(error).__name__}"
                     failures.append(SequenceFailure(engine_input.stream, ErrorCode.INTERNAL, text))

@@ -23,7 +23,7 @@ from workers.text.detokenizer import TextStream
 from workers.text.vocabulary import Vocabulary
 
 _SPARE_DEADLINES = 64
-_DEFECT = "the text of the answer could not be made"
+_TEXT_FAILED = "the text of the answer could not be made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ProcessedOutput:
     frames: list[Event]
     finish: list[int]
     """Streams in which a stop string was found."""
-    defects: dict[int, Exception]
+    text_errors: dict[int, Exception]
     """Streams whose text could not be made, and why. They have failed; the engine is to let go of them."""
 
 
@@ -103,14 +103,14 @@ class OutputProcessor:
         return list(self._live)
 
     def build_prompt(self, submit: Submit) -> TokenizedPrompt:
-        """Make the prompt. It may run on any thread, one at a time. Raises `PromptRefused`, and whatever a defect in
+        """Make the prompt. It may run on any thread, one at a time. Raises `PromptRefused`, and whatever a bug in
         text code raises."""
         return self._prompt_builder.build(submit)
 
     def admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> Admission:
         """Open an entry for a request that came at `arrived`, by the clock, with its prompt or what `build_prompt`
         raised; the prompt is made here when there is neither. Whatever is wrong with the request is a `Failed` that
-        names the field. Raises a defect as it is."""
+        names the field. Raises a bug as it is."""
         stream = submit.stream
         if self.full():
             return _refused(stream, ErrorCode.OVERLOADED, f"{len(self._live)} sequences are live or wait already", "")
@@ -161,13 +161,15 @@ class OutputProcessor:
             deltas = self._deltas(output.step, done)
             done.frames.append(Step(deltas, self.with_reached(output.gauges)))
             ends, failures = output.step.ends + ends, output.step.failures + failures
-        failures += tuple(SequenceFailure(stream, ErrorCode.INTERNAL, _DEFECT) for stream in done.defects)
+        failures += tuple(SequenceFailure(stream, ErrorCode.INTERNAL, _TEXT_FAILED) for stream in done.text_errors)
         for end in ends:
-            if end.stream not in done.defects:
+            if end.stream not in done.text_errors:
                 done.frames.extend(self._end(end, done))
         for failure in failures:
             done.frames.extend(self._fail(failure))
-        return ProcessedOutput(done.frames, [stream for stream in done.finish if stream in self._live], done.defects)
+        return ProcessedOutput(
+            done.frames, [stream for stream in done.finish if stream in self._live], done.text_errors
+        )
 
     def expire(self) -> list[Failed]:
         """End the sequences whose deadline has passed. The engine is to cancel them."""
@@ -200,7 +202,7 @@ class OutputProcessor:
         touched: dict[int, _OpenSequence] = {}
         for item in step.tokens:
             live = self._live.get(item.stream)
-            if live is None or live.stopped or item.stream in done.defects:
+            if live is None or live.stopped or item.stream in done.text_errors:
                 continue  # its terminal frame is sent or decided, and the engine has not heard of it yet
             touched[item.stream] = live
             live.completion_tokens += 1
@@ -210,8 +212,8 @@ class OutputProcessor:
                     live.logprobs.append(self._logprobs(item.token, item.logprobs, live.top))
                 if live.text is not None and item.token not in live.eos:
                     live.pieces.append(live.text.push(item.token))
-            except Exception as error:  # noqa: BLE001  a defect in text code must end this request only
-                done.defects[item.stream] = error
+            except Exception as error:  # noqa: BLE001  a bug in text code must end this request only
+                done.text_errors[item.stream] = error
                 del touched[item.stream]
                 continue
             if live.text is not None and live.text.stopped:
@@ -241,8 +243,8 @@ class OutputProcessor:
         try:
             tail = live.text.finish() if live.text is not None else ""
         except Exception as error:  # noqa: BLE001  as in `_deltas`
-            done.defects[end.stream] = error
-            return self._fail(SequenceFailure(end.stream, ErrorCode.INTERNAL, _DEFECT))
+            done.text_errors[end.stream] = error
+            return self._fail(SequenceFailure(end.stream, ErrorCode.INTERNAL, _TEXT_FAILED))
         del self._live[end.stream]
         reason: FinishReason = "stop" if live.stopped or (live.text is not None and live.text.stopped) else end.reason
         queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))

@@ -45,7 +45,7 @@ PromptResult = TokenizedPrompt | BaseException
 
 
 def build_or_error(make: Callable[[Submit], TokenizedPrompt], submit: Submit) -> PromptResult:
-    """Make a prompt, or say why not: a defect of text code must end that request only."""
+    """Make a prompt, or say why not: a bug of text code must end that request only."""
     try:
         return make(submit)
     except BaseException as error:  # noqa: BLE001  see `PromptResult`; nothing is awaited here that could be cancelled

@@ -82,7 +82,7 @@ class WorkerService:
             functools.partial(self._load, self._spec), self, lambda call: self._loop.call_soon_threadsafe(call)
         )
         self._loop.add_signal_handler(signal.SIGTERM, self.leave, ByeReason.STOPPED, "it was terminated")
-        self._loop.set_exception_handler(self._on_defect)
+        self._loop.set_exception_handler(self._on_internal_error)
         on_started()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._greet)
@@ -147,7 +147,7 @@ class WorkerService:
             processed = self._output.process(output)
             frames.extend(processed.frames)
             inputs.extend(RemoveSequence(stream, finish=True) for stream in processed.finish)
-            for stream, error in processed.defects.items():
+            for stream, error in processed.text_errors.items():
                 self._log.error("text_failed", stream=stream, exc_info=error)
                 inputs.append(RemoveSequence(stream))
             self._gauges = output.gauges
@@ -199,7 +199,7 @@ class WorkerService:
         try:
             await self._tokenize_queue.run()
         except Exception as error:  # noqa: BLE001  as of a callback: whoever waits learns of it when we leave
-            self._on_defect(self._loop, {"message": "the tokenize queue failed", "exception": error})
+            self._on_internal_error(self._loop, {"message": "the tokenize queue failed", "exception": error})
 
     async def _send_heartbeats(self) -> None:
         await self._welcomed.wait()
@@ -222,7 +222,7 @@ class WorkerService:
             joined = await anyio.to_thread.run_sync(self._engine.join, self._join_s)
         return WorkerExit(reason, stuck=not joined)
 
-    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback raised: frames may be lost, and whoever waits for them learns of it only when we leave."""
         error = context.get("exception")
         text = str(context.get("message"))

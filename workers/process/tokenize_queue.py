@@ -98,7 +98,7 @@ class TokenizeQueue:
     def _admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> Admission:
         try:
             admission = self._output.admit(submit, prompt, arrived)
-        except BaseException as error:  # noqa: BLE001  a defect (or a panic of Rust code) must end this request only
+        except BaseException as error:  # noqa: BLE001  a bug (or a panic of Rust code) must end this request only
             self._log.error("admission_failed", request=submit.request, stream=submit.stream, exc_info=error)
             text = clip(f"the prompt failed: {type(error).__name__}")
             return Admission(None, Failed(submit.stream, ErrorCode.INTERNAL, text))

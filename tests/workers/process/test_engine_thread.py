@@ -64,7 +64,7 @@ class Counting(BatchEngine):
     def idle(self) -> bool:
         self.asked += 1
         if self.broken:
-            raise ValueError("a defect")
+            raise ValueError("a bug")
         return super().idle
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ def test_a_refused_request_is_a_failure() -> None:
 
 def test_a_request_that_cannot_be_queued_costs_nobody_else() -> None:
     def defective() -> Constraint:
-        raise KeyError("a defect")
+        raise KeyError("a bug")
 
     loop = Loop()
     loop.start()
@@ -281,7 +281,7 @@ def test_a_defect_is_a_reason() -> None:
     loop.engine.broken = True
     loop.thread.post([request(1)])
     loop.until(lambda: len(loop.events) == 3)
-    assert loop.events[-1] == (ByeReason.INTERNAL, "a defect")
+    assert loop.events[-1] == (ByeReason.INTERNAL, "a bug")
     assert loop.thread.join(PATIENCE_S)
     assert loop.engine.closed.is_set()
 

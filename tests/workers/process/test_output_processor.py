@@ -1,4 +1,4 @@
-"""The request table over the real engine and a scripted runner: text, usage, defects, one terminal each."""
+"""The request table over the real engine and a scripted runner: text, usage, internal errors, one terminal each."""
 
 import pytest
 import structlog
@@ -76,7 +76,7 @@ class Broken(ByteTokenizer):
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         if token == ord("#"):
-            raise ZeroDivisionError("a defect")
+            raise ZeroDivisionError("a bug")
         return super().piece(token, first=first)
 
 
@@ -89,8 +89,8 @@ class TestDefects:
             table.admit(submit(stream))
         ended = step(*spell(1, b"ab"), *spell(2, b"a#b"), *spell(3, b"x#"), ends=[end(1), end(3)])
         processed = table.process(ended)
-        assert [type(defect) for defect in processed.defects.values()] == [ZeroDivisionError] * 2
-        assert list(processed.defects) == [2, 3]
+        assert [type(error) for error in processed.text_errors.values()] == [ZeroDivisionError] * 2
+        assert list(processed.text_errors) == [2, 3]
         first, finished, *failed = processed.frames
         assert isinstance(first, Step)
         assert [(delta.stream, delta.text) for delta in first.deltas] == [(1, "ab")]
@@ -107,11 +107,11 @@ class TestDefects:
         table.admit(submit())
 
         def broken(_: object) -> str:
-            raise ZeroDivisionError("a defect")
+            raise ZeroDivisionError("a bug")
 
         monkeypatch.setattr(TextStream, "finish", broken)
         processed = table.process(step((1, 97), ends=[end()]))
-        assert list(processed.defects) == [1]
+        assert list(processed.text_errors) == [1]
         (failed,) = [frame for frame in processed.frames if not isinstance(frame, Step)]
         assert isinstance(failed, Failed)
         assert failed.code is ErrorCode.INTERNAL

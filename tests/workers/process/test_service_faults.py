@@ -90,29 +90,29 @@ class Panic(BaseException):
 
 
 class Broken(ByteTokenizer):
-    """A tokenizer with a defect: it cannot encode "!", and cannot decode what follows "?"."""
+    """A tokenizer with a bug: it cannot encode "!", and cannot decode what follows "?"."""
 
-    def __init__(self, defect: type[BaseException]) -> None:
+    def __init__(self, error: type[BaseException]) -> None:
         super().__init__()
-        self._defect = defect
+        self._error = error
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         if "!" in text:
-            raise self._defect("a defect")
+            raise self._error("a bug")
         return [0x3F] if "?" in text else super().encode(text, special=special)
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         if first:
-            raise self._defect("a defect")
+            raise self._error("a bug")
         return b"" if token == 0x3F else super().piece(token, first=first)
 
 
-def broken(defect: type[BaseException]) -> Callable[[WorkerSpec, Progress], Loaded]:
+def broken(error: type[BaseException]) -> Callable[[WorkerSpec, Progress], Loaded]:
     """The load of a worker whose tokenizer is `Broken`."""
 
     def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
         loaded = load(spec, progress)
-        return Loaded(loaded.engine, Broken(defect), loaded.context)
+        return Loaded(loaded.engine, Broken(error), loaded.context)
 
     return broken_load
 
@@ -134,14 +134,14 @@ def test_a_load_that_fails_in_words_that_utf8_cannot_carry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "defect", "logged"),
+    ("prompt", "error", "logged"),
     [("!", ValueError, "admission_failed"), ("!", Panic, "admission_failed"), ("?", ValueError, "text_failed")],
 )
 def test_a_defect_in_the_text_of_one_request_ends_that_request(
-    prompt: str, defect: type[BaseException], logged: str
+    prompt: str, error: type[BaseException], logged: str
 ) -> None:
     async def run() -> None:
-        async with service(scripted(max_batch_size=2), broken(defect)) as peer:
+        async with service(scripted(max_batch_size=2), broken(error)) as peer:
             await peer.ready()
             peer.send(submit(1, "neighbour", max_tokens=40), submit(2, prompt), submit(3, "next", max_tokens=2))
             failed = await peer.terminal(2)
