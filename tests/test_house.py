@@ -35,7 +35,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
             *("errors", "precision", "host", "checkpoints", "sampling", "text", "engine", "faults"),
             *("mlx", "iree"),
         },
-        "session": {"engine", "text", "process"},
+        "local_model": {"engine", "text", "process"},
         "__main__": {"process"},
     },
 }
@@ -156,7 +156,7 @@ def test_every_part_has_its_layer_and_imports_lower_ones_only(package: str) -> N
         ("gateway/routing/router.py", "import workers.process.spec"),
         ("workers/engine/engine.py", "from workers.process.spec import WorkerSpec"),
         ("workers/sampling/sample.py", "from workers import engine"),
-        ("workers/session.py", "import workers.iree.runner"),
+        ("workers/local_model.py", "import workers.iree.runner"),
         ("workers/engine/engine.py", "from gateway.routing.router import Router"),
         ("protocol/codec.py", "import actors"),
         ("protocol/codec.py", "import json"),

@@ -10,9 +10,9 @@ from protocol.events import Finished, Hello, Loading
 from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from tests.checkpoints import make_checkpoint
 from tests.workers.process.process import Peer, scripted, worker
+from workers.local_model import GenerationResult, LocalModel
 from workers.process.loading import load
 from workers.process.spec import WorkerSpec
-from workers.session import Generation, Session
 
 SEEDED = Sampling(temperature=1.0, top_k=40, seed=11)
 REQUESTS = [
@@ -32,12 +32,12 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> WorkerSpec:
 
 
 @pytest.fixture(scope="module")
-def reference(spec: WorkerSpec) -> dict[int, Generation]:
-    with Session.of(load(spec, lambda *_: None)) as session:
-        return {each.stream: session.generate(each.input, each.sampling, each.limits) for each in REQUESTS}
+def reference(spec: WorkerSpec) -> dict[int, GenerationResult]:
+    with LocalModel.of(load(spec, lambda *_: None)) as model:
+        return {each.stream: model.generate(each.input, each.sampling, each.limits) for each in REQUESTS}
 
 
-def test_a_worker_says_what_a_session_says(spec: WorkerSpec, reference: dict[int, Generation]) -> None:
+def test_a_worker_says_what_a_session_says(spec: WorkerSpec, reference: dict[int, GenerationResult]) -> None:
     """All at once through four slots, then again in two pieces: the second goes on where the first was cut."""
 
     async def told(peer: Peer) -> None:

@@ -1,6 +1,6 @@
-"""A model in this process: one request at a time over the same engine, text and request table as a worker's.
+"""A model in this process, without a worker: one request at a time.
 
-What a session answers is what a worker answers, to the letter, because it runs the same code with a batch of one.
+Runs the same engine, text code and output processing as a worker, with a batch of one, so its answers are identical.
 """
 
 import time
@@ -22,29 +22,29 @@ from workers.process.spec import WorkerSpec
 from workers.text.vocabulary import Vocabulary
 
 Prompt = str | Sequence[int] | Input
-"""Text or token ids to go on from, or messages for the chat template."""
+"""Text or token ids to continue, or messages for the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
-class SessionCapabilities:
-    """What this session's model and device can do."""
+class LocalModelCapabilities:
+    """What a local model and its device can do."""
 
     backend: str
     device: str
     dtype: str
     quantization: str
-    """int8, int4 or both; empty when the matrices are of `dtype`."""
+    """`int8`, `int4` or both; empty if the weights are of `dtype`."""
     context: int
     vocab_size: int
     text: bool
-    """There is a tokenizer; without it prompts are token ids."""
+    """The model has a tokenizer; without it prompts must be token ids."""
     chat: bool
-    """There is a chat template."""
+    """The model has a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """A whole answer. `tokens` has what was generated, an end-of-sequence token included."""
+class GenerationResult:
+    """A complete answer. `tokens` includes a generated end-of-sequence token."""
 
     tokens: tuple[int, ...]
     text: str
@@ -52,24 +52,24 @@ class Generation:
     prompt_tokens: int
     completion_tokens: int
     logprobs: tuple[Logprobs, ...] = ()
-    """One for each token, where `sampling.logprobs` asks for them."""
+    """One for each token, if `sampling.logprobs` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`log_likelihoods[i]` is the natural log of the probability of `tokens[i + 1]`, given all before it."""
+    """`log_likelihoods[i]` is the natural log of the probability of `tokens[i + 1]`, given all tokens before it."""
 
     tokens: tuple[int, ...]
     log_likelihoods: tuple[float, ...]
 
     @property
     def total(self) -> float:
-        """The log-likelihood of all tokens but the first, given the first."""
+        """Log-likelihood of all tokens after the first, given the first."""
         return sum(self.log_likelihoods)
 
 
-class SessionError(Exception):
-    """Raised where a worker would send `Failed`: the request was refused, or a step failed."""
+class LocalModelError(Exception):
+    """Raised where a worker would send `Failed`: the request is refused, or an engine step failed."""
 
     def __init__(self, code: ErrorCode, text: str, field: str = "") -> None:
         super().__init__(text)
@@ -77,8 +77,8 @@ class SessionError(Exception):
         self.field = field
 
 
-class Session:
-    """Owns an engine; used by the thread that opened it. One request at a time: the next one cancels the last."""
+class LocalModel:
+    """Owns an engine. Used by the thread that opened it, for one request at a time: a new request cancels the last."""
 
     def __init__(
         self, engine: BatchEngine, vocabulary: Vocabulary | None, *, clock: Callable[[], float] = time.monotonic
@@ -88,7 +88,7 @@ class Session:
         self._clock = clock
         self._streams = count(1)
         self._stream = 0
-        # Tokens that a step brought beyond the one asked for, for `decode_step`.
+        # Tokens that a step returned beyond the one that was asked for; `decode_step` returns them next.
         self._ready: list[int] = []
         self._running = False
 
@@ -99,7 +99,7 @@ class Session:
 
     @classmethod
     def of(cls, loaded: Loaded) -> Self:
-        """A session over what is loaded already."""
+        """Wrap a model that is loaded already."""
         return cls(loaded.engine, loaded.vocabulary)
 
     def __enter__(self) -> Self:
@@ -109,9 +109,9 @@ class Session:
         self.close()
 
     @property
-    def capabilities(self) -> SessionCapabilities:
+    def capabilities(self) -> LocalModelCapabilities:
         runner = self._engine.capabilities
-        return SessionCapabilities(
+        return LocalModelCapabilities(
             backend=runner.backend,
             device=runner.device,
             dtype=runner.dtype,
@@ -123,7 +123,7 @@ class Session:
         )
 
     def prefill(self, prompt: Sequence[int], sampling: Sampling = GREEDY, *, eos: frozenset[int] = frozenset()) -> int:
-        """Compute a prompt and return the first token after it. Raises `SessionError`."""
+        """Compute a prompt and return the first token after it. Raises `LocalModelError`."""
         stream = self._begin()
         self._submit(EngineRequest(stream, tuple(prompt), sampling, None, eos))
         self._running = True
@@ -132,7 +132,8 @@ class Session:
         return self._ready.pop(0)
 
     def decode_step(self) -> int | None:
-        """The next token of the sequence that `prefill` began; None once it has ended. Raises `SessionError`."""
+        """Return the next token of the sequence that `prefill` started; None after its end. Raises
+        `LocalModelError`."""
         while not self._ready and self._running:
             self._step()
         return self._ready.pop(0) if self._ready else None
@@ -140,15 +141,16 @@ class Session:
     def stream(
         self, prompt: Prompt, sampling: Sampling = GREEDY, limits: Limits | None = None, *, resume: Sequence[int] = ()
     ) -> Generator[Delta | Finished, None, None]:
-        """What a client would get: a `Delta` for each step, then one `Finished`. Closing the iterator cancels.
+        """Yield what a client would receive: a `Delta` for each step, then one `Finished`. Closing the iterator
+        cancels.
 
-        Raises `SessionError` where a worker would send `Failed`.
+        Raises `LocalModelError` where a worker would send `Failed`.
         """
         stream = self._begin()
         processor = OutputProcessor(
             self._vocabulary, max_live=1, clock=self._clock, context=self._engine.capabilities.context
         )
-        submit = Submit(stream, f"session-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
+        submit = Submit(stream, f"local-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
         admission = processor.admit(submit)
         if admission.answer is not None:
             yield from _client_events([admission.answer])
@@ -158,15 +160,15 @@ class Session:
         try:
             while processor.live:
                 if stream != self._stream:
-                    raise SessionError(ErrorCode.INTERNAL, "another request of this session took its place")
+                    raise LocalModelError(ErrorCode.INTERNAL, "another request to this model took its place")
                 yield from _client_events(self._run_step(processor))
         finally:
             self._engine.cancel(stream)
 
     def generate(
         self, prompt: Prompt, sampling: Sampling = GREEDY, limits: Limits | None = None, *, resume: Sequence[int] = ()
-    ) -> Generation:
-        """The whole answer. Raises `SessionError`."""
+    ) -> GenerationResult:
+        """Return the complete answer. Raises `LocalModelError`."""
         tokens: list[int] = []
         text: list[str] = []
         logprobs: list[Logprobs] = []
@@ -177,29 +179,29 @@ class Session:
             if isinstance(event, Finished):
                 usage = event.usage
                 counts = usage.prompt_tokens, usage.completion_tokens
-                return Generation(tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs))
+                return GenerationResult(tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs))
         raise RuntimeError("the stream ended without a terminal")
 
     def score(self, prompt: str | Sequence[int]) -> Score:
-        """Log-likelihoods of a text's tokens. Raises `SessionError`, and what the runner raises."""
+        """Return the log-likelihoods of a text's tokens. Raises `LocalModelError`, and what the runner raises."""
         self._begin()
         if isinstance(prompt, str):
             if self._vocabulary is None:
-                raise SessionError(ErrorCode.UNSUPPORTED, "the model has no tokenizer: give token ids", "prompt")
+                raise LocalModelError(ErrorCode.UNSUPPORTED, "the model has no tokenizer: give token ids", "prompt")
             prompt = self._vocabulary.encode(prompt, special=True)
         try:
             values = self._engine.score(prompt)
         except RequestRefused as refusal:
-            raise SessionError(refusal.code, refusal.text, refusal.field) from refusal
+            raise LocalModelError(refusal.code, refusal.text, refusal.field) from refusal
         return Score(tuple(prompt), tuple(values.tolist()))
 
     def close(self) -> None:
-        """Cancel what runs and free the device."""
+        """Cancel the running request and free the device."""
         self._begin()
         self._engine.close()
 
     def _begin(self) -> int:
-        """Cancel the last request and number the next one."""
+        """Cancel the last request and return the number of the next one."""
         self._engine.cancel(self._stream)
         self._ready.clear()
         self._running = False
@@ -210,17 +212,17 @@ class Session:
         try:
             self._engine.submit(request)
         except RequestRefused as refusal:
-            raise SessionError(refusal.code, refusal.text, refusal.field) from refusal
+            raise LocalModelError(refusal.code, refusal.text, refusal.field) from refusal
 
     def _step(self) -> None:
         result = self._engine.step()
         self._ready += [item.token for item in result.tokens]
         self._running = not (result.ends or result.failures)
         for failure in result.failures:
-            raise SessionError(failure.code, failure.text, failure.field)
+            raise LocalModelError(failure.code, failure.text, failure.field)
 
     def _run_step(self, processor: OutputProcessor) -> list[Event]:
-        """One engine step, and the end of the stream when its stop string was found in it or its deadline passed."""
+        """Run one engine step; end the stream if a stop string was found in it, or if its deadline has passed."""
         engine = self._engine
         if expired := processor.expire():
             return [*expired]
@@ -237,7 +239,7 @@ def _client_events(events: Sequence[Event]) -> Iterator[Delta | Finished]:
             case Finished():
                 yield event
             case Failed(code=code, text=text, field=field):
-                raise SessionError(code, text, field)
+                raise LocalModelError(code, text, field)
 
 
 def _input(prompt: Prompt) -> Input:

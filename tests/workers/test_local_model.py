@@ -16,8 +16,8 @@ from workers.engine.runner import Runner
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import PlannedFault, raising
+from workers.local_model import LocalModel, LocalModelError
 from workers.process.spec import WorkerSpec
-from workers.session import Session, SessionError
 from workers.text.byte_tokenizer import ByteTokenizer
 
 SEEDED = Sampling(temperature=1.0, seed=5)
@@ -28,18 +28,18 @@ def spec(**fields: Any) -> WorkerSpec:
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
-    with Session.open(spec()) as opened:
+def model() -> Iterator[LocalModel]:
+    with LocalModel.open(spec()) as opened:
         yield opened
 
 
-def bare(runner: Runner) -> Session:
+def bare(runner: Runner) -> LocalModel:
     """A session without a tokenizer."""
-    return Session(BatchEngine(runner, max_queue=1, step_tokens=64), None)
+    return LocalModel(BatchEngine(runner, max_queue=1, step_tokens=64), None)
 
 
-def test_the_capabilities(session: Session) -> None:
-    known = session.capabilities
+def test_the_capabilities(model: LocalModel) -> None:
+    known = model.capabilities
     assert (known.backend, known.context, known.vocab_size, known.text, known.chat) == (
         "scripted",
         4096,
@@ -51,21 +51,21 @@ def test_the_capabilities(session: Session) -> None:
     assert (without.text, without.chat) == (False, False)
 
 
-def test_log_probabilities_come_with_their_tokens(session: Session) -> None:
+def test_log_probabilities_come_with_their_tokens(model: LocalModel) -> None:
     """A number of the most likely tokens, each by its bytes; none where none were asked for."""
-    answer = session.generate("a", Sampling(logprobs=2), Limits(max_tokens=5))
+    answer = model.generate("a", Sampling(logprobs=2), Limits(max_tokens=5))
     assert [each.sampled.token for each in answer.logprobs] == list(answer.tokens)
     assert all(each.top[0] == each.sampled and len(each.top) == 2 for each in answer.logprobs)
     assert b"".join(each.sampled.piece for each in answer.logprobs).decode() == answer.text
-    assert [each.top for each in session.generate("a", Sampling(logprobs=0), Limits(max_tokens=2)).logprobs] == [()] * 2
-    assert session.generate("a", limits=Limits(max_tokens=2)).logprobs == ()
+    assert [each.top for each in model.generate("a", Sampling(logprobs=0), Limits(max_tokens=2)).logprobs] == [()] * 2
+    assert model.generate("a", limits=Limits(max_tokens=2)).logprobs == ()
 
 
-def test_what_history_does_goes_on_where_an_answer_is_resumed(session: Session) -> None:
+def test_what_history_does_goes_on_where_an_answer_is_resumed(model: LocalModel) -> None:
     sampling = Sampling(presence_penalty=1.0, repetition_penalty=1.2, logit_bias=(Bias(97, 2.0),), logprobs=1)
-    whole = session.generate("abc", sampling, Limits(max_tokens=12))
+    whole = model.generate("abc", sampling, Limits(max_tokens=12))
     for cut in (1, 7, 11):
-        rest = session.generate("abc", sampling, Limits(max_tokens=12), resume=whole.tokens[:cut])
+        rest = model.generate("abc", sampling, Limits(max_tokens=12), resume=whole.tokens[:cut])
         assert rest.tokens == whole.tokens[cut:]
         assert rest.logprobs == whole.logprobs[cut:]
 
@@ -83,123 +83,123 @@ def test_what_history_does_goes_on_where_an_answer_is_resumed(session: Session) 
     ],
 )
 def test_what_shapes_logits_is_refused_by_name(
-    session: Session, sampling: Sampling, limits: Limits, field: str
+    model: LocalModel, sampling: Sampling, limits: Limits, field: str
 ) -> None:
-    with pytest.raises(SessionError) as refused:
-        session.generate("a", sampling, limits)
+    with pytest.raises(LocalModelError) as refused:
+        model.generate("a", sampling, limits)
     assert (refused.value.code, refused.value.field) == (ErrorCode.INVALID, field)
 
 
 def test_a_deadline_and_a_text_that_cannot_fit_are_refused_as_by_a_worker() -> None:
     now = [0.0]
     engine = BatchEngine(ScriptedRunner(context=64), max_queue=1, step_tokens=64)
-    session = Session(engine, ByteTokenizer(), clock=lambda: now[0])
-    stream = session.stream("a", limits=Limits(deadline_ms=1000))
+    model = LocalModel(engine, ByteTokenizer(), clock=lambda: now[0])
+    stream = model.stream("a", limits=Limits(deadline_ms=1000))
     assert isinstance(next(stream), Delta)
     now[0] = 1.0
-    with pytest.raises(SessionError) as late:
+    with pytest.raises(LocalModelError) as late:
         list(stream)
     assert (late.value.code, late.value.field) == (ErrorCode.DEADLINE, "deadline_ms")
     assert engine.idle
-    with pytest.raises(SessionError, match="of 65 characters cannot fit"):
-        session.generate("a" * 65)
+    with pytest.raises(LocalModelError, match="of 65 characters cannot fit"):
+        model.generate("a" * 65)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SEEDED])
-def test_every_way_in_gives_the_same_tokens(session: Session, sampling: Sampling) -> None:
+def test_every_way_in_gives_the_same_tokens(model: LocalModel, sampling: Sampling) -> None:
     prompt = tuple(b"Once upon a time")
-    whole = session.generate("Once upon a time", sampling, Limits(max_tokens=12))
+    whole = model.generate("Once upon a time", sampling, Limits(max_tokens=12))
     assert (whole.reason, whole.prompt_tokens, whole.completion_tokens) == ("length", 16, 12)
     assert bytes(whole.tokens).decode() == whole.text
     for same in (prompt, TextInput("Once upon a time"), TokensInput(prompt)):
-        assert session.generate(same, sampling, Limits(max_tokens=12)) == whole
-    stepped = [session.prefill(prompt, sampling)] + [session.decode_step() for _ in range(11)]
+        assert model.generate(same, sampling, Limits(max_tokens=12)) == whole
+    stepped = [model.prefill(prompt, sampling)] + [model.decode_step() for _ in range(11)]
     assert tuple(stepped) == whole.tokens
     for cut in range(13):
-        rest = session.generate(prompt, sampling, Limits(max_tokens=12), resume=whole.tokens[:cut])
+        rest = model.generate(prompt, sampling, Limits(max_tokens=12), resume=whole.tokens[:cut])
         assert whole.tokens[:cut] + rest.tokens == whole.tokens
         assert (rest.reason, rest.completion_tokens) == ("length", 12)
 
 
-def test_a_chat_goes_through_the_template(session: Session) -> None:
+def test_a_chat_goes_through_the_template(model: LocalModel) -> None:
     chat = ChatInput((Message("user", "hello"),))
     rendered = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     limits = Limits(max_tokens=5)
-    assert session.generate(chat, limits=limits).tokens == session.generate(rendered, limits=limits).tokens
+    assert model.generate(chat, limits=limits).tokens == model.generate(rendered, limits=limits).tokens
 
 
-def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(session: Session) -> None:
-    plain = session.generate("x", limits=Limits(max_tokens=20)).text
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(model: LocalModel) -> None:
+    plain = model.generate("x", limits=Limits(max_tokens=20)).text
     stop = plain[7:10]
-    stopped = session.generate("x", limits=Limits(max_tokens=20, stop=(stop,)))
+    stopped = model.generate("x", limits=Limits(max_tokens=20, stop=(stop,)))
     assert stopped.reason == "stop"
     assert stopped.text == plain[: plain.index(stop)]
 
 
 def test_decode_step_says_when_it_is_over() -> None:
-    session = bare(ScriptedRunner(context=8))
-    assert session.decode_step() is None
-    session.prefill((1, 2, 3, 4, 5))
-    assert [session.decode_step() is None for _ in range(4)] == [False, False, True, True]
-    first = session.prefill((1, 2))
-    session = bare(ScriptedRunner(context=8))
-    assert session.prefill((1, 2), eos=frozenset({first})) == first
-    assert session.decode_step() is None
+    model = bare(ScriptedRunner(context=8))
+    assert model.decode_step() is None
+    model.prefill((1, 2, 3, 4, 5))
+    assert [model.decode_step() is None for _ in range(4)] == [False, False, True, True]
+    first = model.prefill((1, 2))
+    model = bare(ScriptedRunner(context=8))
+    assert model.prefill((1, 2), eos=frozenset({first})) == first
+    assert model.decode_step() is None
 
 
-def test_closing_a_stream_frees_the_slot_and_the_next_request_takes_over(session: Session) -> None:
+def test_closing_a_stream_frees_the_slot_and_the_next_request_takes_over(model: LocalModel) -> None:
     limits = Limits(max_tokens=50)
-    whole = session.generate("y", limits=limits)
+    whole = model.generate("y", limits=limits)
     for _ in range(5):
-        stream = session.stream("y", limits=limits)
+        stream = model.stream("y", limits=limits)
         assert isinstance(next(stream), Delta)
         stream.close()
-    left = session.stream("y", limits=limits)
+    left = model.stream("y", limits=limits)
     next(left)
-    assert session.generate("y", limits=limits) == whole
-    newer = session.stream("y", limits=limits)
+    assert model.generate("y", limits=limits) == whole
+    newer = model.stream("y", limits=limits)
     next(newer)
-    with pytest.raises(SessionError, match="took its place"):
+    with pytest.raises(LocalModelError, match="took its place"):
         list(left)
     assert isinstance(list(newer)[-1], Finished)
-    assert isinstance(list(session.stream("y", limits=limits))[-1], Finished)
+    assert isinstance(list(model.stream("y", limits=limits))[-1], Finished)
 
 
-def test_scores_are_the_log_likelihoods_of_the_runners_logits(session: Session) -> None:
+def test_scores_are_the_log_likelihoods_of_the_runners_logits(model: LocalModel) -> None:
     # The scripted runner gives one token a logit of 4, all others 0.
     likely, other = 4 - math.log(math.exp(4) + 256), -math.log(math.exp(4) + 256)
     prompt = tuple(b"a prompt that is longer than one chunk" * 9)
-    answer = session.generate(prompt, limits=Limits(max_tokens=4)).tokens
-    score = session.score((*prompt, *answer))
+    answer = model.generate(prompt, limits=Limits(max_tokens=4)).tokens
+    score = model.score((*prompt, *answer))
     assert len(score.log_likelihoods) == len(prompt) + 3
     assert score.log_likelihoods[-4:] == pytest.approx([likely] * 4, abs=1e-12)
     assert {round(value, 12) for value in score.log_likelihoods} == {round(likely, 12), round(other, 12)}
     assert score.total == pytest.approx(math.fsum(score.log_likelihoods))
-    assert session.score("a").log_likelihoods == ()
-    assert session.score("ab") == session.score(b"ab")
+    assert model.score("a").log_likelihoods == ()
+    assert model.score("ab") == model.score(b"ab")
 
 
 def test_a_score_fills_the_context_and_no_more() -> None:
-    session = bare(ScriptedRunner(context=40, slots=1))
-    assert len(session.score([7] * 40).log_likelihoods) == 39
-    with pytest.raises(SessionError) as refused:
-        session.score([7] * 41)
+    model = bare(ScriptedRunner(context=40, slots=1))
+    assert len(model.score([7] * 40).log_likelihoods) == 39
+    with pytest.raises(LocalModelError) as refused:
+        model.score([7] * 41)
     assert (refused.value.code, refused.value.field) == (ErrorCode.CONTEXT, "prompt")
 
 
 def test_a_score_that_fails_leaves_the_slot_free() -> None:
     runner = ScriptedRunner(slots=1)
-    session = bare(with_faults(runner, raising({1})))
+    model = bare(with_faults(runner, raising({1})))
     with pytest.raises(PlannedFault):
-        session.score([1, 2, 3])
-    assert len(session.score([1, 2, 3]).log_likelihoods) == 2
+        model.score([1, 2, 3])
+    assert len(model.score([1, 2, 3]).log_likelihoods) == 2
     assert runner.violations == []
 
 
 def test_a_score_needs_a_slot() -> None:
     engine = BatchEngine(ScriptedRunner(slots=1), max_queue=1, step_tokens=64)
-    session = Session(engine, None)
-    session.prefill((1,))
+    model = LocalModel(engine, None)
+    model.prefill((1,))
     with pytest.raises(RequestRefused) as refused:
         engine.score([1, 2])
     assert refused.value.code == ErrorCode.OVERLOADED
@@ -214,35 +214,35 @@ def test_a_score_needs_a_slot() -> None:
         ("x", Sampling(temperature=math.nan), ErrorCode.INVALID, "temperature"),
     ],
 )
-def test_what_is_refused(session: Session, prompt: Any, sampling: Sampling, code: ErrorCode, field: str) -> None:
-    with pytest.raises(SessionError) as refused:
-        session.generate(prompt, sampling)
+def test_what_is_refused(model: LocalModel, prompt: Any, sampling: Sampling, code: ErrorCode, field: str) -> None:
+    with pytest.raises(LocalModelError) as refused:
+        model.generate(prompt, sampling)
     assert (refused.value.code, refused.value.field) == (code, field)
 
 
 def test_without_a_tokenizer_text_is_refused_by_name() -> None:
-    session = bare(ScriptedRunner())
-    assert len(session.generate([1, 2], limits=Limits(max_tokens=3)).tokens) == 3
-    for ask in (lambda: session.generate("text"), lambda: session.score("text")):
-        with pytest.raises(SessionError) as refused:
+    model = bare(ScriptedRunner())
+    assert len(model.generate([1, 2], limits=Limits(max_tokens=3)).tokens) == 3
+    for ask in (lambda: model.generate("text"), lambda: model.score("text")):
+        with pytest.raises(LocalModelError) as refused:
             ask()
         assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "prompt")
 
 
 def test_a_failing_step_is_an_error_and_the_session_goes_on() -> None:
-    session = Session.open(spec(faults=raising((1, 3))))
+    model = LocalModel.open(spec(faults=raising((1, 3))))
     for _ in range(2):
-        with pytest.raises(SessionError) as failed:
-            session.generate("x", limits=Limits(max_tokens=3))
+        with pytest.raises(LocalModelError) as failed:
+            model.generate("x", limits=Limits(max_tokens=3))
         assert failed.value.code == ErrorCode.STEP
-    assert len(session.generate("x", limits=Limits(max_tokens=3)).tokens) == 3
+    assert len(model.generate("x", limits=Limits(max_tokens=3)).tokens) == 3
     engine = BatchEngine(with_faults(ScriptedRunner(), raising({1})), max_queue=1, step_tokens=8)
-    with pytest.raises(SessionError):
-        Session(engine, ByteTokenizer()).prefill([1])
+    with pytest.raises(LocalModelError):
+        LocalModel(engine, ByteTokenizer()).prefill([1])
 
 
 def test_a_model_that_is_not_there_is_said_by_name(tmp_path: Path) -> None:
     from workers.checkpoints.json_files import CheckpointError
 
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        Session.open(WorkerSpec("w0", "m", str(tmp_path / "none"), backend="mlx"))
+        LocalModel.open(WorkerSpec("w0", "m", str(tmp_path / "none"), backend="mlx"))
