@@ -28,8 +28,8 @@ def score_text(settings: Settings, prompt: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_report(model.name, score)))
     else:
-        vocabulary = loaded.vocabulary
-        _print(model.name, score, [vocabulary.decode([token]) if vocabulary else "" for token in score.tokens])
+        tokenizer = loaded.tokenizer
+        _print(model.name, score, [tokenizer.decode([token]) if tokenizer else "" for token in score.tokens])
 
 
 def perplexity(score: Score) -> float:

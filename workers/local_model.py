@@ -19,7 +19,7 @@ from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
 from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.process.spec import WorkerSpec
-from workers.text.vocabulary import Vocabulary
+from workers.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Input
 """Text or token ids to continue, or messages for the chat template."""
@@ -81,10 +81,10 @@ class LocalModel:
     """Owns an engine. Used by the thread that opened it, for one request at a time: a new request cancels the last."""
 
     def __init__(
-        self, engine: BatchEngine, vocabulary: Vocabulary | None, *, clock: Callable[[], float] = time.monotonic
+        self, engine: BatchEngine, tokenizer: Tokenizer | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = engine
-        self._vocabulary = vocabulary
+        self._tokenizer = tokenizer
         self._clock = clock
         self._streams = count(1)
         self._stream = 0
@@ -100,7 +100,7 @@ class LocalModel:
     @classmethod
     def of(cls, loaded: Loaded) -> Self:
         """Wrap a model that is loaded already."""
-        return cls(loaded.engine, loaded.vocabulary)
+        return cls(loaded.engine, loaded.tokenizer)
 
     def __enter__(self) -> Self:
         return self
@@ -118,8 +118,8 @@ class LocalModel:
             quantization=runner.quantization,
             context=runner.context,
             vocab_size=runner.vocab_size,
-            text=self._vocabulary is not None,
-            chat=self._vocabulary is not None and self._vocabulary.chat is not None,
+            text=self._tokenizer is not None,
+            chat=self._tokenizer is not None and self._tokenizer.chat is not None,
         )
 
     def prefill(self, prompt: Sequence[int], sampling: Sampling = GREEDY, *, eos: frozenset[int] = frozenset()) -> int:
@@ -148,7 +148,7 @@ class LocalModel:
         """
         stream = self._begin()
         processor = OutputProcessor(
-            self._vocabulary, max_live=1, clock=self._clock, context=self._engine.capabilities.context
+            self._tokenizer, max_live=1, clock=self._clock, context=self._engine.capabilities.context
         )
         submit = Submit(stream, f"local-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
         admission = processor.admit(submit)
@@ -186,9 +186,9 @@ class LocalModel:
         """Return the log-likelihoods of a text's tokens. Raises `LocalModelError`, and what the runner raises."""
         self._begin()
         if isinstance(prompt, str):
-            if self._vocabulary is None:
+            if self._tokenizer is None:
                 raise LocalModelError(ErrorCode.UNSUPPORTED, "the model has no tokenizer: give token ids", "prompt")
-            prompt = self._vocabulary.encode(prompt, special=True)
+            prompt = self._tokenizer.encode(prompt, special=True)
         try:
             values = self._engine.score(prompt)
         except RequestRefused as refusal:

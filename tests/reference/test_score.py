@@ -8,7 +8,7 @@ import pytest
 from tests.reference.conftest import PROMPT, Pair, Reference
 from workers.engine.engine import BatchEngine
 from workers.local_model import LocalModel
-from workers.text.tokenizer import Tokenizer
+from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
 pytestmark = pytest.mark.reference
 
@@ -30,7 +30,7 @@ def test_text(pair: Pair, checkpoints: dict[str, Path], references: dict[str, Re
     path = next(checkpoints[name] for name, reference in references.items() if reference is pair.reference)
     text = "The capital of France is Paris. добрый день 🙂"
     tokens = tuple(AutoTokenizer.from_pretrained(path)(text)["input_ids"])
-    model = LocalModel(BatchEngine(pair.runner, max_queue=0, step_tokens=64), Tokenizer.from_dir(path))
+    model = LocalModel(BatchEngine(pair.runner, max_queue=0, step_tokens=64), CheckpointTokenizer.from_dir(path))
     score = model.score(text)
     assert score.tokens == tokens
     assert score.total == pytest.approx(float(pair.reference.log_likelihoods(tokens).sum()), abs=2e-3)

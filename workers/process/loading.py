@@ -25,7 +25,7 @@ from workers.process.backends import SCRIPTED_CONTEXT, Progress, choose_backend,
 from workers.process.spec import WorkerSpec
 from workers.sampling.sample_spec import SampleSpec
 from workers.text.byte_tokenizer import ByteTokenizer
-from workers.text.vocabulary import Vocabulary
+from workers.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
@@ -49,10 +49,10 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a worker serves with. `vocabulary` is None for a model without a tokenizer."""
+    """What a worker serves with. `tokenizer` is None for a model without a tokenizer."""
 
     engine: BatchEngine
-    vocabulary: Vocabulary | None
+    tokenizer: Tokenizer | None
     context: int
     step_s: float = 0.0
     """What a step with a full budget of prompt tokens may take, see `warm_up`; 0 when it was not measured."""
@@ -115,7 +115,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
 
     Raises whatever the backend raises, and `NonFiniteModel`: the worker cannot serve then.
     """
-    vocabulary = _load_vocabulary(spec, progress)
+    tokenizer = _load_tokenizer(spec, progress)
     progress("start backend", 0, 1)  # imports that take seconds, before the backend can report for itself
     runner = load_runner(spec, progress)
     with contextlib.ExitStack() as undo:
@@ -133,7 +133,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
             prefixes=prefix_policy(spec, runner.capabilities),
         )
         undo.pop_all()  # the engine closes it from now on
-    return Loaded(engine, vocabulary, runner.capabilities.context, step_s)
+    return Loaded(engine, tokenizer, runner.capabilities.context, step_s)
 
 
 def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
@@ -173,14 +173,14 @@ def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.
     return chunks * (prefilled - began) + decode_s
 
 
-def _load_vocabulary(spec: WorkerSpec, progress: Progress) -> Vocabulary | None:
+def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:
     if spec.backend == "scripted":
         return ByteTokenizer()
     if not (Path(spec.model_path) / "tokenizer.json").exists():
         return None
-    from workers.text.tokenizer import Tokenizer
+    from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
     progress("tokenizer", 0, 1)
-    tokenizer = Tokenizer.from_dir(Path(spec.model_path))
+    tokenizer = CheckpointTokenizer.from_dir(Path(spec.model_path))
     progress("tokenizer", 1, 1)
     return tokenizer

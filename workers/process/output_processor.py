@@ -20,7 +20,7 @@ from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
 from workers.process.prompt_builder import PromptBuilder, PromptRefused, PromptResult, TokenizedPrompt, build_or_error
 from workers.sampling.logprobs import RowLogprobs
 from workers.text.detokenizer import TextStream
-from workers.text.vocabulary import Vocabulary
+from workers.text.tokenizer import Tokenizer
 
 _SPARE_DEADLINES = 64
 _TEXT_FAILED = "the text of the answer could not be made"
@@ -81,12 +81,12 @@ class OutputProcessor:
     """Detokenizer, stop strings, usage and deadline of each live sequence."""
 
     def __init__(
-        self, vocabulary: Vocabulary | None, *, max_live: int, clock: Callable[[], float], context: int = MAX_TOKENS
+        self, tokenizer: Tokenizer | None, *, max_live: int, clock: Callable[[], float], context: int = MAX_TOKENS
     ) -> None:
         """`max_live` bounds the table; what is over it is refused with OVERLOADED. `clock` gives seconds. Text that
         cannot fit into `context` tokens is refused before it is tokenized."""
-        self._vocabulary = vocabulary
-        self._prompt_builder = PromptBuilder(vocabulary, context)
+        self._tokenizer = tokenizer
+        self._prompt_builder = PromptBuilder(tokenizer, context)
         self._max_live = max_live
         self._clock = clock
         self._live: dict[int, _OpenSequence] = {}
@@ -234,7 +234,7 @@ class OutputProcessor:
         return Logprobs(TokenLogprob(token, logprobs.logprob, self._label(token)), tuple(likely))
 
     def _label(self, token: int) -> bytes:
-        return b"" if self._vocabulary is None else self._vocabulary.label(token)[:MAX_PIECE_BYTES]
+        return b"" if self._tokenizer is None else self._tokenizer.label(token)[:MAX_PIECE_BYTES]
 
     def _end(self, end: SequenceEnd, done: ProcessedOutput) -> Iterable[Finished | Failed]:
         live = self._live.get(end.stream)

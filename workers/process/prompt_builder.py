@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Input, TextInput
 from workers.text.detokenizer import TextStream
 from workers.text.template_budget import TemplateError
-from workers.text.vocabulary import Chat, Vocabulary
+from workers.text.tokenizer import ChatFormat, Tokenizer
 
 CHARACTERS_A_MESSAGE = 32
 """Of tokenizing cost as much as a message costs the chat template at least."""
@@ -66,16 +66,16 @@ def tokenize_cost(submit: Submit) -> int:
 class PromptBuilder:
     """Makes prompts for one model. It keeps nothing."""
 
-    def __init__(self, vocabulary: Vocabulary | None, context: int) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, context: int) -> None:
         """Text that cannot fit into `context` tokens is refused before it is tokenized."""
-        self._vocabulary = vocabulary
+        self._tokenizer = tokenizer
         self._context = context
 
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Raises `PromptRefused` for whatever is wrong with the request."""
         tokens = self._tokens(submit.input)
         text = self._text(submit, tokens)
-        eos = self._vocabulary.eos_ids if self._vocabulary and not submit.limits.ignore_eos else frozenset()
+        eos = self._tokenizer.eos_ids if self._tokenizer and not submit.limits.ignore_eos else frozenset()
         for token in submit.resume:
             # The client has this text already; what was held back of it comes with the next token.
             if text is not None and token not in eos:
@@ -86,37 +86,37 @@ class PromptBuilder:
         if isinstance(source, TextInput):
             return self._encode(self._require_text("prompt"), source.text, "prompt", special=True)
         if isinstance(source, ChatInput):
-            vocabulary = self._require_text("messages")
-            if vocabulary.chat is None:
+            tokenizer = self._require_text("messages")
+            if tokenizer.chat is None:
                 raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
             # The template spells the special tokens out itself.
-            return self._encode(vocabulary, _render(vocabulary.chat, source), "messages", special=False)
+            return self._encode(tokenizer, _render(tokenizer.chat, source), "messages", special=False)
         return source.tokens
 
-    def _encode(self, vocabulary: Vocabulary, text: str, field: str, *, special: bool) -> tuple[int, ...]:
-        if len(text) > self._context * vocabulary.longest_token:
+    def _encode(self, tokenizer: Tokenizer, text: str, field: str, *, special: bool) -> tuple[int, ...]:
+        if len(text) > self._context * tokenizer.longest_token:
             problem = f"{field} of {len(text)} characters cannot fit into a context of {self._context} tokens"
             raise PromptRefused(ErrorCode.CONTEXT, problem, field)
-        return tuple(vocabulary.encode(text, special=special))
+        return tuple(tokenizer.encode(text, special=special))
 
     def _text(self, submit: Submit, prompt: tuple[int, ...]) -> TextStream | None:
-        if self._vocabulary is None:
+        if self._tokenizer is None:
             if submit.limits.stop:
                 raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no tokenizer: stop strings need one", "stop")
             return None
         # An answer in a chat begins a text of its own; any other goes on with its prompt's.
         context = () if isinstance(submit.input, ChatInput) else prompt
-        return TextStream(self._vocabulary, context, submit.limits.stop)
+        return TextStream(self._tokenizer, context, submit.limits.stop)
 
-    def _require_text(self, field: str) -> Vocabulary:
-        if self._vocabulary is None:
+    def _require_text(self, field: str) -> Tokenizer:
+        if self._tokenizer is None:
             raise PromptRefused(
                 ErrorCode.UNSUPPORTED, "the model has no tokenizer: give the prompt as token ids", field
             )
-        return self._vocabulary
+        return self._tokenizer
 
 
-def _render(chat: Chat, source: ChatInput) -> str:
+def _render(chat: ChatFormat, source: ChatInput) -> str:
     tools = _tools(source.tools_json)
     if tools and not chat.takes_tools:
         raise PromptRefused(ErrorCode.UNSUPPORTED, "the model's chat template has no place for tools", "tools")

@@ -122,13 +122,13 @@ class WorkerService:
             return
         # A stopped sequence keeps its place until the engine let go of it: hence twice the slots.
         most = 2 * self._spec.max_batch_size + self._spec.max_queue
-        vocabulary = loaded.vocabulary
-        self._output = OutputProcessor(vocabulary, max_live=most, clock=self._loop.time, context=loaded.context)
+        tokenizer = loaded.tokenizer
+        self._output = OutputProcessor(tokenizer, max_live=most, clock=self._loop.time, context=loaded.context)
         self._tokenize_queue = TokenizeQueue(self._output, self._loop.time, self._prompt_made)
         self._graphs_failed = lambda: loaded.engine.graphs_failed
         self._loaded.set()
         capabilities = Capabilities(
-            chat=vocabulary is not None and vocabulary.chat is not None, text=vocabulary is not None, logprobs=True
+            chat=tokenizer is not None and tokenizer.chat is not None, text=tokenizer is not None, logprobs=True
         )
         load_ms = round((self._loop.time() - self._began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from workers.text.vocabulary import Messages, Tools, decode
+from workers.text.tokenizer import Messages, Tools, decode
 
 EOS_ID = 256
 _TURN_END = "<|im_end|>\n"
 
 
-class ByteChat:
+class ByteChatFormat:
     """ChatML in plain characters, without a template engine; tools are not part of it."""
 
     takes_tools = False
@@ -30,7 +30,7 @@ class ByteTokenizer:
     eos_ids = frozenset({EOS_ID})
 
     def __init__(self) -> None:
-        self.chat = ByteChat()
+        self.chat = ByteChatFormat()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The text's UTF-8 bytes; lone surrogates become question marks. `special` adds nothing here."""

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Sequence
 
 from workers.text.stops import StopScanner
-from workers.text.vocabulary import Vocabulary
+from workers.text.tokenizer import Tokenizer
 
 _LONGEST_CHARACTER = 4
 
@@ -17,16 +17,16 @@ class TextStream:
     appears only where the bytes can no longer become UTF-8. The cost of a token does not depend on those before it.
     """
 
-    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
         """`prompt` is the text that the answer continues: its last bytes may be half a character, and after it a
         leading space is kept. For an answer that begins a text of its own (a chat turn) it is empty."""
         self._scanner = StopScanner(stops)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        tail = _last_bytes(vocabulary, prompt)
+        tail = _last_bytes(tokenizer, prompt)
         self._decode(tail)
         self._begun = bool(tail)
         # Looked up once: `push` runs for every token of every stream.
-        self._piece = vocabulary.piece
+        self._piece = tokenizer.piece
         self._scan = self._scanner.push
 
     @property
@@ -50,11 +50,11 @@ class TextStream:
         return text if self.stopped else text + self._scanner.finish()
 
 
-def _last_bytes(vocabulary: Vocabulary, prompt: Sequence[int]) -> bytes:
+def _last_bytes(tokenizer: Tokenizer, prompt: Sequence[int]) -> bytes:
     """The last bytes of the prompt, enough to hold any half character; no bytes when the prompt has no text."""
     tail = b""
     for token in reversed(prompt):
-        tail = vocabulary.piece(token) + tail
+        tail = tokenizer.piece(token) + tail
         if len(tail) >= _LONGEST_CHARACTER:
             break
     return tail[-_LONGEST_CHARACTER:]

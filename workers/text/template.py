@@ -29,7 +29,7 @@ from jinja2.runtime import Context, Macro
 
 from protocol.bounds import MAX_REASON, MAX_TEXT
 from workers.text.template_budget import MAX_ITEMS, Budget, TemplateError
-from workers.text.vocabulary import Messages, Tools
+from workers.text.tokenizer import Messages, Tools
 
 __all__ = ["ChatTemplate", "TemplateError"]
 

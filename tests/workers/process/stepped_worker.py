@@ -14,7 +14,7 @@ from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
 from workers.process.output_processor import Admission, EngineOutput, OutputProcessor
 from workers.text.byte_tokenizer import ByteTokenizer
-from workers.text.vocabulary import Vocabulary
+from workers.text.tokenizer import Tokenizer
 
 GAUGES = Gauges()
 
@@ -25,8 +25,8 @@ def submit(stream: int = 1, source: Input | str = "hello", **fields: Any) -> Sub
     return Submit(stream, "request", given, fields.pop("sampling", Sampling()), Limits(**limits), **fields)
 
 
-def processor(vocabulary: Vocabulary | None = None, clock: Any = lambda: 0.0, **options: Any) -> OutputProcessor:
-    return OutputProcessor(vocabulary or ByteTokenizer(), max_live=options.pop("max_live", 64), clock=clock)
+def processor(tokenizer: Tokenizer | None = None, clock: Any = lambda: 0.0, **options: Any) -> OutputProcessor:
+    return OutputProcessor(tokenizer or ByteTokenizer(), max_live=options.pop("max_live", 64), clock=clock)
 
 
 def request_of(admission: Admission) -> EngineRequest:
@@ -52,10 +52,10 @@ def spell(stream: int, text: bytes) -> list[tuple[int, int]]:
 class Worker:
     """Output processor and engine, stepped by hand: the process without its process."""
 
-    def __init__(self, vocabulary: Vocabulary | None = None, faults: Sequence[Fault] = (), **runner: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None, faults: Sequence[Fault] = (), **runner: Any) -> None:
         self.runner = ScriptedRunner(slots=runner.pop("slots", 4), **runner)
         self.engine = BatchEngine(with_faults(self.runner, faults), max_queue=64, step_tokens=64)
-        self.processor = processor(vocabulary)
+        self.processor = processor(tokenizer)
         self.frames: list[Event] = []
 
     def submit(self, *submits: Submit) -> None:

@@ -23,7 +23,7 @@ def test_a_scripted_worker_needs_no_files() -> None:
     assert describe(scripted(context=64)) == Described("scripted", "none", 64, "scripted", "scripted")
     phases: list[tuple[str, int, int]] = []
     loaded = load(scripted(context=64, max_batch_size=3), lambda *progress: phases.append(progress))
-    assert isinstance(loaded.vocabulary, ByteTokenizer)
+    assert isinstance(loaded.tokenizer, ByteTokenizer)
     assert loaded.context == 64
     assert loaded.engine.gauges().steps == 0
     assert phases[0] == ("start backend", 0, 1)

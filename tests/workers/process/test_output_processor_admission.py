@@ -11,7 +11,7 @@ from tests.workers.process.stepped_worker import end, processor, request_of, spe
 from workers.process.output_processor import OutputProcessor
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.template import ChatTemplate
-from workers.text.vocabulary import Vocabulary
+from workers.text.tokenizer import Tokenizer
 
 TOOLS = '[{"type": "function"}]'
 
@@ -30,9 +30,9 @@ def test_chat_goes_through_the_template() -> None:
 
 
 def test_tools_reach_the_template() -> None:
-    vocabulary = WithTemplate("{{ tools[0].type }}")
+    tokenizer = WithTemplate("{{ tools[0].type }}")
     chat = ChatInput((Message("user", "hi"),), TOOLS)
-    assert bytes(request_of(processor(vocabulary).admit(submit(source=chat))).prompt) == b"function"
+    assert bytes(request_of(processor(tokenizer).admit(submit(source=chat))).prompt) == b"function"
 
 
 def test_tokens_go_as_they_are() -> None:
@@ -46,7 +46,7 @@ def test_everything_else_reaches_the_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "source", "code", "field"),
+    ("tokenizer", "source", "code", "field"),
     [
         (WithTemplate(None), ChatInput((Message("user", "x"),)), ErrorCode.UNSUPPORTED, "messages"),
         (ByteTokenizer(), ChatInput((Message("user", "x"),), TOOLS), ErrorCode.UNSUPPORTED, "tools"),
@@ -62,8 +62,8 @@ def test_everything_else_reaches_the_engine() -> None:
     ],
     ids=["no-template", "no-place-for-tools", "tools-json", "tools-list", "tools-deep", "template-refuses"],
 )
-def test_a_refusal_names_the_field(vocabulary: Vocabulary, source: Input, code: ErrorCode, field: str) -> None:
-    table = processor(vocabulary)
+def test_a_refusal_names_the_field(tokenizer: Tokenizer, source: Input, code: ErrorCode, field: str) -> None:
+    table = processor(tokenizer)
     answer = table.admit(submit(source=source)).answer
     assert isinstance(answer, Failed)
     assert (answer.code, answer.field, table.live) == (code, field, 0)

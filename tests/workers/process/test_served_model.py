@@ -72,5 +72,5 @@ def test_a_model_without_a_tokenizer_takes_tokens_only(spec: WorkerSpec, tmp_pat
     bare = make_checkpoint(tmp_path, "qwen2")
     (bare / "tokenizer.json").unlink()
     loaded = load(scripted(backend="mlx", model_path=str(bare), max_batch_size=1, context=64), lambda *_: None)
-    assert loaded.vocabulary is None
+    assert loaded.tokenizer is None
     loaded.engine.close()

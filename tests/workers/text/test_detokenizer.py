@@ -9,34 +9,36 @@ from hypothesis import strategies as st
 
 from tests.workers.text.samples import BOS, KINDS, TEXT, byte_level, sentencepiece, write
 from workers.text.byte_tokenizer import ByteTokenizer
+from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 from workers.text.detokenizer import TextStream
 from workers.text.tokenizer import Tokenizer
-from workers.text.vocabulary import Vocabulary
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 REPLACEMENT = "\ufffd"
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, object]:
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[CheckpointTokenizer, object]:
     description = KINDS[request.param]()
     directory = write(tmp_path_factory.mktemp("tokenizer"), description)
-    return Tokenizer.from_dir(directory), tokenizers.Tokenizer.from_str(description)
+    return CheckpointTokenizer.from_dir(directory), tokenizers.Tokenizer.from_str(description)
 
 
 def texts() -> st.SearchStrategy[str]:
     return st.text(st.sampled_from(TEXT) | st.characters(codec="utf-8"), max_size=40)
 
 
-def stream_all(vocabulary: Vocabulary, tokens: list[int], prompt: list[int] = [], stops: tuple[str, ...] = ()) -> str:  # noqa: B006
-    stream = TextStream(vocabulary, prompt, stops)
+def stream_all(tokenizer: Tokenizer, tokens: list[int], prompt: list[int] = [], stops: tuple[str, ...] = ()) -> str:  # noqa: B006
+    stream = TextStream(tokenizer, prompt, stops)
     pieces = [stream.push(token) for token in tokens]
     return "".join(pieces) + stream.finish()
 
 
 @QUICK
 @given(text=texts())
-def test_text_survives_the_round_trip(both: tuple[Tokenizer, tokenizers.Tokenizer], text: str) -> None:
+def test_text_survives_the_round_trip(both: tuple[CheckpointTokenizer, tokenizers.Tokenizer], text: str) -> None:
     ours, library = both
     tokens = library.encode(text, add_special_tokens=False).ids
     assert ours.encode(text, special=False) == tokens
@@ -89,7 +91,7 @@ def test_a_prompt_may_end_inside_a_character() -> None:
 
 
 def test_a_space_begins_a_continuation_but_not_an_answer(tmp_path: Path) -> None:
-    ours = Tokenizer.from_dir(write(tmp_path, sentencepiece()))
+    ours = CheckpointTokenizer.from_dir(write(tmp_path, sentencepiece()))
     answer = ours.encode("the cat", special=False)
     assert ours.piece(answer[0]) == b" the"
     assert stream_all(ours, answer) == "the cat"
@@ -98,7 +100,7 @@ def test_a_space_begins_a_continuation_but_not_an_answer(tmp_path: Path) -> None
 
 
 def test_byte_fallback_tokens_become_characters(tmp_path: Path) -> None:
-    ours = Tokenizer.from_dir(write(tmp_path, sentencepiece()))
+    ours = CheckpointTokenizer.from_dir(write(tmp_path, sentencepiece()))
     tokens = ours.encode("the 東京", special=False)
     assert len(tokens) == 1 + 1 + 6
     stream = TextStream(ours, [])
@@ -120,9 +122,9 @@ def test_the_cost_of_a_token_does_not_grow() -> None:
     assert len(stream._scanner._held) <= 255
 
 
-def _byte_level() -> tuple[tokenizers.Tokenizer, Tokenizer]:
+def _byte_level() -> tuple[tokenizers.Tokenizer, CheckpointTokenizer]:
     from workers.text.token_bytes import Pieces
 
     library = tokenizers.Tokenizer.from_str(byte_level())
     silent = frozenset(t.content for t in library.get_added_tokens_decoder().values() if t.special)
-    return library, Tokenizer(library, Pieces({"type": "ByteLevel"}, library.id_to_token, silent))
+    return library, CheckpointTokenizer(library, Pieces({"type": "ByteLevel"}, library.id_to_token, silent))
