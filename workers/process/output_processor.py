@@ -19,7 +19,7 @@ from workers.engine.request import EngineRequest
 from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
 from workers.process.prompt_builder import PromptBuilder, PromptRefused, PromptResult, TokenizedPrompt, build_or_error
 from workers.sampling.logprobs import RowLogprobs
-from workers.text.detokenizer import TextStream
+from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.tokenizer import Tokenizer
 
 _SPARE_DEADLINES = 64
@@ -62,7 +62,7 @@ class _OpenSequence:
     """One sequence from its admission to its terminal frame."""
 
     eos: frozenset[int]
-    text: TextStream | None
+    text: IncrementalDetokenizer | None
     """None when the model has no tokenizer."""
     source: str
     """What the client calls its prompt."""

@@ -11,7 +11,7 @@ from typing import Any
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Input, TextInput
-from workers.text.detokenizer import TextStream
+from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Tokenizer
 
@@ -26,7 +26,7 @@ class TokenizedPrompt:
     """What a request asks the engine to go on with."""
 
     tokens: tuple[int, ...]
-    text: TextStream | None
+    text: IncrementalDetokenizer | None
     """Has the resumed tokens' text behind it, which the client has already. None when the model has no tokenizer."""
     eos: frozenset[int]
 
@@ -99,14 +99,14 @@ class PromptBuilder:
             raise PromptRefused(ErrorCode.CONTEXT, problem, field)
         return tuple(tokenizer.encode(text, special=special))
 
-    def _text(self, submit: Submit, prompt: tuple[int, ...]) -> TextStream | None:
+    def _text(self, submit: Submit, prompt: tuple[int, ...]) -> IncrementalDetokenizer | None:
         if self._tokenizer is None:
             if submit.limits.stop:
                 raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no tokenizer: stop strings need one", "stop")
             return None
         # An answer in a chat begins a text of its own; any other goes on with its prompt's.
         context = () if isinstance(submit.input, ChatInput) else prompt
-        return TextStream(self._tokenizer, context, submit.limits.stop)
+        return IncrementalDetokenizer(self._tokenizer, context, submit.limits.stop)
 
     def _require_text(self, field: str) -> Tokenizer:
         if self._tokenizer is None:

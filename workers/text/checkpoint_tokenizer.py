@@ -9,7 +9,7 @@ import tokenizers
 
 from workers.checkpoints.json_files import CheckpointError, read_json
 from workers.text.template import ChatTemplate, TemplateError
-from workers.text.token_bytes import DecoderRefused, Pieces
+from workers.text.token_bytes import DecoderRefused, TokenBytes
 from workers.text.tokenizer import decode
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -27,7 +27,7 @@ class CheckpointTokenizer:
     def __init__(
         self,
         library: tokenizers.Tokenizer,
-        pieces: Pieces,
+        token_bytes: TokenBytes,
         *,
         eos_ids: frozenset[int] = frozenset(),
         special_tokens: Mapping[str, str] | None = None,
@@ -35,7 +35,7 @@ class CheckpointTokenizer:
     ) -> None:
         """Raises `TemplateError` for a chat template that does not compile."""
         self._library = library
-        self._pieces = pieces
+        self._token_bytes = token_bytes
         self.eos_ids = eos_ids
         vocabulary = library.get_vocab(with_added_tokens=True)
         self.vocab_size = len(vocabulary)
@@ -56,7 +56,7 @@ class CheckpointTokenizer:
         library.no_padding()
         silent = frozenset(t.content for t in library.get_added_tokens_decoder().values() if t.special)
         try:
-            pieces = Pieces(description.get("decoder"), library.id_to_token, silent)
+            token_bytes = TokenBytes(description.get("decoder"), library.id_to_token, silent)
         except DecoderRefused as error:
             raise CheckpointError(file, "decoder", str(error)) from error
         config_file = path / "tokenizer_config.json"
@@ -65,7 +65,7 @@ class CheckpointTokenizer:
         try:
             return cls(
                 library,
-                pieces,
+                token_bytes,
                 eos_ids=_eos_ids(path, library, special_tokens),
                 special_tokens=special_tokens,
                 chat_templates=_chat_templates(path, config),
@@ -81,10 +81,10 @@ class CheckpointTokenizer:
         return ids
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
-        return self._pieces.piece(token, first=first)
+        return self._token_bytes.piece(token, first=first)
 
     def label(self, token: int) -> bytes:
-        return self._pieces.piece(token) or (self._library.id_to_token(token) or "").encode("utf-8", "replace")
+        return self._token_bytes.piece(token) or (self._library.id_to_token(token) or "").encode("utf-8", "replace")
 
     def decode(self, tokens: Iterable[int]) -> str:
         return decode(self, tokens)

@@ -9,7 +9,7 @@ from workers.text.tokenizer import Tokenizer
 _LONGEST_CHARACTER = 4
 
 
-class TextStream:
+class IncrementalDetokenizer:
     """Turns generated tokens into text as they come.
 
     The pieces concatenate to what decoding all tokens at once would give, cut before the first stop string. A character

@@ -28,7 +28,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 
 from protocol.bounds import MAX_REASON, MAX_TEXT
-from workers.text.template_budget import MAX_ITEMS, Budget, TemplateError
+from workers.text.template_budget import MAX_ITEMS, RenderBudget, TemplateError
 from workers.text.tokenizer import Messages, Tools
 
 __all__ = ["ChatTemplate", "TemplateError"]
@@ -62,7 +62,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: RenderBudget) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols], finalize=budget.print
         )
@@ -155,7 +155,7 @@ def _rewrite_concatenations(node: nodes.Node) -> None:
                         value[index] = _filter("_join", nodes.List(item.nodes).set_lineno(item.lineno))
 
 
-def _checked(name: str, function: Any, budget: Budget) -> Callable[..., Any]:
+def _checked(name: str, function: Any, budget: RenderBudget) -> Callable[..., Any]:
     """A filter or test under the budget; `wraps` keeps jinja's marks on it (pass_context and the like)."""
 
     @functools.wraps(function)
@@ -202,7 +202,7 @@ class ChatTemplate:
 
         Raises `TemplateError` for a template that is too long or does not compile.
         """
-        self._budget = Budget(clock, limit_s, max_chars)
+        self._budget = RenderBudget(clock, limit_s, max_chars)
         self._max_chars = max_chars
         self._special_tokens = dict(special_tokens or {})
         self._lock = threading.Lock()

@@ -19,7 +19,7 @@ class TemplateError(Exception):
     """A template does not compile, refuses its messages (`raise_exception`), fails, or runs out of its bounds."""
 
 
-class Budget:
+class RenderBudget:
     """What one render has left: seconds, and characters printed or built."""
 
     def __init__(self, clock: Callable[[], float], limit_s: float, max_chars: int) -> None:

@@ -40,7 +40,7 @@ def _byte_of_character() -> Mapping[str, int]:
     return table
 
 
-class Pieces:
+class TokenBytes:
     """Bytes by token id, computed when first asked for."""
 
     def __init__(

@@ -13,7 +13,7 @@ from workers.engine.step_result import SequenceFailure
 from workers.faults.plan import raising
 from workers.process.output_processor import EngineOutput
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
-from workers.text.detokenizer import TextStream
+from workers.text.detokenizer import IncrementalDetokenizer
 
 
 def test_a_whole_answer() -> None:
@@ -109,7 +109,7 @@ class TestDefects:
         def broken(_: object) -> str:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(TextStream, "finish", broken)
+        monkeypatch.setattr(IncrementalDetokenizer, "finish", broken)
         processed = table.process(step((1, 97), ends=[end()]))
         assert list(processed.text_errors) == [1]
         (failed,) = [frame for frame in processed.frames if not isinstance(frame, Step)]

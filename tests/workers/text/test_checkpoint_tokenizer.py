@@ -182,4 +182,4 @@ def test_bytes_as_tokens() -> None:
 def test_ids_of_no_vocabulary_leave_nothing_behind(tmp_path: Path) -> None:
     ours = CheckpointTokenizer.from_dir(write(tmp_path, byte_level()))
     assert ours.decode(range(1 << 20, (1 << 20) + 1000)) == ""
-    assert len(ours._pieces._known) == 0
+    assert len(ours._token_bytes._known) == 0

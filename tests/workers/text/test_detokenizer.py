@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.workers.text.samples import BOS, KINDS, TEXT, byte_level, sentencepiece, write
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
-from workers.text.detokenizer import TextStream
+from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.tokenizer import Tokenizer
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -31,7 +31,7 @@ def texts() -> st.SearchStrategy[str]:
 
 
 def stream_all(tokenizer: Tokenizer, tokens: list[int], prompt: list[int] = [], stops: tuple[str, ...] = ()) -> str:  # noqa: B006
-    stream = TextStream(tokenizer, prompt, stops)
+    stream = IncrementalDetokenizer(tokenizer, prompt, stops)
     pieces = [stream.push(token) for token in tokens]
     return "".join(pieces) + stream.finish()
 
@@ -62,7 +62,7 @@ def test_random_byte_level_tokens_stream_to_the_librarys_decode(data: st.DataObj
 def test_pieces_are_certain_when_they_are_sent(chunks: list[bytes]) -> None:
     """A U+FFFD before the end means that the bytes so far can not become UTF-8, whatever follows."""
     tokens = list(b"".join(chunks))
-    stream, sent = TextStream(ByteTokenizer(), []), ""
+    stream, sent = IncrementalDetokenizer(ByteTokenizer(), []), ""
     for count, token in enumerate(tokens, 1):
         sent += stream.push(token)
         so_far = bytes(tokens[:count])
@@ -73,14 +73,14 @@ def test_pieces_are_certain_when_they_are_sent(chunks: list[bytes]) -> None:
 
 @pytest.mark.parametrize("character", ["é", "東", "😀"])
 def test_a_split_character_waits_for_its_last_byte(character: str) -> None:
-    stream = TextStream(ByteTokenizer(), [])
+    stream = IncrementalDetokenizer(ByteTokenizer(), [])
     pieces = [stream.push(byte) for byte in character.encode()]
     assert pieces == [""] * (len(pieces) - 1) + [character]
     assert stream.finish() == ""
 
 
 def test_half_a_character_at_the_end_is_one_replacement() -> None:
-    stream = TextStream(ByteTokenizer(), [])
+    stream = IncrementalDetokenizer(ByteTokenizer(), [])
     assert [stream.push(byte) for byte in "😀".encode()[:3]] == ["", "", ""]
     assert stream.finish() == REPLACEMENT
 
@@ -103,7 +103,7 @@ def test_byte_fallback_tokens_become_characters(tmp_path: Path) -> None:
     ours = CheckpointTokenizer.from_dir(write(tmp_path, sentencepiece()))
     tokens = ours.encode("the 東京", special=False)
     assert len(tokens) == 1 + 1 + 6
-    stream = TextStream(ours, [])
+    stream = IncrementalDetokenizer(ours, [])
     assert [stream.push(token) for token in tokens] == ["the", " ", "", "", "東", "", "", "京"]
 
 
@@ -115,7 +115,7 @@ def test_special_tokens_are_silent_and_added_ones_are_not(tmp_path: Path) -> Non
 
 def test_the_cost_of_a_token_does_not_grow() -> None:
     """What is kept between tokens is bounded, however long the answer and whatever its bytes."""
-    stream = TextStream(ByteTokenizer(), [], ("x" * 256,))
+    stream = IncrementalDetokenizer(ByteTokenizer(), [], ("x" * 256,))
     for _ in range(10_000):
         stream.push(0xFF)
         stream.push(ord("x"))
@@ -123,8 +123,8 @@ def test_the_cost_of_a_token_does_not_grow() -> None:
 
 
 def _byte_level() -> tuple[tokenizers.Tokenizer, CheckpointTokenizer]:
-    from workers.text.token_bytes import Pieces
+    from workers.text.token_bytes import TokenBytes
 
     library = tokenizers.Tokenizer.from_str(byte_level())
     silent = frozenset(t.content for t in library.get_added_tokens_decoder().values() if t.special)
-    return library, CheckpointTokenizer(library, Pieces({"type": "ByteLevel"}, library.id_to_token, silent))
+    return library, CheckpointTokenizer(library, TokenBytes({"type": "ByteLevel"}, library.id_to_token, silent))

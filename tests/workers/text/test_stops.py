@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.bounds import MAX_STOP_CHARS, MAX_STOPS
 from workers.text.byte_tokenizer import ByteTokenizer
-from workers.text.detokenizer import TextStream
+from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.stops import StopScanner
 
 
@@ -83,7 +83,7 @@ def test_the_largest_stops_that_the_wire_allows() -> None:
 
 def test_a_stop_that_only_the_end_completes() -> None:
     """Half a character becomes U+FFFD when no token follows, and that may be what the client stops at."""
-    stream = TextStream(ByteTokenizer(), [], ("\ufffd",))
+    stream = IncrementalDetokenizer(ByteTokenizer(), [], ("\ufffd",))
     assert stream.push(ord("a")) == "a"
     assert stream.push(0xF0) == ""
     assert stream.finish() == ""
