@@ -1,4 +1,4 @@
-"""A tokenizer that needs no files: a token is a byte. For scripted workers and for tests without a model."""
+"""Byte-level tokenizer without files: one token per byte. For scripted workers and for tests without a model."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ _TURN_END = "<|im_end|>\n"
 
 
 class ByteChatFormat:
-    """ChatML in plain characters, without a template engine; tools are not part of it."""
+    """ChatML in plain characters, without a template engine and without tools."""
 
     takes_tools = False
 
@@ -23,7 +23,7 @@ class ByteChatFormat:
 
 
 class ByteTokenizer:
-    """Ids 0..255 are bytes and 256 ends an answer."""
+    """Ids 0 to 255 are bytes; 256 is the end-of-sequence token."""
 
     vocab_size = 257
     longest_token = 1
@@ -33,7 +33,7 @@ class ByteTokenizer:
         self.chat = ByteChatFormat()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """The text's UTF-8 bytes; lone surrogates become question marks. `special` adds nothing here."""
+        """Return the text's UTF-8 bytes; lone surrogates become question marks. `special` has no effect."""
         return list(text.encode("utf-8", "replace"))
 
     def piece(self, token: int, *, first: bool = False) -> bytes:

@@ -1,4 +1,4 @@
-"""A model's tokenizer from its directory in Hugging Face layout."""
+"""Tokenizer of a checkpoint in Hugging Face layout."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,15 +13,14 @@ from workers.text.token_bytes import DecoderRefused, TokenBytes
 from workers.text.tokenizer import decode
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""What templates may name, as in transformers' `special_tokens_map`."""
+"""Special tokens that templates may refer to, as in transformers' `special_tokens_map`."""
 
 
 class CheckpointTokenizer:
-    """`tokenizers` for encoding, the decoder's pieces for decoding, and the model's chat template.
+    """Encodes with the `tokenizers` library, decodes with the bytes of each token, and has the model's chat template.
 
-    Read are tokenizer.json, tokenizer_config.json and special_tokens_map.json (special tokens, chat template),
-    chat_template.jinja, and generation_config.json and config.json (end-of-sequence ids). All but the first may be
-    missing.
+    Reads tokenizer.json; tokenizer_config.json and special_tokens_map.json for special tokens and the chat template;
+    chat_template.jinja; generation_config.json and config.json for end-of-sequence ids. All but the first are optional.
     """
 
     def __init__(
@@ -45,7 +44,8 @@ class CheckpointTokenizer:
 
     @classmethod
     def from_dir(cls, path: Path) -> "CheckpointTokenizer":
-        """Raises `CheckpointError`, naming file and field, for what is missing, malformed or not supported."""
+        """Load a tokenizer. Raises `CheckpointError`, with file and field, for what is missing, malformed or
+        unsupported."""
         file = path / "tokenizer.json"
         description = read_json(file)
         try:
@@ -74,9 +74,10 @@ class CheckpointTokenizer:
             raise CheckpointError(config_file, "chat_template", str(error)) from error
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids; `special` runs the tokenizer's own post-processor, which knows whether the model wants BOS."""
+        """Return token ids; `special` runs the tokenizer's own post-processor, which adds BOS if the model expects
+        it."""
         clean = text.encode("utf-8", "replace").decode()  # a lone surrogate is valid in JSON and not in UTF-8
-        # As a batch, because only that lets go of Python's lock; and without offsets, it takes half as long.
+        # A batch, because only that releases the GIL; without offsets it takes half as long.
         ids: list[int] = self._library.encode_batch_fast([clean], add_special_tokens=special)[0].ids
         return ids
 
@@ -91,7 +92,7 @@ class CheckpointTokenizer:
 
 
 def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Those of tokenizer_config.json, and those that older checkpoints have in a file of their own alone."""
+    """Read special tokens from tokenizer_config.json, and from the separate file of older checkpoints."""
     file = path / "special_tokens_map.json"
     named = {**(read_json(file) if file.exists() else {}), **config}
     found = {}
@@ -104,7 +105,8 @@ def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name. The file of its own goes before tokenizer_config.json, which holds one or a list of named."""
+    """Read templates by name. chat_template.jinja takes precedence over tokenizer_config.json, which holds one template
+    or a list of named ones."""
     file = path / "chat_template.jinja"
     if file.exists():
         try:
@@ -128,7 +130,7 @@ def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_ids(path: Path, library: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> frozenset[int]:
-    """All that any of the model's files calls an end: chat models name one more in one file than in another."""
+    """Collect the end-of-sequence ids of all files: chat models list more of them in one file than in another."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         file = path / name
@@ -136,7 +138,7 @@ def _eos_ids(path: Path, library: tokenizers.Tokenizer, special_tokens: Mapping[
             continue
         fields = read_json(file)
         value, text = fields.get("eos_token_id"), fields.get("text_config")
-        if value is None and isinstance(text, Mapping):  # of a model of more than text
+        if value is None and isinstance(text, Mapping):  # a multimodal model
             value = text.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):

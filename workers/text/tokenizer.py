@@ -1,4 +1,4 @@
-"""What the worker needs from a tokenizer. x, `ByteTokenizer` for scripts."""
+"""Tokenizer interface of a worker. `CheckpointTokenizer` implements it, and `ByteTokenizer` for scripted models."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -8,29 +8,29 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class ChatFormat(Protocol):
-    """A model's way to write a conversation as one prompt."""
+    """Renders a conversation as one prompt in the format of a model."""
 
     @property
     def takes_tools(self) -> bool:
-        """Tools have a place in the prompt; otherwise they would be left out without a word."""
+        """The format has a place for tools. Without one they would be dropped silently."""
 
     def render(
         self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
     ) -> str:
-        """The prompt, its special tokens spelled out. A template that asks for the date is told that of `now`, seconds
-        since 1970; 0 is the clock's. Raises `workers.text.template.TemplateError`."""
+        """Return the prompt, with special tokens written out. `now`, in seconds since 1970, is the date for templates
+        that ask for it; 0 is the current time. Raises `workers.text.template.TemplateError`."""
 
 
 class Tokenizer(Protocol):
-    """Text to tokens, and each token's bytes; decoding is their concatenation, so it can go on token by token."""
+    """Encodes text, and knows the bytes of each token. Decoding concatenates them, so it can be incremental."""
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
 
     @property
     def longest_token(self) -> int:
-        """Characters of text that one token stands for at most."""
+        """Maximum number of text characters in one token."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -41,23 +41,23 @@ class Tokenizer(Protocol):
         """None when the model has no chat template."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids. With `special` the tokens that the model wants around a plain prompt (such as BOS) are added."""
+        """Return token ids. `special` adds the tokens that the model expects around a plain prompt, such as BOS."""
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
-        """The bytes that `token` adds to the text; none for special and unknown tokens.
+        """Return the bytes that `token` adds to the text; none for special and unknown tokens.
 
-        `first` is for the token that a text begins with: some tokenizers spell a space there that is not in the text.
+        `first` marks the first token of a text, where some tokenizers write a space that is not part of the text.
         """
 
     def label(self, token: int) -> bytes:
-        """What to call a token in a report: its bytes, or a special token's name; nothing for unknown ones."""
+        """Return a token's name in reports: its bytes, or a special token's name; empty for an unknown token."""
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of a whole sequence, special tokens left out; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of a whole sequence without special tokens; bytes that are not UTF-8 become U+FFFD."""
 
 
 def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
-    """`Tokenizer.decode` from its pieces."""
+    """Implement `Tokenizer.decode` by concatenating the bytes of each token."""
     parts: list[bytes] = []
     for token in tokens:
         piece = tokenizer.piece(token, first=not parts)

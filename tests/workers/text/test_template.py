@@ -179,7 +179,7 @@ REFUSED = {
     "include": ("{% include 'secrets' %}", "failed"),
     "lipsum": ("{{ lipsum(99) }}", "UndefinedError"),
     "recursion": ("{% macro f(n) %}{{ f(n+1) }}{% endmacro %}{{ f(1) }}", "recurses"),
-    "sum-of-lists": ("{{ ([[1] * 99999] * 99999) | sum(start=[]) }}", "adds lists up"),
+    "sum-of-lists": ("{{ ([[1] * 99999] * 99999) | sum(start=[]) }}", "sums lists"),
     "bad-type": ("{{ 1 + 'a' }}", "TypeError"),
 }
 
