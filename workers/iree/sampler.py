@@ -15,7 +15,7 @@ from workers.iree.device.device import Device
 from workers.iree.graph_registry import Library
 from workers.sampling import sample as sampling
 from workers.sampling.logit_edits import allow_all, edit_calls, process_logits, stack_masks
-from workers.sampling.logprobs import RowLogprobs, finish, report
+from workers.sampling.logprobs import RowLogprobs, decode_report, report
 from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.top_candidates import UNDECIDED
 
@@ -73,7 +73,7 @@ class Sampler:
             ids, distance, mass = (self._device.download(each)[places] for each in results)
         else:
             ids, distance, mass = report(np, self._device.download(logits)[places], tokens[places])
-        return finish(ids, distance, mass, self._vocab_size)
+        return decode_report(ids, distance, mass, self._vocab_size)
 
     @np.errstate(over="ignore", invalid="ignore")  # nobody's rows may hold anything, as may one that fails
     def _sample(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:
@@ -89,7 +89,7 @@ class Sampler:
 
     def _all_at_once(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:
         filled = [*specs, *[_FILLER] * (logits.shape[0] - len(specs))]
-        words = [values.view(np.int32) for values in sampling.parameters(filled)]
+        words = [values.view(np.int32) for values in sampling.sampling_arrays(filled)]
         (tokens,) = self._call(SAMPLE, logits, self._device.upload(np.stack(words, axis=1)))
         return self._device.numbers(tokens)
 
@@ -101,7 +101,7 @@ class Sampler:
             tokens = self._tokens("filter", logits, specs) if filters else None
         if tokens is None:
             some = self._device.download(logits)[: len(specs)]
-            tokens = list(sampling.sample(np, some, *sampling.parameters(specs), filters=filters).tolist())
+            tokens = list(sampling.sample(np, some, sampling.sampling_arrays(specs), filters=filters).tolist())
         return tokens
 
     def _tokens(self, kind: str, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int] | None:
@@ -109,7 +109,7 @@ class Sampler:
         if size is None:
             return None
         filled = [*specs, *[_FILLER] * (size - len(specs))]
-        wanted = [self._device.upload(values) for values in sampling.parameters(filled)]
+        wanted = [self._device.upload(values) for values in sampling.sampling_arrays(filled)]
         (tokens,) = self._call(f"{kind}_{size}", self._padded(logits, size), *wanted)
         return self._device.numbers(tokens)
 

@@ -30,10 +30,10 @@ from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantiz
 from workers.mlx.kv import LayerCache, SlotKV, Span
 from workers.precision import Dtype, Quantize
 from workers.sampling.logit_edits import process_logits
-from workers.sampling.logprobs import RowLogprobs, finish, report
-from workers.sampling.sample import greedy, needs_filters, needs_sampling, parameters, sample
+from workers.sampling.logprobs import RowLogprobs, decode_report, report
+from workers.sampling.sample import SamplingArrays, greedy, needs_filters, needs_sampling, sample, sampling_arrays
 from workers.sampling.sample_spec import SampleSpec
-from workers.sampling.top_candidates import UNDECIDED, narrow
+from workers.sampling.top_candidates import UNDECIDED, sample_top_candidates
 
 PREFILL_CHUNKS = (32, 128, 512)
 TENSORS_PER_STEP = 16
@@ -145,7 +145,7 @@ class MlxRunner:
             wanted = list(rows)
             arrays = report(mx, logits[mx.array(wanted)], mx.array([tokens[row] for row in wanted], dtype=mx.int32))
             ids, distance, mass = map(np.array, arrays)
-        return finish(ids, distance, mass, self.capabilities.vocab_size)
+        return decode_report(ids, distance, mass, self.capabilities.vocab_size)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         with self._owned():
@@ -216,11 +216,13 @@ class MlxRunner:
         """One token a row; None for one with non-finite logits."""
         self._sampled = None
         if needs_sampling(specs):
-            rows = [mx.array(values) for values in parameters(specs)]
+            arrays = SamplingArrays(*map(mx.array, sampling_arrays(specs)))
             changed, filters = process_logits(mx, logits, specs), needs_filters(specs)
-            sampled = narrow(mx, changed, *rows) if filters else sample(mx, changed, *rows, filters=False)
+            sampled = (
+                sample_top_candidates(mx, changed, arrays) if filters else sample(mx, changed, arrays, filters=False)
+            )
             if filters and (sampled == UNDECIDED).any().item():
-                sampled = sample(mx, changed, *rows)
+                sampled = sample(mx, changed, arrays)
         else:
             sampled = greedy(mx, logits)
         tokens: list[int] = np.array(sampled).tolist()

@@ -35,7 +35,7 @@ class RowLogprobs(Struct, frozen=True, gc=False):
 
 
 def report(xp: Any, logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
-    """What `finish` needs: logits float32 [B, V] and the sampled tokens int32 [B].
+    """What `decode_report` needs: logits float32 [B, V] and the sampled tokens int32 [B].
 
     Returns the ids of the most likely tokens, int32 [B, 20]; how far they, and the sampled one last, are below the
     highest logit, float32 [B, 21]; and the mass, uint32 [B, 4]: two limbs in units of 1 / WEIGHT_ONE of the most
@@ -49,7 +49,7 @@ def report(xp: Any, logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
     return top, xp.take_along_axis(flat, xp.maximum(wanted, 0), axis=1), _mass(xp, distance)
 
 
-def finish(
+def decode_report(
     ids: NDArray[np.int32], distance: NDArray[np.float32], mass: NDArray[np.uint32], vocab_size: int
 ) -> list[RowLogprobs]:
     """The report of each row, from the arrays of `report`."""

@@ -13,9 +13,9 @@ from workers.engine.request import EngineRequest
 from workers.iree.sampler import Sampler
 from workers.sampling.logit_edits import apply_edits, apply_mask
 from workers.sampling.logprobs import report
-from workers.sampling.sample import greedy, parameters, sample
+from workers.sampling.sample import SamplingArrays, greedy, sample, sampling_arrays
 from workers.sampling.sample_spec import SampleSpec
-from workers.sampling.top_candidates import UNDECIDED, narrow
+from workers.sampling.top_candidates import UNDECIDED, sample_top_candidates
 
 VOCAB = 5000
 LOGITS = (np.random.default_rng(0).standard_normal((4, VOCAB)) * 2).astype(np.float32)
@@ -54,10 +54,11 @@ class Numpy:
         match kind:
             case "sample":
                 logits, words = arguments
-                kinds = [field.dtype for field in parameters([SampleSpec(Sampling(), 0)])]
-                return [sample(np, logits, *(words[:, i].copy().view(kind) for i, kind in enumerate(kinds)))]
+                kinds = [field.dtype for field in sampling_arrays([SampleSpec(Sampling(), 0)])]
+                arrays = SamplingArrays(*(words[:, i].copy().view(kind) for i, kind in enumerate(kinds)))
+                return [sample(np, logits, arrays)]
             case "narrow":
-                return [narrow(np, *arguments)]
+                return [sample_top_candidates(np, arguments[0], SamplingArrays(*arguments[1:]))]
             case "report":
                 return report(np, *arguments)
             case "mask":
@@ -65,7 +66,7 @@ class Numpy:
             case "edit":  # in place, as on the device
                 arguments[0][...] = apply_edits(np, *arguments)
                 return [arguments[0]]
-        return [sample(np, *arguments, filters=kind == "filter")]
+        return [sample(np, arguments[0], SamplingArrays(*arguments[1:]), filters=kind == "filter")]
 
 
 def make(*ready: str, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[Sampler, Numpy]:
@@ -83,9 +84,9 @@ def result() -> list[Any]:
 def test_filters_are_drawn_alike(ready: tuple[str, ...]) -> None:
     specs = [SampleSpec(CLOSE, 7), None, SampleSpec(WIDE, 9), SampleSpec(Sampling(), 4)]
     expected = [
-        int(sample(np, LOGITS[row : row + 1], *parameters([spec]))[0]) for row, spec in enumerate(specs) if spec
+        int(sample(np, LOGITS[row : row + 1], sampling_arrays([spec]))[0]) for row, spec in enumerate(specs) if spec
     ]
-    assert narrow(np, LOGITS[2:3], *parameters([specs[2]])).tolist() == [UNDECIDED]  # type: ignore[list-item]
+    assert sample_top_candidates(np, LOGITS[2:3], sampling_arrays([specs[2]])).tolist() == [UNDECIDED]  # type: ignore[list-item]
     sampler, device = make(*ready)
     assert sampler.sample(result(), specs, [0, 2, 3]) == expected
     assert ("filter_4" in device.called) == ("filter" in ready)

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.bounds import MIN_LOGPROB
-from workers.sampling.logprobs import RowLogprobs, finish, report
+from workers.sampling.logprobs import RowLogprobs, decode_report, report
 
 Floats = NDArray[np.float32]
 # LLVM's optimisation is most of the time that XLA takes to compile, and no part of what is tested.
@@ -27,17 +27,17 @@ def make(vocab: int, scale: float, rows: int = 4) -> tuple[Floats, NDArray[np.in
 
 
 def on_numpy(logits: Floats, tokens: NDArray[np.int32]) -> list[RowLogprobs]:
-    return finish(*report(np, logits, tokens), logits.shape[1])
+    return decode_report(*report(np, logits, tokens), logits.shape[1])
 
 
 def on_jax(logits: Floats, tokens: NDArray[np.int32]) -> list[RowLogprobs]:
     ids, distance, mass = map(np.array, jitted(logits, tokens))
-    return finish(ids, distance, mass, logits.shape[1])
+    return decode_report(ids, distance, mass, logits.shape[1])
 
 
 def on_mlx(logits: Floats, tokens: NDArray[np.int32]) -> list[RowLogprobs]:
     ids, distance, mass = map(np.array, report(mx, mx.array(logits), mx.array(tokens)))
-    return finish(ids, distance, mass, logits.shape[1])
+    return decode_report(ids, distance, mass, logits.shape[1])
 
 
 SIZES = pytest.mark.parametrize(("vocab", "scale"), [(5000, 3.0), (12, 1.0), (320, 10.0), (321, 0.01)])
