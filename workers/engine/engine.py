@@ -1,7 +1,7 @@
-"""The batch engine: the scheduler's decisions carried out on a runner, with every failure contained.
+"""Batch engine: carries out the scheduler's decisions on a runner and contains every failure.
 
-Used by one thread. A request that was taken by `submit` ends exactly once: by a `SequenceEnd` or a `SequenceFailure` of
-a step, or by the `SequenceEnd` that `cancel` or `finish` returns.
+Used by one thread. A request that `submit` has taken ends exactly once: by a `SequenceEnd` or a `SequenceFailure` of a
+step, or by the `SequenceEnd` that `cancel` or `finish` returns.
 """
 
 import time
@@ -11,32 +11,29 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from protocol.errors import ErrorCode
 from protocol.events import Gauges
 from protocol.request import FinishReason
 from workers.engine.finite_check import has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import EngineRequest, RequestRefused, check_score
+from workers.engine.request import EngineRequest, check_score
 from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scoring import score
 from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end
+from workers.engine.slot_reset import SlotResets
 from workers.engine.stats import EngineStats
 from workers.engine.step_result import RunningStep, SequenceEnd, StepResult, Token
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
 from workers.sampling.logprobs import RowLogprobs
 
-NO_STREAM = -1
-"""Holds a slot for what is nobody's; streams are not negative."""
-
 
 class BatchEngine:
     """Scheduler and runner together.
 
-    `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes (None is what measured
-    costs allow, see `workers.engine.token_budget`), `kv_tokens` the cache rows in use, and `prefixes` what is kept of
-    ended sequences (see `Scheduler`); `clock` gives seconds and is used for the times in `SequenceEnd` and for the
-    longest step only.
+    `max_queue` limits the sequences that wait for a slot. `step_tokens` is the token budget of a step; None derives it
+    from measured costs (`workers.engine.token_budget`). `kv_tokens` limits the cache rows in use, and `prefixes` what
+    is retained of ended sequences (see `Scheduler`). `clock` gives seconds, for the times in `SequenceEnd` and the
+    longest step.
     """
 
     def __init__(
@@ -64,18 +61,18 @@ class BatchEngine:
         self._log = structlog.get_logger()
         self._stats = EngineStats()
         self._step = RunningStep()
+        self._resets = SlotResets(runner, self._scheduler.slots, self._step.slot_failed)
 
     @property
     def capabilities(self) -> RunnerCapabilities:
-        """The runner's."""
+        """The runner's capabilities."""
         return self._capabilities
 
     @property
     def idle(self) -> bool:
-        """A step would do nothing: no sequence is queued or live, and no slot waits for its reset.
+        """A step would do nothing: no sequence is queued or running, and no slot waits for a reset.
 
-        A slot that cannot be reset keeps the engine from idling, so that failing steps are counted until its owner
-        gives up.
+        A slot that cannot be reset keeps the engine busy, so that failed steps are counted until its owner gives up.
         """
         return self._scheduler.idle and not self._scheduler.slots.dirty
 
@@ -86,35 +83,36 @@ class BatchEngine:
 
     @property
     def graphs_failed(self) -> int:
-        """The runner's. From any thread: what is prepared in the background fails while no step is run."""
+        """The runner's count, from any thread: background compilation fails while no step runs."""
         return self._runner.graphs_failed
 
     def gauges(self) -> Gauges:
+        """Return the counts so far and the current state."""
         return self._stats.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed)
 
     def submit(self, request: EngineRequest) -> None:
-        """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the field at fault."""
+        """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field."""
         self._scheduler.submit(request, self._clock())
 
     def cancel(self, stream: int) -> SequenceEnd | None:
-        """End a sequence now, in whatever phase it is; None when it is unknown. Its slot is available on return."""
-        return self._take_out(stream, "cancelled")
+        """End a sequence in any phase; return None if it is unknown. Its slot is available on return."""
+        return self._remove(stream, "cancelled")
 
     def finish(self, stream: int) -> SequenceEnd | None:
-        """Like `cancel`, for a sequence that ended well outside of the engine: a stop string was found."""
-        return self._take_out(stream, "stop")
+        """End a sequence whose answer is complete, because a stop string was found. Otherwise like `cancel`."""
+        return self._remove(stream, "stop")
 
     def step(self) -> StepResult:
-        """Run one step. Never raises for a failure of the runner; a step of an idle engine does nothing."""
+        """Run one step. Never raises for a failure of the runner. A step of an idle engine does nothing."""
         if self.idle:
             return StepResult((), (), (), False)
-        self._reset_dirty()
+        self._resets.reset_dirty()
         now = self._clock()
         if self._budget is not None and self._scheduler.prompts:
             self._scheduler.step_tokens = self._budget.step_tokens(self._scheduler.active_rows)
         self._admit(now)
         while (slot := self._scheduler.evict_for_queue()) is not None:
-            self._reset(slot)
+            self._resets.reset(slot)
             self._admit(now)
         while call := self._scheduler.next_call():
             self._prefill(call)
@@ -123,97 +121,93 @@ class BatchEngine:
         return self._close_step(self._clock() - now)
 
     def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:
-        """Log-likelihoods of tokens[1:], see `workers.engine.scoring`. Runs at once, in a slot of its own.
+        """Return the log-likelihoods of tokens[1:], see `workers.engine.scoring`. Runs at once, in a separate slot.
 
-        Raises `RequestRefused` (INVALID or CONTEXT for the tokens, OVERLOADED when no slot is free), and what the
-        runner raises; the slot is reset either way.
+        Raises `RequestRefused` (INVALID or CONTEXT for the tokens, OVERLOADED if no slot is free), and what the runner
+        raises; the slot is reset either way.
         """
         check_score(tokens, self._vocab_size, self._capabilities.context)
-        slots = self._scheduler.slots
-        while (slot := slots.take(NO_STREAM, len(tokens))) is None:
-            if slots.oldest is None:
-                raise RequestRefused(ErrorCode.OVERLOADED, "no slot is free to score in")
-            retained = slots.oldest
-            slots.evict(retained)
-            self._reset(retained)
-        try:
+        with self._resets.borrow(len(tokens)) as slot:
             return score(self._runner, slot, tokens)
-        finally:
-            slots.release(slot)
-            self._reset(slot)
 
     def settle(self) -> None:
-        """Wait for the runner to be as fast as it gets: for measurements, not for serving."""
+        """Wait until the runner has finished its background work. For measurements, not for serving."""
         self._runner.settle()
 
     def close(self) -> None:
-        """Close the runner. Nothing may be called after."""
+        """Close the runner. Nothing may be called afterwards."""
         self._runner.close()
 
     def _prefill(self, call: list[ScheduledChunk]) -> None:
-        self._stats.started += sum(work.is_first for work in call)
+        self._stats.started += sum(scheduled.is_first for scheduled in call)
         if not (call := self._copied(call)):
             return
         try:
             began = self._clock()
-            tokens = self._runner.prefill([work.chunk for work in call], [work.sample for work in call])
+            tokens = self._runner.prefill(
+                [scheduled.chunk for scheduled in call], [scheduled.sample for scheduled in call]
+            )
             if len(tokens) != len(call):
                 raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(call)} chunks")
             sampled = [
-                (work.sequence, token) for work, token in zip(call, tokens, strict=True) if work.sample is not None
+                (scheduled.sequence, token)
+                for scheduled, token in zip(call, tokens, strict=True)
+                if scheduled.sample is not None
             ]
             logprobs = iter(self._logprobs([sequence for sequence, _ in sampled], [token for _, token in sampled]))
-        except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
-            for work in call:
-                self._fail(work.sequence, "prefill", error)
+        except Exception as error:  # noqa: BLE001 - any error of a device must end these requests only
+            for scheduled in call:
+                self._fail(scheduled.sequence, "prefill", error)
             return
         now = self._clock()
-        lengths, block = [len(work.chunk.tokens) for work in call], self._capabilities.block_rows
+        lengths, block = [len(scheduled.chunk.tokens) for scheduled in call], self._capabilities.block_rows
         if self._budget is not None:
             self._budget.record_prefill(sum(-(-length // block) * block for length in lengths), now - began)
         self._stats.prefill_tokens += sum(lengths)
-        for work, token in zip(call, tokens, strict=True):
-            self._prefilled(work, token, None if work.sample is None else next(logprobs), now)
+        for scheduled, token in zip(call, tokens, strict=True):
+            self._prefilled(scheduled, token, None if scheduled.sample is None else next(logprobs), now)
 
     def _copied(self, call: list[ScheduledChunk]) -> list[ScheduledChunk]:
-        """Make the copies that chunks need, and end those whose copy fails. Returns the others.
+        """Make the copies that chunks need, and fail the sequences whose copy fails. Return the other chunks.
 
-        They end after the last copy: what is retained is forgotten with them, and the others copy from it.
+        Sequences fail after the last copy, because that evicts retained slots which other chunks copy from.
         """
         ready: list[ScheduledChunk] = []
         failed: list[tuple[EngineSequence, Exception]] = []
-        for work in call:
+        for scheduled in call:
             try:
-                if work.copy is not None:
-                    self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
-            except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
-                failed.append((work.sequence, error))
+                if scheduled.copy is not None:
+                    self._runner.copy_prefix(scheduled.copy.source, scheduled.copy.target, scheduled.copy.length)
+            except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
+                failed.append((scheduled.sequence, error))
             else:
-                ready.append(work)
+                ready.append(scheduled)
         for sequence, reason in failed:
             self._fail(sequence, "prefill", reason)
         return ready
 
-    def _prefilled(self, work: ScheduledChunk, token: int | None, likely: RowLogprobs | None, now: float) -> None:
-        sequence = work.sequence
-        self._scheduler.prefilled(work)
-        if work.sample is None:
+    def _prefilled(
+        self, scheduled: ScheduledChunk, token: int | None, row_logprobs: RowLogprobs | None, now: float
+    ) -> None:
+        sequence = scheduled.sequence
+        self._scheduler.prefilled(scheduled)
+        if scheduled.sample is None:
             return
         sequence.first_token_at = now
         if token is not None:
-            if sequence.reused:  # what is distrusted and computed anew was no hit
+            if sequence.reused:  # a prefix that was recomputed is not a hit
                 self._stats.record_prefix_hit(sequence.reused)
-            self._accept(sequence, token, likely, now)
+            self._accept(sequence, token, row_logprobs, now)
         elif sequence.reused:
             self._start_over(sequence)
         else:
             self._fail(sequence, "prefill", NotFiniteError())
 
     def _start_over(self, sequence: EngineSequence) -> None:
-        """Compute a prompt without the rows that it took from another sequence.
+        """Recompute a prompt without the rows that it took from another sequence.
 
-        What is no number in that one may have spoilt rows before it, which were computed in the same call: a masked
-        value is multiplied by 0 all the same. Alone this sequence may well have numbers.
+        A NaN in that sequence may have corrupted earlier rows of the same call, because a masked value is still
+        multiplied by 0. Without those rows the logits of this sequence may be finite.
         """
         self._log.warning(
             "prefix_distrusted", stream=sequence.request.stream, slot=sequence.slot, tokens=sequence.reused
@@ -221,11 +215,11 @@ class BatchEngine:
         self._scheduler.evict_all()
         try:
             self._runner.reset(sequence.slot)
-        except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
+        except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
             self._fail(sequence, "reset", error)
         else:
             self._scheduler.start_over(sequence)
-        self._reset_dirty()
+        self._resets.reset_dirty()
 
     def _decode(self, decoding: list[EngineSequence]) -> None:
         self._stats.decode_steps += 1
@@ -235,7 +229,7 @@ class BatchEngine:
             if len(tokens) != len(decoding):
                 raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(decoding)} rows")
             logprobs = self._logprobs(decoding, tokens)
-        except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
+        except Exception as error:  # noqa: BLE001 - any error of a device must end these requests only
             for sequence in decoding:
                 self._fail(sequence, "decode", error)
             return
@@ -243,20 +237,20 @@ class BatchEngine:
         now = self._clock()
         if self._budget is not None:
             self._budget.record_decode(now - began)
-        for sequence, token, likely in zip(decoding, tokens, logprobs, strict=True):
+        for sequence, token, row_logprobs in zip(decoding, tokens, logprobs, strict=True):
             if token is None:
                 self._fail(sequence, "decode", NotFiniteError())
             else:
-                self._accept(sequence, token, likely, now)
+                self._accept(sequence, token, row_logprobs, now)
 
     def _logprobs(self, sampled: list[EngineSequence], tokens: Sequence[int | None]) -> list[RowLogprobs | None]:
-        """Of the rows that asked for them, of those that the last call sampled."""
+        """Return the log-probabilities of rows that the last call sampled, where the request asks for them."""
         asked = [sequence.request.sampling.logprobs is not None for sequence in sampled]
         wanted = [row for row, token in enumerate(tokens) if token is not None and asked[row]]
         out: list[RowLogprobs | None] = [None] * len(sampled)
         if wanted:
-            for row, likely in zip(wanted, self._runner.logprobs(wanted), strict=True):
-                out[row] = likely
+            for row, row_logprobs in zip(wanted, self._runner.logprobs(wanted), strict=True):
+                out[row] = row_logprobs
         return out
 
     def _accept(self, sequence: EngineSequence, token: int, logprobs: RowLogprobs | None, now: float) -> None:
@@ -268,7 +262,7 @@ class BatchEngine:
         reason = self._scheduler.accept(sequence, token)
         if reason is not None:
             self._scheduler.remove(sequence.request.stream)
-            self._reset_dirty()
+            self._resets.reset_dirty()
             self._end(sequence, reason, now)
 
     def _admit(self, now: float) -> None:
@@ -276,17 +270,17 @@ class BatchEngine:
             self._end(sequence, reason, now)
 
     def _end(self, sequence: EngineSequence, reason: FinishReason, now: float) -> None:
-        if sequence.slot < 0:  # its resumed tokens were all of it
+        if sequence.slot < 0:  # its resumed tokens are the whole answer
             self._stats.started += 1
         self._stats.completed += 1
         self._step.ends.append(sequence_end(sequence, reason, now))
 
-    def _take_out(self, stream: int, reason: FinishReason) -> SequenceEnd | None:
+    def _remove(self, stream: int, reason: FinishReason) -> SequenceEnd | None:
         sequence = self._scheduler.remove(stream)
         if sequence is None:
             return None
         if sequence.slot >= 0:
-            self._reset_dirty()
+            self._resets.reset_dirty()
         if reason != "cancelled":
             self._stats.completed += 1
         return sequence_end(sequence, reason, self._clock())
@@ -294,22 +288,9 @@ class BatchEngine:
     def _fail(self, sequence: EngineSequence, call: str, error: Exception) -> None:
         self._step.fail(sequence.request.stream, sequence.slot, call, error)
         self._scheduler.remove(sequence.request.stream, failed=True)
-        # What it read may be what made it fail, and may have been copied before: nothing that is retained is trusted.
+        # Retained rows may have caused the failure, and may have been copied since: evict them all.
         self._scheduler.evict_all()
-        self._reset_dirty()
-
-    def _reset_dirty(self) -> None:
-        for slot in self._scheduler.slots.dirty:
-            self._reset(slot)
-
-    def _reset(self, slot: int) -> None:
-        """Reset a released slot. One that cannot be reset is not given to anybody; each step tries it again."""
-        try:
-            self._runner.reset(slot)
-        except Exception as error:  # noqa: BLE001 - whatever a device raises must cost this slot only
-            self._step.slot_failed(slot, error)
-            return
-        self._scheduler.slots.clean(slot)
+        self._resets.reset_dirty()
 
     def _close_step(self, seconds: float) -> StepResult:
         result = self._step.close(self._model_is_finite)
@@ -317,15 +298,11 @@ class BatchEngine:
         return result
 
     def _model_is_finite(self) -> bool:
-        """Whether the model is well, though a step brought nothing but requests without numbers."""
-        slots = self._scheduler.slots
-        slot = slots.take(NO_STREAM, 1)
-        assert slot is not None  # the request that failed has just left its slot, which was reset
-        try:
-            return has_finite_logits(self._runner, slot)
-        except Exception as error:  # noqa: BLE001 - whatever a device raises counts against it
-            self._step.probe_failed(slot, error)
-            return False
-        finally:
-            slots.release(slot)
-            self._reset(slot)
+        """Check the model after a step in which every request had non-finite logits."""
+        finite = False
+        with self._resets.borrow(1) as slot:
+            try:
+                finite = has_finite_logits(self._runner, slot)
+            except Exception as error:  # noqa: BLE001 - any error of a device counts against it
+                self._step.probe_failed(slot, error)
+        return finite

@@ -173,13 +173,13 @@ class Scheduler:
             call.append(self._chunk(candidate, length))
         return call
 
-    def prefilled(self, work: ScheduledChunk) -> None:
+    def prefilled(self, scheduled: ScheduledChunk) -> None:
         """The chunk's rows are written."""
-        sequence = work.sequence
-        sequence.cached.rows += len(work.chunk.tokens)
+        sequence = scheduled.sequence
+        sequence.cached.rows += len(scheduled.chunk.tokens)
         sequence.cached.chunk_ends += (sequence.cached.rows,)
-        self.slots.add_rows(sequence.slot, len(work.chunk.tokens))
-        if work.sample is not None:
+        self.slots.add_rows(sequence.slot, len(scheduled.chunk.tokens))
+        if scheduled.sample is not None:
             del self._prefilling[sequence.request.stream]
             self._decoding[sequence.request.stream] = sequence
 
