@@ -1,6 +1,6 @@
-"""Which cache rows one sequence may take from another. Pure.
+"""Finds cache rows that one sequence may take from another. Pure.
 
-Rows are shared within a tenant only: a hit is a shorter wait, and would tell one tenant what another has asked.
+Rows are shared within a tenant only: a hit is faster, which would reveal to one tenant what another has sent.
 """
 
 from collections.abc import Sequence
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 MIN_PREFIX_TOKENS = 32
-"""Tokens below which a prefix is computed anew: one call of the smallest chunk costs less than it is worth to look."""
+"""Length below which a prefix is recomputed: a call of the smallest chunk costs less than the reuse."""
 _STRIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixPolicy:
-    """What is kept of finished sequences."""
+    """Bounds on what is retained of ended sequences and reused."""
 
     enabled: bool = True
-    """False keeps nothing, and shares nothing between live sequences either."""
+    """False retains nothing, and shares no rows between running sequences either."""
     max_rows: int | None = None
-    """Cache rows kept at most for sequences that are over; None is all that live ones leave."""
+    """Maximum number of rows retained of ended sequences; None means all that running sequences do not need."""
     min_tokens: int = MIN_PREFIX_TOKENS
-    """Tokens of the shortest prefix that is reused."""
+    """Length of the shortest prefix that is reused."""
 
     def __post_init__(self) -> None:
         if self.max_rows is not None and self.max_rows < 0:
@@ -32,17 +32,18 @@ class PrefixPolicy:
 
 @dataclass(slots=True)
 class CachedRows:
-    """What a slot's cache holds: row i was computed from `tokens[: i + 1]`. The list may run ahead of the rows."""
+    """Cache contents of a slot: row i was computed from `tokens[: i + 1]`. There may be more tokens than rows."""
 
     tenant: str
     tokens: Sequence[int]
     rows: int = 0
     chunk_ends: tuple[int, ...] = ()
-    """Where the prefill chunks ended that made the first rows, in order from row 0; decoded rows follow."""
+    """Ends of the prefill chunks that computed the first rows, in order; decoded rows follow."""
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int], limit: int) -> int:
-    """How many of the first `limit` tokens are equal. Whole strides are compared at once, which is 20 times faster."""
+    """Return how many of the first `limit` tokens are equal. Compares whole strides at once, which is 20 times
+    faster."""
     limit = min(limit, len(one), len(other))
     at = 0
     while at < limit and one[at : at + _STRIDE] == other[at : at + _STRIDE]:
@@ -54,10 +55,10 @@ def common_prefix(one: Sequence[int], other: Sequence[int], limit: int) -> int:
 
 
 def reusable(wanted: CachedRows, source: CachedRows, limit: int, *, exact_rows: bool) -> int:
-    """The rows of `source` that are what a cold run of `wanted` would compute, to the bit; at most `limit`.
+    """Return how many rows of `source` are bitwise identical to those of `wanted` without reuse; at most `limit`.
 
-    With `exact_rows` a row is the same however it is computed. Without, it is so where the same chunks made it:
-    `wanted.chunk_ends` has the chunk ends of the cold run.
+    With `exact_rows` every common row is. Otherwise rows are identical if the same chunks computed them;
+    `wanted.chunk_ends` are its chunk ends without reuse.
     """
     if wanted.tenant != source.tenant:
         return 0

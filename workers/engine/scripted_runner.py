@@ -1,8 +1,8 @@
-"""A runner without a device: its tokens follow from the sequence alone, and it is strict about the runner's contract.
+"""Runner without a device, whose tokens follow from the sequence alone, and which checks the runner contract strictly.
 
-Each slot keeps a rolling hash of the (token, position) pairs written to its cache, one for each row, and a sampled
-token is a function of the last: a scheduler that writes or copies a wrong row, skips one or mixes two slots up gets
-other tokens.
+Each slot keeps a rolling hash of the (token, position) pairs written to its cache, one for each row. A sampled token is
+a function of the last hash: a scheduler that writes or copies a wrong row, skips one or mixes up two slots gets other
+tokens.
 """
 
 import math
@@ -22,21 +22,21 @@ from workers.sampling.sample_spec import LogitEdits, SampleSpec
 BYTES_VOCAB = 257
 """The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
 ALPHABET = tuple(b"abcdefghijklmnopqrstuvwxyz ")
-"""What is sampled unless told otherwise: text that reads as UTF-8 and never ends by itself."""
+"""Default tokens to sample: text that is valid UTF-8 and has no end-of-sequence token."""
 _MASK = (1 << 64) - 1
 
 
 class ContractError(Exception):
-    """Raised when the caller breaks the contract of `workers.engine.runner.Runner`: a bug above the runner."""
+    """Raised when the caller breaks the contract of `workers.engine.runner.Runner`, which is a bug above the runner."""
 
 
 class ScriptedRunner:
-    """Deterministic tokens from the sequence's own history.
+    """Generates deterministic tokens from the history of a sequence.
 
-    `alphabet` is what tokens are sampled from; `tokens_per_second` paces the decode steps (0 is no pacing) with `clock`
-    and `sleep` in seconds; `exact_rows` and `block_rows` are what it says of itself. A sample whose edits add what is
-    no number gets no token, and its slot is unusable until it is reset, as on a real device. `violations` keeps the
-    text of every `ContractError` that was raised, for the engine contains exceptions.
+    Tokens are sampled from `alphabet`. `tokens_per_second` limits the rate of decode steps (0 is no limit), with
+    `clock` and `sleep` in seconds. `exact_rows` and `block_rows` are reported as capabilities. A sample with a NaN bias
+    returns no token, and its slot must be reset, as on a real device. `violations` keeps the texts of all
+    `ContractError`s, because the engine contains exceptions.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ScriptedRunner:
 
     @property
     def graphs_failed(self) -> int:
-        """Nothing is prepared in the background."""
+        """0: nothing is compiled in the background."""
         return 0
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
@@ -113,7 +113,7 @@ class ScriptedRunner:
         return list(self._sampled)
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
-        """The sampled token has half of the mass, the others of the alphabet half of what is left each."""
+        """Give the sampled token half of the mass, and each other token of the alphabet half of the rest."""
         sampled = [self._sampled[row] if 0 <= row < len(self._sampled) else None for row in rows]
         tokens = [token for token in sampled if token is not None]
         if len(tokens) < len(sampled):
@@ -167,7 +167,7 @@ class ScriptedRunner:
         for chunk, spec in zip(chunks, specs, strict=True):
             self._check_chunk(chunk)
             if spec is not None and spec.position != chunk.position + len(chunk.tokens):
-                raise self._violation(f"sample at position {spec.position} after {chunk}")
+                raise self._violation(f"a sample at position {spec.position} after {chunk}")
 
     def _check_chunk(self, chunk: Chunk) -> None:
         self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), chunk.tokens)
@@ -203,7 +203,7 @@ class ScriptedRunner:
         self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
 
     def _sample_or_none(self, slot: int, spec: SampleSpec) -> int | None:
-        """None where the logits are not numbers: the slot must be reset."""
+        """Return None for non-finite logits, after which the slot must be reset."""
         if spec.edits is None or not np.isnan(spec.edits.bias).any():
             return self._sample(slot, spec)
         self._broken.add(slot)
@@ -219,7 +219,7 @@ class ScriptedRunner:
         return alphabet[value % len(alphabet)]
 
     def _allowed(self, mask: NDArray[np.uint32]) -> Sequence[int]:
-        """The alphabet as the mask leaves it, or all that it allows."""
+        """Return the allowed tokens of the alphabet, or all allowed tokens if there are none."""
         bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")
         allowed = np.flatnonzero(bits[: self._capabilities.vocab_size]).tolist()
         if not allowed:
@@ -235,7 +235,7 @@ class ScriptedRunner:
         if not self._interval:
             return
         now = self._clock()
-        # After a pause the next step is due at once, and no lost time is made up for.
+        # After a pause the next step is due at once, and lost time is not made up for.
         self._next_tick = max(self._next_tick, now - self._interval) + self._interval
         if self._next_tick > now:
             self._sleep(self._next_tick - now)
@@ -246,14 +246,14 @@ class ScriptedRunner:
 
 
 def _fingerprint(edits: LogitEdits) -> int:
-    """A number that follows from the edits, in whatever order they are."""
+    """Return a number that depends on the edits but not on their order."""
     order = np.argsort(edits.tokens, kind="stable")
     parts = (edits.tokens, edits.bias, edits.up, edits.down, edits.minus)
     return zlib.crc32(b"".join(part[order].tobytes() for part in parts))
 
 
 def _mix(value: int) -> int:
-    """One round of the 64-bit finaliser of MurmurHash3 (Appleby, public domain): every bit of the input counts."""
+    """Apply the 64-bit finalizer of MurmurHash3 (Appleby, public domain), in which every input bit counts."""
     value &= _MASK
     value = ((value ^ (value >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
     return value ^ (value >> 33)

@@ -1,4 +1,4 @@
-"""A sequence on its way through the engine, and what the runner is asked to do for it. Pure."""
+"""State of a sequence in the engine, and what the runner is asked to do for it. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -15,28 +15,28 @@ from workers.sampling.sample_spec import SampleSpec
 class EngineSequence:
     """One sequence from `submit` to its end; owned by the scheduler.
 
-    The last token known has no cache row yet while it decodes. The token at index i of the whole sequence is sampled
-    with position i.
+    While it decodes, its last token has no cache row yet. The token at index i of the whole sequence is sampled with
+    position i.
     """
 
     request: EngineRequest
     tokens: list[int]
-    """All that are known: prompt, resumed, generated."""
+    """All tokens so far: prompt, resumed and generated."""
     prefill_length: int
-    """Prompt and resumed tokens: those to be prefilled."""
+    """Number of prompt and resumed tokens, which are prefilled."""
     chunk_ends: tuple[int, ...]
-    """Where a cold run's chunks end."""
+    """Ends of the prefill chunks when no prefix is reused."""
     max_length: int
-    """The length at which it ends."""
+    """Length at which the sequence ends."""
     submitted_at: float
     processors: LogitsProcessors | None = None
     cached: CachedRows = field(init=False)
     """Its cache rows."""
     slot: int = -1
     inherited: CachedRows | None = None
-    """What its slot was retained for."""
+    """Rows that were retained in its slot, until its first chunk."""
     reused: int | None = None
-    """Rows that it took from another sequence; None until its first chunk."""
+    """Number of rows taken from another sequence; None until its first chunk."""
     last_token: int = -1
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -46,14 +46,15 @@ class EngineSequence:
 
     @property
     def completion_tokens(self) -> int:
+        """Generated tokens, resumed ones included."""
         return len(self.tokens) - len(self.request.prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCopy:
-    """The first `length` rows of `source` become those of `target`, and the rest of `target` is forgotten.
+    """Copies the first `length` rows of `source` to `target` and clears the other rows of `target`.
 
-    Both may be one slot: then the rest is forgotten, and that is all.
+    If both are one slot, only its rows beyond `length` are cleared.
     """
 
     source: int
@@ -63,18 +64,19 @@ class PrefixCopy:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """One chunk to prefill; `sample` is set for the last chunk of a sequence, `copy` is what must be done before."""
+    """One chunk of a prefill call. `sample` is set for the last chunk of a prompt; `copy` must be made before the
+    call."""
 
     sequence: EngineSequence
     chunk: Chunk
     sample: SampleSpec | None
     copy: PrefixCopy | None = None
     is_first: bool = False
-    """It is the sequence's first."""
+    """The first chunk of its sequence."""
 
 
 def sample_spec(sequence: EngineSequence) -> SampleSpec:
-    """How a sequence's next token is sampled."""
+    """Return how to sample the next token of a sequence."""
     sampling, position = sequence.request.sampling, len(sequence.tokens)
     return (
         SampleSpec(sampling, position)
@@ -84,13 +86,13 @@ def sample_spec(sequence: EngineSequence) -> SampleSpec:
 
 
 def decode_row(sequence: EngineSequence) -> DecodeRow:
-    """The decode row of a sequence: its last token goes to the row after those written, and the next is sampled."""
+    """Return the decode row of a sequence: writes its last token to the next cache row and samples the next token."""
     at = sequence.cached.rows
     return DecodeRow(sequence.slot, sequence.last_token, at, at, sample_spec(sequence))
 
 
 def resumed_finish(sequence: EngineSequence) -> FinishReason | None:
-    """Why what a sequence resumes had ended already; None when it had not, or when it resumes nothing."""
+    """Return why the answer that a sequence resumes is complete already; None if it is not."""
     if not sequence.request.resume:
         return None
     if sequence.request.resume[-1] in sequence.request.eos or (
@@ -101,7 +103,7 @@ def resumed_finish(sequence: EngineSequence) -> FinishReason | None:
 
 
 def sequence_end(sequence: EngineSequence, reason: FinishReason, now: float) -> SequenceEnd:
-    """The terminal of a sequence that ends now, by the clock that it was submitted by."""
+    """Return the terminal event of a sequence that ends at `now`, by the clock of `submitted_at`."""
     admitted = now if sequence.admitted_at is None else sequence.admitted_at
     first = now if sequence.first_token_at is None else sequence.first_token_at
     return SequenceEnd(

@@ -1,8 +1,7 @@
-"""Which slot a sequence gets, which rows of others it begins with, and what it leaves behind. Pure.
+"""Allocates slots to sequences, with reuse of cached prefixes. Pure.
 
-A sequence that is over leaves its rows in its slot until somebody needs the slot or the room. One that begins takes
-such a slot as it is, or rows from any slot of its tenant, where its tokens begin like theirs
-(`workers.engine.prefix_match`).
+The rows of an ended sequence are retained in its slot until the slot or the room is needed. A new sequence that shares
+a prefix (`workers.engine.prefix_match`) takes such a slot over, or copies rows from any slot of its tenant.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,22 +12,25 @@ from workers.engine.sequence import EngineSequence, PrefixCopy
 
 
 class SlotAllocator:
-    """Decides over the slot table. With `exact` rows a prefix may end anywhere, else where a cold run's chunks end."""
+    """Allocates, retains and evicts slots. With `exact` rows a prefix may end anywhere, otherwise at chunk ends
+    only."""
 
     def __init__(self, slots: SlotTable, prefixes: PrefixPolicy, *, exact: bool) -> None:
         self._slots = slots
         self._prefixes = prefixes
         self._exact = exact
 
-    def take(self, sequence: EngineSequence) -> bool:
-        """Find a slot for a waiting sequence: a retained one that it can go on in, or a free one."""
+    def allocate(self, sequence: EngineSequence) -> bool:
+        """Allocate a slot to a waiting sequence: a retained one with a shared prefix, or a free one. False without
+        one."""
         slots = self._slots
         if not slots.available:
             return False
         stream, need = sequence.request.stream, sequence.max_length
         best, length, cached = self._best_retained(sequence)
         if cached is not None:
-            # Rows that are not shared would be lost to later turns of what they are from, unless they go anyway.
+            # Taking over loses the rows beyond the prefix, which a later request may share, unless they are evicted
+            # next.
             loses = cached.rows - length > self._prefixes.min_tokens
             elsewhere = slots.free and need <= slots.free_rows
             spared = loses and (elsewhere or best != slots.oldest)
@@ -43,8 +45,10 @@ class SlotAllocator:
         return True
 
     def find_prefix(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> tuple[int, int]:
-        """Where the first rows of a sequence that begins come from, and how many: its own slot where that is as good
-        as any, because rows that are there already need no copy; a retained one, or that of one of `others`."""
+        """Return the slot to take the first rows of a new sequence from, and their number.
+
+        Its own slot is preferred, because those rows need no copy, to a retained slot or to one of `others`.
+        """
         own = 0 if sequence.inherited is None else self._reusable(sequence, sequence.inherited)
         best = (sequence.slot, own)
         for slot, cached in self._sources(sequence, others):
@@ -54,15 +58,15 @@ class SlotAllocator:
         return best
 
     def gains_by_waiting(self, sequence: EngineSequence, start: int, other: EngineSequence) -> bool:
-        """A sequence that could begin at row `start` could take more from another one, once that one's prompt is
-        complete: enough to wait for it."""
+        """A sequence that could start at row `start` could reuse enough more rows after the prompt of another one is
+        complete, so that waiting for it pays."""
         if not self._prefixes.enabled or sequence.request.tenant != other.request.tenant:
             return False
         most = min(sequence.prefill_length - 1, other.prefill_length)
         return common_prefix(sequence.tokens, other.tokens, most) >= start + self._prefixes.min_tokens
 
     def begin(self, sequence: EngineSequence, source: int, length: int) -> PrefixCopy | None:
-        """Count the rows that a sequence starts with; what must be copied or forgotten for them, if anything."""
+        """Record the rows that a sequence starts with. Returns the copy that the runner must make first, if any."""
         dirty = sequence.inherited is not None
         sequence.reused, sequence.inherited = length, None
         self._slots.shrink_reservation(sequence.slot, sequence.max_length)
@@ -74,8 +78,9 @@ class SlotAllocator:
         return PrefixCopy(source, sequence.slot, length) if length or dirty else None
 
     def release(self, sequence: EngineSequence, *, failed: bool) -> None:
-        """Give a slot back: it is retained, or soiled when there is nothing to keep or the sequence `failed`."""
-        if sequence.reused is None and sequence.inherited is not None:  # it has touched nothing of what it found
+        """Release the slot of an ended sequence: retain its rows, or make it dirty if it `failed` or has too few
+        rows."""
+        if sequence.reused is None and sequence.inherited is not None:  # it has not changed the retained rows
             sequence.cached = sequence.inherited
             self._slots.add_rows(sequence.slot, sequence.cached.rows)
         if not failed and self._prefixes.enabled and sequence.cached.rows >= self._prefixes.min_tokens:
@@ -84,8 +89,10 @@ class SlotAllocator:
             self._slots.release(sequence.slot)
 
     def evict_for(self, need: int) -> int | None:
-        """The oldest retained slot, now soiled, when with it, or with it and others, `need` rows can be had; None when
-        nothing is lacking, or nothing helps."""
+        """Evict the least recently used slot if `need` rows are available after this and possibly more evictions.
+
+        Returns the slot, now dirty; None if no eviction is needed, or none helps.
+        """
         slots, oldest = self._slots, self._slots.oldest
         lacks = not slots.free or slots.free_rows < need
         if oldest is None or not lacks or slots.free_rows + slots.retained_tokens < need:
@@ -94,8 +101,7 @@ class SlotAllocator:
         return oldest
 
     def evict_all(self, beginning: Iterable[EngineSequence]) -> None:
-        """Retain nothing of what ended so far: all retained slots are soiled, and those of `beginning` that have taken
-        one over find nothing in it."""
+        """Evict all retained slots. Sequences of `beginning` that have taken one over start with an empty prefix."""
         for sequence in beginning:
             if sequence.inherited is not None:
                 sequence.inherited = CachedRows(sequence.request.tenant, ())
@@ -103,14 +109,14 @@ class SlotAllocator:
             self._slots.evict(self._slots.oldest)
 
     def _retain(self, sequence: EngineSequence) -> None:
-        """Keep what a sequence leaves, and give up the oldest of what is over the bound."""
+        """Retain the rows of an ended sequence, and evict the least recently used slots beyond the bound."""
         self._slots.retain(sequence.slot, sequence.cached)
         most = self._prefixes.max_rows
         while most is not None and self._slots.retained_tokens > most and self._slots.oldest is not None:
             self._slots.evict(self._slots.oldest)
 
     def _best_retained(self, sequence: EngineSequence) -> tuple[int, int, CachedRows | None]:
-        """The retained slot with the longest reusable prefix, of those the one that would lose the fewest rows."""
+        """Return the retained slot with the longest reusable prefix; of equal ones, that with the fewest other rows."""
         best: tuple[int, int, CachedRows | None] = (-1, 0, None)
         for slot, cached in self._slots.retained():
             length = self._reusable(sequence, cached)
@@ -122,7 +128,7 @@ class SlotAllocator:
         if not self._prefixes.enabled:
             return 0
         wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
-        # One token must be computed, for the logits that the first token is sampled from.
+        # At least one token must be computed, for the logits of the first sampled token.
         length = reusable(wanted, source, sequence.prefill_length - 1, exact_rows=self._exact)
         return length if length >= self._prefixes.min_tokens else 0
 

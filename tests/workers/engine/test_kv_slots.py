@@ -36,7 +36,7 @@ def test_what_is_not_held_is_not_released_and_what_is_not_released_is_not_cleane
     with pytest.raises(ValueError, match="slot 1 is not held"):
         table.release(1)
     table.take(1, 9)
-    with pytest.raises(ValueError, match="slot 0 was not released"):
+    with pytest.raises(ValueError, match="slot 0 is not dirty"):
         table.clean(0)
     with pytest.raises(ValueError, match="at least 1"):
         SlotTable(0, 9)

@@ -221,7 +221,7 @@ def test_the_last_row_of_the_context(runner: IreeRunner) -> None:
     [
         (Chunk(8, (1,), 0, 0), "slot: 8"),
         (Chunk(-1, (1,), 0, 0), "slot: -1"),
-        (Chunk(0, (), 0, 0), "tokens: none"),
+        (Chunk(0, (), 0, 0), "tokens: give at least one"),
         (Chunk(0, (512,), 0, 0), "outside of a vocabulary of 512"),
         (Chunk(0, (-1,), 0, 0), "outside of a vocabulary of 512"),
         (Chunk(0, (1,), 1, 1), "start: 1 leaves a gap after 0 rows"),
@@ -274,7 +274,7 @@ def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, monkeypatc
         assert generate(plain, 0, PROMPT[:33], 5, SEEDED) == tokens
         plain.copy_prefix(1, 0, 20)
         assert plain.capabilities.exact_rows is False
-        with pytest.raises(ValueError, match="chunks: 2, and a row may depend on those beside it"):
+        with pytest.raises(ValueError, match="chunks: 2, but rows are not exact"):
             plain.prefill([Chunk(4, PROMPT, 0, 0), Chunk(5, PROMPT, 0, 0)], [None, None])
         for at in range(20, 40):
             (token,) = plain.decode([DecodeRow(0, PROMPT[at], at, at, SampleSpec(Sampling(), at + 1))])
