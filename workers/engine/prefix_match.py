@@ -19,7 +19,7 @@ class PrefixPolicy:
     enabled: bool = True
     """False retains nothing, and shares no rows between running sequences either."""
     max_rows: int | None = None
-    """Maximum number of rows retained of ended sequences; None means all that running sequences do not need."""
+    """Maximum number of rows retained of ended sequences; None leaves the number of slots as the only bound."""
     min_tokens: int = MIN_PREFIX_TOKENS
     """Length of the shortest prefix that is reused."""
 

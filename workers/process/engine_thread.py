@@ -1,4 +1,4 @@
-"""The one thread that loads and runs the engine, and what it exchanges with the event loop."""
+"""Engine thread: the one thread that loads and runs the engine, and its exchange with the event loop."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ from workers.process.loading import Loaded
 from workers.process.output_processor import EngineOutput
 
 MAX_FAILED_STEPS = 10
-"""Failed steps in a row after which the worker leaves, for its supervisor to start a new one."""
+"""Consecutive failed steps after which the worker exits, so that its supervisor restarts it."""
 MAX_UNDELIVERED = 64
-"""Turns whose outcome the loop has not taken; at this bound the engine waits for the loop."""
+"""Maximum number of outputs that the loop has not taken. At this bound the engine waits: backpressure."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveSequence:
-    """End a sequence that the engine has. `finish` when a stop string was found, else it is cancelled."""
+    """Removes a sequence from the engine. `finish` if a stop string was found; otherwise it is cancelled."""
 
     stream: int
     finish: bool = False
@@ -35,21 +35,21 @@ EngineInput = EngineRequest | RemoveSequence
 
 
 class EngineListener(Protocol):
-    """Called on the event loop's thread, in order."""
+    """Callbacks of the engine thread, called in order on the event loop's thread."""
 
     def engine_progress(self, phase: str, done: int, total: int) -> None: ...
 
     def engine_loaded(self, loaded: Loaded) -> None: ...
 
     def engine_output_ready(self) -> None:
-        """Outcomes wait for `take_outputs`. Called once until they are taken."""
+        """Outputs wait for `take_outputs`. Called once until they are taken."""
 
     def engine_down(self, reason: ByeReason, text: str) -> None:
-        """The thread has ended by itself: the load or too many steps failed, or there is a bug."""
+        """The thread has ended by itself: loading or too many steps failed, or there is a bug."""
 
 
 class EngineThread:
-    """Blocks while there is nothing to do, and never polls. All orders of one `post` are taken before the next step."""
+    """Blocks while there is nothing to do, and never polls. All inputs of one `post` are taken before the next step."""
 
     def __init__(
         self,
@@ -57,41 +57,42 @@ class EngineThread:
         listener: EngineListener,
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """`load` runs on the thread; `call_soon` hands a callback to the loop, as `loop.call_soon_threadsafe` does."""
+        """`load` runs on the thread. `call_soon` passes a callback to the loop, like `loop.call_soon_threadsafe`."""
         self._load = load
         self._listener = listener
         self._call_soon = call_soon
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        # Guards what follows; notified when a side may have something new to do.
+        # Guards the following fields; notified when either side may have work.
         self._changed = threading.Condition()
         self._inbox: list[EngineInput] = []
         self._outputs: list[EngineOutput] = []
         self._stopping = False
 
     def start(self) -> None:
+        """Start the thread, which loads the model."""
         self._thread.start()
 
     def post(self, inputs: Sequence[EngineInput]) -> None:
-        """Give orders together, from the loop."""
+        """Pass inputs to the engine together. Called on the loop."""
         with self._changed:
             self._inbox.extend(inputs)
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Ask the thread to close the engine and end, after the step that it is in."""
+        """Ask the thread to close the engine and end, after its current step."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end; false when the thread is still inside a call of the device."""
+        """Wait for the end of the thread; false if it is still inside a call of the device."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def take_outputs(self) -> Sequence[EngineOutput]:
-        """Everything that the engine brought since the last call, in order."""
+        """Return all outputs since the last call, in order."""
         with self._changed:
             outputs, self._outputs = self._outputs, []
             if len(outputs) >= MAX_UNDELIVERED:
@@ -101,10 +102,10 @@ class EngineThread:
     def _run(self) -> None:
         try:
             loaded = self._load(self._report)
-        except BaseException as error:  # noqa: BLE001  whatever a backend raises (a panic of Rust code is no Exception)
+        except BaseException as error:  # noqa: BLE001  any error of a backend; a panic of Rust code is no Exception
             text = _sentence(error)
             refused = isinstance(error, LoadRefused)
-            if refused:  # a sentence for a person, which the gateway says
+            if refused:  # the gateway shows this text to the operator
                 self._log.info("load_refused", text=text)
             else:
                 self._log.error("load_failed", text=text, exc_info=error)
@@ -116,7 +117,7 @@ class EngineThread:
                 self._serve(loaded.engine)
             finally:
                 loaded.engine.close()
-        except BaseException as error:  # noqa: BLE001  a bug must reach the gateway as a reason, not as silence
+        except BaseException as error:  # noqa: BLE001  a bug must reach the gateway as a reason to exit
             self._log.error("engine_failed", exc_info=error)
             self._down(ByeReason.INTERNAL, _sentence(error))
 
@@ -136,7 +137,7 @@ class EngineThread:
                 return
 
     def _run_iteration(self, engine: BatchEngine, inputs: Sequence[EngineInput]) -> EngineOutput:
-        """Take all orders, then run one step."""
+        """Take all inputs, then run one step."""
         ends: list[SequenceEnd] = []
         failures: list[SequenceFailure] = []
         for engine_input in inputs:
@@ -145,7 +146,7 @@ class EngineThread:
                     engine.submit(engine_input)
                 except RequestRefused as refusal:
                     failures.append(SequenceFailure(engine_input.stream, refusal.code, refusal.text, refusal.field))
-                except Exception as error:  # noqa: BLE001 - a bug that one request finds must end that one only
+                except Exception as error:  # noqa: BLE001 - a bug that one request triggers must end that request only
                     self._log.error("submit_failed", stream=engine_input.stream, exc_info=error)
                     text = f"the request could not be queued: {type(error).__name__}"
                     failures.append(SequenceFailure(engine_input.stream, ErrorCode.INTERNAL, text))
@@ -160,7 +161,7 @@ class EngineThread:
         with self._changed:
             self._outputs.append(output)
             first = len(self._outputs) == 1
-        if first:  # otherwise the callback that takes it is on its way
+        if first:  # otherwise the callback is scheduled already
             self._hand(self._listener.engine_output_ready)
 
     def _report(self, phase: str, done: int, total: int) -> None:
@@ -172,7 +173,7 @@ class EngineThread:
     def _hand(self, callback: Callable[[], None]) -> None:
         try:
             self._call_soon(callback)
-        except RuntimeError:  # the loop is closed: the process is on its way out
+        except RuntimeError:  # the loop is closed: the process is about to exit
             self.stop()
 
 

@@ -1,7 +1,7 @@
-"""The request table: commands become engine requests, and what the engine brings becomes frames. Pure.
+"""Output processor: turns commands into engine requests, and engine outputs into frames. Pure.
 
-Owned by the event loop's side of the worker. Every stream that `admit` lets in gets exactly one terminal frame from
-here: `Finished` or `Failed`.
+Runs on the event loop. Every stream that `admit` accepts gets exactly one terminal frame from here: `Finished` or
+`Failed`.
 """
 
 import heapq
@@ -28,19 +28,19 @@ _TEXT_FAILED = "the text of the answer could not be made"
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """What one turn of the engine thread brought. `step` is None when the engine had nothing to run."""
+    """Output of one iteration of the engine thread. `step` is None if the engine had nothing to run."""
 
     step: StepResult | None
     ends: tuple[SequenceEnd, ...]
-    """Of sequences that were taken out: cancelled, or stopped by a stop string."""
+    """Ends of removed sequences: cancelled, or stopped by a stop string."""
     failures: tuple[SequenceFailure, ...]
-    """Of sequences that the engine did not take."""
+    """Failures of requests that the engine refused."""
     gauges: Gauges
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The answer to a `Submit`: a request for the engine, or the frame that ends it here."""
+    """Answer to a `Submit`: a request for the engine, or the frame that ends the stream."""
 
     request: EngineRequest | None
     answer: Finished | Failed | None
@@ -48,13 +48,13 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedOutput:
-    """Frames to send, in order, and what the engine is to hear of it."""
+    """Frames to send, in order, and streams to remove from the engine."""
 
     frames: list[Event]
     finish: list[int]
-    """Streams in which a stop string was found."""
+    """Streams in which a stop string was found; the caller finishes them in the engine."""
     text_errors: dict[int, Exception]
-    """Streams whose text could not be made, and why. They have failed; the engine is to let go of them."""
+    """Streams that failed because of a bug in text code, with the exception; the caller cancels them in the engine."""
 
 
 @dataclass(slots=True)
@@ -63,27 +63,27 @@ class _OpenSequence:
 
     eos: frozenset[int]
     text: IncrementalDetokenizer | None
-    """None when the model has no tokenizer."""
+    """None for a model without a tokenizer."""
     source: str
-    """What the client calls its prompt."""
+    """The request field of the prompt."""
     prompt_tokens: int
     completion_tokens: int
     stopped: bool = False
-    """A stop string was found: what the engine still brings is dropped."""
+    """A stop string was found: later tokens are dropped."""
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     top: int = 0
-    """Most likely tokens to report with each, when the runner reports any."""
+    """Number of most likely tokens to report with each token."""
     logprobs: list[Logprobs] = field(default_factory=list)
 
 
 class OutputProcessor:
-    """Detokenizer, stop strings, usage and deadline of each live sequence."""
+    """Owns detokenizer, stop strings, usage and deadline of each open sequence."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, *, max_live: int, clock: Callable[[], float], context: int = MAX_TOKENS
     ) -> None:
-        """`max_live` bounds the table; what is over it is refused with OVERLOADED. `clock` gives seconds. Text that
+        """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. Text that
         cannot fit into `context` tokens is refused before it is tokenized."""
         self._tokenizer = tokenizer
         self._prompt_builder = PromptBuilder(tokenizer, context)
@@ -95,25 +95,31 @@ class OutputProcessor:
 
     @property
     def live(self) -> int:
-        """Sequences that have no terminal frame yet."""
+        """Number of sequences without a terminal frame."""
         return len(self._live)
 
     def streams(self) -> list[int]:
-        """The live sequences."""
+        """Return the open sequences."""
         return list(self._live)
 
     def build_prompt(self, submit: Submit) -> TokenizedPrompt:
-        """Make the prompt. It may run on any thread, one at a time. Raises `PromptRefused`, and whatever a bug in
-        text code raises."""
+        """Build the prompt of a request, on any thread, one at a time.
+
+        Raises `PromptRefused`, and whatever a bug in text code raises.
+        """
         return self._prompt_builder.build(submit)
 
     def admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> Admission:
-        """Open an entry for a request that came at `arrived`, by the clock, with its prompt or what `build_prompt`
-        raised; the prompt is made here when there is neither. Whatever is wrong with the request is a `Failed` that
-        names the field. Raises a bug as it is."""
+        """Open a sequence for a request that arrived at `arrived`, by the clock.
+
+        `prompt` is its prompt or the exception of its build; without it the prompt is built here. An invalid request is
+        answered with a `Failed` that names the field. Raises whatever a bug in text code raises.
+        """
         stream = submit.stream
         if self.full():
-            return _refused(stream, ErrorCode.OVERLOADED, f"{len(self._live)} sequences are live or wait already", "")
+            return _refused(
+                stream, ErrorCode.OVERLOADED, f"{len(self._live)} sequences are running or waiting already", ""
+            )
         prompt = prompt or build_or_error(self.build_prompt, submit)
         self._reached = stream
         if isinstance(prompt, PromptRefused):
@@ -143,18 +149,19 @@ class OutputProcessor:
         return Admission(request, None)
 
     def with_reached(self, gauges: Gauges) -> Gauges:
-        """The engine's counts, with what the engine does not know."""
+        """Return the engine's gauges with the last stream whose prompt was built, which the engine does not know."""
         return replace(gauges, reached=self._reached)
 
     def full(self, waiting: int = 0) -> bool:
-        """There is no room for another sequence beside those that are live and so many that wait for their prompts."""
+        """No further sequence fits, beside the open ones and `waiting` ones without a prompt."""
         return len(self._live) + waiting >= self._max_live
 
     def is_live(self, stream: int) -> bool:
+        """The stream has no terminal frame yet."""
         return stream in self._live
 
     def process(self, output: EngineOutput) -> ProcessedOutput:
-        """One `Step` frame for an engine step, then the terminal frames that follow from it."""
+        """Return one `Step` frame for an engine step, then the terminal frames that follow from it."""
         done = ProcessedOutput([], [], {})
         ends, failures = output.ends, output.failures
         if output.step is not None:
@@ -172,7 +179,7 @@ class OutputProcessor:
         )
 
     def expire(self) -> list[Failed]:
-        """End the sequences whose deadline has passed. The engine is to cancel them."""
+        """End the sequences whose deadline has passed. The caller cancels them in the engine."""
         now, failed = self._clock(), []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, stream = heapq.heappop(self._deadlines)
@@ -183,8 +190,10 @@ class OutputProcessor:
         return failed
 
     def next_deadline(self) -> float | None:
-        """The clock's time of the next deadline of a live sequence."""
-        if len(self._deadlines) > 2 * len(self._live) + _SPARE_DEADLINES:  # those of ended sequences must not pile up
+        """Return the next deadline of an open sequence, in the clock's time."""
+        if (
+            len(self._deadlines) > 2 * len(self._live) + _SPARE_DEADLINES
+        ):  # deadlines of ended sequences must not accumulate
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
             heapq.heapify(self._deadlines)
         while self._deadlines and self._deadlines[0][1] not in self._live:
@@ -192,7 +201,7 @@ class OutputProcessor:
         return self._deadlines[0][0] if self._deadlines else None
 
     def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
-        """End everything that is live, because the worker leaves."""
+        """End all open sequences, because the worker exits."""
         failed = [Failed(stream, code, text) for stream in self._live]
         self._live.clear()
         self._deadlines.clear()
@@ -203,7 +212,7 @@ class OutputProcessor:
         for item in step.tokens:
             live = self._live.get(item.stream)
             if live is None or live.stopped or item.stream in done.text_errors:
-                continue  # its terminal frame is sent or decided, and the engine has not heard of it yet
+                continue  # its end is decided, but the engine has not removed it yet
             touched[item.stream] = live
             live.completion_tokens += 1
             live.tokens.append(item.token)
@@ -228,7 +237,7 @@ class OutputProcessor:
         return tuple(deltas)
 
     def _logprobs(self, token: int, logprobs: RowLogprobs, count: int) -> Logprobs:
-        """The report of one token, with the bytes of those that it names."""
+        """Return the report of one token, with the bytes of the tokens in it."""
         top = zip(logprobs.tokens[:count], logprobs.logprobs, strict=False)
         likely = (TokenLogprob(other, logprob, self._label(other)) for other, logprob in top)
         return Logprobs(TokenLogprob(token, logprobs.logprob, self._label(token)), tuple(likely))

@@ -1,6 +1,6 @@
-"""From a `Submit` to the prompt that the engine gets: chat template, tokenizer, and the text that was delivered before.
+"""Builds the prompt of a `Submit`: chat template, tokenizer, and the text that was delivered before.
 
-All of it follows from the frame alone, so it can be done on any thread, one at a time.
+The result depends on the frame alone, so prompts can be built on any thread, one at a time.
 """
 
 import json
@@ -15,24 +15,24 @@ from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Tokenizer
 
-CHARACTERS_A_MESSAGE = 32
-"""Of tokenizing cost as much as a message costs the chat template at least."""
-CHARACTERS_A_TOKEN = 4
-"""Of tokenizing cost as much as a resumed token costs the detokenizer."""
+CHARACTERS_PER_MESSAGE = 32
+"""Characters to tokenize that cost as much as rendering one message, at least."""
+CHARACTERS_PER_TOKEN = 4
+"""Characters to tokenize that cost as much as detokenizing one resumed token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """What a request asks the engine to go on with."""
+    """Prompt of a request for the engine."""
 
     tokens: tuple[int, ...]
     text: IncrementalDetokenizer | None
-    """Has the resumed tokens' text behind it, which the client has already. None when the model has no tokenizer."""
+    """Detokenizer that has consumed the resumed tokens, whose text the client has. None without a tokenizer."""
     eos: frozenset[int]
 
 
 class PromptRefused(Exception):
-    """Raised by `build`: the request ends before any work. `field` is the one at fault."""
+    """Raised by `build` for an invalid request. `field` is the invalid field."""
 
     def __init__(self, code: ErrorCode, text: str, field: str) -> None:
         super().__init__(text)
@@ -41,30 +41,31 @@ class PromptRefused(Exception):
 
 
 PromptResult = TokenizedPrompt | BaseException
-"""A prompt, or what was raised in its place; a panic of Rust code is no `Exception`."""
+"""A prompt, or the exception of its build; a panic of Rust code is no `Exception`."""
 
 
 def build_or_error(make: Callable[[Submit], TokenizedPrompt], submit: Submit) -> PromptResult:
-    """Make a prompt, or say why not: a bug of text code must end that request only."""
+    """Build a prompt, or return the exception: a bug in text code must end that request only."""
     try:
         return make(submit)
-    except BaseException as error:  # noqa: BLE001  see `PromptResult`; nothing is awaited here that could be cancelled
+    except BaseException as error:  # noqa: BLE001  see `PromptResult`; nothing is awaited here, so no cancellation is swallowed
         return error
 
 
 def tokenize_cost(submit: Submit) -> int:
-    """What making its prompt takes, in characters of text to tokenize: about 1 us each for a model's tokenizer."""
-    source, resumed = submit.input, CHARACTERS_A_TOKEN * len(submit.resume)
+    """Estimate the cost of building a prompt, in characters of text to tokenize: about 1 us each for a model's
+    tokenizer."""
+    source, resumed = submit.input, CHARACTERS_PER_TOKEN * len(submit.resume)
     if isinstance(source, TextInput):
         return resumed + len(source.text)
     if isinstance(source, ChatInput):
         characters = len(source.tools_json) + sum(len(message.content) for message in source.messages)
-        return resumed + characters + CHARACTERS_A_MESSAGE * len(source.messages)
+        return resumed + characters + CHARACTERS_PER_MESSAGE * len(source.messages)
     return resumed
 
 
 class PromptBuilder:
-    """Makes prompts for one model. It keeps nothing."""
+    """Builds prompts for one model. Stateless."""
 
     def __init__(self, tokenizer: Tokenizer | None, context: int) -> None:
         """Text that cannot fit into `context` tokens is refused before it is tokenized."""
@@ -72,12 +73,12 @@ class PromptBuilder:
         self._context = context
 
     def build(self, submit: Submit) -> TokenizedPrompt:
-        """Raises `PromptRefused` for whatever is wrong with the request."""
+        """Build the prompt of a request. Raises `PromptRefused` for an invalid request."""
         tokens = self._tokens(submit.input)
         text = self._text(submit, tokens)
         eos = self._tokenizer.eos_ids if self._tokenizer and not submit.limits.ignore_eos else frozenset()
         for token in submit.resume:
-            # The client has this text already; what was held back of it comes with the next token.
+            # The client has this text; what was held back of it is sent with the next token.
             if text is not None and token not in eos:
                 text.push(token)
         return TokenizedPrompt(tokens, text, eos)
@@ -89,7 +90,7 @@ class PromptBuilder:
             tokenizer = self._require_text("messages")
             if tokenizer.chat is None:
                 raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
-            # The template spells the special tokens out itself.
+            # The template writes out special tokens itself.
             return self._encode(tokenizer, _render(tokenizer.chat, source), "messages", special=False)
         return source.tokens
 
@@ -102,9 +103,11 @@ class PromptBuilder:
     def _text(self, submit: Submit, prompt: tuple[int, ...]) -> IncrementalDetokenizer | None:
         if self._tokenizer is None:
             if submit.limits.stop:
-                raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no tokenizer: stop strings need one", "stop")
+                raise PromptRefused(
+                    ErrorCode.UNSUPPORTED, "the model has no tokenizer, which stop strings need: leave stop out", "stop"
+                )
             return None
-        # An answer in a chat begins a text of its own; any other goes on with its prompt's.
+        # An answer in a chat starts a new text; any other continues the text of its prompt.
         context = () if isinstance(submit.input, ChatInput) else prompt
         return IncrementalDetokenizer(self._tokenizer, context, submit.limits.stop)
 
@@ -119,7 +122,9 @@ class PromptBuilder:
 def _render(chat: ChatFormat, source: ChatInput) -> str:
     tools = _tools(source.tools_json)
     if tools and not chat.takes_tools:
-        raise PromptRefused(ErrorCode.UNSUPPORTED, "the model's chat template has no place for tools", "tools")
+        raise PromptRefused(
+            ErrorCode.UNSUPPORTED, "the model's chat template does not support tools: leave tools out", "tools"
+        )
     messages = [{"role": message.role, "content": message.content} for message in source.messages]
     try:
         return chat.render(messages, tools, now=source.now)

@@ -22,9 +22,10 @@ from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Gauges, Heartbeat, Hello, Loading, Ready
 from workers.faults.faulty_link import connect
 from workers.process.backends import Progress
+from workers.process.describe import Described, describe
 from workers.process.engine_thread import EngineInput, EngineThread, RemoveSequence
 from workers.process.exit_codes import WorkerExit
-from workers.process.loading import Described, Loaded, describe, load
+from workers.process.loading import Loaded, load
 from workers.process.outbox import Outbox
 from workers.process.output_processor import Admission, OutputProcessor
 from workers.process.spec import WorkerSpec

@@ -1,6 +1,6 @@
-"""From `Submit` to the engine's queue: what takes long to make a prompt of is given to a thread, and nothing overtakes.
+"""Tokenize queue: builds prompts in the order of requests, the expensive ones on a thread.
 
-A model's tokenizer takes a second for a megabyte, and the loop must go on sending what the engine brings.
+A model's tokenizer takes a second for a megabyte of text, and the event loop must keep sending output meanwhile.
 """
 
 from collections.abc import Callable
@@ -18,22 +18,24 @@ from workers.process.output_processor import Admission, OutputProcessor
 from workers.process.prompt_builder import PromptResult, build_or_error, tokenize_cost
 
 MAX_INLINE_COST = 4096
-"""Characters (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is made at once, on the loop:
-they take a millisecond or two, not much more than the way to a thread and back beside a busy engine."""
+"""Cost (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is built on the event loop: this takes
+a millisecond or two, not much more than passing it to a thread and back beside a busy engine."""
 
 
 class TokenizeQueue:
-    """First come, first served: also those with short prompts wait behind one that is being made.
+    """First come, first served: requests with short prompts also wait for an expensive one before them.
 
-    Owns the requests that have no prompt yet; the others are the output processor's. The bound is the output
-    processor's, for both.
+    Owns the requests without a prompt; the output processor owns the others, and its bound holds for both.
     """
 
     def __init__(
         self, processor: OutputProcessor, clock: Callable[[], float], on_admission: Callable[[Admission], None]
     ) -> None:
-        """`on_admission` is called on the loop, in the order of arrival, for those that `submit` took and that nobody
-        took out meanwhile. `clock` is the output processor's."""
+        """`clock` is that of the output processor.
+
+        `on_admission` is called on the loop, in order, for each request that `submit` has queued and that was not
+        cancelled.
+        """
         self._output = processor
         self._clock = clock
         self._on_admission = on_admission
@@ -45,37 +47,39 @@ class TokenizeQueue:
 
     @property
     def live(self) -> int:
-        """Sequences that have no terminal frame yet, with and without a prompt."""
+        """Number of sequences without a terminal frame, with and without a prompt."""
         return len(self._waiting) + self._output.live
 
     def is_live(self, stream: int) -> bool:
+        """The stream has no terminal frame yet."""
         return stream in self._waiting or self._output.is_live(stream)
 
     def submit(self, submit: Submit) -> Admission | None:
-        """Admit a request, or refuse it; None while its prompt is being made."""
+        """Admit or refuse a request; return None if it is queued."""
         if not self._waiting and not self._busy and tokenize_cost(submit) <= MAX_INLINE_COST:
             return self._admit(submit)
         if self._output.full(len(self._waiting)):
-            text = f"{self.live} sequences are live or wait already"
+            text = f"{self.live} sequences are running or waiting already"
             return Admission(None, Failed(submit.stream, ErrorCode.OVERLOADED, text))
         self._waiting[submit.stream] = submit, self._clock()
         self._wakeup.set()
         return None
 
     def cancel(self, stream: int) -> Finished | None:
-        """End a request that has no prompt yet; None for any other. A thread that is at it goes on, in vain."""
+        """End a request that has no prompt yet; return None for any other. A build that runs on the thread is not
+        interrupted."""
         if self._waiting.pop(stream, None) is None:
             return None
         return Finished(stream, "cancelled", Usage(0, 0))
 
     def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
-        """End everything that is live, because the worker leaves."""
+        """End all requests, because the worker exits."""
         failed = [*self._output.fail_all(code, text), *(Failed(stream, code, text) for stream in self._waiting)]
         self._waiting.clear()
         return failed
 
     async def run(self) -> None:
-        """Make prompts, until cancelled."""
+        """Build prompts until cancelled."""
         while True:
             await self._wakeup.wait()
             self._wakeup = anyio.Event()

@@ -5,7 +5,7 @@ import pytest
 from protocol.commands import Submit
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process.process import submit
-from workers.process.prompt_builder import CHARACTERS_A_MESSAGE, CHARACTERS_A_TOKEN, tokenize_cost
+from workers.process.prompt_builder import CHARACTERS_PER_MESSAGE, CHARACTERS_PER_TOKEN, tokenize_cost
 
 CHAT = ChatInput((Message("system", "ab"), Message("user", "cde")), tools_json="[]")
 
@@ -14,8 +14,8 @@ CHAT = ChatInput((Message("system", "ab"), Message("user", "cde")), tools_json="
     ("given", "characters"),
     [
         (submit(1, "hello"), 5),
-        (submit(1, "hello", resume=(1, 2, 3)), 5 + 3 * CHARACTERS_A_TOKEN),
-        (submit(1, CHAT), 7 + 2 * CHARACTERS_A_MESSAGE),
+        (submit(1, "hello", resume=(1, 2, 3)), 5 + 3 * CHARACTERS_PER_TOKEN),
+        (submit(1, CHAT), 7 + 2 * CHARACTERS_PER_MESSAGE),
         (submit(1, TokensInput((1,) * 1000)), 0),
     ],
     ids=["text", "resumed", "chat", "tokens"],

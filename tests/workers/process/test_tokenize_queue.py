@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished
 from tests.workers.process.process import submit
 from workers.process.output_processor import Admission, OutputProcessor
-from workers.process.prompt_builder import CHARACTERS_A_TOKEN
+from workers.process.prompt_builder import CHARACTERS_PER_TOKEN
 from workers.process.tokenize_queue import MAX_INLINE_COST, TokenizeQueue
 from workers.text.byte_tokenizer import ByteTokenizer
 
@@ -115,8 +115,8 @@ async def test_what_is_long_is_made_by_a_thread_and_nothing_overtakes(desk: Desk
 @pytest.mark.parametrize(
     ("given", "long"),
     [
-        (resumed(10, "x" * (MAX_INLINE_COST - 10 * CHARACTERS_A_TOKEN)), False),
-        (resumed(10, "x" * (MAX_INLINE_COST - 10 * CHARACTERS_A_TOKEN + 1)), True),
+        (resumed(10, "x" * (MAX_INLINE_COST - 10 * CHARACTERS_PER_TOKEN)), False),
+        (resumed(10, "x" * (MAX_INLINE_COST - 10 * CHARACTERS_PER_TOKEN + 1)), True),
     ],
     ids=["at the edge", "over it"],
 )
