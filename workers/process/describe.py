@@ -1,6 +1,7 @@
 """Describes a worker before its model is loaded: device, context and the digests that `Hello` carries."""
 
 import hashlib
+import os
 import platform
 import sys
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocol.bounds import MAX_NAME
+from protocol.bounds import MAX_NAME, PROTOCOL_VERSION
+from protocol.events import Hello
 from workers.process.backends import SCRIPTED_CONTEXT, choose_backend
 from workers.process.spec import WorkerSpec
 
@@ -48,6 +50,23 @@ def describe(spec: WorkerSpec) -> Described:
     settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {_computed_by(backend)}"
     digest = hashlib.sha256(settings.encode()).hexdigest()[:32]
     return Described(backend, device[:MAX_NAME], context, digest, model)
+
+
+def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
+    """Return the first frame of the worker."""
+    return Hello(
+        protocol=PROTOCOL_VERSION,
+        worker=spec.name,
+        incarnation=incarnation,
+        pid=os.getpid(),
+        model=spec.model_name,
+        backend=described.backend,
+        device=described.device,
+        slots=spec.max_batch_size,
+        context=described.context,
+        config_digest=described.digest,
+        model_digest=described.model_digest,
+    )
 
 
 def _scripted_digest(spec: WorkerSpec) -> str:
