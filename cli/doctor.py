@@ -47,7 +47,7 @@ def probe_backend(backend: str, python: str = sys.executable) -> list[Probe]:
     if missing:
         advice = f"pip install 'baton[{backend}]'"
         return [Probe(backend, "", False, f"not installed: {', '.join(missing)}", advice)]
-    command = [python, "-P", "-m", "workers.host.probe", backend]
+    command = [python, "-P", "-m", "workers.process.probe_devices", backend]
     try:
         answer = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=True)
         return msgspec.json.decode(answer.stdout, type=list[Probe])

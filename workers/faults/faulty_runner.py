@@ -1,4 +1,4 @@
-"""Any runner with what goes wrong in its calls by a plan, for tests and soaks. Without a plan it is not there."""
+"""Wraps a runner with planned faults of its calls, for tests and soaks. Without such faults there is no wrapper."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -13,18 +13,18 @@ from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 
 def with_faults(runner: Runner, faults: Sequence[Fault]) -> Runner:
-    """The runner itself, unless something is to go wrong in its calls."""
+    """Return the runner, wrapped if the plan has faults of calls."""
     planned = of_calls(faults)
     return FaultyRunner(runner, planned) if planned else runner
 
 
 class FaultyRunner:
-    """`workers.engine.runner.Runner` around another one, which computes as ever: what fails is what the device is
-    asked, or what becomes of its answer.
+    """Implements `workers.engine.runner.Runner` around another runner, which computes normally. Calls to the device, or
+    their results, fail.
 
-    A call that raises has written its rows before: they are not to be read again, so no logits after them are numbers
-    until the slot is reset or cut back. Such logits are made where the model's own would be, on the device: the sample
-    adds NaN to one of them, and the device must find that by itself. Prefill, decode and logits calls are counted.
+    A call that raises has written its rows before, which must not be read again: all later logits of the slot are NaN
+    until it is reset or truncated by a copy. These NaN are made on the device, where the model's own would be: the
+    edits of a sample add NaN to one logit, and the device must detect it. Prefill, decode and logits calls are counted.
     """
 
     def __init__(self, runner: Runner, faults: Sequence[Fault], acts: Mapping[str, Act] | None = None) -> None:
@@ -33,7 +33,7 @@ class FaultyRunner:
         self._plan = FaultPlan(faults, acts)
         self._calls = 0
         self._corrupted: dict[int, int] = {}
-        """The first cache row of a slot after which no logits are numbers."""
+        """The first corrupted cache row of each slot: all logits after it are NaN."""
 
     @property
     def capabilities(self) -> RunnerCapabilities:
@@ -48,7 +48,7 @@ class FaultyRunner:
         self._enter(given)
         for chunk in chunks:
             self._look(chunk.slot, chunk.start, chunk.tokens)
-        pairs = zip(chunks, specs, strict=False)  # what does not pair up is the runner's to refuse
+        pairs = zip(chunks, specs, strict=False)  # the runner refuses unpaired arguments
         seen = [None if spec is None else self._seen(chunk.slot, spec) for chunk, spec in pairs]
         tokens = self._runner.prefill(chunks, [*seen, *specs[len(seen) :]])
         self._leave({chunk.slot: chunk.start for chunk in chunks}, given)
@@ -100,26 +100,26 @@ class FaultyRunner:
         self._plan.enter(self._calls, tokens)
 
     def _look(self, slot: int, start: int, tokens: Collection[int]) -> None:
-        """Corrupt the slot from the row `start` when that is what goes wrong."""
+        """Corrupt the slot from row `start` on, if the plan says so."""
         if self._plan.not_finite(self._calls, tokens):
             self._corrupt(slot, start)
 
     def _leave(self, starts: Mapping[int, int], tokens: Collection[int]) -> None:
-        """Raise when the call is to fail: from these rows on, by slot, nothing may be read."""
+        """Raise if the plan says so, and corrupt the slots from these rows on."""
         if self._plan.fails(self._calls, tokens):
             for slot, start in starts.items():
                 self._corrupt(slot, start)
-            raise PlannedFault(f"call {self._calls} was told to fail")
+            raise PlannedFault(f"planned fault in call {self._calls}")
 
     def _corrupt(self, slot: int, start: int) -> None:
         self._corrupted[slot] = min(start, self._corrupted.get(slot, start))
 
     def _seen(self, slot: int, spec: SampleSpec) -> SampleSpec:
-        """The spec as the runner gets it."""
+        """Return the spec that the runner gets."""
         return SampleSpec(spec.sampling, spec.position, _nan_edits()) if slot in self._corrupted else spec
 
 
 def _nan_edits() -> LogitEdits:
-    """Edits that make a row's logits no numbers. A mask beside them could take what they add away again."""
+    """Return edits that make the logits of a row NaN. A mask beside them could remove the NaN again."""
     value = np.ones(1, np.float32)
     return LogitEdits(np.zeros(1, np.int32), np.nan * value, value, value, 0.0 * value)

@@ -235,7 +235,7 @@ class WorkerService:
             case Drain(grace_ms):
                 self._drain(grace_ms / 1000)
             case Stop():
-                self.leave(ByeReason.STOPPED, "it was told to stop")
+                self.leave(ByeReason.STOPPED, "the gateway stopped it")
 
     def _welcome(self, welcome: Welcome) -> None:
         if self._welcomed.is_set():

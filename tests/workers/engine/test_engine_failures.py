@@ -27,7 +27,7 @@ def test_a_failing_prefill_fails_its_request_only() -> None:
     assert [entry["event"] for entry in logs] == ["step_failed"]
     assert list(bench.failures) == [1]
     assert bench.failures[1].code == ErrorCode.STEP
-    assert bench.failures[1].text == "prefill failed: PlannedFault: call 2 was told to fail"
+    assert bench.failures[1].text == "prefill failed: PlannedFault: planned fault in call 2"
     bench.run()
     for stream in (0, 2):
         assert bench.tokens[stream] == alone(
@@ -104,7 +104,7 @@ def test_failures_in_a_row_are_counted_until_a_step_goes_well() -> None:
 
 
 class ReplacesTokens(ScriptedRunner):
-    """Returns what it is told to instead of its last decode rows."""
+    """Returns given tokens instead of its last decode rows."""
 
     def __init__(self, answer: list[int | None], **options: Any) -> None:
         super().__init__(**options)

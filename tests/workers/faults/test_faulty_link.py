@@ -8,7 +8,7 @@ import pytest
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
 from tests.actors.transport.ends import End
-from workers.faults.faulty_link import NO_FRAME, FaultyLink, connect
+from workers.faults.faulty_link import INVALID_FRAME, FaultyLink, connect
 from workers.faults.plan import Fault
 
 pytestmark = pytest.mark.anyio
@@ -56,7 +56,7 @@ async def test_a_spoiled_message_is_no_frame() -> None:
         for text in (b"2", b"3", b"4"):
             worker.send_nowait([text])
         await gateway.received(4)
-        assert gateway.messages == [[b"1"], [NO_FRAME], [NO_FRAME], [b"4"]]
+        assert gateway.messages == [[b"1"], [INVALID_FRAME], [INVALID_FRAME], [b"4"]]
 
 
 async def test_a_message_over_its_bound_ends_the_connection() -> None:

@@ -54,7 +54,7 @@ def test_a_call_that_fails_has_written_its_rows_which_are_not_to_be_used() -> No
     one = with_faults(inner, raising((3,)))
     first = fill(one, 0, (1, 2))
     fill(one, 1, (1, 2))
-    with pytest.raises(PlannedFault, match="call 3 was told to fail"):
+    with pytest.raises(PlannedFault, match="planned fault in call 3"):
         one.decode(rows({0: 1}, 2))
     with pytest.raises(ContractError, match="slot 0 has 3 rows, the call writes at 2"):
         one.decode(rows({0: 1}, 2))
