@@ -61,7 +61,7 @@ def test_log_probabilities_come_with_their_tokens(model: LocalModel) -> None:
     assert model.generate("a", limits=Limits(max_tokens=2)).logprobs == ()
 
 
-def test_what_history_does_goes_on_where_an_answer_is_resumed(model: LocalModel) -> None:
+def test_penalties_continue_in_a_resumed_answer(model: LocalModel) -> None:
     sampling = Sampling(presence_penalty=1.0, repetition_penalty=1.2, logit_bias=(Bias(97, 2.0),), logprobs=1)
     whole = model.generate("abc", sampling, Limits(max_tokens=12))
     for cut in (1, 7, 11):
@@ -82,7 +82,7 @@ def test_what_history_does_goes_on_where_an_answer_is_resumed(model: LocalModel)
         (Sampling(), Limits(max_tokens=3, min_tokens=4), "min_tokens"),
     ],
 )
-def test_what_shapes_logits_is_refused_by_name(
+def test_invalid_penalties_and_biases_are_refused_by_name(
     model: LocalModel, sampling: Sampling, limits: Limits, field: str
 ) -> None:
     with pytest.raises(LocalModelError) as refused:
@@ -106,7 +106,7 @@ def test_a_deadline_and_a_text_that_cannot_fit_are_refused_as_by_a_worker() -> N
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SEEDED])
-def test_every_way_in_gives_the_same_tokens(model: LocalModel, sampling: Sampling) -> None:
+def test_all_kinds_of_prompts_give_the_same_tokens(model: LocalModel, sampling: Sampling) -> None:
     prompt = tuple(b"Once upon a time")
     whole = model.generate("Once upon a time", sampling, Limits(max_tokens=12))
     assert (whole.reason, whole.prompt_tokens, whole.completion_tokens) == ("length", 16, 12)
@@ -136,7 +136,7 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(model: LocalModel) 
     assert stopped.text == plain[: plain.index(stop)]
 
 
-def test_decode_step_says_when_it_is_over() -> None:
+def test_decode_step_returns_none_at_the_end() -> None:
     model = bare(ScriptedRunner(context=8))
     assert model.decode_step() is None
     model.prefill((1, 2, 3, 4, 5))
@@ -147,7 +147,7 @@ def test_decode_step_says_when_it_is_over() -> None:
     assert model.decode_step() is None
 
 
-def test_closing_a_stream_frees_the_slot_and_the_next_request_takes_over(model: LocalModel) -> None:
+def test_closing_a_stream_frees_the_slot_and_the_next_request_runs(model: LocalModel) -> None:
     limits = Limits(max_tokens=50)
     whole = model.generate("y", limits=limits)
     for _ in range(5):
@@ -214,13 +214,15 @@ def test_a_score_needs_a_slot() -> None:
         ("x", Sampling(temperature=math.nan), ErrorCode.INVALID, "temperature"),
     ],
 )
-def test_what_is_refused(model: LocalModel, prompt: Any, sampling: Sampling, code: ErrorCode, field: str) -> None:
+def test_invalid_requests_are_refused(
+    model: LocalModel, prompt: Any, sampling: Sampling, code: ErrorCode, field: str
+) -> None:
     with pytest.raises(LocalModelError) as refused:
         model.generate(prompt, sampling)
     assert (refused.value.code, refused.value.field) == (code, field)
 
 
-def test_without_a_tokenizer_text_is_refused_by_name() -> None:
+def test_text_is_refused_by_name_without_a_tokenizer() -> None:
     model = bare(ScriptedRunner())
     assert len(model.generate([1, 2], limits=Limits(max_tokens=3)).tokens) == 3
     for ask in (lambda: model.generate("text"), lambda: model.score("text")):
@@ -229,7 +231,7 @@ def test_without_a_tokenizer_text_is_refused_by_name() -> None:
         assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "prompt")
 
 
-def test_a_failing_step_is_an_error_and_the_session_goes_on() -> None:
+def test_a_failing_step_raises_and_the_model_stays_usable() -> None:
     model = LocalModel.open(spec(faults=raising((1, 3))))
     for _ in range(2):
         with pytest.raises(LocalModelError) as failed:
@@ -241,7 +243,7 @@ def test_a_failing_step_is_an_error_and_the_session_goes_on() -> None:
         LocalModel(engine, ByteTokenizer()).prefill([1])
 
 
-def test_a_model_that_is_not_there_is_said_by_name(tmp_path: Path) -> None:
+def test_a_missing_model_directory_is_named(tmp_path: Path) -> None:
     from workers.checkpoints.json_files import CheckpointError
 
     with pytest.raises(CheckpointError, match=r"config\.json"):

@@ -69,7 +69,7 @@ def test_times_are_of_queue_prefill_and_decode() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(), SEEDED])
 @pytest.mark.parametrize("length", [1, 4, 7, 8, 9, 17])
-def test_resume_goes_on_as_if_nothing_had_happened(sampling: Sampling, length: int) -> None:
+def test_resume_continues_unchanged(sampling: Sampling, length: int) -> None:
     request = EngineRequest(3, tuple(range(length)), sampling, 14)
     whole = alone(ScriptedRunner(slots=1, context=64, prefill_chunks=(4, 8)), request)
     assert len(whole) == 14
@@ -109,7 +109,7 @@ def test_a_prompt_of_one_less_than_the_context_gets_one_token() -> None:
 
 @pytest.mark.parametrize("way", ["cancel", "finish"])
 @pytest.mark.parametrize("phase", ["queued", "prefilling", "decoding"])
-def test_taking_a_sequence_out_in_any_phase(way: str, phase: str) -> None:
+def test_a_sequence_can_be_cancelled_in_any_phase(way: str, phase: str) -> None:
     bench = make(slots=1, step_tokens=4)
     if phase == "queued":
         bench.submit(9, 20)
@@ -133,7 +133,7 @@ def test_taking_a_sequence_out_in_any_phase(way: str, phase: str) -> None:
     assert bench.runner.violations == []
 
 
-def test_what_could_not_be_prepared_is_in_the_gauges() -> None:
+def test_failed_graphs_are_in_the_gauges() -> None:
     class Lacking(ScriptedRunner):
         graphs_failed = 2
 

@@ -52,7 +52,7 @@ class NanToken(ScriptedRunner):
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["live", "retained"])
-def test_a_prompt_that_others_rows_corrupted_is_computed_without_them(cancelled: bool) -> None:
+def test_a_prompt_with_corrupted_reused_rows_is_recomputed_without_them(cancelled: bool) -> None:
     """Those of its neighbour end where it has a token that makes no numbers, which nobody knows yet."""
     engine, runner = make(NanToken(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     bad = EngineRequest(1, (*PROMPT[:20], BAD, *PROMPT[20:]), max_tokens=3)
@@ -72,7 +72,7 @@ def test_a_prompt_that_others_rows_corrupted_is_computed_without_them(cancelled:
     assert runner.violations == []
 
 
-def test_a_prompt_that_makes_no_numbers_by_itself_fails_once() -> None:
+def test_a_prompt_with_its_own_nan_fails_once() -> None:
     engine, runner = make(NanToken(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     _, ends, steps = run(
@@ -83,7 +83,7 @@ def test_a_prompt_that_makes_no_numbers_by_itself_fails_once() -> None:
     assert runner.violations == []
 
 
-def test_a_slot_that_cannot_be_reset_for_another_attempt_fails_its_request() -> None:
+def test_a_failed_reset_before_a_recomputation_fails_the_request() -> None:
     engine, runner = make(NanToken(failing_resets=2), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     _, _, steps = run(engine, EngineRequest(2, (*PROMPT, BAD, 3), max_tokens=3))
@@ -109,7 +109,7 @@ class Damaged(NanToken):
         return [None] * len(chunks)
 
 
-def test_requests_without_numbers_do_not_count_against_a_model_that_gives_them() -> None:
+def test_non_finite_requests_do_not_count_against_a_finite_model() -> None:
     """One client could end the worker of all others with ten such prompts."""
     engine, runner = make(NanToken(), step_tokens=8)
     for stream in range(12):
@@ -122,7 +122,7 @@ def test_requests_without_numbers_do_not_count_against_a_model_that_gives_them()
     assert runner.violations == []
 
 
-def test_requests_without_numbers_count_where_others_have_none_either() -> None:
+def test_non_finite_requests_count_if_the_model_is_not_finite() -> None:
     engine, runner = make(Damaged(calls=1), step_tokens=8)
     run(engine, EngineRequest(0, (5, 6), max_tokens=1))
     for stream in range(1, 4):
@@ -132,7 +132,7 @@ def test_requests_without_numbers_count_where_others_have_none_either() -> None:
     assert runner.violations == []
 
 
-def test_nothing_is_tried_where_a_neighbour_has_numbers() -> None:
+def test_the_model_is_not_checked_if_another_row_is_finite() -> None:
     engine, runner = make(NanToken(), step_tokens=64)
     engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
     engine.submit(EngineRequest(2, (5, 6), max_tokens=3))
@@ -141,7 +141,7 @@ def test_nothing_is_tried_where_a_neighbour_has_numbers() -> None:
     assert (engine.failures_in_a_row, runner.calls) == (0, 2), "one call for the prompts, one for the row that goes on"
 
 
-def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_check_counts_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner = make(NanToken(), step_tokens=8)
     engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
     first = runner.prefill
@@ -159,7 +159,7 @@ def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_slot_that_is_not_reset_counts_whatever_the_model_gives(failing: int) -> None:
+def test_a_failed_reset_counts_even_if_the_model_is_finite(failing: int) -> None:
     """That of the request, and that of the trial."""
     engine, _ = make(NanToken(), step_tokens=8)
     engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
@@ -184,7 +184,7 @@ def some_requests(randomness: random.Random) -> list[EngineRequest]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_who_fails_has_a_token_that_makes_no_numbers_whoever_comes_and_goes(seed: int) -> None:
+def test_only_sequences_with_the_nan_token_fail_in_any_schedule(seed: int) -> None:
     randomness = random.Random(seed)
     engine, runner = make(
         NanToken(),

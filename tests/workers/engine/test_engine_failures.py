@@ -90,7 +90,7 @@ def test_tokens_of_a_failing_step_come_before_its_failure() -> None:
     assert list(bench.failures) == [0]
 
 
-def test_failures_in_a_row_are_counted_until_a_step_goes_well() -> None:
+def test_consecutive_failed_steps_are_counted_until_one_succeeds() -> None:
     bench = make(faults=raising(set(range(1, 4)) | {6}))
     seen = []
     for stream in range(5):
@@ -162,7 +162,7 @@ def test_a_wrong_number_of_tokens_fails_the_rows() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, -1, 257])
-def test_a_prefill_that_draws_nothing_fails(answer: int | None) -> None:
+def test_a_prefill_that_samples_no_token_fails(answer: int | None) -> None:
     class Silent(ScriptedRunner):
         def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
             super().prefill(chunks, specs)
@@ -189,7 +189,7 @@ class Stuck(ScriptedRunner):
         super().reset(slot)
 
 
-def test_a_slot_that_cannot_be_reset_is_given_to_nobody_until_it_can() -> None:
+def test_a_slot_that_cannot_be_reset_stays_unused_until_it_can() -> None:
     bench = make(runner=Stuck(3, slots=1))
     bench.submit(0, 3, max_tokens=1)
     assert bench.step()
@@ -206,7 +206,7 @@ def test_a_slot_that_cannot_be_reset_is_given_to_nobody_until_it_can() -> None:
     assert bench.runner.violations == []
 
 
-def test_an_engine_with_nothing_but_a_slot_to_reset_goes_on_until_it_is_or_its_owner_gives_up() -> None:
+def test_an_engine_with_a_dirty_slot_keeps_stepping() -> None:
     bench = make(runner=Stuck(3, slots=1), max_queue=0)
     bench.submit(0, 3, max_tokens=1)
     bench.step()

@@ -43,7 +43,7 @@ def cold(request: EngineRequest) -> list[int]:
     return alone(ScriptedRunner(slots=1, context=64, prefill_chunks=(4, 8)), request)
 
 
-def test_an_end_says_how_much_was_cached_and_the_gauges_count_it() -> None:
+def test_cached_tokens_are_in_the_end_and_in_the_gauges() -> None:
     engine, runner = make()
     first, second = EngineRequest(1, PROMPT, max_tokens=3), EngineRequest(2, (*PROMPT, 7, 8), max_tokens=3)
     assert [end.cached_tokens for end in run(engine, first)[1]] == [0]
@@ -57,7 +57,7 @@ def test_an_end_says_how_much_was_cached_and_the_gauges_count_it() -> None:
     assert runner.violations == []
 
 
-def test_what_is_resumed_is_taken_from_its_own_cancelled_run() -> None:
+def test_a_resumed_request_reuses_the_rows_of_its_cancelled_run() -> None:
     engine, _ = make()
     request = EngineRequest(1, PROMPT, max_tokens=9)
     whole = cold(request)
@@ -70,7 +70,7 @@ def test_what_is_resumed_is_taken_from_its_own_cancelled_run() -> None:
     assert end.cached_tokens == 43
 
 
-def test_after_a_failure_nothing_that_was_retained_is_used() -> None:
+def test_no_retained_rows_are_used_after_a_failure() -> None:
     engine, runner = make(faults=raising({8}), prefixes=PrefixPolicy(min_tokens=1))
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     assert runner.calls == 7, "five chunks and two decode rows"
@@ -90,7 +90,7 @@ class Uncopied(ScriptedRunner):
         raise RuntimeError("the device does not answer")
 
 
-def test_a_copy_that_fails_ends_its_request_only() -> None:
+def test_a_failed_copy_fails_its_request_only() -> None:
     engine, runner = make(Uncopied(slots=2, context=64, prefill_chunks=(4, 8)))
     engine.submit(EngineRequest(1, PROMPT, max_tokens=20))
     engine.step()
@@ -117,7 +117,7 @@ class OnceUncopied(ScriptedRunner):
         super().copy_prefix(source, target, length)
 
 
-def test_a_copy_that_fails_leaves_the_others_of_its_call() -> None:
+def test_a_failed_copy_leaves_the_other_prompts_of_its_call() -> None:
     """Another one copies from a retained slot that is forgotten once the first has failed."""
     engine, runner = make(
         OnceUncopied(slots=4, context=64, prefill_chunks=(4, 8, 64)), prefixes=PrefixPolicy(min_tokens=9)
@@ -152,7 +152,7 @@ class Stuck(ScriptedRunner):
         super().reset(slot)
 
 
-def test_a_retained_slot_that_cannot_be_reset_is_given_to_nobody_and_the_next_one_is() -> None:
+def test_a_retained_slot_that_cannot_be_reset_is_skipped() -> None:
     runner = Stuck(slots=2, context=64, prefill_chunks=(4, 8))
     engine, _ = make(runner)
     run(engine, EngineRequest(1, PROMPT, max_tokens=3), EngineRequest(2, PROMPT[::-1], max_tokens=3))
@@ -173,7 +173,7 @@ def test_scoring_takes_a_retained_slot_and_leaves_it_clean() -> None:
     assert runner.violations == []
 
 
-def test_scoring_is_refused_where_the_pool_has_no_room() -> None:
+def test_scoring_is_refused_if_the_pool_has_no_room() -> None:
     engine, _ = make(kv_tokens=64)
     engine.submit(EngineRequest(1, PROMPT, max_tokens=None))
     engine.step()
@@ -188,7 +188,7 @@ def test_without_a_prefix_cache_every_slot_is_reset_at_once() -> None:
     assert engine.gauges().retained_tokens == 0
 
 
-def test_a_calls_cost_is_that_of_the_rows_that_its_blocks_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_call_counts_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     monkeypatch.setattr(TokenBudget, "record_prefill", lambda _, count, __: rows.append(count))
     runner = ScriptedRunner(slots=3, context=64, prefill_chunks=(16, 64), block_rows=8)
@@ -198,7 +198,7 @@ def test_a_calls_cost_is_that_of_the_rows_that_its_blocks_fill(monkeypatch: pyte
     assert engine.gauges().prefill_tokens == 4 + 8 + 12
 
 
-def test_the_budget_is_measured_where_none_is_given() -> None:
+def test_the_budget_is_measured_by_default() -> None:
     """A clock on which a chunk costs 3 s and a decode step 1 s: a chunk fits into a step of 4 s, two do not."""
     now = 0.0
     sizes: list[int] = []

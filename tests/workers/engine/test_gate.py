@@ -13,7 +13,7 @@ def make_runner() -> ScriptedRunner:
     return ScriptedRunner(slots=8, context=64, prefill_chunks=(4, 16, 32))
 
 
-def test_the_gate_passes_on_the_scripted_runner_and_covers_what_it_says() -> None:
+def test_the_gate_passes_on_the_scripted_runner_and_covers_all_cases() -> None:
     report = run_gate(make_runner)
     assert report.requests >= 32
     assert report.most_active == 8

@@ -31,7 +31,7 @@ def test_a_released_slot_is_not_free_until_it_is_clean() -> None:
     assert table.take(6, 9) == 0
 
 
-def test_what_is_not_held_is_not_released_and_what_is_not_released_is_not_cleaned() -> None:
+def test_only_held_slots_are_released_and_only_dirty_ones_cleaned() -> None:
     table = SlotTable(2, 99)
     with pytest.raises(ValueError, match="slot 1 is not held"):
         table.release(1)
@@ -59,7 +59,7 @@ def test_a_stream_reserves_its_rows_and_gives_them_back() -> None:
     assert table.free_rows == 6
 
 
-def test_retained_rows_take_room_until_they_are_given_up_or_taken_over() -> None:
+def test_retained_rows_take_room_until_they_are_evicted_or_taken_over() -> None:
     table = SlotTable(2, 10)
     assert table.take(1, 9) == 0
     table.add_rows(0, 4)
@@ -75,7 +75,7 @@ def test_retained_rows_take_room_until_they_are_given_up_or_taken_over() -> None
     assert (table.free_rows, table.dirty, table.oldest) == (10, (0,), None)
 
 
-def test_rows_that_were_taken_over_stay_reserved_until_the_stream_has_begun() -> None:
+def test_taken_over_rows_stay_reserved_until_the_first_chunk() -> None:
     table = SlotTable(2, 10)
     table.take(1, 9)
     table.add_rows(0, 7)
@@ -86,7 +86,7 @@ def test_rows_that_were_taken_over_stay_reserved_until_the_stream_has_begun() ->
     assert (table.free_rows, table.take(3, 6)) == (6, 1)
 
 
-def test_the_slot_that_was_left_or_used_last_is_the_youngest() -> None:
+def test_the_last_retained_or_touched_slot_is_the_most_recently_used() -> None:
     table = SlotTable(3, 30)
     for stream in range(3):
         table.take(stream, 5)
@@ -146,7 +146,7 @@ def test_slots_and_rows_always_add_up(actions: list[tuple[str, int, int]]) -> No
         assert table.free_rows == 20 - sum(reserved for _, reserved in held.values()) - sum(retained.values()) >= 0
 
 
-def test_a_rewound_slot_keeps_its_stream_and_what_is_reserved() -> None:
+def test_a_cleared_slot_keeps_its_stream_and_its_reservation() -> None:
     slots = SlotTable(2, 20)
     slots.take(7, 9)
     slots.add_rows(0, 5)

@@ -63,7 +63,7 @@ def test_edits_follow_the_definition_and_do_not_depend_on_where_a_sequence_was_r
         np.testing.assert_array_equal(other, results[0])
 
 
-def test_repetition_alone_looks_at_the_prompt_and_the_others_do_not() -> None:
+def test_only_the_repetition_penalty_counts_the_prompt() -> None:
     row = np.ones(VOCAB, np.float32)
     penalized = Sampling(presence_penalty=1.0, frequency_penalty=1.0)
     counted = LogitsProcessors.of(EngineRequest(1, (5, 5, 6), penalized))
@@ -74,13 +74,13 @@ def test_repetition_alone_looks_at_the_prompt_and_the_others_do_not() -> None:
     assert np.flatnonzero(processed(repeated.sample_spec(Sampling(), 3), row) == 0.5).tolist() == [5, 6]
 
 
-def test_what_a_request_does_not_use_is_not_made() -> None:
+def test_a_plain_request_has_no_processors() -> None:
     assert LogitsProcessors.of(EngineRequest(1, (5,), Sampling(temperature=1.0, top_k=3, logprobs=4))) is None
     assert LogitsProcessors.of(EngineRequest(1, (5,), min_tokens=4)) is None  # nothing ends it
     assert LogitsProcessors.of(EngineRequest(1, (5,), min_tokens=0, eos=frozenset({9}))) is None
 
 
-def test_a_draw_does_not_change_with_what_comes_after_it() -> None:
+def test_a_sample_does_not_depend_on_later_tokens() -> None:
     sampling = Sampling(frequency_penalty=1.0)
     processors = LogitsProcessors.of(EngineRequest(1, (5,), sampling))
     assert processors is not None
@@ -92,7 +92,7 @@ def test_a_draw_does_not_change_with_what_comes_after_it() -> None:
     assert edits.minus.tolist() == before == [1.0]
 
 
-def test_an_end_is_ruled_out_until_min_tokens_and_then_has_its_bias_again() -> None:
+def test_end_of_sequence_is_banned_until_min_tokens_and_then_has_its_bias_again() -> None:
     sampling = Sampling(logit_bias=(Bias(9, 3.0),))
     processors = LogitsProcessors.of(
         EngineRequest(1, (5,), sampling, eos=frozenset({9, 11}), resume=(1,), min_tokens=3)
@@ -107,7 +107,7 @@ def test_an_end_is_ruled_out_until_min_tokens_and_then_has_its_bias_again() -> N
     assert seen == [(-math.inf, -math.inf), (-math.inf, -math.inf), (3.0, 0.0)]
 
 
-def test_more_tokens_than_the_table_begins_with() -> None:
+def test_more_tokens_than_the_initial_table() -> None:
     sampling = Sampling(presence_penalty=1.0)
     processors = LogitsProcessors.of(EngineRequest(1, (5,), sampling, resume=tuple(range(1000))))
     assert processors is not None
@@ -153,7 +153,7 @@ class Countdown:
         return np.array([1 << self.left >> 1], np.uint32)
 
 
-def test_a_constraint_sees_what_is_resumed_and_may_come_to_its_end() -> None:
+def test_a_constraint_sees_resumed_tokens_and_may_be_exhausted() -> None:
     processors = LogitsProcessors.of(EngineRequest(1, (5,), constraint=Countdown, resume=(2,)))
     assert processors is not None
     mask = processors.sample_spec(Sampling(), 2).mask
@@ -165,7 +165,7 @@ def test_a_constraint_sees_what_is_resumed_and_may_come_to_its_end() -> None:
     assert processors.exhausted
 
 
-def test_a_constraint_that_leaves_only_what_min_tokens_rules_out_is_at_its_end() -> None:
+def test_a_constraint_that_allows_only_banned_tokens_is_exhausted() -> None:
     request = EngineRequest(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=lambda: AllowedTokens([2], 3))
     processors = LogitsProcessors.of(request)
     assert processors is not None

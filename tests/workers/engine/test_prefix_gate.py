@@ -9,7 +9,7 @@ from workers.engine.scripted_runner import ScriptedRunner
 @pytest.mark.parametrize(
     ("exact_rows", "begin"), [pytest.param(True, 19, id="anywhere"), pytest.param(False, 40, id="at-chunk-ends")]
 )
-def test_the_gate_passes_on_the_scripted_runner_and_covers_what_it_says(exact_rows: bool, begin: int) -> None:
+def test_the_gate_passes_on_the_scripted_runner_and_covers_all_cases(exact_rows: bool, begin: int) -> None:
     made = []
 
     def make() -> ScriptedRunner:

@@ -36,7 +36,7 @@ def test_tenants_share_nothing() -> None:
     assert reusable(mine, CachedRows("a", [1, 2, 3], 3), 3, exact_rows=True) == 3
 
 
-def test_only_written_rows_are_taken() -> None:
+def test_only_written_rows_are_reused() -> None:
     assert reusable(CachedRows("", [1, 2, 3]), CachedRows("", [1, 2, 3], 2), 3, exact_rows=True) == 2
 
 
@@ -52,9 +52,7 @@ def test_only_written_rows_are_taken() -> None:
         (24, 20, 20, 16),
     ],
 )
-def test_rows_that_depend_on_their_chunk_are_taken_where_the_cuts_agree(
-    wanted: int, source: int, shared: int, expected: int
-) -> None:
+def test_inexact_rows_are_reused_where_chunk_ends_agree(wanted: int, source: int, shared: int, expected: int) -> None:
     sizes = (4, 8)
     ask = CachedRows("", range(wanted), 0, tuple(accumulate(chunk_lengths(wanted, sizes))))
     held = [*range(shared), *[99] * (source - shared)]
@@ -64,12 +62,12 @@ def test_rows_that_depend_on_their_chunk_are_taken_where_the_cuts_agree(
     )
 
 
-def test_what_was_decoded_is_not_taken_where_rows_depend_on_their_chunk() -> None:
+def test_decoded_inexact_rows_are_not_reused() -> None:
     have = CachedRows("", range(30), 30, (8, 16))
     assert reusable(CachedRows("", range(40), 0, (8, 16, 24)), have, 39, exact_rows=False) == 16
 
 
 @pytest.mark.parametrize(("options", "field"), [({"max_rows": -1}, "max_rows"), ({"min_tokens": 0}, "min_tokens")])
-def test_a_wrong_policy_is_refused(options: dict[str, Any], field: str) -> None:
+def test_an_invalid_policy_is_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         PrefixPolicy(**options)

@@ -49,7 +49,7 @@ def run_chunks(one: Scheduler) -> list[tuple[int, int, bool]]:
 
 
 @pytest.mark.parametrize(("max_queue", "step_tokens", "field"), [(-1, 1, "max_queue"), (0, 0, "step_tokens")])
-def test_wrong_bounds_are_refused(max_queue: int, step_tokens: int, field: str) -> None:
+def test_invalid_bounds_are_refused(max_queue: int, step_tokens: int, field: str) -> None:
     with pytest.raises(ValueError, match=field):
         scheduler(max_queue=max_queue, step_tokens=step_tokens)
 
@@ -111,7 +111,7 @@ def test_admission_is_in_order_of_arrival_to_the_lowest_slots() -> None:
         (EngineRequest(1, (1,), Sampling(seed=1 << 63)), ErrorCode.INVALID, "seed"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(asked: EngineRequest, code: ErrorCode, field: str) -> None:
+def test_requests_that_cannot_run_are_refused_with_the_field(asked: EngineRequest, code: ErrorCode, field: str) -> None:
     one = scheduler()
     assert refusal(one, asked) == (code, field)
     assert one.idle
@@ -128,14 +128,14 @@ def test_what_cannot_run_is_refused_by_name(asked: EngineRequest, code: ErrorCod
         EngineRequest(1, (1,), Sampling(100.0, 1 << 20, 1.0, 1.0, (1 << 63) - 1)),
     ],
 )
-def test_what_is_just_within_the_bounds_is_taken(asked: EngineRequest) -> None:
+def test_values_at_the_bounds_are_accepted(asked: EngineRequest) -> None:
     one = scheduler()
     one.submit(asked, 0.0)
     assert one.queued == 1
 
 
 @pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])
-def test_a_live_stream_is_not_taken_twice(phase: str) -> None:
+def test_a_stream_cannot_be_submitted_twice(phase: str) -> None:
     one = scheduler()
     one.submit(request(1), 0.0)
     if phase != "waiting":
@@ -170,7 +170,7 @@ def test_decode_rows_take_the_budget_first_but_one_chunk_always_runs() -> None:
         assert run_chunks(one) == [(5, length, length == 4)]
 
 
-def test_a_row_is_the_last_token_in_the_row_after_those_written() -> None:
+def test_a_decode_row_writes_the_last_token_to_the_next_cache_row() -> None:
     one = scheduler()
     one.submit(request(1, 5, sampling=Sampling(temperature=1.0, seed=4)), 0.0)
     one.admit(0.0)
@@ -221,7 +221,7 @@ def test_when_a_sequence_ends(fields: dict[str, Any], tokens: int, reason: str) 
         ({"eos": frozenset({3}), "resume": (1, 2, 3)}, "stop"),
     ],
 )
-def test_what_had_ended_already_ends_without_a_slot(fields: dict[str, Any], reason: str) -> None:
+def test_a_complete_resumed_answer_ends_without_a_slot(fields: dict[str, Any], reason: str) -> None:
     one = scheduler(slots=1)
     one.submit(request(1, 5, **fields), 0.0)
     [(sequence, ended)] = one.admit(0.0)
@@ -230,7 +230,7 @@ def test_what_had_ended_already_ends_without_a_slot(fields: dict[str, Any], reas
     assert one.slots.free == 1
 
 
-def test_resumed_tokens_are_cut_after_the_prompt_and_positions_go_on() -> None:
+def test_resumed_tokens_have_their_own_chunks_and_the_next_positions() -> None:
     one = scheduler(context=64, step_tokens=64)
     one.submit(request(1, 9, resume=tuple(range(10))), 0.0)
     one.admit(0.0)
@@ -264,7 +264,7 @@ def test_a_sequence_is_removed_in_any_phase(phase: str) -> None:
     assert one.next_call() == []
 
 
-def test_an_end_that_the_model_has_no_row_for_is_left_out() -> None:
+def test_an_end_of_sequence_token_outside_of_the_vocabulary_is_ignored() -> None:
     one = scheduler()
     one.submit(request(eos=frozenset({7, 100, 4000}), min_tokens=2), 0.0)
     one.admit(0.0)

@@ -33,7 +33,7 @@ def distinct(stream: int, length: int) -> EngineRequest:
         (1, (1, 1), [[(0, 0, 1), (1, 0, 1)]]),
     ],
 )
-def test_prompts_share_a_call_that_is_as_large_as_if_they_were_one(
+def test_prompts_share_a_call_of_the_size_of_one_prompt(
     block: int, lengths: tuple[int, ...], expected: list[list[tuple[int, int, int]]]
 ) -> None:
     one = scheduler(4, block=block)
@@ -43,7 +43,7 @@ def test_prompts_share_a_call_that_is_as_large_as_if_they_were_one(
     assert calls(one) == expected
 
 
-def test_where_rows_are_not_exact_each_prompt_has_a_call_of_its_own() -> None:
+def test_inexact_prompts_do_not_share_a_call() -> None:
     one = scheduler(4, exact=False)
     for stream in range(3):
         one.submit(distinct(stream, 2), 0.0)
@@ -51,7 +51,7 @@ def test_where_rows_are_not_exact_each_prompt_has_a_call_of_its_own() -> None:
     assert calls(one) == [[(0, 0, 2)], [(1, 0, 2)], [(2, 0, 2)]]
 
 
-def test_a_call_of_several_prompts_keeps_to_the_budget_and_cuts_the_last() -> None:
+def test_a_shared_call_stays_within_the_budget_and_splits_its_last_prompt() -> None:
     one = scheduler(4, step_tokens=8)
     for stream in range(3):
         one.submit(distinct(stream, 3), 0.0)

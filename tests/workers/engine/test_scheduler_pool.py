@@ -32,7 +32,7 @@ def test_requests_that_fill_the_pool_exactly_all_run() -> None:
     assert (one.slots.active, one.slots.free_rows) == (2, 0)
 
 
-def test_what_waits_for_room_is_bounded_too() -> None:
+def test_sequences_that_wait_for_room_are_bounded() -> None:
     one = scheduler(4, kv_tokens=32)
     run(one, ask(1, max_tokens=None))
     for stream in range(2, 13):
@@ -46,7 +46,7 @@ def test_a_pool_must_hold_one_context() -> None:
     assert scheduler(kv_tokens=1 << 40).slots.free_rows == 64
 
 
-def test_the_same_slot_goes_on_where_it_was_and_computes_one_token_at_least() -> None:
+def test_the_same_slot_is_reused_and_at_least_one_token_is_computed() -> None:
     one = scheduler()
     run(one, ask(1))
     end(one, 1)
@@ -68,7 +68,7 @@ def test_a_next_turn_reuses_the_answer_as_well() -> None:
     assert (after.copy, after.chunk.tokens) == (PrefixCopy(0, 0, 21), (51, 60))
 
 
-def test_what_is_cancelled_before_its_first_chunk_leaves_what_it_found_and_no_more_than_the_pool_holds() -> None:
+def test_a_cancel_before_the_first_chunk_keeps_the_retained_rows_within_the_pool() -> None:
     one = scheduler(2, kv_tokens=32, min_tokens=4)
     run(one, ask(1))
     end(one, 1)
@@ -80,7 +80,7 @@ def test_what_is_cancelled_before_its_first_chunk_leaves_what_it_found_and_no_mo
     assert (one.slots.retained_tokens, one.slots.free_rows) == (20, 12)
 
 
-def test_what_only_begins_alike_is_copied_and_its_source_spared() -> None:
+def test_a_shared_prefix_is_copied_and_its_source_kept() -> None:
     one = scheduler()
     run(one, ask(1))
     end(one, 1)
@@ -89,7 +89,7 @@ def test_what_only_begins_alike_is_copied_and_its_source_spared() -> None:
     assert [slot for slot, _ in one.slots.retained()] == [0]
 
 
-def test_rows_of_a_live_sequence_are_copied() -> None:
+def test_rows_of_a_running_sequence_are_copied() -> None:
     one = scheduler(3, step_tokens=16)
     assert [work.copy for work in run(one, ask(1), ask(2), ask(3))] == [None, None]
     admit(one)
@@ -102,7 +102,7 @@ def test_rows_of_a_live_sequence_are_copied() -> None:
     ]
 
 
-def test_the_last_slot_is_taken_over_though_it_loses_rows() -> None:
+def test_the_last_slot_is_taken_over_despite_lost_rows() -> None:
     one = scheduler(1)
     run(one, ask(1))
     end(one, 1)
@@ -112,7 +112,7 @@ def test_the_last_slot_is_taken_over_though_it_loses_rows() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_slot_is_taken_over_though_it_loses_rows_where_the_pool_has_no_room_for_another(others: int) -> None:
+def test_a_slot_is_taken_over_despite_lost_rows_if_the_pool_has_no_room(others: int) -> None:
     one = scheduler(4, kv_tokens=40)
     run(one, ask(1))
     end(one, 1)
@@ -124,7 +124,7 @@ def test_a_slot_is_taken_over_though_it_loses_rows_where_the_pool_has_no_room_fo
     assert prefill(one)[0].copy == PrefixCopy(0, 0, 9), "it would have to be given up for a cold run"
 
 
-def test_a_retained_slot_is_given_up_when_a_slot_is_needed_the_oldest_first() -> None:
+def test_the_least_recently_used_slot_is_evicted_when_a_slot_is_needed() -> None:
     one = scheduler()
     run(one, ask(1), ask(2, tuple(range(40, 60))))
     end(one, 2, 1)
@@ -135,7 +135,7 @@ def test_a_retained_slot_is_given_up_when_a_slot_is_needed_the_oldest_first() ->
     assert work.copy is None
 
 
-def test_a_retained_slot_is_given_up_when_room_is_needed() -> None:
+def test_a_retained_slot_is_evicted_when_room_is_needed() -> None:
     one = scheduler(4, kv_tokens=50)
     run(one, ask(1), ask(2, tuple(range(40, 60))))
     end(one, 1, 2)
@@ -144,7 +144,7 @@ def test_a_retained_slot_is_given_up_when_room_is_needed() -> None:
     assert one.slots.active == 1
 
 
-def test_nothing_is_given_up_for_a_sequence_that_it_would_not_help() -> None:
+def test_no_slot_is_evicted_if_that_does_not_help() -> None:
     one = scheduler(4, kv_tokens=50)
     run(one, ask(1, max_tokens=None), ask(2, tuple(range(40, 44)), max_tokens=1))
     end(one, 2)
@@ -153,7 +153,7 @@ def test_nothing_is_given_up_for_a_sequence_that_it_would_not_help() -> None:
     assert one.slots.retained_tokens == 4
 
 
-def test_what_was_of_use_is_given_up_last() -> None:
+def test_reused_slots_are_evicted_last() -> None:
     one = scheduler(3)
     run(one, ask(1), ask(2, tuple(range(40, 60))))
     end(one, 1, 2)
@@ -161,7 +161,7 @@ def test_what_was_of_use_is_given_up_last() -> None:
     assert [slot for slot, _ in one.slots.retained()] == [1, 0]
 
 
-def test_tenants_share_neither_live_nor_retained_rows() -> None:
+def test_tenants_share_neither_running_nor_retained_rows() -> None:
     one = scheduler(4)
     run(one, ask(1, tenant="a"), ask(2, tuple(range(40, 60)), tenant="a"))
     end(one, 1)
@@ -173,7 +173,7 @@ def test_tenants_share_neither_live_nor_retained_rows() -> None:
 
 
 @pytest.mark.parametrize(("length", "reused"), [(9, 0), (10, 9), (20, 19)])
-def test_a_prefix_below_the_least_is_computed_anew(length: int, reused: int) -> None:
+def test_a_prefix_below_the_minimum_is_recomputed(length: int, reused: int) -> None:
     one = scheduler(1, min_tokens=9)
     run(one, ask(1))
     end(one, 1)
@@ -183,7 +183,7 @@ def test_a_prefix_below_the_least_is_computed_anew(length: int, reused: int) -> 
     assert sequence.reused == reused
 
 
-def test_rows_that_depend_on_their_chunk_are_reused_at_the_cuts_of_a_cold_run() -> None:
+def test_inexact_rows_are_reused_at_chunk_ends_only() -> None:
     one = scheduler(exact=False)
     run(one, ask(1, tuple(range(22))))
     end(one, 1)
@@ -193,7 +193,7 @@ def test_rows_that_depend_on_their_chunk_are_reused_at_the_cuts_of_a_cold_run() 
     assert [len(work.chunk.tokens) for work in works] == [5]
 
 
-def test_where_rows_are_exact_the_budget_says_where_a_prompt_is_cut() -> None:
+def test_exact_rows_are_split_by_the_budget() -> None:
     one = scheduler(step_tokens=5)
     one.submit(ask(1), 0.0)
     sizes = []
@@ -203,7 +203,7 @@ def test_where_rows_are_exact_the_budget_says_where_a_prompt_is_cut() -> None:
     assert sizes == [4, 4, 4, 4, 4]
 
 
-def test_a_failed_sequence_leaves_nothing_and_what_is_retained_can_be_forgotten() -> None:
+def test_failed_rows_are_not_retained_and_evict_all_drops_the_others() -> None:
     one = scheduler(3)
     run(one, ask(1), ask(2, tuple(range(40, 60))), ask(3, tuple(range(60, 80))))
     end(one, 1)
@@ -214,7 +214,7 @@ def test_a_failed_sequence_leaves_nothing_and_what_is_retained_can_be_forgotten(
     assert one.slots.retained_tokens == 0
 
 
-def test_who_has_taken_a_retained_slot_over_finds_nothing_in_it_once_it_is_forgotten() -> None:
+def test_a_taken_over_slot_is_empty_after_evict_all() -> None:
     one = scheduler(1)
     run(one, ask(1))
     end(one, 1)
@@ -247,7 +247,7 @@ def test_without_a_prefix_cache_nothing_is_retained_or_copied() -> None:
     assert one.slots.dirty == (0,)
 
 
-def test_a_sequence_that_leaves_before_it_began_leaves_what_it_found() -> None:
+def test_a_sequence_cancelled_before_its_first_chunk_leaves_the_retained_rows() -> None:
     one = scheduler(1)
     run(one, ask(1))
     end(one, 1)
@@ -259,7 +259,7 @@ def test_a_sequence_that_leaves_before_it_began_leaves_what_it_found() -> None:
     assert run(one, ask(3))[0].sequence.reused == 19
 
 
-def test_a_cancelled_prompt_is_of_use_as_far_as_it_came() -> None:
+def test_a_cancelled_prompt_is_reused_up_to_its_last_chunk() -> None:
     one = scheduler(step_tokens=8)
     run(one, ask(1))
     end(one, 1)

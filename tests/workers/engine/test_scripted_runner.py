@@ -77,7 +77,7 @@ def test_the_logits_peak_at_the_greedy_token() -> None:
         lambda one: one.reset(4),
     ],
 )
-def test_a_breach_of_the_contract_is_an_error_and_is_remembered(breach: Callable[[ScriptedRunner], object]) -> None:
+def test_a_contract_violation_raises_and_is_recorded(breach: Callable[[ScriptedRunner], object]) -> None:
     one = runner()
     fill(one, 0, (1, 2, 3))
     with pytest.raises(ContractError) as found:
@@ -127,12 +127,12 @@ def test_a_non_finite_sample_breaks_its_slot_until_it_is_reset() -> None:
     ],
     ids=["none", "no specs", "one slot", "rows that are not exact", "too many", "too many blocks"],
 )
-def test_what_a_prefill_call_may_not_hold(chunks: list[Chunk], specs: list[None], options: dict[str, Any]) -> None:
+def test_invalid_prefill_calls(chunks: list[Chunk], specs: list[None], options: dict[str, Any]) -> None:
     with pytest.raises(ContractError):
         runner(**options).prefill(chunks, specs)
 
 
-def test_a_prefill_call_draws_for_the_chunks_that_ask() -> None:
+def test_prefill_samples_for_chunks_with_a_spec() -> None:
     first, second = fill(runner(), 0, (1, 2, 3)), fill(runner(), 0, (5, 6))
     one = runner(block_rows=4)
     chunks = [Chunk(0, (1, 2, 3), 0, 0), Chunk(1, (5, 6), 0, 0)]

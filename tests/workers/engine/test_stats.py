@@ -26,7 +26,7 @@ def test_gauges_are_the_counts_and_the_slots() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.0, 0), (0.0001, 1), (MAX_MILLISECONDS, MAX_MILLISECONDS)])
-def test_the_longest_step_is_told_in_whole_milliseconds(seconds: float, told: int) -> None:
+def test_the_longest_step_is_in_whole_milliseconds(seconds: float, told: int) -> None:
     stats = EngineStats()
     stats.record_step(seconds, failed=False)
     assert stats.gauges(SlotTable(1, 1), 0, 0).slowest_step_ms == told

@@ -17,11 +17,11 @@ def measured(decode: float, **chunks: float) -> TokenBudget:
     return budget
 
 
-def test_nobody_is_held_up_by_a_prompt_that_is_alone() -> None:
+def test_a_prompt_without_running_streams_gets_the_whole_budget() -> None:
     assert measured(0.01, c512=9.0).step_tokens(0) == DEFAULT_STEP_TOKENS
 
 
-def test_before_anything_is_measured_the_budget_is_the_default() -> None:
+def test_the_budget_before_any_measurement_is_the_default() -> None:
     assert TokenBudget(SIZES).step_tokens(3) == DEFAULT_STEP_TOKENS
     assert TokenBudget(SIZES, max_tokens=7).step_tokens(3) == 7
 
@@ -63,6 +63,6 @@ def test_one_outlier_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("options", "field"), [({"max_tokens": 0}, "max_tokens"), ({"stretch": 1.0}, "stretch")])
-def test_wrong_bounds_are_refused(options: dict[str, Any], field: str) -> None:
+def test_invalid_bounds_are_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         TokenBudget(SIZES, **options)

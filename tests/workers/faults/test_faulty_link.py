@@ -51,7 +51,7 @@ async def test_a_lost_message_is_noticed_at_the_next() -> None:
         assert "message 2 came where 1 was due" in gateway.lost[0]
 
 
-async def test_a_spoiled_message_is_no_frame() -> None:
+async def test_a_garbled_message_is_an_invalid_frame() -> None:
     async with linked(Fault("garble_message", call=2, calls=2)) as (gateway, worker):
         for text in (b"2", b"3", b"4"):
             worker.send_nowait([text])
@@ -66,7 +66,7 @@ async def test_a_message_over_its_bound_ends_the_connection() -> None:
         assert gateway.messages == [[b"1"]]
 
 
-async def test_what_is_late_keeps_its_order_and_holds_back_what_follows() -> None:
+async def test_late_messages_keep_their_order_and_delay_later_ones() -> None:
     async with linked(Fault("slow_link", call=2, calls=2, seconds=0.05)) as (gateway, worker):
         for text in (b"2", b"3", b"4"):
             worker.send_nowait([text])

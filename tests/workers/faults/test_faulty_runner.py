@@ -34,7 +34,7 @@ def test_a_plan_without_faults_of_calls_costs_nothing() -> None:
     assert isinstance(with_faults(runner, [Fault("slow")]), FaultyRunner)
 
 
-def test_until_something_goes_wrong_it_is_the_runner_itself() -> None:
+def test_without_a_hit_the_wrapper_changes_nothing() -> None:
     plain, faulty = scripted(), with_faults(scripted(), raising((99,)))
     for runner in (plain, faulty):
         runner.prefill([Chunk(0, (1, 2, 3), 0, 0)], [None])
@@ -49,7 +49,7 @@ def test_until_something_goes_wrong_it_is_the_runner_itself() -> None:
     faulty.close()
 
 
-def test_a_call_that_fails_has_written_its_rows_which_are_not_to_be_used() -> None:
+def test_a_failed_call_has_written_rows_that_must_not_be_used() -> None:
     inner = scripted()
     one = with_faults(inner, raising((3,)))
     first = fill(one, 0, (1, 2))
@@ -64,7 +64,7 @@ def test_a_call_that_fails_has_written_its_rows_which_are_not_to_be_used() -> No
     assert fill(one, 0, (1, 2)) == first
 
 
-def test_rows_before_a_call_that_failed_may_be_taken() -> None:
+def test_rows_before_a_failed_call_may_be_reused() -> None:
     one = with_faults(scripted(), raising((2,)))
     fill(one, 0, (1, 2, 3))
     with pytest.raises(PlannedFault):
@@ -107,7 +107,7 @@ def test_calls_of_all_kinds_are_counted_and_tokens_are_looked_at() -> None:
     assert done == [("slow", 2), ("kill", 2), ("kill", 3), ("hang", 4)]
 
 
-def test_what_the_runner_refuses_is_its_own_error() -> None:
+def test_errors_of_the_runner_pass_through() -> None:
     one = with_faults(scripted(), raising((9,)))
     with pytest.raises(ContractError, match="0 specs for 1 chunks"):
         one.prefill([Chunk(0, (1,), 0, 0)], [])

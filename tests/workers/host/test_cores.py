@@ -12,7 +12,7 @@ from workers.host.cores import Cores, cores_each, find_cores, usable_cores
 ROOT = Path(__file__).parents[3]
 
 
-def test_everybody_counts_the_quota() -> None:
+def test_cores_are_limited_by_the_quota() -> None:
     """A second count that knew the affinity mask alone would start a thread a core of the host."""
     sources = [file for package in ("actors", "gateway", "workers", "cli") for file in (ROOT / package).rglob("*.py")]
     count = re.compile(r"(sched_getaffinity|cpu_count)\(")
@@ -33,7 +33,7 @@ def write(root: Path, path: str, text: str) -> None:
     file.write_text(text)
 
 
-def test_no_limit(root: Path) -> None:
+def test_no_memory_limit(root: Path) -> None:
     assert find_cores(root) == Cores(8, 8, None)
     assert usable_cores() >= 1  # the real one
 
@@ -47,7 +47,7 @@ def test_a_quota_of_version_2(root: Path, text: str, usable: int) -> None:
     assert usable_cores(root) == usable
 
 
-def test_the_least_quota_of_a_nested_group_counts(root: Path) -> None:
+def test_the_smallest_quota_of_nested_groups_counts(root: Path) -> None:
     write(root, "proc/self/cgroup", "0::/system.slice/baton.service\n")
     write(root, "sys/fs/cgroup/system.slice/cpu.max", "200000 100000")
     write(root, "sys/fs/cgroup/system.slice/baton.service/cpu.max", "600000 100000")
@@ -89,7 +89,7 @@ def test_two_threads_of_a_core_are_one_core(root: Path, monkeypatch: pytest.Monk
         (Cores(2, 2, 0.2), "2 cores, a quota of 0.2", 1),
     ],
 )
-def test_in_words(cores: Cores, text: str, usable: int) -> None:
+def test_as_text(cores: Cores, text: str, usable: int) -> None:
     assert (str(cores), cores.usable) == (text, usable)
 
 

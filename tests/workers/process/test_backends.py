@@ -54,7 +54,7 @@ def on_apple(monkeypatch: pytest.MonkeyPatch, *, apple: bool) -> None:
         (False, {"mlx", "mlx_lm", "iree"}, "mlx"),
     ],
 )
-def test_auto_is_what_suits_the_machine_and_is_installed(
+def test_auto_chooses_an_installed_backend_for_the_machine(
     monkeypatch: pytest.MonkeyPatch, install: Install, apple: bool, packages: set[str], chosen: str
 ) -> None:
     on_apple(monkeypatch, apple=apple)
@@ -100,7 +100,7 @@ def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) ->
         ("disk_full", OSError),
     ],
 )
-def test_a_load_that_was_told_to_fail_has_done_all_and_gives_it_back(
+def test_a_planned_load_failure_closes_the_loaded_runner(
     kind: LoadFault, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = []

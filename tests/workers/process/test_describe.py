@@ -33,7 +33,7 @@ def test_a_model_describes_itself(checkpoint: Path) -> None:
     assert describe_model(checkpoint, context=64, device="cpu").context == 64
 
 
-def test_the_default_device_is_the_one_that_will_compute(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_device_is_that_of_the_runner(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("iree.runtime")
     from workers.iree.device import drivers
 

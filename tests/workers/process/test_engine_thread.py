@@ -132,7 +132,7 @@ def test_a_whole_life() -> None:
     assert loop.engine.closed.is_set()
 
 
-def test_orders_of_one_post_begin_in_the_same_step() -> None:
+def test_inputs_of_one_post_start_in_the_same_step() -> None:
     loop = Loop()
     loop.start()
     loop.thread.post([request(stream) for stream in range(4)])
@@ -142,7 +142,7 @@ def test_orders_of_one_post_begin_in_the_same_step() -> None:
     loop.end()
 
 
-def test_orders_that_come_during_a_step_are_taken_before_the_next() -> None:
+def test_inputs_posted_during_a_step_are_taken_before_the_next() -> None:
     gate = Gate()
     loop = Loop(gate)
     loop.start()
@@ -156,7 +156,7 @@ def test_orders_that_come_during_a_step_are_taken_before_the_next() -> None:
     loop.end()
 
 
-def test_finish_is_a_stop() -> None:
+def test_finish_ends_with_the_reason_stop() -> None:
     loop = Loop()
     loop.start()
     loop.thread.post([request(1, 4000), RemoveSequence(1, finish=True)])
@@ -178,7 +178,7 @@ def test_a_refused_request_is_a_failure() -> None:
     loop.end()
 
 
-def test_a_request_that_cannot_be_queued_costs_nobody_else() -> None:
+def test_a_bug_in_submit_fails_one_request_only() -> None:
     def defective() -> Constraint:
         raise KeyError("a bug")
 
@@ -203,7 +203,7 @@ def test_an_idle_thread_does_not_poll() -> None:
     assert loop.engine.asked <= asked + 2
 
 
-def test_a_loop_that_takes_nothing_holds_the_engine_up() -> None:
+def test_outputs_that_are_not_taken_stop_the_engine() -> None:
     runner = Stepping()
     loop = Loop(runner)
     loop.start()
@@ -230,7 +230,7 @@ def test_ten_failed_steps_in_a_row_end_it() -> None:
     assert loop.engine.closed.is_set()
 
 
-def test_nine_failed_steps_do_not() -> None:
+def test_nine_failed_steps_do_not_end_the_worker() -> None:
     loop = Loop(with_faults(ScriptedRunner(slots=1), raising(range(1, MAX_FAILED_STEPS))))
     loop.start()
     loop.thread.post([request(stream) for stream in range(MAX_FAILED_STEPS)])
@@ -242,7 +242,7 @@ def test_nine_failed_steps_do_not() -> None:
     ("error", "reason", "traced"),
     [(OSError, ByeReason.LOAD_FAILED, True), (LoadRefused, ByeReason.LOAD_REFUSED, False)],
 )
-def test_a_failed_load_is_a_reason(error: type[Exception], reason: ByeReason, traced: bool) -> None:
+def test_a_failed_load_is_reported_with_its_reason(error: type[Exception], reason: ByeReason, traced: bool) -> None:
     loop = Loop()
 
     def fail(_: object) -> Loaded:
@@ -257,7 +257,7 @@ def test_a_failed_load_is_a_reason(error: type[Exception], reason: ByeReason, tr
     assert [bool(entry.get("exc_info")) for entry in logs] == [traced]
 
 
-def test_a_panic_of_native_code_is_told() -> None:
+def test_a_panic_of_native_code_is_reported() -> None:
     class Panic(BaseException):
         """As pyo3's, which is no `Exception`."""
 
@@ -275,7 +275,7 @@ def test_a_panic_of_native_code_is_told() -> None:
     assert loop.thread.join(PATIENCE_S)
 
 
-def test_a_defect_is_a_reason() -> None:
+def test_a_bug_is_reported_as_internal_error() -> None:
     loop = Loop()
     loop.start()
     loop.engine.broken = True
@@ -286,7 +286,7 @@ def test_a_defect_is_a_reason() -> None:
     assert loop.engine.closed.is_set()
 
 
-def test_a_loop_that_is_closed_ends_it() -> None:
+def test_a_closed_loop_ends_the_thread() -> None:
     loop = Loop()
 
     def closed(_: Callable[[], None]) -> None:

@@ -32,7 +32,7 @@ async def test_a_whole_life(peer: Peer) -> None:
     assert await peer.exit_code() == 0
 
 
-def test_it_does_not_load_what_draws_on_terminals() -> None:
+def test_rich_is_not_imported() -> None:
     listed = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "workers", "--help"], capture_output=True, text=True, timeout=60
     )
@@ -42,7 +42,7 @@ def test_it_does_not_load_what_draws_on_terminals() -> None:
 
 
 @story(process=True, **SLOW)
-async def test_sigterm_is_a_stop_and_ctrl_c_is_nothing(peer: Peer) -> None:
+async def test_sigterm_stops_and_ctrl_c_is_ignored(peer: Peer) -> None:
     """The terminal's Ctrl-C reaches everybody; when workers stop is the gateway's business."""
     await peer.ready()
     peer.process.send_signal(signal.SIGINT)
@@ -66,7 +66,7 @@ async def test_the_end_of_stdin_is_the_end(peer: Peer) -> None:
 
 
 @story(process=True, tokens_per_second=1 / 1800)
-async def test_an_engine_inside_the_device_holds_nobody_up(peer: Peer) -> None:
+async def test_an_engine_inside_the_device_does_not_delay_the_exit(peer: Peer) -> None:
     """A step of half an hour: the worker says good-bye and goes without it."""
     await peer.ready()
     peer.send(submit(1))
@@ -84,7 +84,7 @@ async def test_a_failed_load_has_its_exit_code(peer: Peer) -> None:
 
 
 @story(process=True, **SLOW)
-async def test_a_killed_worker_is_just_gone(peer: Peer) -> None:
+async def test_a_killed_worker_sends_nothing(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1))
     await peer.until(lambda: peer.tokens(1))
@@ -122,7 +122,7 @@ class TestCommandLine:
         ended = subprocess.run(command(endpoint, spec), stdin=subprocess.PIPE, capture_output=True, timeout=60)
         assert ended.returncode == EXIT_USAGE, ended.stderr
 
-    def test_nobody_at_the_address(self) -> None:
+    def test_no_gateway_at_the_address(self) -> None:
         with LocalEndpoint() as endpoint:
             ended = subprocess.run(
                 command(endpoint.address, scripted()), stdin=subprocess.PIPE, capture_output=True, timeout=60

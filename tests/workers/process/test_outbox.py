@@ -50,7 +50,7 @@ def outbox(link: NarrowLink, calls: list[str]) -> Outbox:
     return Outbox(link, lambda: calls.append("room"))  # type: ignore[arg-type]
 
 
-def test_with_room_a_message_goes_at_once() -> None:
+def test_a_message_is_sent_at_once_if_there_is_room() -> None:
     link = NarrowLink(2)
     box = outbox(link, [])
     box.send_nowait([heartbeat(1), heartbeat(2)])
@@ -64,7 +64,7 @@ def test_a_message_has_its_bound_of_frames() -> None:
     assert [len(message) for message in link.messages] == [MAX_FRAMES_PER_MESSAGE, 1]
 
 
-def test_without_room_the_order_is_kept_and_room_is_told() -> None:
+def test_messages_keep_their_order_without_room() -> None:
     async def run() -> None:
         link, calls = NarrowLink(1), list[str]()
         box = outbox(link, calls)
@@ -87,7 +87,7 @@ def test_without_room_the_order_is_kept_and_room_is_told() -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1])
-def test_a_lost_link_takes_nothing_and_ends_the_task(room: int) -> None:
+def test_frames_for_a_lost_link_are_dropped_and_the_task_ends(room: int) -> None:
     async def run() -> None:
         link = NarrowLink(0)
         box = outbox(link, [])

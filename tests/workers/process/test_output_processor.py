@@ -27,7 +27,7 @@ def test_a_whole_answer() -> None:
     assert worker.processor.live == 0
 
 
-def test_one_step_frame_an_engine_step_with_all_deltas() -> None:
+def test_an_engine_step_makes_one_step_frame_with_all_deltas() -> None:
     worker = Worker()
     worker.submit(*(submit(stream, max_tokens=3) for stream in range(4)))
     worker.run()
@@ -49,7 +49,7 @@ def test_the_end_of_sequence_has_an_id_and_no_text() -> None:
     assert (frames[1].reason, frames[1].text, frames[1].usage.completion_tokens) == ("stop", "", 2)
 
 
-def test_the_engine_is_told_what_ends_a_sequence() -> None:
+def test_the_request_has_the_tokens_that_end_it() -> None:
     table = processor()
     assert request_of(table.admit(submit(1))).eos == {EOS_ID}
     assert request_of(table.admit(submit(2, ignore_eos=True))).eos == frozenset()
@@ -64,7 +64,7 @@ def test_times_are_milliseconds() -> None:
     assert (usage.queue_ms, usage.prefill_ms, usage.decode_ms) == (10, 200, 3000)
 
 
-def test_half_a_character_comes_out_with_the_terminal() -> None:
+def test_an_incomplete_character_is_sent_with_the_terminal_frame() -> None:
     table = processor()
     table.admit(submit())
     frames = table.process(step(*spell(1, "😀".encode()[:2]), ends=[end(completion=2)])).frames
@@ -83,7 +83,7 @@ class Broken(ByteTokenizer):
 class TestDefects:
     """Text code that raises ends the request that it was for, and no other."""
 
-    def test_a_token_that_cannot_be_decoded(self) -> None:
+    def test_a_bug_in_the_detokenizer_fails_the_request(self) -> None:
         table = processor(Broken())
         for stream in (1, 2, 3):
             table.admit(submit(stream))
@@ -102,7 +102,7 @@ class TestDefects:
         assert table.live == 0
         assert table.process(step(*spell(2, b"late"), ends=[end(2)])).frames == [Step((), Gauges(reached=3))]
 
-    def test_a_tail_that_cannot_be_decoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_bug_in_the_last_text_fails_the_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         table = processor()
         table.admit(submit())
 
@@ -126,7 +126,7 @@ def test_a_failure_of_the_engine_is_a_failed_frame() -> None:
     assert (failed.code, len(failed.text), failed.field) == (ErrorCode.STEP, 4096, "x")
 
 
-def test_what_the_engine_does_not_take_is_a_failed_frame() -> None:
+def test_a_request_refused_by_the_engine_is_a_failed_frame() -> None:
     worker = Worker(context=16)
     worker.submit(submit(1, "far too long a prompt for this"), submit(2, TokensInput((999,))), submit(3, ""))
     worker.run()
@@ -139,14 +139,14 @@ def test_what_the_engine_does_not_take_is_a_failed_frame() -> None:
     assert worker.processor.live == 0
 
 
-def test_a_chat_that_the_engine_does_not_take_is_not_called_a_prompt() -> None:
+def test_a_refused_chat_names_the_field_messages() -> None:
     worker = Worker(context=64)
     worker.submit(submit(1, ChatInput((Message("user", "x" * 40),))))
     worker.run()
     assert [frame.field for frame in worker.frames if isinstance(frame, Failed)] == ["messages"]
 
 
-def test_a_failure_in_words_that_utf8_cannot_carry() -> None:
+def test_a_failure_text_with_a_lone_surrogate_is_sent() -> None:
     table = processor()
     assert table.admit(submit(1)).request
     (_, failed) = table.process(step(failures=[SequenceFailure(1, ErrorCode.STEP, "no file \udcff")])).frames

@@ -35,7 +35,7 @@ def test_tools_reach_the_template() -> None:
     assert bytes(request_of(processor(tokenizer).admit(submit(source=chat))).prompt) == b"function"
 
 
-def test_tokens_go_as_they_are() -> None:
+def test_token_prompts_are_passed_unchanged() -> None:
     assert request_of(processor().admit(submit(source=TokensInput((1, 2))))).prompt == (1, 2)
 
 
@@ -103,7 +103,7 @@ def test_the_table_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("source", [TextInput("x" * 101), ChatInput((Message("user", "x" * 101),))])
-def test_text_that_cannot_fit_is_not_tokenized(source: Input) -> None:
+def test_text_over_the_context_is_not_tokenized(source: Input) -> None:
     table = OutputProcessor(ByteTokenizer(), max_live=9, clock=lambda: 0.0, context=100)
     answer = table.admit(submit(source=source)).answer
     assert isinstance(answer, Failed)
@@ -150,7 +150,7 @@ def test_a_deadline_after_the_stop_changes_nothing() -> None:
     assert table.live == 1
 
 
-def test_leaving_ends_everything_once() -> None:
+def test_exiting_ends_every_request_once() -> None:
     table = processor()
     table.admit(submit(1, deadline_ms=5))
     table.admit(submit(2))

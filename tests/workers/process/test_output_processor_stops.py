@@ -53,7 +53,7 @@ def test_a_step_that_fails_after_the_stop_changes_nothing() -> None:
     assert (finished.reason, finished.usage.completion_tokens) == ("stop", 2)
 
 
-def test_a_false_alarm_is_sent_with_the_terminal() -> None:
+def test_text_held_back_for_a_stop_is_sent_with_the_terminal_frame() -> None:
     table = processor()
     table.admit(submit(stop=("END",)))
     frames = table.process(step(*spell(1, b"a EN"), ends=[end(completion=4)])).frames
@@ -63,7 +63,7 @@ def test_a_false_alarm_is_sent_with_the_terminal() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(stop=st.text("".join(map(chr, ALPHABET)), min_size=1, max_size=2), cut=st.integers(0, 40))
-def test_a_run_with_stops_is_the_run_without_cut_short(stop: str, cut: int) -> None:
+def test_a_run_with_stops_is_a_prefix_of_the_run_without(stop: str, cut: int) -> None:
     free, stopped = Worker(), Worker()
     free.submit(submit(1, f"prompt {cut}", max_tokens=40))
     stopped.submit(submit(1, f"prompt {cut}", max_tokens=40, stop=(stop,)))
@@ -79,7 +79,7 @@ def test_a_run_with_stops_is_the_run_without_cut_short(stop: str, cut: int) -> N
 
 @settings(max_examples=60, deadline=None)
 @given(cut=st.integers(0, 11), stop=st.sampled_from([(), ("e",), ("zq",), ("a", "th")]))
-def test_another_worker_goes_on_with_no_gap_and_no_repeat(cut: int, stop: tuple[str, ...]) -> None:
+def test_another_worker_resumes_without_gap_or_repetition(cut: int, stop: tuple[str, ...]) -> None:
     """Cut at any token, characters of several bytes and stop strings in the air included."""
     alphabet = tuple("aé😀ez".encode())
     whole, first, second = (Worker(alphabet=alphabet) for _ in range(3))
@@ -106,7 +106,7 @@ def test_another_worker_goes_on_with_no_gap_and_no_repeat(cut: int, stop: tuple[
     prompt=st.sampled_from(["p", "half 😀".encode()[:-2], "chat"]),
     data=st.data(),
 )
-def test_text_before_and_after_any_cut_is_the_text(
+def test_text_before_and_after_any_resume_is_the_text(
     tokens: list[int], eos: bool, stop: tuple[str, ...], prompt: Any, data: st.DataObject
 ) -> None:
     """Any tokens (bytes that are no UTF-8 and ids that are no token among them), any stops, any cut."""
@@ -145,7 +145,7 @@ def _run(given: Submit, tokens: Sequence[int], ends: bool = True) -> tuple[list[
     return ids, text + last.text, last.reason, last.usage.prompt_tokens, last.usage.completion_tokens
 
 
-def test_a_stop_that_was_complete_needs_no_engine() -> None:
+def test_a_resumed_answer_with_a_complete_stop_needs_no_engine() -> None:
     table = processor()
     admission = table.admit(submit(stop=("b",), resume=tuple(b"ab")))
     assert admission.request is None

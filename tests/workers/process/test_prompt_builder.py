@@ -20,5 +20,5 @@ CHAT = ChatInput((Message("system", "ab"), Message("user", "cde")), tools_json="
     ],
     ids=["text", "resumed", "chat", "tokens"],
 )
-def test_effort_is_counted_in_characters(given: Submit, characters: int) -> None:
+def test_the_cost_of_a_prompt_is_counted_in_characters(given: Submit, characters: int) -> None:
     assert tokenize_cost(given) == characters

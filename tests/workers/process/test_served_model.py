@@ -37,7 +37,7 @@ def reference(spec: WorkerSpec) -> dict[int, GenerationResult]:
         return {each.stream: model.generate(each.input, each.sampling, each.limits) for each in REQUESTS}
 
 
-def test_a_worker_says_what_a_session_says(spec: WorkerSpec, reference: dict[int, GenerationResult]) -> None:
+def test_a_worker_answers_like_a_local_model(spec: WorkerSpec, reference: dict[int, GenerationResult]) -> None:
     """All at once through four slots, then again in two pieces: the second goes on where the first was cut."""
 
     async def told(peer: Peer) -> None:

@@ -108,7 +108,7 @@ async def test_stop_strings(peer: Peer) -> None:
 
 
 @story()
-async def test_a_resumed_stream_goes_on(peer: Peer) -> None:
+async def test_a_resumed_stream_continues(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1, max_tokens=20))
     await peer.terminal(1)
@@ -186,7 +186,7 @@ def test_a_heartbeat_reports_what_failed_in_the_background_though_no_step_follow
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_sent_every_stream_ends_once(seed: int) -> None:
+def test_every_stream_ends_once_for_any_commands(seed: int) -> None:
     """Random messages of submits and cancels, some with stop strings, deadlines and faults, then a drain."""
 
     async def told(peer: Peer) -> None:
@@ -237,7 +237,7 @@ class Patient(ByteTokenizer):
 
 
 @pytest.mark.parametrize("then", ["drained", "cancelled", "stopped"])
-def test_a_long_prompt_holds_no_stream_up(then: str) -> None:
+def test_a_long_prompt_delays_no_stream(then: str) -> None:
     """It is being tokenized while another answer is computed from its first token to its last."""
     patient = Patient()
 

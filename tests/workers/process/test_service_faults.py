@@ -60,7 +60,7 @@ def test_a_failed_load_says_why() -> None:
     play(told, faults=(Fault("fail_load"),))
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_model_directory(tmp_path: Path) -> None:
     async def told(peer: Peer) -> None:
         hello = await peer.expect(Hello)
         assert (hello.context, hello.device) == (0, "unknown")
@@ -117,7 +117,7 @@ def broken(error: type[BaseException]) -> Callable[[WorkerSpec, Progress], Loade
     return broken_load
 
 
-def test_a_load_that_fails_in_words_that_utf8_cannot_carry() -> None:
+def test_a_load_error_with_a_lone_surrogate_is_sent() -> None:
     def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
         progress("weights of \udcff", 0, 1)
         raise ValueError("no tensor \udcff")
@@ -137,9 +137,7 @@ def test_a_load_that_fails_in_words_that_utf8_cannot_carry() -> None:
     ("prompt", "error", "logged"),
     [("!", ValueError, "admission_failed"), ("!", Panic, "admission_failed"), ("?", ValueError, "text_failed")],
 )
-def test_a_defect_in_the_text_of_one_request_ends_that_request(
-    prompt: str, error: type[BaseException], logged: str
-) -> None:
+def test_a_bug_in_text_code_ends_one_request(prompt: str, error: type[BaseException], logged: str) -> None:
     async def run() -> None:
         async with service(scripted(max_batch_size=2), broken(error)) as peer:
             await peer.ready()
@@ -158,7 +156,7 @@ def test_a_defect_in_the_text_of_one_request_ends_that_request(
     assert logged in {line["event"] for line in logs}
 
 
-def test_a_defect_that_cannot_be_contained_is_told_and_not_silence() -> None:
+def test_an_uncontained_bug_ends_the_worker_with_a_reason() -> None:
     async def run() -> None:
         async with service(scripted(), broken(Panic)) as peer:
             await peer.ready()
@@ -174,7 +172,7 @@ def test_a_defect_that_cannot_be_contained_is_told_and_not_silence() -> None:
     assert "callback_failed" in {line["event"] for line in logs}
 
 
-def test_a_worker_that_leaves_before_hello_says_nothing() -> None:
+def test_a_worker_that_exits_before_hello_sends_nothing() -> None:
     async def run() -> None:
         with LocalEndpoint() as endpoint:
             peer = Peer()

@@ -10,7 +10,7 @@ from tests.workers.process.process import SLOW, Peer, play, submit
 from workers.process.exit_codes import EXIT_CODES
 
 
-def test_drain_finishes_what_is_live_and_admits_nothing() -> None:
+def test_drain_finishes_running_requests_and_admits_none() -> None:
     async def told(peer: Peer) -> None:
         await peer.ready()
         peer.send(submit(1, max_tokens=10))
@@ -50,7 +50,7 @@ def test_the_grace_of_a_drain_is_a_bound() -> None:
     play(told, **SLOW)
 
 
-def test_stop_fails_what_is_live() -> None:
+def test_stop_fails_running_requests() -> None:
     async def told(peer: Peer) -> None:
         await peer.ready()
         peer.send(submit(1), submit(2))
@@ -63,7 +63,7 @@ def test_stop_fails_what_is_live() -> None:
     play(told, **SLOW)
 
 
-def test_a_lost_link_is_the_end() -> None:
+def test_a_lost_link_ends_the_worker() -> None:
     async def told(peer: Peer) -> None:
         await peer.ready()
         peer.detach()
@@ -83,7 +83,7 @@ def test_a_refused_worker_leaves() -> None:
     play(told)
 
 
-def test_a_welcome_for_another_incarnation_is_a_refusal() -> None:
+def test_a_welcome_for_another_incarnation_refuses_the_worker() -> None:
     async def told(peer: Peer) -> None:
         await peer.expect(Hello)
         peer.send(Welcome(2))
@@ -102,7 +102,7 @@ def test_a_welcome_for_another_incarnation_is_a_refusal() -> None:
         pytest.param([encode(submit(5)), encode(submit(5))], id="same-stream"),
     ],
 )
-def test_a_frame_that_is_none_ends_the_worker(frames: list[bytes]) -> None:
+def test_an_invalid_frame_ends_the_worker(frames: list[bytes]) -> None:
     """Whoever waits for what that frame asked would wait for ever: the loss of the worker tells him."""
 
     async def told(peer: Peer) -> None:

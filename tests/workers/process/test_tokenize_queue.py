@@ -89,7 +89,7 @@ def resumed(tokens: int, text: str) -> Submit:
     return submit(1, text, resume=(120,) * tokens)
 
 
-async def test_what_is_short_is_made_at_once(desk: Desk) -> None:
+async def test_short_prompts_are_built_at_once(desk: Desk) -> None:
     admission = desk.queue.submit(submit(1, "x" * MAX_INLINE_COST))
     assert admission is not None
     assert admission.request is not None
@@ -97,7 +97,7 @@ async def test_what_is_short_is_made_at_once(desk: Desk) -> None:
     assert desk.queue.live == 1
 
 
-async def test_what_is_long_is_made_by_a_thread_and_nothing_overtakes(desk: Desk) -> None:
+async def test_long_prompts_are_built_on_a_thread_and_keep_their_order(desk: Desk) -> None:
     assert desk.queue.submit(submit(1, LONG)) is None
     await desk.begun()
     assert desk.queue.submit(submit(2)) is None, "a short one behind it waits"
@@ -124,7 +124,7 @@ async def test_resumed_tokens_count(desk: Desk, given: Submit, long: bool) -> No
     assert (desk.queue.submit(given) is None) == long
 
 
-async def test_one_that_is_cancelled_while_its_prompt_is_made_is_not_admitted(desk: Desk) -> None:
+async def test_a_request_cancelled_while_its_prompt_is_built_is_not_admitted(desk: Desk) -> None:
     for stream in (1, 2, 3):
         desk.queue.submit(submit(stream, LONG))
     await desk.begun()
@@ -152,7 +152,7 @@ async def test_a_panic_in_the_thread_ends_that_request(desk: Desk) -> None:
     assert [line["event"] for line in logs] == ["admission_failed", "request_admitted"]
 
 
-async def test_a_refusal_by_the_thread_names_its_field(desk: Desk) -> None:
+async def test_a_refusal_on_the_thread_names_the_field(desk: Desk) -> None:
     desk.queue.submit(submit(1, "x" * (1 << 21)))
     desk.slow.go.release()
     await desk.until(1)
@@ -161,7 +161,7 @@ async def test_a_refusal_by_the_thread_names_its_field(desk: Desk) -> None:
     assert (answer.code, answer.field) == (ErrorCode.CONTEXT, "prompt")
 
 
-async def test_those_that_wait_count_for_the_bound() -> None:
+async def test_waiting_requests_count_for_the_bound() -> None:
     desk = Desk(max_live=3)
     assert desk.queue.submit(submit(1)) is not None
     assert desk.queue.submit(submit(2, LONG)) is None

@@ -66,7 +66,7 @@ def on_mlx(logits: Floats) -> Floats:
     return np.array(apply_mask(mx, out, mx.array(words)))
 
 
-def test_edits_and_masks_do_what_they_say() -> None:
+def test_edits_and_masks_follow_their_definition() -> None:
     logits = random_logits()
     expected = logits.astype(np.float64)
     for row, spec in enumerate(SPECS):
@@ -92,7 +92,7 @@ def test_every_backend_makes_equal_logits(run: Any) -> None:
     np.testing.assert_array_equal(logits, kept)
 
 
-def test_rows_take_as_many_calls_as_the_longest_needs() -> None:
+def test_the_row_with_most_edits_determines_the_number_of_calls() -> None:
     assert list(edit_calls([SampleSpec(Sampling(), 1)])) == []
     assert [len(list(edit_calls([SPECS[0], SPECS[1]], size))) for size in (599, 600, 601)] == [2, 1, 1]
     first, second = edit_calls([SPECS[0], SPECS[2]], 512)

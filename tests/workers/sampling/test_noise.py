@@ -19,7 +19,7 @@ def threefry(counter: tuple[int, int], key: tuple[int, int]) -> tuple[int, int]:
     return x, y
 
 
-def test_the_statement_gives_the_answers_published_with_random123() -> None:
+def test_threefry_matches_the_vectors_published_with_random123() -> None:
     ones = (0xFFFFFFFF, 0xFFFFFFFF)
     assert threefry((0, 0), (0, 0)) == (0x6B200159, 0x99BA4EFE)
     assert threefry(ones, ones) == (0x1CB996FC, 0xBB002BE7)

@@ -74,7 +74,7 @@ def by_sorting(row: Floats, temperature: float, top_k: int, top_p: float, min_p:
     return set(np.flatnonzero(keep & (p >= last) & (p >= min_p)).tolist())
 
 
-def test_weights_are_powers_of_two_that_never_rise() -> None:
+def test_weights_are_monotonic_powers_of_two() -> None:
     steps = np.arange(26 * 65536 + 1, dtype=np.uint32)
     weights = ratios.weights_of(np, steps)
     exact = 2.0 ** (24 - steps / 65536.0)
@@ -144,7 +144,7 @@ def test_ties_with_the_last_of_top_p_are_kept() -> None:
         {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "min_p": 0.02, "seed": (1 << 63) - 1},
     ],
 )
-def test_the_draws_follow_the_distribution(fields: dict[str, Any]) -> None:
+def test_samples_follow_the_distribution(fields: dict[str, Any]) -> None:
     row = random_logits(1, 60, seed=5, scale=1.5)
     count, size = 12_000, 1_000
     tokens = np.concatenate(
@@ -230,7 +230,7 @@ def test_without_filters_the_tokens_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("xp", [np, mx])
-def test_a_top_p_of_one_keeps_what_the_masss_last_place_does_not_hold(xp: Any) -> None:
+def test_a_top_p_of_one_keeps_tokens_below_the_rounding_of_the_mass(xp: Any) -> None:
     logits = np.array([[0.0, -16.63]], np.float32)  # 2**24 and 1: their sum is no float32
     p = SamplingArrays(*map(xp.array, rows(1, temperature=1.0)))
     weights = np.asarray(filtered_weights(xp, xp.array(logits), p))
@@ -275,7 +275,7 @@ def test_a_row_without_a_finite_maximum_gets_minus_one(
         assert max(tokens) < VOCAB
 
 
-def test_what_is_minus_infinite_is_never_sampled() -> None:
+def test_minus_infinity_is_never_sampled() -> None:
     logits = np.full((500, 300), -np.inf, np.float32)
     logits[:, [17, 200]] = -1000.0
     for fields in ({"temperature": 100.0}, {"temperature": 1.0, "top_k": 50, "top_p": 0.99}):
@@ -296,7 +296,7 @@ def test_a_token_has_the_points_from_the_end_of_the_one_before(point: int, token
     assert sampled.tolist() == [tokens[token]]
 
 
-def test_a_huge_temperature_draws_from_everything() -> None:
+def test_a_huge_temperature_samples_from_all_tokens() -> None:
     logits = random_logits(2000, 40, scale=0.1)
     counts = np.bincount(sample(np, logits, rows(2000, temperature=100.0)), minlength=40)
     assert counts.min() >= 25
@@ -328,7 +328,7 @@ def test_the_most_likely_token_is_kept_and_only_what_is_kept_is_sampled(data: st
     assert weights[token] > 0
 
 
-def test_what_a_call_needs() -> None:
+def test_needs_sampling_and_needs_filters() -> None:
     plain, cut, cold = Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=1), Sampling(top_p=0.5)
     assert not needs_sampling([SampleSpec(cold, 1), SampleSpec(cut, 1)])
     assert needs_sampling([SampleSpec(cold, 1), SampleSpec(plain, 1)])

@@ -152,7 +152,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, files: dict[str, Any], names: str
         pytest.param(None, "without a decoder", id="none"),
     ],
 )
-def test_a_decoder_that_is_not_known_is_refused(tmp_path: Path, decoder: Any, names: str) -> None:
+def test_an_unknown_decoder_is_refused(tmp_path: Path, decoder: Any, names: str) -> None:
     with pytest.raises(CheckpointError, match=f"decoder: .*{names}"):
         CheckpointTokenizer.from_dir(write(tmp_path, _with_decoder(decoder)))
 
@@ -179,7 +179,7 @@ def test_bytes_as_tokens() -> None:
     assert ours.chat.render([USER], add_generation_prompt=False).endswith("hi<|im_end|>\n")
 
 
-def test_ids_of_no_vocabulary_leave_nothing_behind(tmp_path: Path) -> None:
+def test_unknown_ids_are_not_cached(tmp_path: Path) -> None:
     ours = CheckpointTokenizer.from_dir(write(tmp_path, byte_level()))
     assert ours.decode(range(1 << 20, (1 << 20) + 1000)) == ""
     assert len(ours._token_bytes._known) == 0

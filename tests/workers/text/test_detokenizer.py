@@ -79,7 +79,7 @@ def test_a_split_character_waits_for_its_last_byte(character: str) -> None:
     assert stream.finish() == ""
 
 
-def test_half_a_character_at_the_end_is_one_replacement() -> None:
+def test_an_incomplete_character_at_the_end_is_one_replacement() -> None:
     stream = IncrementalDetokenizer(ByteTokenizer(), [])
     assert [stream.push(byte) for byte in "😀".encode()[:3]] == ["", "", ""]
     assert stream.finish() == REPLACEMENT
@@ -90,7 +90,7 @@ def test_a_prompt_may_end_inside_a_character() -> None:
     assert stream_all(ByteTokenizer(), rest, prompt=[*b"smile ", first]) == "😀"
 
 
-def test_a_space_begins_a_continuation_but_not_an_answer(tmp_path: Path) -> None:
+def test_a_leading_space_is_kept_in_a_continuation_but_not_in_an_answer(tmp_path: Path) -> None:
     ours = CheckpointTokenizer.from_dir(write(tmp_path, sentencepiece()))
     answer = ours.encode("the cat", special=False)
     assert ours.piece(answer[0]) == b" the"

@@ -27,7 +27,7 @@ def reference(text: str, stops: list[str]) -> tuple[str, bool]:
     stops=st.lists(st.text("abc", min_size=1, max_size=6), max_size=4),
     cuts=st.lists(st.integers(0, 60)),
 )
-def test_any_cut_gives_the_same_text(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_any_split_gives_the_same_text(text: str, stops: list[str], cuts: list[int]) -> None:
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     scanner = StopScanner(stops)
     sent = "".join(scanner.push(text[start:end]) for start, end in pairwise(edges))
@@ -81,7 +81,7 @@ def test_the_largest_stops_that_the_wire_allows() -> None:
     assert scanner.stopped
 
 
-def test_a_stop_that_only_the_end_completes() -> None:
+def test_a_stop_completed_by_the_last_bytes() -> None:
     """Half a character becomes U+FFFD when no token follows, and that may be what the client stops at."""
     stream = IncrementalDetokenizer(ByteTokenizer(), [], ("\ufffd",))
     assert stream.push(ord("a")) == "a"
