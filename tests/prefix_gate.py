@@ -1,7 +1,7 @@
-"""The gate of prefix reuse, for any runner: a sequence that takes rows from others gets what a cold run gets.
+"""Gate of prefix reuse for any runner: a sequence with reused rows gets the tokens of a cold run.
 
-Conversations with a common beginning go on for some turns, in more numbers than there are slots: so rows are found in
-place, copied from live and from retained slots, cut short and given up. One conversation in each turn is cancelled.
+More conversations than there are slots share a prefix and continue for some turns, so that rows are reused in place,
+copied from running and from retained slots, truncated and evicted. One conversation in each turn is cancelled.
 """
 
 import random
@@ -19,7 +19,7 @@ from workers.sampling.sample_spec import SampleSpec
 
 @dataclass(frozen=True)
 class PrefixReport:
-    """What the gate went through, so that a test can insist that it was enough."""
+    """What the gate covered, so that a test can assert that it was enough."""
 
     requests: int
     hits: int
@@ -31,7 +31,7 @@ class PrefixReport:
 
 
 class CopySpy:
-    """A runner, with its copies counted."""
+    """Runner that counts its copies."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -55,7 +55,8 @@ class CopySpy:
 def run_prefix_gate(
     make_runner: Callable[[], Runner], *, turns: int = 3, begin: int | None = None, max_tokens: int = 6
 ) -> PrefixReport:
-    """Run the gate. `begin` is how many tokens all conversations share (default: a little over the smallest chunk).
+    """Run the gate. `begin` is the number of tokens that all conversations share (default: a little over the smallest
+    chunk).
 
     Raises `AssertionError` when a stream differs from its cold run in any token.
     """
@@ -75,7 +76,7 @@ def run_prefix_gate(
 
 
 def _plan(runner: Runner, turns: int, begin: int, max_tokens: int) -> list[dict[EngineRequest, list[int]]]:
-    """The requests of each turn, with the tokens that each gets when it is served alone and cold."""
+    """Return the requests of each turn, with the tokens of each when it is served alone and cold."""
     randomness = random.Random(5)
     capabilities = runner.capabilities
 

@@ -1,4 +1,4 @@
-"""The tokens that a runner sampled, where every row must have one."""
+"""Asserts that a runner sampled a token for every row."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The walls of the house: imports point one way, and each heavy library enters by its one door."""
+"""Structure of the source: imports point one way, and each heavy library is imported in one place."""
 
 import ast
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "models": {"protocol", "workers"},
     "cli": {"protocol", "actors", "gateway", "workers", "models"},
 }
-"""Which packages of the house a package may import, besides itself."""
+"""Packages that each package may import, besides itself."""
 
 PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "workers": {
@@ -39,7 +39,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "__main__": {"process"},
     },
 }
-"""Of a package, which of its parts (sub-packages and modules) each part may import, lower layers first."""
+"""Parts (sub-packages and modules) of a package that each of its parts may import, lower layers first."""
 
 DOORS = {
     "zmq": ("actors/transport/",),
@@ -60,10 +60,10 @@ DOORS = {
     "prompt_toolkit": ("cli/",),
     "pydantic_settings": ("cli/",),
 }
-"""Where a library may be imported: these files, and files in these folders."""
+"""Files and folders in which a library may be imported."""
 
 NEVER = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
-"""Modules that turn bytes into code or objects."""
+"""Modules that deserialize code or objects."""
 
 PROTOCOL_MAY_USE = {"msgspec", "collections", "enum", "typing"}
 
@@ -82,7 +82,7 @@ class Import(NamedTuple):
 
 
 def imports_of(source: str, file: str) -> Iterator[Import]:
-    """Every import of a module, at any depth of it, the ones by `importlib.import_module("...")` included."""
+    """Yield every import of a module, at any depth, including `importlib.import_module("...")`."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):
@@ -99,12 +99,12 @@ def imports_of(source: str, file: str) -> Iterator[Import]:
 
 
 def part_of(module: str, package: str) -> str | None:
-    """The part of `package` that a module is, or is in; None for a module outside of it."""
+    """Return the part of `package` that a module is or belongs to; None for a module outside of it."""
     return module[len(package) + 1 :].partition(".")[0] if f"{module}.".startswith(f"{package}.") else None
 
 
 def breaches_within(one: Import) -> Iterator[str]:
-    """An import between parts of a package that goes against `PARTS_MAY_IMPORT`."""
+    """Yield an import between parts of a package if it violates `PARTS_MAY_IMPORT`."""
     importer = one.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     for package, may_import in PARTS_MAY_IMPORT.items():
         part, imported = part_of(importer, package), part_of(one.module, package)
@@ -113,7 +113,7 @@ def breaches_within(one: Import) -> Iterator[str]:
 
 
 def breaches(found: Iterator[Import]) -> Iterator[str]:
-    """Every import that goes against the tables above."""
+    """Yield every import that violates the tables above."""
     for one in found:
         yield from breaches_within(one)
         package = one.file.partition("/")[0]

@@ -1,5 +1,8 @@
-"""One frame for every golden file. `python -m tests.protocol.examples` writes the files anew: do so only together with
-a new protocol version, or for a frame that no released version has sent."""
+"""One frame for every golden file.
+
+`python -m tests.protocol.examples` rewrites the files: only for a new protocol version, or for a frame that no released
+version has sent.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for every struct of the wire, built from its types, so that a new field is covered at once."""
+"""Hypothesis strategies for every struct of the wire, built from its types, so that new fields are covered at once."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every bound of every field at its edge: the last value is read, the first one outside is refused by name."""
+"""Bounds of every field at their edges: the last value is accepted, the next one refused by name."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
 
 
 def smallest(info: types.Type) -> Any:
-    """A value of the type that is as small as its bounds allow."""
+    """Return a value of the type, as small as its bounds allow."""
     match info:
         case types.UnionType(types=members):
             return smallest(members[0])
@@ -61,7 +61,7 @@ def smallest(info: types.Type) -> Any:
 
 
 def edges(info: types.Type) -> Iterator[tuple[str, Any, Any]]:
-    """(which edge, last value inside, first value outside) for every bound of a type, items of a list included."""
+    """Yield (edge, last value inside, first value outside) for every bound of a type, including items of a list."""
     match info:
         case types.UnionType(types=members):
             for member in members:

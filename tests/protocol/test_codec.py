@@ -1,4 +1,4 @@
-"""Frames survive the round trip, and no bytes whatever get past the decoders except as a frame or a ProtocolError."""
+"""Codec: frames survive the round trip, and any other bytes raise ProtocolError."""
 
 import math
 import random
@@ -30,7 +30,7 @@ HUGE_EXTENSION = b"\xc9\xff\xff\xff\xff\x01"
 
 
 def refused_or_frame(frame: bytes) -> None:
-    """The whole promise: a frame or a ProtocolError; anything else fails the test by itself."""
+    """Decode bytes: a frame or a ProtocolError. Any other exception fails the test."""
     for decode in DECODERS:
         try:
             decoded = decode(frame)

@@ -1,4 +1,4 @@
-"""Sessions: the same answers by every way in, and errors that name the field."""
+"""Local model: the same answers for all kinds of prompts, and errors that name the field."""
 
 import math
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def model() -> Iterator[LocalModel]:
 
 
 def bare(runner: Runner) -> LocalModel:
-    """A session without a tokenizer."""
+    """Return a model without a tokenizer."""
     return LocalModel(BatchEngine(runner, max_queue=1, step_tokens=64), None)
 
 
@@ -52,7 +52,7 @@ def test_the_capabilities(model: LocalModel) -> None:
 
 
 def test_log_probabilities_come_with_their_tokens(model: LocalModel) -> None:
-    """A number of the most likely tokens, each by its bytes; none where none were asked for."""
+    """The requested number of most likely tokens, with their bytes; none unless requested."""
     answer = model.generate("a", Sampling(logprobs=2), Limits(max_tokens=5))
     assert [each.sampled.token for each in answer.logprobs] == list(answer.tokens)
     assert all(each.top[0] == each.sampled and len(each.top) == 2 for each in answer.logprobs)

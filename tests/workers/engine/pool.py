@@ -1,4 +1,4 @@
-"""A scheduler over a pool of slots, its requests, and steps that a runner would have done."""
+"""Scheduler over a pool of slots, with the steps that a runner would have run."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def ask(
 
 
 def admit(one: Scheduler) -> list[int]:
-    """Admit what can be; what is given up for it is clean at once. Returns what was given up."""
+    """Admit as many as possible. Returns the slots that were evicted for it, which are clean at once."""
     one.admit(0.0)
     given_up = []
     while (slot := one.evict_for_queue()) is not None:
@@ -37,7 +37,7 @@ def admit(one: Scheduler) -> list[int]:
 
 
 def prefill(one: Scheduler) -> list[ScheduledChunk]:
-    """All chunks of a step."""
+    """Return all chunks of a step."""
     works = []
     while call := one.next_call():
         works += call

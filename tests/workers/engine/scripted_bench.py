@@ -1,4 +1,4 @@
-"""An engine on the scripted runner, with its clock and what came out of it: what tests of the engine look at."""
+"""Engine on the scripted runner, with its clock and collected results, for tests of the engine."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def make(
 
 
 class Bench:
-    """An engine, its runner and its clock, with what came out so far."""
+    """An engine, its runner and its clock, with the results so far."""
 
     def __init__(self, runner: ScriptedRunner, max_queue: int, step_tokens: int, faults: Sequence[Fault]) -> None:
         self.runner = runner

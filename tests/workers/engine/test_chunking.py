@@ -1,4 +1,4 @@
-"""How prompts are split into chunks: every token once, within the sizes, at the lowest cost."""
+"""Chunking: prompts are split within the sizes and at the lowest cost."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ def test_chunks_cover_the_length_and_fit_the_sizes(length: int, sizes: tuple[int
 
 @given(st.integers(1, 600), st.sampled_from(SIZES))
 def test_no_other_split_is_cheaper(length: int, sizes: tuple[int, ...]) -> None:
-    """Against all splits that take the largest chunk that fits, or end with one that covers the rest."""
+    """Compared with all splits that take the largest size that fits, or end with one that covers the rest."""
     costs: dict[int, int] = {0: 0}
     for rest in range(1, sizes[-1]):
         fitting = next((chunk for chunk in reversed(sizes) if chunk <= rest), None)

@@ -1,4 +1,4 @@
-"""The engine on the scripted runner: counts, times, terminals, and sequences that end in every way."""
+"""Engine on the scripted runner: counts, times, terminal events, and all ways to end."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A token that makes no numbers ends who has it, and nobody who began with rows beside it."""
+"""Non-finite logits fail their own request, and no request that reused rows beside them."""
 
 import random
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ BAD = 99
 
 
 class NanToken(ScriptedRunner):
-    """A token that makes no numbers corrupts its own row and those of its call before it, as where a masked value is
-    multiplied by 0: whoever goes on behind them gets no token."""
+    """Runner on which the token BAD makes NaN. It corrupts its own row and earlier ones of its call, as if a masked
+    value were multiplied by 0, and sequences that continue behind them get no token."""
 
     def __init__(self, failing_resets: int = 0) -> None:
         super().__init__(slots=3, context=64, prefill_chunks=(4, 8))
@@ -53,7 +53,7 @@ class NanToken(ScriptedRunner):
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["live", "retained"])
 def test_a_prompt_with_corrupted_reused_rows_is_recomputed_without_them(cancelled: bool) -> None:
-    """Those of its neighbour end where it has a token that makes no numbers, which nobody knows yet."""
+    """The reused rows end where the other prompt has the NaN token, which is not known yet."""
     engine, runner = make(NanToken(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     bad = EngineRequest(1, (*PROMPT[:20], BAD, *PROMPT[20:]), max_tokens=3)
     good = EngineRequest(2, (*PROMPT[:20], 7, *PROMPT[20:]), max_tokens=3)
@@ -94,7 +94,7 @@ def test_a_failed_reset_before_a_recomputation_fails_the_request() -> None:
 
 
 class Damaged(NanToken):
-    """After so many calls no token makes numbers."""
+    """Runner whose logits are all NaN after a number of calls."""
 
     def __init__(self, calls: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Damaged(NanToken):
 
 
 def test_non_finite_requests_do_not_count_against_a_finite_model() -> None:
-    """One client could end the worker of all others with ten such prompts."""
+    """Otherwise one client could end the worker of all others with ten such prompts."""
     engine, runner = make(NanToken(), step_tokens=8)
     for stream in range(12):
         (step,) = run(engine, EngineRequest(stream, (BAD, stream), max_tokens=3))[2]
@@ -160,7 +160,7 @@ def test_a_failing_check_counts_against_the_model(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_failed_reset_counts_even_if_the_model_is_finite(failing: int) -> None:
-    """That of the request, and that of the trial."""
+    """The reset of the request's slot, and that of the check's slot."""
     engine, _ = make(NanToken(), step_tokens=8)
     engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
     resets = [None] * (failing - 1) + [RuntimeError("no answer")]
@@ -170,7 +170,7 @@ def test_a_failed_reset_counts_even_if_the_model_is_finite(failing: int) -> None
 
 
 def some_requests(randomness: random.Random) -> list[EngineRequest]:
-    """With few beginnings, so that most find rows of others, and a token that makes no numbers in every third."""
+    """Requests with few different prefixes, so that most reuse rows, and the NaN token in every third."""
     beginnings = [[randomness.randrange(90) for _ in range(randomness.randint(5, 40))] for _ in range(2)]
     requests = []
     for stream in range(12):

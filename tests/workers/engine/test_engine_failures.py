@@ -1,4 +1,4 @@
-"""Failures of the runner end what they touched, typed, and nothing else."""
+"""Failures of the runner end the requests of the failed call, with a typed error, and no others."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -97,7 +97,7 @@ def test_consecutive_failed_steps_are_counted_until_one_succeeds() -> None:
         bench.submit(stream, 3, max_tokens=2)
         bench.step()
         seen.append(bench.engine.failures_in_a_row)
-    # Calls 1, 2 and 3 fail; 4 and 5 go well; 6 fails; 7 and 8 go well.
+    # Calls 1, 2 and 3 fail; 4 and 5 succeed; 6 fails; 7 and 8 succeed.
     assert seen == [1, 2, 3, 0, 1]
     bench.step()
     assert bench.engine.failures_in_a_row == 1, "an idle engine takes no step"
@@ -128,7 +128,7 @@ def test_a_token_out_of_the_vocabulary_fails_its_row_only(token: int) -> None:
 
 @pytest.mark.parametrize("logprobs", [None, 2])
 def test_a_row_with_non_finite_logits_fails_alone(logprobs: int | None) -> None:
-    """The others keep what the step brought them, and go on as if nothing had happened."""
+    """The other rows keep their tokens and continue unchanged."""
     sampling = Sampling(temperature=1.0, seed=3, logprobs=logprobs)
     whole = {stream: alone(make().runner, EngineRequest(stream, (stream,), sampling, 12)) for stream in range(3)}
     bad = next(token for token in whole[1][:-1] if token not in whole[0][:-1] + whole[2][:-1])
@@ -176,7 +176,7 @@ def test_a_prefill_that_samples_no_token_fails(answer: int | None) -> None:
 
 
 class Stuck(ScriptedRunner):
-    """Its resets fail for a while."""
+    """Runner whose resets fail for a while."""
 
     def __init__(self, failing: int, **options: Any) -> None:
         super().__init__(**options)

@@ -1,7 +1,7 @@
-"""Any order of submit, step, cancel, finish and failing calls keeps the engine's promises.
+"""State machine test: any order of submit, step, cancel, finish and failing calls keeps the engine's invariants.
 
-One terminal each; no slot leaked; first come, first admitted; nobody starves; the step budget holds; and every token
-is the one that the request would get alone.
+One terminal event per stream, no leaked slot, first come first admitted, no starvation, the step budget, and the tokens
+that each request would get alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ def scripted(slots: int, exact_rows: bool) -> "Recorder":
 
 
 class Recorder(ScriptedRunner):
-    """Keeps the calls of the running step, and fails them and resets when it is told to."""
+    """Records the calls of the current step, and fails calls and resets on demand."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -105,7 +105,7 @@ class Recorder(ScriptedRunner):
 
 @cache
 def reference(prompt: tuple[int, ...], sampling: Sampling, length: int) -> tuple[int, ...]:
-    """What `length` tokens a request gets from a runner that nobody else uses and no engine drives."""
+    """Return the `length` tokens of a request on a separate runner, without an engine."""
     runner = ScriptedRunner(slots=1, context=CONTEXT, vocab_size=8, prefill_chunks=LADDER, alphabet=ALPHABET)
     for start in range(0, len(prompt), LADDER[-1]):
         part = prompt[start : start + LADDER[-1]]
@@ -119,7 +119,7 @@ def reference(prompt: tuple[int, ...], sampling: Sampling, length: int) -> tuple
 
 
 def expected(request: EngineRequest) -> tuple[tuple[int, ...], str]:
-    """The whole answer of a request, what it resumes included, and why it ends."""
+    """Return the complete answer of a request, including resumed tokens, and the reason of its end."""
     room = CONTEXT - len(request.prompt)
     length = room if request.max_tokens is None else min(room, request.max_tokens)
     tokens = reference(request.prompt, request.sampling, length)
@@ -186,7 +186,7 @@ class EngineMachine(RuleBasedStateMachine):
         own: int,
         tenant: str,
     ) -> None:
-        """A prompt that begins as all do, and goes on from token `own` in a way of its own."""
+        """Submit a prompt with the common prefix, which differs from token `own` on."""
         stream = len(self.asked)
         prompt = tuple(index % 8 if index < own else (stream >> 3 * (index - own)) & 7 for index in range(length))
         request = EngineRequest(stream, prompt, sampling, max_tokens, eos, tenant=tenant)
@@ -258,7 +258,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert gauges.prefix_tokens <= self.runner.copied
 
     def teardown(self) -> None:
-        """Everything that lives comes to its end within a bounded number of steps."""
+        """All running sequences end within a bounded number of steps."""
         if not hasattr(self, "engine"):
             return
         bound = sum(CONTEXT + 1 for _ in self.live) + 1
@@ -277,7 +277,7 @@ class EngineMachine(RuleBasedStateMachine):
         return self.engine._scheduler.slots.dirty
 
     def _all_slots_are_free(self) -> None:
-        """As many requests as there are slots run side by side: no slot is lost."""
+        """As many requests as there are slots run side by side, so no slot is lost."""
         for stream in range(self.slots):
             self.engine.submit(EngineRequest(1000 + stream, (1,), max_tokens=4))
         self.engine.step()
@@ -306,7 +306,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert after.prefill_tokens == before.prefill_tokens + sum(len(c.tokens) for c in self.runner.chunks)
 
     def _check_budget(self, active: int) -> None:
-        """Tokens of a step stay within the budget, but for the rows that decode anyway and one chunk."""
+        """Tokens of a step stay within the budget, except for decode rows and one chunk."""
         tokens = sum(len(chunk.tokens) for chunk in self.runner.chunks)
         if len(self.runner.chunks) > 1:
             assert tokens + len(self.runner.rows) <= max(self.step_tokens, active)

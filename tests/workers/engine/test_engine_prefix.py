@@ -1,4 +1,4 @@
-"""Reused rows in the engine: counts, usage, and failures that leave nothing behind which may be wrong."""
+"""Prefix reuse in the engine: counts, usage, and failures, after which no possibly wrong rows are reused."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def make(
 
 
 def run(engine: BatchEngine, *requests: EngineRequest) -> tuple[list[int], list[SequenceEnd], list[StepResult]]:
-    """Serve requests to their ends: the tokens, the ends and the steps."""
+    """Serve requests to their ends. Returns the tokens, the ends and the steps."""
     for request in requests:
         engine.submit(request)
     steps = []
@@ -74,7 +74,7 @@ def test_no_retained_rows_are_used_after_a_failure() -> None:
     engine, runner = make(faults=raising({8}), prefixes=PrefixPolicy(min_tokens=1))
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     assert runner.calls == 7, "five chunks and two decode rows"
-    # It copies from the first, whose rows may be what it failed of.
+    # It copies from the first, whose rows may be the cause of the failure.
     _, _, steps = run(engine, EngineRequest(2, (*PROMPT[:36], *PROMPT[::-1][:20]), max_tokens=3))
     assert runner.violations == []
     assert [len(step.failures) for step in steps] == [1]
@@ -84,7 +84,7 @@ def test_no_retained_rows_are_used_after_a_failure() -> None:
 
 
 class Uncopied(ScriptedRunner):
-    """Its copies fail."""
+    """Runner whose copies fail."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         raise RuntimeError("the device does not answer")
@@ -106,7 +106,7 @@ def test_a_failed_copy_fails_its_request_only() -> None:
 
 
 class OnceUncopied(ScriptedRunner):
-    """Its first copy fails."""
+    """Runner whose first copy fails."""
 
     copies = 0
 
@@ -118,7 +118,7 @@ class OnceUncopied(ScriptedRunner):
 
 
 def test_a_failed_copy_leaves_the_other_prompts_of_its_call() -> None:
-    """Another one copies from a retained slot that is forgotten once the first has failed."""
+    """The other prompt copies from a retained slot that is evicted once the first copy has failed."""
     engine, runner = make(
         OnceUncopied(slots=4, context=64, prefill_chunks=(4, 8, 64)), prefixes=PrefixPolicy(min_tokens=9)
     )
@@ -141,7 +141,7 @@ def test_a_failed_copy_leaves_the_other_prompts_of_its_call() -> None:
 
 
 class Stuck(ScriptedRunner):
-    """Its resets fail for a while."""
+    """Runner whose resets fail for a while."""
 
     failing = 0
 
@@ -199,7 +199,7 @@ def test_the_cost_of_a_call_counts_whole_blocks(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_budget_is_measured_by_default() -> None:
-    """A clock on which a chunk costs 3 s and a decode step 1 s: a chunk fits into a step of 4 s, two do not."""
+    """On this clock a chunk costs 3 s and a decode step 1 s: one chunk fits into a step of 4 s, two do not."""
     now = 0.0
     sizes: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A model is well when it gives numbers for one token."""
+"""Finite check: a model passes if it samples one token."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The gate itself: it passes on the scripted runner, and it fails on a runner that mixes rows up."""
+"""The gate itself: it passes on the scripted runner, and fails on runners that mix up rows."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def test_the_gate_passes_on_the_scripted_runner_and_covers_all_cases() -> None:
 
 
 class Leaky(ScriptedRunner):
-    """Its samples depend on how many rows share the step: more than four of them spoil it."""
+    """Runner whose samples depend on the batch size: more than four rows change them."""
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         tokens = super().decode(rows)

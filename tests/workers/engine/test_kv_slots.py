@@ -1,4 +1,4 @@
-"""The slot table: who holds what, lowest first, and nothing is free before it is reset."""
+"""Slot table: holders, lowest slot first, and no slot is free before its reset."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What history does to logits: by the definition, and the same after any resumption."""
+"""Logits processors: edits follow their definition, and do not depend on where a sequence was resumed."""
 
 import math
 from collections import Counter
@@ -141,7 +141,7 @@ def test_allowed_tokens_are_some_of_the_vocabulary(wrong: list[int]) -> None:
 
 
 class Countdown:
-    """Allows one token less each time: 2, then 1, then 0, then none."""
+    """Constraint that allows one token less each time: 2, then 1, then 0, then none."""
 
     def __init__(self) -> None:
         self.left = 3

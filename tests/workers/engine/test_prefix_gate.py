@@ -1,4 +1,4 @@
-"""The prefix gate passes where it should and fails where it must."""
+"""The prefix gate passes on the scripted runner, and fails on a runner that copies wrong rows."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_the_gate_passes_on_the_scripted_runner_and_covers_all_cases(exact_rows:
 
 
 class Careless(ScriptedRunner):
-    """Copies rows of the slot beside the source."""
+    """Runner that copies rows of the slot beside the source."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         super().copy_prefix(source, target, length)

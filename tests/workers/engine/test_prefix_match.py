@@ -1,4 +1,4 @@
-"""Which rows may be taken: the longest prefix, of the same tenant, and only what a cold run would compute alike."""
+"""Prefix match: the longest prefix of the same tenant, and only rows that a cold run would compute identically."""
 
 from itertools import accumulate
 from typing import Any

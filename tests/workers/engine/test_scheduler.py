@@ -1,4 +1,4 @@
-"""The scheduler's decisions, without a runner: admission, budgets, limits and refusals at their edges."""
+"""Decisions of the scheduler, without a runner: admission, budgets, limits and refusals at their edges."""
 
 import math
 from typing import Any
@@ -37,7 +37,7 @@ def refusal(one: Scheduler, asked: EngineRequest) -> tuple[ErrorCode, str]:
 
 
 def run_chunks(one: Scheduler) -> list[tuple[int, int, bool]]:
-    """All chunks of this step as (stream, tokens, last); the sequences then decode."""
+    """Return all chunks of this step as (stream, tokens, last); the sequences then decode."""
     chunks = []
     while call := one.next_call():
         (work,) = call
@@ -150,7 +150,7 @@ def test_chunks_go_by_the_budget_and_the_oldest_prompt_goes_first() -> None:
     for stream, length in enumerate((21, 4, 4)):
         one.submit(request(stream, length), 0.0)
     one.admit(0.0)
-    # 8 + 8; the last chunk of five does not fit any more, and nobody overtakes it.
+    # 8 + 8; the last chunk of five does not fit any more, and no later prompt overtakes it.
     assert run_chunks(one) == [(0, 8, False), (0, 8, False)]
     one.admit(0.0)
     # A last chunk costs one more, for the row that decodes in the same step: 5+1, 4+1, 4+1.
@@ -202,7 +202,7 @@ def test_a_decode_row_writes_the_last_token_to_the_next_cache_row() -> None:
     ],
 )
 def test_when_a_sequence_ends(fields: dict[str, Any], tokens: int, reason: str) -> None:
-    """A prompt of 5 in a context of 32 leaves 27 tokens; end-of-sequence goes before length."""
+    """A prompt of 5 in a context of 32 leaves 27 tokens. End-of-sequence takes precedence over length."""
     one = scheduler()
     one.submit(request(1, 5, **fields), 0.0)
     one.admit(0.0)

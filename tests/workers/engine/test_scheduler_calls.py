@@ -1,4 +1,4 @@
-"""What prompts share a prefill call, and how large it is, without a runner."""
+"""Prefill calls, without a runner: which prompts share one, and its size."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from workers.engine.scheduler import Scheduler
 
 
 def calls(one: Scheduler) -> list[list[tuple[int, int, int]]]:
-    """All calls of a step, each as (stream, start, tokens) of its chunks."""
+    """Return all calls of a step, each as (stream, start, tokens) of its chunks."""
     out = []
     while call := one.next_call():
         out.append([(work.sequence.request.stream, work.chunk.start, len(work.chunk.tokens)) for work in call])

@@ -1,4 +1,4 @@
-"""Slots as a pool: what is reserved, what is retained, what is reused and what is given up, without a runner."""
+"""Slots as a pool, without a runner: reserved, retained, reused and evicted rows."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The scripted runner: tokens from the history alone, and every breach of the runner's contract is an error."""
+"""Scripted runner: tokens follow from the history alone, and every contract violation is an error."""
 
 import math
 from collections.abc import Callable

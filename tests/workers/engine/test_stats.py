@@ -1,4 +1,4 @@
-"""An engine's counts: what they add up to, and the longest step within what the wire can say."""
+"""Engine stats: the gauges, with the longest step within the bounds of the wire."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The step budget follows what steps cost: streams keep their pace, and prompts go as fast as that allows."""
+"""Token budget: it follows measured costs, so that streams keep their rate and prompts run as fast as that allows."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Each fault of a link, seen from its other end."""
+"""Each fault of a link, observed at the other end."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Gateway(End):
-    """The end that listens."""
+    """The listening end."""
 
     async def received(self, count: int, losses: int = 0) -> None:
         await self.until(lambda: len(self.messages) >= count and len(self.lost) >= losses)

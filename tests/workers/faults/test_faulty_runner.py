@@ -1,4 +1,4 @@
-"""What goes wrong around a runner: by its plan, within the contract, and without a plan nothing at all."""
+"""Faulty runner: faults by plan, within the runner contract, and no wrapper without a plan."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The plan of faults: what goes wrong, in which call, in which life."""
+"""Fault plans: which fault, in which call, in which incarnation."""
 
 from workers.faults.plan import Fault, FaultPlan, fail_load, of_incarnation
 from workers.process.spec import WorkerSpec
@@ -45,7 +45,7 @@ def test_raise_hits_its_tokens_alone() -> None:
 
 def test_nan_hits_its_tokens_alone() -> None:
     plan = FaultPlan([Fault("nan", call=2, calls=0, token=66), Fault("nan", call=5), Fault("kill", call=6)])
-    plan.enter(2, (66,))  # it says so of rows, and does nothing
+    plan.enter(2, (66,))  # it corrupts rows, and has no effect on the process
     assert [plan.not_finite(call, (65, 66)) for call in (1, 2, 3)] == [False, True, True]
     assert [plan.not_finite(call, (65,)) for call in (4, 5, 6)] == [False, True, False]
 

@@ -1,4 +1,4 @@
-"""Cores that this process may use: what affinity, cgroups and shared cores allow, on every way to a runner."""
+"""Usable cores: affinity, cgroups and shared cores, on every path to a runner."""
 
 import os
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_cores_are_limited_by_the_quota() -> None:
-    """A second count that knew the affinity mask alone would start a thread a core of the host."""
+    """A count from the affinity mask alone would start one thread per core of the host."""
     sources = [file for package in ("actors", "gateway", "workers", "cli") for file in (ROOT / package).rglob("*.py")]
     count = re.compile(r"(sched_getaffinity|cpu_count)\(")
     counting = {file.relative_to(ROOT).as_posix() for file in sources if count.search(file.read_text(encoding="utf-8"))}
@@ -57,7 +57,7 @@ def test_the_smallest_quota_of_nested_groups_counts(root: Path) -> None:
 @pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
 @pytest.mark.parametrize("folder", ["/docker/0123", ""])
 def test_a_quota_of_version_1_in_the_groups_folder_or_in_the_mount(root: Path, mount: str, folder: str) -> None:
-    """In a container the group's path is the host's, and the mount is the container's own group."""
+    """In a container the path of the group is that of the host, and the mount is the container's own group."""
     write(root, "proc/self/cgroup", "9:memory:/docker/0123\n4:cpu,cpuacct:/docker/0123\n0::/\n")
     write(root, f"sys/fs/cgroup/{mount}{folder}/cpu.cfs_quota_us", "150000\n")
     write(root, f"sys/fs/cgroup/{mount}{folder}/cpu.cfs_period_us", "100000\n")

@@ -1,4 +1,4 @@
-"""What is free, and the sentence for what does not fit."""
+"""Free memory, and the error text for a model that does not fit."""
 
 from pathlib import Path
 

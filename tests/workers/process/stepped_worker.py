@@ -1,4 +1,4 @@
-"""The request table with an engine that is stepped by hand, or with what an engine would say."""
+"""Output processor with an engine that is stepped by hand, or with given engine outputs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +50,7 @@ def spell(stream: int, text: bytes) -> list[tuple[int, int]]:
 
 
 class Worker:
-    """Output processor and engine, stepped by hand: the process without its process."""
+    """Output processor and engine, stepped by hand: a worker without its process."""
 
     def __init__(self, tokenizer: Tokenizer | None = None, faults: Sequence[Fault] = (), **runner: Any) -> None:
         self.runner = ScriptedRunner(slots=runner.pop("slots", 4), **runner)

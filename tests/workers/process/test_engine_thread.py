@@ -1,4 +1,4 @@
-"""The engine thread: orders together, idle without polling, held up by a slow loop, ends with a reason."""
+"""Engine thread: inputs of one post together, idle without polling, backpressure, and an end with a reason."""
 
 import queue
 import threading
@@ -26,7 +26,7 @@ PATIENCE_S = 100.0
 
 
 class Gate(ScriptedRunner):
-    """Waits in each prefill until the test lets it go on."""
+    """Runner that waits in each prefill until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__(slots=4)
@@ -40,7 +40,7 @@ class Gate(ScriptedRunner):
 
 
 class Stepping(ScriptedRunner):
-    """Tells of each decode step."""
+    """Runner that signals each decode step."""
 
     def __init__(self) -> None:
         super().__init__(slots=1)
@@ -52,7 +52,7 @@ class Stepping(ScriptedRunner):
 
 
 class Counting(BatchEngine):
-    """Counts how often it is asked whether it is idle: a thread that polls would ask all the time."""
+    """Engine that counts the queries of `idle`, which a polling thread would make all the time."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner, max_queue=64, step_tokens=64)
@@ -259,7 +259,7 @@ def test_a_failed_load_is_reported_with_its_reason(error: type[Exception], reaso
 
 def test_a_panic_of_native_code_is_reported() -> None:
     class Panic(BaseException):
-        """As pyo3's, which is no `Exception`."""
+        """Like pyo3's, which is no `Exception`."""
 
     loop = Loop()
 

@@ -1,4 +1,4 @@
-"""Exit statuses of a worker: one a reason, none that means something else, and all of them documented."""
+"""Exit codes of a worker: one per reason, distinct from others, and documented."""
 
 from pathlib import Path
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.workers.process.process import scripted
+from tests.workers.process.gateway_peer import scripted
 from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused

@@ -1,4 +1,4 @@
-"""`python -m workers` from the outside: its command line, its signals, and how it goes when its gateway goes."""
+"""`python -m workers` from outside: command line, signals, and its exit when the gateway goes."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from actors.transport.link import Link
 from protocol.commands import Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Bye, Failed, Finished, Hello
-from tests.workers.process.process import PATIENCE_S, SLOW, Peer, command, scripted, story, submit
+from tests.workers.process.gateway_peer import PATIENCE_S, SLOW, Peer, command, scripted, story, submit
 from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
 from workers.faults.plan import Fault
 from workers.process.exit_codes import EXIT_CODES
@@ -43,7 +43,7 @@ def test_rich_is_not_imported() -> None:
 
 @story(process=True, **SLOW)
 async def test_sigterm_stops_and_ctrl_c_is_ignored(peer: Peer) -> None:
-    """The terminal's Ctrl-C reaches everybody; when workers stop is the gateway's business."""
+    """Ctrl-C in a terminal reaches all processes, but the gateway decides when workers stop."""
     await peer.ready()
     peer.process.send_signal(signal.SIGINT)
     peer.send(submit(1))
@@ -67,7 +67,7 @@ async def test_the_end_of_stdin_is_the_end(peer: Peer) -> None:
 
 @story(process=True, tokens_per_second=1 / 1800)
 async def test_an_engine_inside_the_device_does_not_delay_the_exit(peer: Peer) -> None:
-    """A step of half an hour: the worker says good-bye and goes without it."""
+    """During a step of half an hour the worker still sends `Bye` and exits."""
     await peer.ready()
     peer.send(submit(1))
     await peer.until(lambda: peer.tokens(1))
@@ -130,7 +130,7 @@ class TestCommandLine:
         assert ended.returncode == EXIT_CODES[ByeReason.ORPHANED], ended.stderr
 
     def test_a_scripted_worker_imports_nothing_heavy(self) -> None:
-        """Its start is measured in tenths of a second, and gateway tests start many."""
+        """It must start within tenths of a second, because gateway tests start many."""
         code = (
             "import sys, workers.__main__, workers.process.backends, workers.engine.scripted_runner\n"
             "print(*{name.partition('.')[0] for name in sys.modules})"
@@ -142,7 +142,7 @@ class TestCommandLine:
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches the exit of a process that is not its child")
 def test_a_killed_gateway_leaves_no_worker() -> None:
-    """The parent is killed and says nothing to anybody; the worker goes by itself."""
+    """The parent is killed without notice, and the worker exits by itself."""
     parent = (
         "import subprocess, sys\n"
         "child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"

@@ -1,4 +1,4 @@
-"""The outbox keeps the order when the link has no room, and says when there is room again."""
+"""Outbox: keeps the order when the link has no room, and reports when there is room again."""
 
 from collections.abc import Sequence
 

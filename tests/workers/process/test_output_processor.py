@@ -1,4 +1,5 @@
-"""The request table over the real engine and a scripted runner: text, usage, internal errors, one terminal each."""
+"""Output processor over the real engine and a scripted runner: text, usage, internal errors, one terminal frame
+each."""
 
 import pytest
 import structlog
@@ -72,7 +73,7 @@ def test_an_incomplete_character_is_sent_with_the_terminal_frame() -> None:
 
 
 class Broken(ByteTokenizer):
-    """It cannot decode "#"."""
+    """Tokenizer that cannot decode "#"."""
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         if token == ord("#"):
@@ -80,8 +81,8 @@ class Broken(ByteTokenizer):
         return super().piece(token, first=first)
 
 
-class TestDefects:
-    """Text code that raises ends the request that it was for, and no other."""
+class TestTextErrors:
+    """An exception in text code ends its own request, and no other."""
 
     def test_a_bug_in_the_detokenizer_fails_the_request(self) -> None:
         table = processor(Broken())

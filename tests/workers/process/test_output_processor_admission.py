@@ -1,4 +1,4 @@
-"""What the request table admits and refuses, and its bounds and deadlines."""
+"""Admission by the output processor: refusals, bounds and deadlines."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ TOOLS = '[{"type": "function"}]'
 
 
 class WithTemplate(ByteTokenizer):
-    """Bytes, and a real template."""
+    """Byte tokenizer with a real chat template."""
 
     def __init__(self, source: str | None) -> None:
         self.chat = None if source is None else ChatTemplate({"default": source})  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Stop strings, and streams that another worker goes on with: the text is the text, wherever it is cut."""
+"""Stop strings and resumed streams: the text does not depend on where it is split."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -80,7 +80,7 @@ def test_a_run_with_stops_is_a_prefix_of_the_run_without(stop: str, cut: int) ->
 @settings(max_examples=60, deadline=None)
 @given(cut=st.integers(0, 11), stop=st.sampled_from([(), ("e",), ("zq",), ("a", "th")]))
 def test_another_worker_resumes_without_gap_or_repetition(cut: int, stop: tuple[str, ...]) -> None:
-    """Cut at any token, characters of several bytes and stop strings in the air included."""
+    """Resumed at any token, also inside a character or a possible stop string."""
     alphabet = tuple("aé😀ez".encode())
     whole, first, second = (Worker(alphabet=alphabet) for _ in range(3))
     whole.submit(submit(1, "p", max_tokens=12, stop=stop))
@@ -109,7 +109,7 @@ def test_another_worker_resumes_without_gap_or_repetition(cut: int, stop: tuple[
 def test_text_before_and_after_any_resume_is_the_text(
     tokens: list[int], eos: bool, stop: tuple[str, ...], prompt: Any, data: st.DataObject
 ) -> None:
-    """Any tokens (bytes that are no UTF-8 and ids that are no token among them), any stops, any cut."""
+    """Any tokens (invalid UTF-8 and unknown ids among them), any stops, resumed at any token."""
     tokens += [EOS_ID] * eos
     source: Input = TokensInput(tuple(prompt)) if isinstance(prompt, bytes) else TextInput(prompt)
     if prompt == "chat":
@@ -123,7 +123,7 @@ def test_text_before_and_after_any_resume_is_the_text(
 
 
 def _run(given: Submit, tokens: Sequence[int], ends: bool = True) -> tuple[list[int], str, str, int, int]:
-    """Ids, text, reason and counts of a request whose engine brings these tokens and then ends."""
+    """Return ids, text, reason and counts of a request whose engine returns these tokens and then ends."""
     table = processor()
     admission = table.admit(given)
     frames: list[Event] = [admission.answer] if admission.answer is not None else []

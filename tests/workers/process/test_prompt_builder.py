@@ -1,10 +1,10 @@
-"""What making a prompt is expected to take; what comes of it is tested with the output processor."""
+"""Cost estimate of prompts. Building them is tested with the output processor."""
 
 import pytest
 
 from protocol.commands import Submit
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process.process import submit
+from tests.workers.process.gateway_peer import submit
 from workers.process.prompt_builder import CHARACTERS_PER_MESSAGE, CHARACTERS_PER_TOKEN, tokenize_cost
 
 CHAT = ChatInput((Message("system", "ab"), Message("user", "cde")), tools_json="[]")

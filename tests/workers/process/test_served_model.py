@@ -1,4 +1,4 @@
-"""A model served by a worker process says what a session says in this process: same tokens, same text."""
+"""A model served by a worker process answers like a local model: same tokens, same text."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from protocol.commands import Stop, Submit
 from protocol.events import Finished, Hello, Loading
 from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from tests.checkpoints import make_checkpoint
-from tests.workers.process.process import Peer, scripted, worker
+from tests.workers.process.gateway_peer import Peer, scripted, worker
 from workers.local_model import GenerationResult, LocalModel
 from workers.process.loading import load
 from workers.process.spec import WorkerSpec
@@ -38,7 +38,7 @@ def reference(spec: WorkerSpec) -> dict[int, GenerationResult]:
 
 
 def test_a_worker_answers_like_a_local_model(spec: WorkerSpec, reference: dict[int, GenerationResult]) -> None:
-    """All at once through four slots, then again in two pieces: the second goes on where the first was cut."""
+    """All requests at once through four slots; then one in two pieces, the second of which resumes the first."""
 
     async def told(peer: Peer) -> None:
         await peer.ready()

@@ -1,4 +1,4 @@
-"""The worker's side of the protocol, over a real link and a real engine thread, with a scripted model."""
+"""Worker side of the protocol over a real link and a real engine thread, with a scripted model."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from protocol.commands import Cancel, Command, Drain, Stop
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Bye, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Step
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process.process import PATIENCE_S, SLOW, Peer, play, scripted, service, story, submit
+from tests.workers.process.gateway_peer import PATIENCE_S, SLOW, Peer, play, scripted, service, story, submit
 from workers.engine.engine import BatchEngine
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.faults.plan import raising
@@ -150,7 +150,7 @@ async def test_a_deadline_ends_a_request(peer: Peer) -> None:
 
 @story(process=True, tokens_per_second=0.2)
 async def test_a_heartbeat_comes_when_nothing_else_does(peer: Peer) -> None:
-    """Also while the engine is inside a step: the heartbeat is the loop's, its gauges are the engine's."""
+    """Also while the engine is inside a step: the event loop sends it, with the engine's last gauges."""
     await peer.ready()
     idle = await peer.expect(Heartbeat)
     assert idle.gauges == Gauges()
@@ -159,7 +159,7 @@ async def test_a_heartbeat_comes_when_nothing_else_does(peer: Peer) -> None:
 
 
 class Lacking(ScriptedRunner):
-    """Something may fail in its background at any time."""
+    """Runner with a background failure at any time."""
 
     failed = 0
 
@@ -224,7 +224,7 @@ def test_every_stream_ends_once_for_any_commands(seed: int) -> None:
 
 
 class Patient(ByteTokenizer):
-    """A thread that encodes a long text waits until it is told to go on."""
+    """Tokenizer whose long texts wait on the thread until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class Patient(ByteTokenizer):
 
 @pytest.mark.parametrize("then", ["drained", "cancelled", "stopped"])
 def test_a_long_prompt_delays_no_stream(then: str) -> None:
-    """It is being tokenized while another answer is computed from its first token to its last."""
+    """It is being tokenized while another answer is computed from its first to its last token."""
     patient = Patient()
 
     def patient_load(spec: WorkerSpec, progress: Progress) -> Loaded:

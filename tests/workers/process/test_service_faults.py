@@ -1,4 +1,4 @@
-"""What a worker says of steps, loads and text code that fail, over a real link."""
+"""What a worker reports of failing steps, loads and text code, over a real link."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from actors.transport.link import Link
 from protocol.commands import Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Failed, Finished, Hello, Ready
-from tests.workers.process.process import Peer, play, scripted, service, submit
+from tests.workers.process.gateway_peer import Peer, play, scripted, service, submit
 from workers.faults.plan import Fault, raising
 from workers.process.backends import Progress
 from workers.process.exit_codes import EXIT_CODES
@@ -86,7 +86,7 @@ def test_a_request_before_ready_is_refused() -> None:
 
 
 class Panic(BaseException):
-    """As Rust code's: no `Exception`."""
+    """Like Rust code's, which is no `Exception`."""
 
 
 class Broken(ByteTokenizer):
@@ -108,7 +108,7 @@ class Broken(ByteTokenizer):
 
 
 def broken(error: type[BaseException]) -> Callable[[WorkerSpec, Progress], Loaded]:
-    """The load of a worker whose tokenizer is `Broken`."""
+    """Return a load of a worker whose tokenizer is `Broken`."""
 
     def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
         loaded = load(spec, progress)

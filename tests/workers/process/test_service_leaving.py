@@ -1,4 +1,4 @@
-"""How a worker leaves: drained, stopped, refused, orphaned, or for a frame that is none."""
+"""Exits of a worker: drained, stopped, refused, orphaned, or after an invalid frame."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from protocol.codec import encode
 from protocol.commands import Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Failed, Finished, Gauges, Heartbeat, Hello
-from tests.workers.process.process import SLOW, Peer, play, submit
+from tests.workers.process.gateway_peer import SLOW, Peer, play, submit
 from workers.process.exit_codes import EXIT_CODES
 
 
@@ -103,7 +103,7 @@ def test_a_welcome_for_another_incarnation_refuses_the_worker() -> None:
     ],
 )
 def test_an_invalid_frame_ends_the_worker(frames: list[bytes]) -> None:
-    """Whoever waits for what that frame asked would wait for ever: the loss of the worker tells him."""
+    """A client may wait for the request in that frame; it is notified only if the worker is lost."""
 
     async def told(peer: Peer) -> None:
         await peer.ready()

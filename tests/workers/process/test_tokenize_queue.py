@@ -1,4 +1,4 @@
-"""Requests in the order of their arrival, whose prompts a thread makes where that takes long."""
+"""Tokenize queue: requests in order, with expensive prompts built on a thread."""
 
 import threading
 from typing import Any
@@ -11,7 +11,7 @@ import structlog
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished
-from tests.workers.process.process import submit
+from tests.workers.process.gateway_peer import submit
 from workers.process.output_processor import Admission, OutputProcessor
 from workers.process.prompt_builder import CHARACTERS_PER_TOKEN
 from workers.process.tokenize_queue import MAX_INLINE_COST, TokenizeQueue
@@ -23,7 +23,7 @@ LONG = "x" * (MAX_INLINE_COST + 1)
 
 
 class Slow(ByteTokenizer):
-    """Takes until the test lets it go on, where a thread runs it; panics at "!"."""
+    """Tokenizer that waits on the thread until the test releases it, and panics at "!"."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Slow(ByteTokenizer):
 
 
 class Desk:
-    """A tokenize queue over an output processor, and what came of the requests."""
+    """Tokenize queue over an output processor, with the admissions of its requests."""
 
     def __init__(self, max_live: int = 64) -> None:
         self.slow = Slow()
@@ -58,14 +58,14 @@ class Desk:
         self._news.set()
 
     async def until(self, count: int) -> list[int]:
-        """The streams that were admitted or refused later, once they are so many."""
+        """Wait until so many queued streams are admitted or refused, and return them."""
         while len(self.came) < count:
             self._news = anyio.Event()
             await self._news.wait()
         return [stream_of(admission) for admission in self.came]
 
     async def begun(self) -> None:
-        """Until a thread is at a prompt."""
+        """Wait until the thread starts on a prompt."""
         await anyio.to_thread.run_sync(self.slow.begun.acquire)
 
 

@@ -1,4 +1,4 @@
-"""Edits and masks: what they do to logits, and that they do it to the bit on every backend."""
+"""Edits and masks: their effect on logits, bitwise identical on every backend."""
 
 import math
 from typing import Any

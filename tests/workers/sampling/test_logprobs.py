@@ -1,4 +1,4 @@
-"""Log-probabilities: against float64, and the same numbers on every backend and in every batch."""
+"""Log-probabilities: against float64, and identical on every backend and in every batch."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from protocol.bounds import MIN_LOGPROB
 from workers.sampling.logprobs import RowLogprobs, decode_report, report
 
 Floats = NDArray[np.float32]
-# LLVM's optimisation is most of the time that XLA takes to compile, and no part of what is tested.
+# LLVM's optimization takes most of XLA's compile time and is not under test.
 jitted = jax.jit(lambda *a: report(jnp, *a), compiler_options={"xla_backend_optimization_level": 0})
 
 
 def make(vocab: int, scale: float, rows: int = 4) -> tuple[Floats, NDArray[np.int32]]:
-    """Random logits, among them a row of many ties and one that is half masked; and sampled tokens."""
+    """Return random logits, with a row of many ties and a half-masked one, and sampled tokens."""
     r = np.random.default_rng(vocab)
     logits = (r.standard_normal((rows, vocab)) * scale).astype(np.float32)
     logits[1] = np.round(logits[1])

@@ -1,4 +1,4 @@
-"""Sampling: the kept set against a sort in float64, the distribution, and the same token everywhere."""
+"""Sampling: the filters against a sort in float64, the distribution, and the same token on every backend."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ ROWS, VOCAB = 20, 5000
 
 
 def rows(count: int, **fields: Any) -> SamplingArrays:
-    """Parameters of `count` rows, with a position of its own each unless told otherwise."""
+    """Return the parameters of `count` rows, with different positions unless given."""
     positions = fields.pop("positions", range(count))
     return sampling_arrays([SampleSpec(Sampling(**fields), position) for position in positions])
 
@@ -57,14 +57,14 @@ def random_parameters(count: int, seed: int = 0) -> SamplingArrays:
 
 
 def weights_of(logits: Floats, **fields: Any) -> NDArray[np.uint32]:
-    """The kept weights as [B, V]."""
+    """Return the filtered weights as [B, V]."""
     p = rows(len(logits), **fields)
     weights = filtered_weights(np, logits, p)
     return np.asarray(weights.reshape(len(logits), -1)[:, : logits.shape[1]])
 
 
 def by_sorting(row: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """The kept ids of one row as the definition says it, in float64 and with sorts."""
+    """Return the kept ids of one row by the definition, in float64 and with sorts."""
     z = (row.astype(np.float64) - row.max()) / temperature
     p = np.exp(z)
     keep = row >= np.sort(row)[::-1][min(top_k, len(row)) - 1] if top_k else np.ones(len(row), bool)
@@ -192,7 +192,7 @@ def on_jax(logits: Floats, p: SamplingArrays) -> list[int]:
     return [int(token) for token in jitted(logits, p)]
 
 
-# LLVM's optimisation is most of the time that XLA takes to compile, and no part of what is tested.
+# LLVM's optimization takes most of XLA's compile time and is not under test.
 jitted = jax.jit(lambda logits, p: sample(jnp, logits, p), compiler_options={"xla_backend_optimization_level": 0})
 
 
@@ -287,7 +287,7 @@ def test_minus_infinity_is_never_sampled() -> None:
     ("point", "token"), [(0, 0), ((1 << 31) - 1, 0), (1 << 31, 1), ((1 << 32) - 1, 1)], ids=["0", "0.4", "0.5", "0.9"]
 )
 def test_a_token_has_the_points_from_the_end_of_the_one_before(point: int, token: int, between: int) -> None:
-    """Of two that are equally likely, with tokens that are left out before, between and after them."""
+    """Two equally likely tokens, with filtered tokens before, between and after them."""
     tokens = np.array([3, 3 + between])
     weights = np.zeros((1, 2 * GROUP, BLOCK), np.uint32)
     weights.reshape(-1)[tokens] = 1

@@ -1,5 +1,4 @@
-"""The quick way to sample: what it decides is what `sample` returns, on every backend, and it decides what it
-should."""
+"""Sampling from top candidates: decided tokens are those of `sample`, on every backend, for common filters."""
 
 from typing import Any
 
@@ -16,14 +15,14 @@ from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.top_candidates import CELLS, UNDECIDED, sample_top_candidates
 
 Floats = NDArray[np.float32]
-# LLVM's optimisation is most of the time that XLA takes to compile, and no part of what is tested.
+# LLVM's optimization takes most of XLA's compile time and is not under test.
 jitted = jax.jit(
     lambda logits, p: sample_top_candidates(jnp, logits, p), compiler_options={"xla_backend_optimization_level": 0}
 )
 
 
 def make(vocab: int, scale: float, rows: int = 64) -> tuple[Floats, SamplingArrays]:
-    """Random logits, some rows with ties, masks, or nothing that is a number; and parameters of all kinds."""
+    """Return random logits, with ties, masks and non-finite rows, and parameters of all kinds."""
     r = np.random.default_rng(vocab)
     logits = (r.standard_normal((rows, vocab)) * scale).astype(np.float32)
     logits[1] = np.round(logits[1])

@@ -1,4 +1,4 @@
-"""What a model's directory says about its text."""
+"""Tokenizer of a checkpoint: files, special tokens, chat templates and end-of-sequence ids."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The incremental detokenizer: pieces are whole characters and concatenate to the decode of everything."""
+"""Incremental detokenizer: pieces are whole characters and concatenate to the decoded text."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_text_survives_the_round_trip(both: tuple[CheckpointTokenizer, tokenizer
 @QUICK
 @given(data=st.data())
 def test_random_byte_level_tokens_stream_to_the_librarys_decode(data: st.DataObject) -> None:
-    """Any tokens, hence any bytes: half characters and bytes that are never UTF-8 included."""
+    """Any tokens, and hence any bytes, including incomplete characters and invalid UTF-8."""
     library, ours = _byte_level()
     tokens = data.draw(st.lists(st.integers(0, library.get_vocab_size() + 3), max_size=40))
     whole = library.decode(tokens)
@@ -60,7 +60,7 @@ def test_random_byte_level_tokens_stream_to_the_librarys_decode(data: st.DataObj
 @QUICK
 @given(chunks=st.lists(st.binary(max_size=6) | st.sampled_from(["😀".encode(), "é".encode(), b"\xf0\x9f", b"a"])))
 def test_pieces_are_certain_when_they_are_sent(chunks: list[bytes]) -> None:
-    """A U+FFFD before the end means that the bytes so far can not become UTF-8, whatever follows."""
+    """A U+FFFD before the end means that the bytes so far cannot become UTF-8."""
     tokens = list(b"".join(chunks))
     stream, sent = IncrementalDetokenizer(ByteTokenizer(), []), ""
     for count, token in enumerate(tokens, 1):
@@ -114,7 +114,7 @@ def test_special_tokens_are_silent_and_added_ones_are_not(tmp_path: Path) -> Non
 
 
 def test_the_cost_of_a_token_does_not_grow() -> None:
-    """What is kept between tokens is bounded, however long the answer and whatever its bytes."""
+    """The state between tokens is bounded, for answers of any length and any bytes."""
     stream = IncrementalDetokenizer(ByteTokenizer(), [], ("x" * 256,))
     for _ in range(10_000):
         stream.push(0xFF)

@@ -1,4 +1,4 @@
-"""Stop strings: the text ends before the first one, wherever the tokens are cut."""
+"""Stop strings: the text ends before the first one, however it is split into tokens."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from workers.text.stops import StopScanner
 
 
 def reference(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Character by character: the first stop to be complete, the longest of those that end together."""
+    """Character by character: the stop that is completed first, the longest of those that end together."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -82,7 +82,7 @@ def test_the_largest_stops_that_the_wire_allows() -> None:
 
 
 def test_a_stop_completed_by_the_last_bytes() -> None:
-    """Half a character becomes U+FFFD when no token follows, and that may be what the client stops at."""
+    """An incomplete character becomes U+FFFD at the end, which may complete a stop string."""
     stream = IncrementalDetokenizer(ByteTokenizer(), [], ("\ufffd",))
     assert stream.push(ord("a")) == "a"
     assert stream.push(0xF0) == ""

@@ -1,4 +1,4 @@
-"""Chat templates: equal to transformers where they are well-behaved, stopped with a typed error where they are not."""
+"""Chat templates: equal to transformers if well-behaved, stopped with a typed error otherwise."""
 
 import re
 import threading
