@@ -40,7 +40,7 @@ class ByeReason(StrEnum):
     """Why a worker exits."""
 
     STOPPED = "stopped"
-    """It was told to stop or drain, or received SIGTERM."""
+    """It received `Stop`, `Drain` or SIGTERM."""
     ORPHANED = "orphaned"
     """Its gateway is gone."""
     LOAD_FAILED = "load_failed"

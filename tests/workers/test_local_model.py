@@ -64,10 +64,10 @@ def test_log_probabilities_come_with_their_tokens(model: LocalModel) -> None:
 def test_penalties_continue_in_a_resumed_answer(model: LocalModel) -> None:
     sampling = Sampling(presence_penalty=1.0, repetition_penalty=1.2, logit_bias=(Bias(97, 2.0),), logprobs=1)
     whole = model.generate("abc", sampling, Limits(max_tokens=12))
-    for cut in (1, 7, 11):
-        rest = model.generate("abc", sampling, Limits(max_tokens=12), resume=whole.tokens[:cut])
-        assert rest.tokens == whole.tokens[cut:]
-        assert rest.logprobs == whole.logprobs[cut:]
+    for split in (1, 7, 11):
+        rest = model.generate("abc", sampling, Limits(max_tokens=12), resume=whole.tokens[:split])
+        assert rest.tokens == whole.tokens[split:]
+        assert rest.logprobs == whole.logprobs[split:]
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_all_kinds_of_prompts_give_the_same_tokens(model: LocalModel, sampling: 
         assert model.generate(same, sampling, Limits(max_tokens=12)) == whole
     stepped = [model.prefill(prompt, sampling)] + [model.decode_step() for _ in range(11)]
     assert tuple(stepped) == whole.tokens
-    for cut in range(13):
-        rest = model.generate(prompt, sampling, Limits(max_tokens=12), resume=whole.tokens[:cut])
-        assert whole.tokens[:cut] + rest.tokens == whole.tokens
+    for split in range(13):
+        rest = model.generate(prompt, sampling, Limits(max_tokens=12), resume=whole.tokens[:split])
+        assert whole.tokens[:split] + rest.tokens == whole.tokens
         assert (rest.reason, rest.completion_tokens) == ("length", 12)
 
 

@@ -17,7 +17,7 @@ class SlotResets:
     again."""
 
     def __init__(self, runner: Runner, slots: SlotTable, on_failure: Callable[[int, Exception], None]) -> None:
-        """`on_failure` is told the slot and the error of a failed reset."""
+        """`on_failure` receives the slot and the error of a failed reset."""
         self._runner = runner
         self._slots = slots
         self._on_failure = on_failure

@@ -100,12 +100,12 @@ class FaultyRunner:
         self._plan.enter(self._calls, tokens)
 
     def _look(self, slot: int, start: int, tokens: Collection[int]) -> None:
-        """Corrupt the slot from row `start` on, if the plan says so."""
+        """Corrupt the slot from row `start` on, if planned."""
         if self._plan.not_finite(self._calls, tokens):
             self._corrupt(slot, start)
 
     def _leave(self, starts: Mapping[int, int], tokens: Collection[int]) -> None:
-        """Raise if the plan says so, and corrupt the slots from these rows on."""
+        """Raise if planned, and corrupt the slots from these rows on."""
         if self._plan.fails(self._calls, tokens):
             for slot, start in starts.items():
                 self._corrupt(slot, start)

@@ -18,7 +18,7 @@ SHARE = 0.9
 class MemoryRefused(LoadRefused):
     """Raised when the model does not fit into the free memory, or its context into the given bytes.
 
-    The text says what it needs and what to change.
+    The text has the need and the settings to change.
     """
 
 

@@ -27,7 +27,7 @@ from workers.engine.step_result import StepResult
 from workers.sampling.sample_spec import SampleSpec
 
 CONTEXT = 24
-LADDER = (3, 6)
+SIZES = (3, 6)
 ALPHABET = tuple(range(5))
 EOS = frozenset({4})
 SAMPLINGS = (Sampling(), Sampling(temperature=0.9, seed=3), Sampling(temperature=1.1, seed=1 << 50))
@@ -41,7 +41,7 @@ def scripted(slots: int, exact_rows: bool) -> "Recorder":
         slots=slots,
         context=CONTEXT,
         vocab_size=8,
-        prefill_chunks=LADDER,
+        prefill_chunks=SIZES,
         exact_rows=exact_rows,
         alphabet=ALPHABET,
     )
@@ -93,22 +93,22 @@ class Recorder(ScriptedRunner):
     def reset(self, slot: int) -> None:
         if self.failing_resets:
             self.failing_resets -= 1
-            raise RuntimeError("told to fail")
+            raise RuntimeError("fails on demand")
         super().reset(slot)
         self.owners.pop(slot, None)
 
     def _maybe_fail(self, slots: list[int]) -> None:
         if self.failing_calls and self.failing_calls.pop(0):
             self._broken.update(slots)
-            raise RuntimeError("told to fail")
+            raise RuntimeError("fails on demand")
 
 
 @cache
 def reference(prompt: tuple[int, ...], sampling: Sampling, length: int) -> tuple[int, ...]:
     """Return the `length` tokens of a request on a separate runner, without an engine."""
-    runner = ScriptedRunner(slots=1, context=CONTEXT, vocab_size=8, prefill_chunks=LADDER, alphabet=ALPHABET)
-    for start in range(0, len(prompt), LADDER[-1]):
-        part = prompt[start : start + LADDER[-1]]
+    runner = ScriptedRunner(slots=1, context=CONTEXT, vocab_size=8, prefill_chunks=SIZES, alphabet=ALPHABET)
+    for start in range(0, len(prompt), SIZES[-1]):
+        part = prompt[start : start + SIZES[-1]]
         last = start + len(part) == len(prompt)
         (token,) = runner.prefill([Chunk(0, part, start, start)], [SampleSpec(sampling, len(prompt)) if last else None])
     assert token is not None

@@ -123,11 +123,11 @@ def test_a_failed_copy_leaves_the_other_prompts_of_its_call() -> None:
         OnceUncopied(slots=4, context=64, prefill_chunks=(4, 8, 64)), prefixes=PrefixPolicy(min_tokens=9)
     )
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))
-    alike = [
+    sharing = [
         EngineRequest(stream, (*PROMPT[:10], *range(50 * stream, 50 * stream + 20)), max_tokens=3) for stream in (2, 3)
     ]
     other = EngineRequest(4, PROMPT[:9:-1][:9], max_tokens=3)
-    for request in (*alike, other):
+    for request in (*sharing, other):
         engine.submit(request)
     with capture_logs():
         first = engine.step()
@@ -136,7 +136,7 @@ def test_a_failed_copy_leaves_the_other_prompts_of_its_call() -> None:
     tokens, ends, _ = run(engine)
     assert {end.stream: end.cached_tokens for end in ends} == {3: 10, 4: 0}
     third = [token.token for token in first.tokens if token.stream == 3] + tokens[:1]
-    assert third == cold(alike[1])
+    assert third == cold(sharing[1])
     assert runner.violations == []
 
 

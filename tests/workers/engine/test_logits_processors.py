@@ -46,13 +46,13 @@ def by_definition(
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=200).map(tuple)
 
 
-@given(prompt=tokens, answer=tokens, cut=st.integers(0, 200))
+@given(prompt=tokens, answer=tokens, split=st.integers(0, 200))
 def test_edits_follow_the_definition_and_do_not_depend_on_where_a_sequence_was_resumed(
-    prompt: tuple[int, ...], answer: tuple[int, ...], cut: int
+    prompt: tuple[int, ...], answer: tuple[int, ...], split: int
 ) -> None:
     row = np.random.default_rng(0).normal(size=VOCAB).astype(np.float32)
     results = []
-    for resumed in (0, min(cut, len(answer)), len(answer)):
+    for resumed in (0, min(split, len(answer)), len(answer)):
         processors = LogitsProcessors.of(EngineRequest(1, (1, *prompt), EVERYTHING, resume=answer[:resumed]))
         assert processors is not None
         for token in answer[resumed:]:

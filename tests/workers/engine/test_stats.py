@@ -25,8 +25,8 @@ def test_gauges_are_the_counts_and_the_slots() -> None:
     assert (gauges.sequences_started, gauges.sequences_completed) == (3, 2)
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(0.0, 0), (0.0001, 1), (MAX_MILLISECONDS, MAX_MILLISECONDS)])
-def test_the_longest_step_is_in_whole_milliseconds(seconds: float, told: int) -> None:
+@pytest.mark.parametrize(("seconds", "milliseconds"), [(0.0, 0), (0.0001, 1), (MAX_MILLISECONDS, MAX_MILLISECONDS)])
+def test_the_longest_step_is_in_whole_milliseconds(seconds: float, milliseconds: int) -> None:
     stats = EngineStats()
     stats.record_step(seconds, failed=False)
-    assert stats.gauges(SlotTable(1, 1), 0, 0).slowest_step_ms == told
+    assert stats.gauges(SlotTable(1, 1), 0, 0).slowest_step_ms == milliseconds

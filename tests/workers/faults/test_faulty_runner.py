@@ -75,7 +75,7 @@ def test_rows_before_a_failed_call_may_be_reused() -> None:
     assert fill(one, 1, (6,), 3) == fill(whole, 0, (1, 2, 3, 6))
     assert fill(one, 2, (6,), 4) is None, "it has a row of the call that failed"
     one.copy_prefix(0, 0, 3)
-    assert fill(one, 0, (6,), 3) is not None, "it was cut back to what is good"
+    assert fill(one, 0, (6,), 3) is not None, "it was truncated to valid rows"
 
 
 def test_a_non_finite_row_fails_alone() -> None:

@@ -148,7 +148,7 @@ class Peer:
         return "".join(pieces + tails)
 
 
-Story = Callable[[Peer], Coroutine[Any, Any, None]]
+Scenario = Callable[[Peer], Coroutine[Any, Any, None]]
 
 
 def scripted(**fields: Any) -> WorkerSpec:
@@ -209,25 +209,25 @@ async def service(spec: WorkerSpec, load: Load = load) -> AsyncIterator[Peer]:
             await peer.ending
 
 
-def play(story: Story, *, process: bool = False, **spec: Any) -> None:
+def run_scenario(scenario: Scenario, *, process: bool = False, **spec: Any) -> None:
     """Run a scenario with its own worker: a real process, or one in this process, which starts faster."""
 
     async def run() -> None:
         async with (worker if process else service)(scripted(**spec)) as peer:
-            await story(peer)
+            await scenario(peer)
 
     with structlog.testing.capture_logs():
         asyncio.run(run())
 
 
-def story(process: bool = False, **spec: Any) -> Callable[[Story], Callable[[], None]]:
-    """Make a test of a scenario; see `play`."""
+def with_worker(process: bool = False, **spec: Any) -> Callable[[Scenario], Callable[[], None]]:
+    """Make a test of a scenario; see `run_scenario`."""
 
-    def wrap(told: Story) -> Callable[[], None]:
+    def wrap(scenario: Scenario) -> Callable[[], None]:
         def test() -> None:
-            play(told, process=process, **spec)
+            run_scenario(scenario, process=process, **spec)
 
-        test.__doc__ = told.__doc__
+        test.__doc__ = scenario.__doc__
         return test
 
     return wrap

@@ -212,7 +212,7 @@ def test_outputs_that_are_not_taken_stop_the_engine() -> None:
     for _ in range(MAX_UNDELIVERED):
         assert runner.stepped.acquire(timeout=PATIENCE_S)
     assert not runner.stepped.acquire(timeout=0.05)
-    assert loop.callbacks.qsize() == 1, "it is told once, and not again until it takes"
+    assert loop.callbacks.qsize() == 1, "one callback until the outputs are taken"
     loop.taking = True
     loop.until(lambda: ended(loop) == [1])
     assert len(loop.outputs) == MAX_UNDELIVERED + 10

@@ -13,14 +13,14 @@ from actors.transport.link import Link
 from protocol.commands import Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Bye, Failed, Finished, Hello
-from tests.workers.process.gateway_peer import PATIENCE_S, SLOW, Peer, command, scripted, story, submit
+from tests.workers.process.gateway_peer import PATIENCE_S, SLOW, Peer, command, scripted, submit, with_worker
 from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
 from workers.faults.plan import Fault
 from workers.process.exit_codes import EXIT_CODES
 from workers.process.spec import WorkerSpec
 
 
-@story(process=True, name="w7")
+@with_worker(process=True, name="w7")
 async def test_a_whole_life(peer: Peer) -> None:
     hello = await peer.expect(Hello)
     assert (hello.worker, hello.pid) == ("w7", peer.process.pid)
@@ -41,7 +41,7 @@ def test_rich_is_not_imported() -> None:
     assert "rich.console" not in listed.stderr
 
 
-@story(process=True, **SLOW)
+@with_worker(process=True, **SLOW)
 async def test_sigterm_stops_and_ctrl_c_is_ignored(peer: Peer) -> None:
     """Ctrl-C in a terminal reaches all processes, but the gateway decides when workers stop."""
     await peer.ready()
@@ -54,7 +54,7 @@ async def test_sigterm_stops_and_ctrl_c_is_ignored(peer: Peer) -> None:
     assert await peer.exit_code() == 0
 
 
-@story(process=True, **SLOW)
+@with_worker(process=True, **SLOW)
 async def test_the_end_of_stdin_is_the_end(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1))
@@ -65,7 +65,7 @@ async def test_the_end_of_stdin_is_the_end(peer: Peer) -> None:
     assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
 
 
-@story(process=True, tokens_per_second=1 / 1800)
+@with_worker(process=True, tokens_per_second=1 / 1800)
 async def test_an_engine_inside_the_device_does_not_delay_the_exit(peer: Peer) -> None:
     """During a step of half an hour the worker still sends `Bye` and exits."""
     await peer.ready()
@@ -76,14 +76,14 @@ async def test_an_engine_inside_the_device_does_not_delay_the_exit(peer: Peer) -
     assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
 
 
-@story(process=True, faults=(Fault("fail_load"),))
+@with_worker(process=True, faults=(Fault("fail_load"),))
 async def test_a_failed_load_has_its_exit_code(peer: Peer) -> None:
     peer.send(Welcome((await peer.expect(Hello)).incarnation))
     assert (await peer.bye()).reason is ByeReason.LOAD_FAILED
     assert await peer.exit_code() == EXIT_CODES[ByeReason.LOAD_FAILED]
 
 
-@story(process=True, **SLOW)
+@with_worker(process=True, **SLOW)
 async def test_a_killed_worker_sends_nothing(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1))
@@ -150,7 +150,7 @@ def test_a_killed_gateway_leaves_no_worker() -> None:
         "child.wait()"
     )
 
-    async def told() -> None:
+    async def scenario() -> None:
         with LocalEndpoint() as endpoint:
             hello, gone = asyncio.Event(), asyncio.Event()
             link = Link.bind(endpoint.address, lambda _: hello.set(), on_lost=lambda _: gone.set())
@@ -173,4 +173,4 @@ def test_a_killed_gateway_leaves_no_worker() -> None:
                 os.close(worker)
                 link.close(0.0)
 
-    asyncio.run(told())
+    asyncio.run(scenario())

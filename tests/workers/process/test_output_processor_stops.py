@@ -62,11 +62,11 @@ def test_text_held_back_for_a_stop_is_sent_with_the_terminal_frame() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(stop=st.text("".join(map(chr, ALPHABET)), min_size=1, max_size=2), cut=st.integers(0, 40))
-def test_a_run_with_stops_is_a_prefix_of_the_run_without(stop: str, cut: int) -> None:
+@given(stop=st.text("".join(map(chr, ALPHABET)), min_size=1, max_size=2), split=st.integers(0, 40))
+def test_a_run_with_stops_is_a_prefix_of_the_run_without(stop: str, split: int) -> None:
     free, stopped = Worker(), Worker()
-    free.submit(submit(1, f"prompt {cut}", max_tokens=40))
-    stopped.submit(submit(1, f"prompt {cut}", max_tokens=40, stop=(stop,)))
+    free.submit(submit(1, f"prompt {split}", max_tokens=40))
+    stopped.submit(submit(1, f"prompt {split}", max_tokens=40, stop=(stop,)))
     free.run()
     stopped.run()
     whole = free.text(1)
@@ -78,15 +78,15 @@ def test_a_run_with_stops_is_a_prefix_of_the_run_without(stop: str, cut: int) ->
 
 
 @settings(max_examples=60, deadline=None)
-@given(cut=st.integers(0, 11), stop=st.sampled_from([(), ("e",), ("zq",), ("a", "th")]))
-def test_another_worker_resumes_without_gap_or_repetition(cut: int, stop: tuple[str, ...]) -> None:
+@given(split=st.integers(0, 11), stop=st.sampled_from([(), ("e",), ("zq",), ("a", "th")]))
+def test_another_worker_resumes_without_gap_or_repetition(split: int, stop: tuple[str, ...]) -> None:
     """Resumed at any token, also inside a character or a possible stop string."""
     alphabet = tuple("aé😀ez".encode())
     whole, first, second = (Worker(alphabet=alphabet) for _ in range(3))
     whole.submit(submit(1, "p", max_tokens=12, stop=stop))
     whole.run()
     first.submit(submit(1, "p", max_tokens=12, stop=stop))
-    while len(first.tokens(1)) < min(cut, len(whole.tokens(1))):
+    while len(first.tokens(1)) < min(split, len(whole.tokens(1))):
         first.run(1)
     tokens = tuple(first.tokens(1))
     sent = "".join(delta.text for delta in first.deltas(1))
@@ -115,9 +115,9 @@ def test_text_before_and_after_any_resume_is_the_text(
     if prompt == "chat":
         source = ChatInput((Message("user", "hi"),))
     whole = _run(submit(1, source, stop=stop), tokens)
-    cut = data.draw(st.integers(0, len(whole[0])), label="cut")
-    begun = _run(submit(1, source, stop=stop), tokens[:cut], ends=False)
-    rest = _run(submit(2, source, stop=stop, resume=tuple(tokens[:cut])), tokens[cut:])
+    split = data.draw(st.integers(0, len(whole[0])), label="split")
+    begun = _run(submit(1, source, stop=stop), tokens[:split], ends=False)
+    rest = _run(submit(2, source, stop=stop, resume=tuple(tokens[:split])), tokens[split:])
     assert (begun[0] + rest[0], begun[1] + rest[1]) == whole[:2]
     assert rest[2:] == whole[2:]
 

@@ -40,7 +40,7 @@ def reference(spec: WorkerSpec) -> dict[int, GenerationResult]:
 def test_a_worker_answers_like_a_local_model(spec: WorkerSpec, reference: dict[int, GenerationResult]) -> None:
     """All requests at once through four slots; then one in two pieces, the second of which resumes the first."""
 
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         hello = await peer.expect(Hello)
         assert (hello.backend, hello.model, hello.context) == ("mlx", "tiny", 256)
@@ -53,17 +53,17 @@ def test_a_worker_answers_like_a_local_model(spec: WorkerSpec, reference: dict[i
             assert (peer.text(each.stream), ended.reason) == (expected.text, expected.reason)
             assert tuple(peer.tokens(each.stream)) == expected.tokens
         first = REQUESTS[1]
-        cut = reference[2].tokens[:7]
-        peer.send(Submit(12, "resumed", first.input, first.sampling, first.limits, cut))
+        delivered = reference[2].tokens[:7]
+        peer.send(Submit(12, "resumed", first.input, first.sampling, first.limits, delivered))
         assert isinstance(await peer.terminal(12), Finished)
-        assert cut + tuple(peer.tokens(12)) == reference[2].tokens
+        assert delivered + tuple(peer.tokens(12)) == reference[2].tokens
         peer.send(Stop())
         await peer.bye()
         assert await peer.exit_code() == 0
 
     async def run() -> None:
         async with worker(spec) as peer:
-            await told(peer)
+            await scenario(peer)
 
     asyncio.run(run())
 

@@ -14,7 +14,16 @@ from protocol.commands import Cancel, Command, Drain, Stop
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Bye, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Step
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process.gateway_peer import PATIENCE_S, SLOW, Peer, play, scripted, service, story, submit
+from tests.workers.process.gateway_peer import (
+    PATIENCE_S,
+    SLOW,
+    Peer,
+    run_scenario,
+    scripted,
+    service,
+    submit,
+    with_worker,
+)
 from workers.engine.engine import BatchEngine
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.faults.plan import raising
@@ -25,7 +34,7 @@ from workers.process.tokenize_queue import MAX_INLINE_COST
 from workers.text.byte_tokenizer import ByteTokenizer
 
 
-@story(name="w7", max_batch_size=4, context=64)
+@with_worker(name="w7", max_batch_size=4, context=64)
 async def test_the_order_of_a_life(peer: Peer) -> None:
     hello = await peer.expect(Hello)
     assert hello == Hello(
@@ -54,7 +63,7 @@ async def test_the_order_of_a_life(peer: Peer) -> None:
     assert order == ["Hello", "Ready", "Finished", "Bye"]
 
 
-@story()
+@with_worker()
 async def test_nothing_follows_bye(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1, ""), submit(2, ChatInput((Message("user", "x"),), tools_json="[]x")), Stop())
@@ -63,7 +72,7 @@ async def test_nothing_follows_bye(peer: Peer) -> None:
     assert isinstance(peer.frames[-1], Bye)
 
 
-@story(max_batch_size=8)
+@with_worker(max_batch_size=8)
 async def test_prompts_sent_together_start_together(peer: Peer) -> None:
     await peer.ready()
     peer.send(*(submit(stream, f"prompt {stream}", max_tokens=16) for stream in range(6)))
@@ -76,7 +85,7 @@ async def test_prompts_sent_together_start_together(peer: Peer) -> None:
     assert (last.sequences_started, last.sequences_completed, last.slots_active) == (6, 6, 0)
 
 
-@story(max_batch_size=2, **SLOW)
+@with_worker(max_batch_size=2, **SLOW)
 async def test_a_cancel_in_the_middle_frees_the_slot(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1), submit(2), submit(3))
@@ -91,7 +100,7 @@ async def test_a_cancel_in_the_middle_frees_the_slot(peer: Peer) -> None:
     assert isinstance(await peer.terminal(3), Finished)
 
 
-@story()
+@with_worker()
 async def test_stop_strings(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1, max_tokens=40))
@@ -107,7 +116,7 @@ async def test_stop_strings(peer: Peer) -> None:
     await peer.until(lambda: peer.gauges().slots_active == 0)
 
 
-@story()
+@with_worker()
 async def test_a_resumed_stream_continues(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1, max_tokens=20))
@@ -120,7 +129,7 @@ async def test_a_resumed_stream_continues(peer: Peer) -> None:
     assert ended.usage.completion_tokens == 20
 
 
-@story(context=32, max_queue=1, max_batch_size=1, **SLOW)
+@with_worker(context=32, max_queue=1, max_batch_size=1, **SLOW)
 async def test_refusals_name_what_is_wrong(peer: Peer) -> None:
     await peer.ready()
     tools = ChatInput((Message("user", "x"),), '[{"type": "function"}]')
@@ -137,7 +146,7 @@ async def test_refusals_name_what_is_wrong(peer: Peer) -> None:
     assert last.code is ErrorCode.OVERLOADED
 
 
-@story(tokens_per_second=5.0)
+@with_worker(tokens_per_second=5.0)
 async def test_a_deadline_ends_a_request(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1, deadline_ms=300), submit(2, max_tokens=3))
@@ -148,7 +157,7 @@ async def test_a_deadline_ends_a_request(peer: Peer) -> None:
     await peer.until(lambda: peer.gauges().slots_active == 0)
 
 
-@story(process=True, tokens_per_second=0.2)
+@with_worker(process=True, tokens_per_second=0.2)
 async def test_a_heartbeat_comes_when_nothing_else_does(peer: Peer) -> None:
     """Also while the engine is inside a step: the event loop sends it, with the engine's last gauges."""
     await peer.ready()
@@ -189,7 +198,7 @@ def test_a_heartbeat_reports_what_failed_in_the_background_though_no_step_follow
 def test_every_stream_ends_once_for_any_commands(seed: int) -> None:
     """Random messages of submits and cancels, some with stop strings, deadlines and faults, then a drain."""
 
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         chance, submitted = random.Random(seed), 0
         for _ in range(60):
@@ -220,7 +229,7 @@ def test_every_stream_ends_once_for_any_commands(seed: int) -> None:
                 ended.add(frame.stream)
         assert peer.gauges().slots_active == peer.gauges().queue_depth == 0
 
-    play(told, max_batch_size=3, context=128, max_queue=40, faults=raising(tuple(range(7, 2000, 61))))
+    run_scenario(scenario, max_batch_size=3, context=128, max_queue=40, faults=raising(tuple(range(7, 2000, 61))))
 
 
 class Patient(ByteTokenizer):
@@ -252,8 +261,8 @@ def test_a_long_prompt_delays_no_stream(then: str) -> None:
                 submit(1, max_tokens=40), submit(2, "x" * (MAX_INLINE_COST + 1), max_tokens=3), submit(3, max_tokens=3)
             )
             assert isinstance(await peer.terminal(1), Finished)
-            told: dict[str, Command] = {"drained": Drain(60_000), "cancelled": Cancel(2), "stopped": Stop()}
-            peer.send(told[then])
+            commands: dict[str, Command] = {"drained": Drain(60_000), "cancelled": Cancel(2), "stopped": Stop()}
+            peer.send(commands[then])
             if then == "cancelled":
                 ended = await peer.terminal(2)
                 assert isinstance(ended, Finished)

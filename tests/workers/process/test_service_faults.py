@@ -12,7 +12,7 @@ from actors.transport.link import Link
 from protocol.commands import Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Failed, Finished, Hello, Ready
-from tests.workers.process.gateway_peer import Peer, play, scripted, service, submit
+from tests.workers.process.gateway_peer import Peer, run_scenario, scripted, service, submit
 from workers.faults.plan import Fault, raising
 from workers.process.backends import Progress
 from workers.process.exit_codes import EXIT_CODES
@@ -23,7 +23,7 @@ from workers.text.byte_tokenizer import ByteTokenizer
 
 
 def test_a_failed_step_fails_only_its_requests() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         peer.send(submit(1, max_tokens=5))
         failed = await peer.terminal(1)
@@ -32,11 +32,11 @@ def test_a_failed_step_fails_only_its_requests() -> None:
         peer.send(submit(2, max_tokens=5))
         assert isinstance(await peer.terminal(2), Finished)
 
-    play(told, faults=raising((1,)))
+    run_scenario(scenario, faults=raising((1,)))
 
 
 def test_ten_failed_steps_in_a_row_end_the_worker() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         peer.send(*(submit(stream, max_tokens=5) for stream in range(12)))
         bye = await peer.bye()
@@ -45,11 +45,11 @@ def test_ten_failed_steps_in_a_row_end_the_worker() -> None:
         assert codes == [ErrorCode.STEP] * 10 + [ErrorCode.DRAINING] * 2
         assert await peer.exit_code() == EXIT_CODES[ByeReason.STEPS_FAILED]
 
-    play(told, max_batch_size=1, faults=raising(tuple(range(1, 100))))
+    run_scenario(scenario, max_batch_size=1, faults=raising(tuple(range(1, 100))))
 
 
 def test_a_failed_load_says_why() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.expect(Hello)
         peer.send(Welcome(1))
         bye = await peer.bye()
@@ -57,22 +57,22 @@ def test_a_failed_load_says_why() -> None:
         assert bye.text
         assert await peer.exit_code() == EXIT_CODES[ByeReason.LOAD_FAILED]
 
-    play(told, faults=(Fault("fail_load"),))
+    run_scenario(scenario, faults=(Fault("fail_load"),))
 
 
 def test_a_missing_model_directory(tmp_path: Path) -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         hello = await peer.expect(Hello)
         assert (hello.context, hello.device) == (0, "unknown")
         peer.send(Welcome(1))
         bye = await peer.bye()
         assert (bye.reason, "nowhere" in bye.text) == (ByeReason.LOAD_REFUSED, True)
 
-    play(told, backend="iree", model_path=str(tmp_path / "nowhere"))
+    run_scenario(scenario, backend="iree", model_path=str(tmp_path / "nowhere"))
 
 
 def test_a_request_before_ready_is_refused() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.expect(Hello)
         peer.send(Welcome(1), submit(1))
         failed = await peer.terminal(1)
@@ -82,7 +82,7 @@ def test_a_request_before_ready_is_refused() -> None:
         await peer.bye()
         assert not any(isinstance(frame, Ready) for frame in peer.frames)
 
-    play(told, load_seconds=1.0)
+    run_scenario(scenario, load_seconds=1.0)
 
 
 class Panic(BaseException):

@@ -329,11 +329,11 @@ def test_the_most_likely_token_is_kept_and_only_what_is_kept_is_sampled(data: st
 
 
 def test_needs_sampling_and_needs_filters() -> None:
-    plain, cut, cold = Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=1), Sampling(top_p=0.5)
-    assert not needs_sampling([SampleSpec(cold, 1), SampleSpec(cut, 1)])
+    plain, top_one, cold = Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=1), Sampling(top_p=0.5)
+    assert not needs_sampling([SampleSpec(cold, 1), SampleSpec(top_one, 1)])
     assert needs_sampling([SampleSpec(cold, 1), SampleSpec(plain, 1)])
     assert not needs_filters([SampleSpec(cold, 1), SampleSpec(plain, 1)])
-    for filtered in (cut, Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=1.0, min_p=0.1)):
+    for filtered in (top_one, Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=1.0, min_p=0.1)):
         assert needs_filters([SampleSpec(plain, 1), SampleSpec(filtered, 1)])
 
 

@@ -25,10 +25,10 @@ def reference(text: str, stops: list[str]) -> tuple[str, bool]:
 @given(
     text=st.text("abc", max_size=60),
     stops=st.lists(st.text("abc", min_size=1, max_size=6), max_size=4),
-    cuts=st.lists(st.integers(0, 60)),
+    splits=st.lists(st.integers(0, 60)),
 )
-def test_any_split_gives_the_same_text(text: str, stops: list[str], cuts: list[int]) -> None:
-    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+def test_any_split_gives_the_same_text(text: str, stops: list[str], splits: list[int]) -> None:
+    edges = sorted({0, len(text), *(split for split in splits if split < len(text))})
     scanner = StopScanner(stops)
     sent = "".join(scanner.push(text[start:end]) for start, end in pairwise(edges))
     expected, stopped = reference(text, stops)
