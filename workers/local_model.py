@@ -151,12 +151,12 @@ class LocalModel:
             self._tokenizer, max_live=1, clock=self._clock, context=self._engine.capabilities.context
         )
         submit = Submit(stream, f"local-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
-        admission = processor.admit(submit)
-        if admission.answer is not None:
-            yield from _client_events([admission.answer])
-        if admission.request is None:
+        result = processor.admit(submit)
+        if result.answer is not None:
+            yield from _client_events([result.answer])
+        if result.request is None:
             return
-        self._submit(admission.request)
+        self._submit(result.request)
         try:
             while processor.live:
                 if stream != self._stream:

@@ -52,12 +52,12 @@ class EngineWorker(FakeWorker):
                 self._end(self.engine.cancel(command.stream))
 
     def _submit(self, submit: Submit) -> None:
-        admission = self._output.admit(submit)
-        if admission.answer is not None:
-            self._answers.append(admission.answer)
-        if admission.request is not None:
+        result = self._output.admit(submit)
+        if result.answer is not None:
+            self._answers.append(result.answer)
+        if result.request is not None:
             try:
-                self.engine.submit(admission.request)
+                self.engine.submit(result.request)
             except RequestRefused as refusal:
                 failure = SequenceFailure(submit.stream, refusal.code, refusal.text, refusal.field)
                 self._answers += self._output.process(EngineOutput(None, (), (failure,), self.engine.gauges())).frames

@@ -12,7 +12,7 @@ from protocol.errors import ErrorCode, ProtocolError
 from protocol.events import Event, Failed, Gauges, Heartbeat
 from workers.process.engine_thread import EngineInput, RemoveSequence
 from workers.process.loading import Loaded
-from workers.process.output_processor import Admission, EngineOutput, OutputProcessor
+from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
 from workers.process.tokenize_queue import TokenizeQueue
 
 
@@ -23,12 +23,12 @@ class Effects:
     inputs: list[EngineInput] = field(default_factory=list)
     frames: list[Event] = field(default_factory=list)
 
-    def add(self, admission: Admission) -> None:
+    def add(self, result: SubmitResult) -> None:
         """Add the answer to a `Submit`."""
-        if admission.request is not None:
-            self.inputs.append(admission.request)
-        if admission.answer is not None:
-            self.frames.append(admission.answer)
+        if result.request is not None:
+            self.inputs.append(result.request)
+        if result.answer is not None:
+            self.frames.append(result.answer)
 
 
 class OpenRequests:
@@ -69,9 +69,9 @@ class OpenRequests:
         """Start a request. Raises `ProtocolError` for a stream that is open already."""
         if self._queue.is_live(submit.stream):
             raise ProtocolError(f"stream {submit.stream} was submitted twice")
-        admission = self._queue.submit(submit)
-        if admission is not None:
-            effects.add(admission)
+        result = self._queue.submit(submit)
+        if result is not None:
+            effects.add(result)
 
     def cancel(self, stream: int, effects: Effects) -> None:
         """End a request. An unknown stream is ignored."""
@@ -116,9 +116,9 @@ class OpenRequests:
         """Build queued prompts until cancelled."""
         await self._queue.run()
 
-    def _admitted(self, admission: Admission) -> None:
+    def _admitted(self, result: SubmitResult) -> None:
         effects = Effects()
-        effects.add(admission)
+        effects.add(result)
         self._on_admission(effects)
 
     def _expire(self) -> None:

@@ -39,7 +39,7 @@ class EngineOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class SubmitResult:
     """Answer to a `Submit`: a request for the engine, or the frame that ends the stream."""
 
     request: EngineRequest | None
@@ -109,7 +109,7 @@ class OutputProcessor:
         """
         return self._prompt_builder.build(submit)
 
-    def admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> Admission:
+    def admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> SubmitResult:
         """Open a sequence for a request that arrived at `arrived`, by the clock.
 
         `prompt` is its prompt or the exception of its build; without it the prompt is built here. An invalid request is
@@ -131,7 +131,7 @@ class OutputProcessor:
         resumed = len(submit.resume)
         live = _OpenSequence(prompt.eos, text, source, len(prompt.tokens), resumed, top=submit.sampling.logprobs or 0)
         if text is not None and text.stopped:
-            return Admission(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
+            return SubmitResult(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
         self._live[stream] = live
         if limits.deadline_ms:
             since = self._clock() if arrived is None else arrived
@@ -146,7 +146,7 @@ class OutputProcessor:
             tenant=submit.tenant,
             min_tokens=limits.min_tokens,
         )
-        return Admission(request, None)
+        return SubmitResult(request, None)
 
     def with_reached(self, gauges: Gauges) -> Gauges:
         """Return the engine's gauges with the last stream whose prompt was built, which the engine does not know."""
@@ -270,5 +270,5 @@ class OutputProcessor:
         return (Failed(failure.stream, failure.code, clip(failure.text), field),)
 
 
-def _refused(stream: int, code: ErrorCode, text: str, field: str) -> Admission:
-    return Admission(None, Failed(stream, code, clip(text), field))
+def _refused(stream: int, code: ErrorCode, text: str, field: str) -> SubmitResult:
+    return SubmitResult(None, Failed(stream, code, clip(text), field))

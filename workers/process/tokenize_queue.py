@@ -14,7 +14,7 @@ from protocol.bounds import clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished, Usage
-from workers.process.output_processor import Admission, OutputProcessor
+from workers.process.output_processor import OutputProcessor, SubmitResult
 from workers.process.prompt_builder import PromptResult, build_or_error, tokenize_cost
 
 MAX_INLINE_COST = 4096
@@ -29,7 +29,7 @@ class TokenizeQueue:
     """
 
     def __init__(
-        self, processor: OutputProcessor, clock: Callable[[], float], on_admission: Callable[[Admission], None]
+        self, processor: OutputProcessor, clock: Callable[[], float], on_admission: Callable[[SubmitResult], None]
     ) -> None:
         """`clock` is that of the output processor.
 
@@ -54,13 +54,13 @@ class TokenizeQueue:
         """The stream has no terminal frame yet."""
         return stream in self._waiting or self._output.is_live(stream)
 
-    def submit(self, submit: Submit) -> Admission | None:
+    def submit(self, submit: Submit) -> SubmitResult | None:
         """Admit or refuse a request; return None if it is queued."""
         if not self._waiting and not self._busy and tokenize_cost(submit) <= MAX_INLINE_COST:
             return self._admit(submit)
         if self._output.full(len(self._waiting)):
             text = f"{self.live} sequences are running or waiting already"
-            return Admission(None, Failed(submit.stream, ErrorCode.OVERLOADED, text))
+            return SubmitResult(None, Failed(submit.stream, ErrorCode.OVERLOADED, text))
         self._waiting[submit.stream] = submit, self._clock()
         self._wakeup.set()
         return None
@@ -99,13 +99,13 @@ class TokenizeQueue:
             build_or_error, self._output.build_prompt, submit, limiter=self._limiter, abandon_on_cancel=True
         )
 
-    def _admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> Admission:
+    def _admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> SubmitResult:
         try:
-            admission = self._output.admit(submit, prompt, arrived)
+            result = self._output.admit(submit, prompt, arrived)
         except BaseException as error:  # noqa: BLE001  a bug (or a panic of Rust code) must end this request only
             self._log.error("admission_failed", request=submit.request, stream=submit.stream, exc_info=error)
             text = clip(f"the prompt failed: {type(error).__name__}")
-            return Admission(None, Failed(submit.stream, ErrorCode.INTERNAL, text))
-        refused = admission.request is None
+            return SubmitResult(None, Failed(submit.stream, ErrorCode.INTERNAL, text))
+        refused = result.request is None
         self._log.debug("request_admitted", request=submit.request, stream=submit.stream, refused=refused)
-        return admission
+        return result

@@ -12,7 +12,7 @@ from workers.engine.scripted_runner import ScriptedRunner
 from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult, Token
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
-from workers.process.output_processor import Admission, EngineOutput, OutputProcessor
+from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.tokenizer import Tokenizer
 
@@ -29,9 +29,9 @@ def processor(tokenizer: Tokenizer | None = None, clock: Any = lambda: 0.0, **op
     return OutputProcessor(tokenizer or ByteTokenizer(), max_live=options.pop("max_live", 64), clock=clock)
 
 
-def request_of(admission: Admission) -> EngineRequest:
-    assert admission.request is not None, admission.answer
-    return admission.request
+def request_of(result: SubmitResult) -> EngineRequest:
+    assert result.request is not None, result.answer
+    return result.request
 
 
 def step(
@@ -60,11 +60,11 @@ class Worker:
 
     def submit(self, *submits: Submit) -> None:
         for each in submits:
-            admission = self.processor.admit(each)
-            if admission.answer is not None:
-                self.frames.append(admission.answer)
-            if admission.request is not None:
-                self._take(admission.request)
+            result = self.processor.admit(each)
+            if result.answer is not None:
+                self.frames.append(result.answer)
+            if result.request is not None:
+                self._take(result.request)
 
     def _take(self, request: EngineRequest) -> None:
         try:

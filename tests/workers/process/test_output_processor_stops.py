@@ -125,9 +125,9 @@ def test_text_before_and_after_any_resume_is_the_text(
 def _run(given: Submit, tokens: Sequence[int], ends: bool = True) -> tuple[list[int], str, str, int, int]:
     """Return ids, text, reason and counts of a request whose engine returns these tokens and then ends."""
     table = processor()
-    admission = table.admit(given)
-    frames: list[Event] = [admission.answer] if admission.answer is not None else []
-    for token in tokens if admission.request is not None else ():
+    result = table.admit(given)
+    frames: list[Event] = [result.answer] if result.answer is not None else []
+    for token in tokens if result.request is not None else ():
         processed = table.process(step((given.stream, token)))
         frames += processed.frames
         if processed.finish:
@@ -147,8 +147,8 @@ def _run(given: Submit, tokens: Sequence[int], ends: bool = True) -> tuple[list[
 
 def test_a_resumed_answer_with_a_complete_stop_needs_no_engine() -> None:
     table = processor()
-    admission = table.admit(submit(stop=("b",), resume=tuple(b"ab")))
-    assert admission.request is None
-    assert isinstance(admission.answer, Finished)
-    assert (admission.answer.reason, admission.answer.usage.completion_tokens) == ("stop", 2)
+    result = table.admit(submit(stop=("b",), resume=tuple(b"ab")))
+    assert result.request is None
+    assert isinstance(result.answer, Finished)
+    assert (result.answer.reason, result.answer.usage.completion_tokens) == ("stop", 2)
     assert table.live == 0

@@ -12,7 +12,7 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished
 from tests.workers.process.gateway_peer import submit
-from workers.process.output_processor import Admission, OutputProcessor
+from workers.process.output_processor import OutputProcessor, SubmitResult
 from workers.process.prompt_builder import CHARACTERS_PER_TOKEN
 from workers.process.tokenize_queue import MAX_INLINE_COST, TokenizeQueue
 from workers.text.byte_tokenizer import ByteTokenizer
@@ -50,11 +50,11 @@ class Desk:
         self.now = 0.0
         self.processor = OutputProcessor(self.slow, max_live=max_live, clock=lambda: self.now)
         self.queue = TokenizeQueue(self.processor, lambda: self.now, self._admitted)
-        self.came: list[Admission] = []
+        self.came: list[SubmitResult] = []
         self._news = anyio.Event()
 
-    def _admitted(self, admission: Admission) -> None:
-        self.came.append(admission)
+    def _admitted(self, result: SubmitResult) -> None:
+        self.came.append(result)
         self._news.set()
 
     async def until(self, count: int) -> list[int]:
@@ -62,15 +62,15 @@ class Desk:
         while len(self.came) < count:
             self._news = anyio.Event()
             await self._news.wait()
-        return [stream_of(admission) for admission in self.came]
+        return [stream_of(result) for result in self.came]
 
     async def begun(self) -> None:
         """Wait until the thread starts on a prompt."""
         await anyio.to_thread.run_sync(self.slow.begun.acquire)
 
 
-def stream_of(admission: Admission) -> int:
-    ended = admission.request or admission.answer
+def stream_of(result: SubmitResult) -> int:
+    ended = result.request or result.answer
     assert ended is not None
     return ended.stream
 
@@ -90,9 +90,9 @@ def resumed(tokens: int, text: str) -> Submit:
 
 
 async def test_short_prompts_are_built_at_once(desk: Desk) -> None:
-    admission = desk.queue.submit(submit(1, "x" * MAX_INLINE_COST))
-    assert admission is not None
-    assert admission.request is not None
+    result = desk.queue.submit(submit(1, "x" * MAX_INLINE_COST))
+    assert result is not None
+    assert result.request is not None
     assert desk.slow.threads == [False]
     assert desk.queue.live == 1
 
