@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class ErrorCode(StrEnum):
-    """Why a request failed."""
+    """Reasons why a request failed."""
 
     INVALID = "invalid_request"
     """A field of the request is invalid; the text names it."""
@@ -37,7 +37,7 @@ class ErrorCode(StrEnum):
 
 
 class ByeReason(StrEnum):
-    """Why a worker exits."""
+    """Reasons why a worker exits."""
 
     STOPPED = "stopped"
     """It received `Stop`, `Drain` or SIGTERM."""

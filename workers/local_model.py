@@ -27,7 +27,7 @@ Prompt = str | Sequence[int] | Input
 
 @dataclass(frozen=True, slots=True)
 class LocalModelCapabilities:
-    """What a local model and its device can do."""
+    """Features of a local model and its device."""
 
     backend: str
     device: str
@@ -110,6 +110,7 @@ class LocalModel:
 
     @property
     def capabilities(self) -> LocalModelCapabilities:
+        """Features of the model and its device."""
         runner = self._engine.capabilities
         return LocalModelCapabilities(
             backend=runner.backend,

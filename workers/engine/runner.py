@@ -137,7 +137,8 @@ class Runner(Protocol):
     """
 
     @property
-    def capabilities(self) -> RunnerCapabilities: ...
+    def capabilities(self) -> RunnerCapabilities:
+        """Backend, number formats and capacity."""
 
     @property
     def graphs_failed(self) -> int:

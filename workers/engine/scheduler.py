@@ -36,6 +36,7 @@ class _Candidate:
 
     @property
     def rest(self) -> int:
+        """Tokens that remain to be prefilled."""
         return self.sequence.prefill_length - self.start
 
 

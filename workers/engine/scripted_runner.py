@@ -79,6 +79,7 @@ class ScriptedRunner:
 
     @property
     def capabilities(self) -> RunnerCapabilities:
+        """The capabilities given to the constructor."""
         return self._capabilities
 
     @property
@@ -87,6 +88,7 @@ class ScriptedRunner:
         return 0
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        """See `Runner.prefill`."""
         self._check_call(chunks, specs)
         self.calls += 1
         tokens: list[int | None] = []
@@ -98,6 +100,7 @@ class ScriptedRunner:
         return tokens
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        """See `Runner.decode`."""
         if not rows:
             raise self._violation("decode without rows")
         if len({row.slot for row in rows}) != len(rows):
@@ -121,6 +124,7 @@ class ScriptedRunner:
         return [self._likely(token) for token in tokens]
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
+        """See `Runner.logits`. The greedy token has the highest logit."""
         self._check_chunk(chunk)
         self.calls += 1
         values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
@@ -131,6 +135,7 @@ class ScriptedRunner:
         return values
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """See `Runner.copy_prefix`."""
         try:
             check_copy(self._capabilities, self._written, source, target, length)
         except ValueError as error:
@@ -140,19 +145,21 @@ class ScriptedRunner:
         self._history[target] = self._history[source][: length + 1]
 
     def reset(self, slot: int) -> None:
+        """See `Runner.reset`."""
         if not 0 <= slot < self._capabilities.slots:
             raise self._violation(f"reset of slot {slot}")
         self._history[slot] = [0]
         self._broken.discard(slot)
 
     def memory(self) -> dict[str, int]:
+        """Report 0 bytes."""
         return {"weights": 0, "kv": 0}
 
     def settle(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is no background work."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Has no effect."""
 
     def _check_call(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> None:
         if not chunks or len(chunks) != len(specs):

@@ -37,13 +37,16 @@ class FaultyRunner:
 
     @property
     def capabilities(self) -> RunnerCapabilities:
+        """The capabilities of the wrapped runner."""
         return self._runner.capabilities
 
     @property
     def graphs_failed(self) -> int:
+        """The count of the wrapped runner."""
         return self._runner.graphs_failed
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        """Carry out the planned faults, then prefill."""
         given = [token for chunk in chunks for token in chunk.tokens]
         self._enter(given)
         for chunk in chunks:
@@ -55,6 +58,7 @@ class FaultyRunner:
         return tokens
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        """Carry out the planned faults, then decode."""
         given = [row.token for row in rows]
         self._enter(given)
         for row in rows:
@@ -64,9 +68,11 @@ class FaultyRunner:
         return tokens
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
+        """Pass through to the wrapped runner."""
         return self._runner.logprobs(rows)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
+        """Carry out the planned faults, then compute the logits. Raises `NotFiniteError` for a corrupted slot."""
         self._enter(chunk.tokens)
         self._look(chunk.slot, chunk.start, chunk.tokens)
         values = self._runner.logits(chunk)
@@ -76,6 +82,7 @@ class FaultyRunner:
         return values
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy rows, corrupted ones included."""
         self._runner.copy_prefix(source, target, length)
         row = self._corrupted.get(source)
         self._corrupted.pop(target, None)
@@ -83,16 +90,20 @@ class FaultyRunner:
             self._corrupted[target] = row
 
     def reset(self, slot: int) -> None:
+        """Reset the slot, which is not corrupted any more."""
         self._runner.reset(slot)
         self._corrupted.pop(slot, None)
 
     def memory(self) -> dict[str, int]:
+        """Pass through to the wrapped runner."""
         return self._runner.memory()
 
     def settle(self) -> None:
+        """Pass through to the wrapped runner."""
         self._runner.settle()
 
     def close(self) -> None:
+        """Pass through to the wrapped runner."""
         self._runner.close()
 
     def _enter(self, tokens: Collection[int]) -> None:

@@ -106,7 +106,7 @@ class FaultPlan:
         return any(fault.kind == "nan" and fault.hits(call, tokens) for fault in self._faults)
 
     def fails(self, call: int, tokens: Collection[int]) -> bool:
-        """This call raises."""
+        """The plan has this call raise."""
         return any(fault.kind == "raise" and fault.hits(call, tokens) for fault in self._faults)
 
     def enter(self, call: int, tokens: Collection[int]) -> None:

@@ -60,6 +60,7 @@ class Needed:
 
     @property
     def total(self) -> int:
+        """Bytes of weights and KV cache."""
         return self.weights + self.kv
 
     def check(self, free: int | None, quantize: Quantize, *, quantizable: bool) -> None:

@@ -23,7 +23,7 @@ COMPUTED_BY = {"iree": ("iree-base-compiler", "jax"), "mlx": ("mlx", "mlx-lm")}
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What `Hello` reports before the model is loaded."""
+    """Description of a worker for `Hello`, before the model is loaded."""
 
     backend: str
     device: str

@@ -37,9 +37,11 @@ EngineInput = EngineRequest | RemoveSequence
 class EngineListener(Protocol):
     """Callbacks of the engine thread, called in order on the event loop's thread."""
 
-    def engine_progress(self, phase: str, done: int, total: int) -> None: ...
+    def engine_progress(self, phase: str, done: int, total: int) -> None:
+        """The load has progressed to `done` of `total` units of `phase`."""
 
-    def engine_loaded(self, loaded: Loaded) -> None: ...
+    def engine_loaded(self, loaded: Loaded) -> None:
+        """The model is loaded, and the engine accepts inputs."""
 
     def engine_output_ready(self) -> None:
         """Outputs wait for `take_outputs`. Called once until they are taken."""

@@ -20,11 +20,12 @@ EXIT_CODES: Mapping[ByeReason, int] = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """How a worker ended. `stuck`: the engine thread is inside a call of the device that does not return."""
+    """End of a worker. `stuck`: the engine thread is inside a call of the device that does not return."""
 
     reason: ByeReason
     stuck: bool
 
     @property
     def exit_code(self) -> int:
+        """Exit code of the process."""
         return EXIT_CODES[self.reason]

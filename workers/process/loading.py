@@ -24,7 +24,7 @@ from workers.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a worker serves with. `tokenizer` is None for a model without one."""
+    """A loaded model, ready to serve. `tokenizer` is None for a model without one."""
 
     engine: BatchEngine
     tokenizer: Tokenizer | None

@@ -18,7 +18,7 @@ from workers.process.tokenize_queue import TokenizeQueue
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What commands or engine outputs lead to: inputs for the engine and frames for the gateway, in order."""
+    """Effects of commands or engine outputs: inputs for the engine and frames for the gateway, in order."""
 
     inputs: list[EngineInput] = field(default_factory=list)
     frames: list[Event] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How to sample the next token of one row: parameters, position, logit edits and mask."""
+"""Specification of one sample: parameters, position, logit edits and mask."""
 
 import numpy as np
 from msgspec import Struct
@@ -22,7 +22,7 @@ class LogitEdits(Struct, frozen=True, gc=False):
 
 
 class SampleSpec(Struct, frozen=True, gc=False):
-    """How to sample one token. The noise depends on (`sampling.seed`, `position`) alone.
+    """Specifies how to sample one token. The noise depends on (`sampling.seed`, `position`) alone.
 
     `position` is the index of the sampled token in the whole sequence, prompt and answer. The logits are changed by
     `edits`, then limited by `mask`; `workers.engine.logits_processors` makes both.

@@ -16,6 +16,7 @@ class ByteChatFormat:
     def render(
         self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
     ) -> str:
+        """See `ChatFormat.render`."""
         turns = [f"<|im_start|>{message['role']}\n{message['content']}{_TURN_END}" for message in messages]
         if add_generation_prompt:
             turns.append("<|im_start|>assistant\n")
@@ -37,10 +38,13 @@ class ByteTokenizer:
         return list(text.encode("utf-8", "replace"))
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
+        """See `Tokenizer.piece`."""
         return bytes((token,)) if 0 <= token < EOS_ID else b""
 
     def label(self, token: int) -> bytes:
+        """See `Tokenizer.label`."""
         return b"<|im_end|>" if token == EOS_ID else self.piece(token)
 
     def decode(self, tokens: Iterable[int]) -> str:
+        """See `Tokenizer.decode`."""
         return decode(self, tokens)

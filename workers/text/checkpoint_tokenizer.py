@@ -82,12 +82,15 @@ class CheckpointTokenizer:
         return ids
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
+        """See `Tokenizer.piece`."""
         return self._token_bytes.piece(token, first=first)
 
     def label(self, token: int) -> bytes:
+        """See `Tokenizer.label`."""
         return self._token_bytes.piece(token) or (self._library.id_to_token(token) or "").encode("utf-8", "replace")
 
     def decode(self, tokens: Iterable[int]) -> str:
+        """See `Tokenizer.decode`."""
         return decode(self, tokens)
 
 

@@ -31,15 +31,18 @@ class RenderBudget:
         self._chars = 0
 
     def restart(self) -> None:
+        """Start a new render."""
         self._ends = self._clock() + self._limit_s
         # A character may pass through several macros and set blocks before it reaches the prompt.
         self._chars = 8 * self.max_chars
 
     def check_time(self) -> None:
+        """Raise `TemplateError` if the time limit has passed."""
         if self._clock() > self._ends:
             raise TemplateError(f"the chat template ran longer than {self._limit_s:g} s")
 
     def check_size(self, size: int, bound: int) -> None:
+        """Raise `TemplateError` if `size` exceeds `bound`."""
         if size > bound:
             raise TemplateError(f"the chat template builds something of size {size}, over the bound of {bound}")
 

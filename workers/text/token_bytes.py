@@ -20,7 +20,7 @@ class DecoderRefused(Exception):
 
 @dataclass(slots=True)
 class _Steps:
-    """What the decoder does to a token, collected from its parts."""
+    """Steps of the decoder for one token, collected from its parts."""
 
     byte_level: bool = False
     byte_fallback: bool = False
@@ -57,6 +57,7 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
+        """See `workers.text.tokenizer.Tokenizer.piece`."""
         if first:
             return self._compute(token, first=True)
         known = self._known.get(token)

@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
 
     @property
     def chat(self) -> ChatFormat | None:
-        """None when the model has no chat template."""
+        """The chat format; None for a model without a chat template."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Return token ids. `special` adds the tokens that the model expects around a plain prompt, such as BOS."""
