@@ -22,8 +22,8 @@ from models import builtin_path
 from protocol.request import Limits, Sampling
 from tests.cli.commands.test_serve import read_until, serving, url_of
 from workers.engine.runner import NotFiniteError
+from workers.local_model import LocalModel
 from workers.process.spec import Backend, WorkerSpec
-from workers.session import Session
 
 PROMPTS = (
     "The capital of France is",
@@ -36,11 +36,11 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Served:
-    """One running server and the session that says what it must answer."""
+    """A running server, and the local model that gives the expected answers."""
 
     backend: Backend
     url: str
-    session: Session
+    model: LocalModel
 
 
 @pytest.fixture(scope="module", params=["iree", "mlx"])
@@ -49,9 +49,9 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     pytest.importorskip({"iree": "iree.runtime", "mlx": "mlx.core"}[backend])
     words = ["-m", "cli", "serve", "--port", "0", "--backend", backend, "--log-level", "warning"]
     spec = WorkerSpec("w", "m", str(builtin_path()), backend=backend)
-    # The session compiles what both use, before the server's deadline runs.
-    with Session.open(spec) as session, serving(words) as process:
-        yield Served(backend, url_of(read_until(process, "Stop it")), session)
+    # The local model compiles the graphs of both before the deadline of the server starts.
+    with LocalModel.open(spec) as model, serving(words) as process:
+        yield Served(backend, url_of(read_until(process, "Stop it")), model)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
 
@@ -88,7 +88,7 @@ def assert_as_alone(served: Served, requests: list[dict[str, Any]], answers: lis
     """Check that each request got the tokens and the text that it gets alone."""
     for body, choice in zip(requests, answers, strict=True):
         sampling = Sampling(temperature=body["temperature"], top_p=body["top_p"], seed=body["seed"])
-        alone = served.session.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
+        alone = served.model.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
         assert tuple(choice["token_ids"]) == alone.tokens, body
         assert choice["text"] == alone.text
         assert choice["finish_reason"] == "length"

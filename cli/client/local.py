@@ -15,10 +15,10 @@ from cli.config.settings import Settings
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import ChatInput, TextInput
+from workers.local_model import LocalModel, LocalModelError
 from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
 from workers.process.spec import WorkerSpec
-from workers.session import Session, SessionError
 
 
 def load_here(spec: WorkerSpec) -> Loaded:
@@ -47,22 +47,22 @@ def loading_status(model: str) -> Iterator[Progress]:
 class LocalClient:
     """Implements `ModelClient` for a session. One request at a time, on the thread that loaded the model."""
 
-    def __init__(self, name: str, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, model: LocalModel, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
-        self.session = session
+        self.model = model
         self._clock = clock
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
         """Load the model that the settings name. Raises `CommandFailed`."""
         model = ChosenModel.choose(settings)
-        return cls(model.name, Session.of(load_here(worker_spec(settings, model))))
+        return cls(model.name, LocalModel.of(load_here(worker_spec(settings, model))))
 
     def stream(self, request: ModelRequest) -> Pieces:
         """See `ModelClient.stream`."""
         began, first = self._clock(), 0.0
         prompt = ChatInput(request.messages) if request.messages else TextInput(request.prompt)
-        for event in _translate_errors(self.session.stream(prompt, request.sampling, request.limits)):
+        for event in _translate_errors(self.model.stream(prompt, request.sampling, request.limits)):
             first = first or self._clock() - began
             if event.text:
                 yield event.text
@@ -71,14 +71,14 @@ class LocalClient:
                 yield Summary(*counts, event.reason, first, self._clock() - began)
 
     def close(self) -> None:
-        self.session.close()
+        self.model.close()
 
 
 def _translate_errors(events: Generator[Delta | Finished, None, None]) -> Generator[Delta | Finished, None, None]:
-    """Yield the events, and raise a session's error as `CommandFailed`."""
+    """Yield the events, and raise an error of the model as `CommandFailed`."""
     try:
         yield from events
-    except SessionError as error:
+    except LocalModelError as error:
         without = "; --no-chat-template continues the prompt as plain text"
         hint = without if (error.code, error.field) == (ErrorCode.UNSUPPORTED, "messages") else ""
         raise CommandFailed(f"{error}{hint}") from error

@@ -10,7 +10,7 @@ from protocol.bounds import MAX_NAME
 from workers.checkpoints.checkpoint import CheckpointError, resolve_model
 from workers.errors import LoadRefused
 from workers.process.backends import cache_dir
-from workers.process.loading import describe
+from workers.process.describe import describe
 from workers.process.spec import WorkerSpec
 
 BUILTIN_NAME = "baton-tiny"
