@@ -103,7 +103,7 @@ def test_every_setting_is_listed_as_it_is() -> None:
 
 
 def test_every_field_of_a_request_is_listed() -> None:
-    section = HTTP.partition("## Fields of a request\n")[2].partition("| option |")[0]
+    section = HTTP.partition("## Request fields\n")[2].partition("| Option |")[0]
     cells = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
     listed = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
     known = {*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__}
@@ -111,7 +111,7 @@ def test_every_field_of_a_request_is_listed() -> None:
 
 
 def test_every_option_that_is_not_supported_is_listed_with_what_is_taken() -> None:
-    page = HTTP.partition("| option | taken beside `null` |\n")[2].partition("\n\n")[0]
+    page = HTTP.partition("| Option | Accepted besides `null` |\n")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", page, flags=re.MULTILINE)
     listed = {name: [json.loads(value) for value in re.findall(r"`(.*?)`", values)] for name, values in rows}
     assert listed == {name: list(values) for name, values in OPTIONS.items()}
