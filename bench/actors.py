@@ -37,7 +37,7 @@ from actors.actor import Actor
 from actors.system import ActorSystem
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
-from bench.command_line import at_least, command_line
+from bench.harness.command_line import at_least, command_line
 from protocol.codec import decode_event, encode
 from protocol.events import Delta, Gauges, Step
 

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import jax
 import numpy as np
 
-from bench.command_line import at_least, command_line
-from bench.limits import read_bandwidth
-from bench.shapes import SHAPES
+from bench.harness.command_line import at_least, command_line
+from bench.harness.limits import read_bandwidth
+from bench.harness.shapes import SHAPES
 from workers.host.cores import usable_cores
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct

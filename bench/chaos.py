@@ -36,10 +36,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line, levels, not_negative
-from bench.plots import drawable, figure
-from bench.served import READY_TIMEOUT_S, served
-from bench.shapes import default_cache
+from bench.harness.command_line import at_least, command_line, levels, not_negative
+from bench.harness.plots import drawable, figure
+from bench.harness.served import READY_TIMEOUT_S, served
+from bench.harness.shapes import default_cache
 from cli.chaos.heard import Heard
 from cli.chaos.rounds import Noticed, Strike, compare, percentile, play
 from cli.chaos.trial import requests

@@ -23,13 +23,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line, parsed
-from bench.limits import MemoryReader, multiply_adds, step_bytes
-from bench.ours import Engine, Setup
-from bench.peak import Peak
-from bench.plots import plot_curves
-from bench.rounds import RefusedError, markdown
-from bench.shapes import SHAPES, default_cache, make_model
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.engine import Engine, Setup
+from bench.harness.limits import MemoryReader, multiply_adds, step_bytes
+from bench.harness.peak import Peak
+from bench.harness.plots import plot_curves
+from bench.harness.rounds import RefusedError, markdown
+from bench.harness.shapes import SHAPES, default_cache, make_model
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores
 

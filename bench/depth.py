@@ -16,12 +16,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-from bench.command_line import at_least, command_line
-from bench.limits import step_bytes
-from bench.ours import Engine, Setup
-from bench.rounds import RefusedError
-from bench.shapes import SHAPES, default_cache, make_model
-from bench.usage import psutil
+from bench.harness.command_line import at_least, command_line
+from bench.harness.engine import Engine, Setup
+from bench.harness.limits import step_bytes
+from bench.harness.process_statistics import psutil
+from bench.harness.rounds import RefusedError
+from bench.harness.shapes import SHAPES, default_cache, make_model
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk, Runner
 

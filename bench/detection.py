@@ -24,7 +24,7 @@ from actors.process.exit_cause import Origin
 from actors.process.logs import configure_logging
 from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker import Deadlines, WorkerState
-from bench.command_line import at_least, command_line
+from bench.harness.command_line import at_least, command_line
 from cli.model import ChosenModel
 from cli.serve import worker_launches
 from cli.settings import Settings

@@ -37,14 +37,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line, parsed
-from bench.limits import PASSES, MemoryReader, Work, multiply_adds, step_bytes
-from bench.ours import Client, Engine, Setup, server
-from bench.peak import Peak
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.engine import Client, Engine, Setup, server
+from bench.harness.limits import PASSES, MemoryReader, Work, multiply_adds, step_bytes
+from bench.harness.peak import Peak
+from bench.harness.plots import plot_engine
+from bench.harness.rounds import Others, RefusedError, Series, interleave, markdown, ratio
+from bench.harness.shapes import SHAPES, default_cache, make_model
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
-from bench.plots import plot_engine
-from bench.rounds import Others, RefusedError, Series, interleave, markdown, ratio
-from bench.shapes import SHAPES, default_cache, make_model
 from bench.to_gguf import Kind, convert
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.process.descriptors import raise_limit
 from actors.process.logs import configure_logging
-from bench.command_line import above_zero, at_least, command_line, levels
+from bench.harness.command_line import above_zero, at_least, command_line, levels
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.http.server import listen, serve

@@ -31,10 +31,10 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import above_zero, command_line
 from bench.gpu_stages import PREFILL, SLOTS, Result
-from bench.rounds import markdown
-from bench.shapes import SHAPES, default_cache
+from bench.harness.command_line import above_zero, command_line
+from bench.harness.rounds import markdown
+from bench.harness.shapes import SHAPES, default_cache
 from tests.checkpoints import make_checkpoint
 from workers.host.cores import usable_cores
 from workers.iree.build.recipe import Recipe

@@ -18,9 +18,9 @@ from msgspec import Struct
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.limits import step_bytes
-from bench.ours import Engine
-from bench.shapes import make_model
+from bench.harness.engine import Engine
+from bench.harness.limits import step_bytes
+from bench.harness.shapes import make_model
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.families import Family

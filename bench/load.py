@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line, levels, not_negative
+from bench.harness.command_line import at_least, command_line, levels, not_negative
 
 TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "

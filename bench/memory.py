@@ -26,10 +26,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line, not_negative
-from bench.plots import plot_memory
-from bench.rounds import markdown
-from bench.usage import psutil
+from bench.harness.command_line import at_least, command_line, not_negative
+from bench.harness.plots import plot_memory
+from bench.harness.process_statistics import psutil
+from bench.harness.rounds import markdown
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from workers.engine.engine import BatchEngine, Request

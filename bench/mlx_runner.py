@@ -21,7 +21,7 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
-from bench.command_line import at_least, command_line, levels
+from bench.harness.command_line import at_least, command_line, levels
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig

@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line
-from bench.ours import Engine, Setup
-from bench.shapes import SHAPES, default_cache, make_model
+from bench.harness.command_line import at_least, command_line
+from bench.harness.engine import Engine, Setup
+from bench.harness.shapes import SHAPES, default_cache, make_model
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.prefix_match import PrefixPolicy
 

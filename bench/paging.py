@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.command_line import at_least, command_line
+from bench.harness.command_line import at_least, command_line
 from workers.host.cores import usable_cores
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.harness.plots import drawable, figure
+from bench.harness.rounds import markdown
 from bench.leaks import Sample
 from bench.plan import Plan, kinds
-from bench.plots import drawable, figure
-from bench.rounds import markdown
 from bench.server_log import reasons
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.command_line import at_least, command_line
+from bench.harness.command_line import at_least, command_line
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.runner import Chunk, Draw, Row, RunnerCapabilities, TokenLogprobs
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line
+from bench.harness.command_line import at_least, command_line
+from bench.harness.engine import Setup, server
+from bench.harness.shapes import SHAPES, default_cache, make_model
 from bench.load import run_level
-from bench.ours import Setup, server
-from bench.shapes import SHAPES, default_cache, make_model
 from protocol.request import Sampling
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.runner import Runner

@@ -42,14 +42,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import msgspec
 
 from actors.supervision.worker import Deadlines
-from bench.command_line import above_zero, at_least, command_line
+from bench.harness.command_line import above_zero, at_least, command_line
+from bench.harness.served import Served, served
+from bench.harness.shapes import default_cache
 from bench.leaks import Sample, leaks, sample
 from bench.mix import Visit, deterministic, requests, visits
 from bench.plan import Blow, Plan, blows, may_fail_to_start
 from bench.report import plot, write_report
-from bench.served import Served, served
 from bench.server_log import Failures, failures
-from bench.shapes import default_cache
 from bench.verdict import Tally, Verdict, judge
 from cli.chaos.asking import Request, ask
 from cli.chaos.heard import Heard

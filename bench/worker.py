@@ -22,7 +22,7 @@ import msgspec
 
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
-from bench.command_line import at_least, command_line
+from bench.harness.command_line import at_least, command_line
 from protocol.codec import decode_event, encode
 from protocol.commands import Stop, Submit, Welcome
 from protocol.events import Bye, Event, Failed, Finished, Hello, Ready, Step

@@ -26,9 +26,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.command_line import at_least, command_line
-from bench.rounds import RefusedError
-from bench.shapes import default_cache
+from bench.harness.command_line import at_least, command_line
+from bench.harness.rounds import RefusedError
+from bench.harness.shapes import default_cache
 
 VERSION = "0.3.36"
 """Of llama-cpp-python; 0.3.36 holds llama.cpp 0.5.0-dev."""

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from bench.engine import HEADER, Line, write
-from bench.limits import Work
-from bench.rounds import Series
+from bench.harness.limits import Work
+from bench.harness.rounds import Series
 
 
 def line(**series: Series) -> Line:

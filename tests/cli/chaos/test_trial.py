@@ -11,7 +11,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from bench.served import served
+from bench.harness.served import served
 from cli.chaos import trial
 from cli.chaos.asking import Server
 from cli.chaos.command import chosen, run_chaos, run_own

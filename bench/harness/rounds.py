@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.usage import psutil
+from bench.harness.process_statistics import psutil
 
 DISTURBED = 0.05
 """Share of the machine's CPUs that others may take while something is measured."""

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from bench.limits import Work, multiply_adds
-from bench.peak import Peak
+from bench.harness.limits import Work, multiply_adds
+from bench.harness.peak import Peak
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig
 

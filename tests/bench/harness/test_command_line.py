@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.command_line import above_zero, at_least, command_line, levels, not_negative
+from bench.harness.command_line import above_zero, at_least, command_line, levels, not_negative
 
-BENCH = Path(__file__).parents[2] / "bench"
+BENCH = Path(__file__).parents[3] / "bench"
 SCRIPTS = sorted(file for file in BENCH.rglob("*.py") if "add_argument(" in file.read_text())
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
+from bench.harness.rounds import RefusedError
+from bench.harness.shapes import TOKENS
 from bench.load import Answer, BadAnswerError, request
-from bench.rounds import RefusedError
-from bench.shapes import TOKENS
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.request import RequestRefused, StepResult
 from workers.engine.runner import Runner

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import bench.plots
+import bench.harness.plots
+from bench.harness.plots import drawable, plot_memory
 from bench.memory import Sample
-from bench.plots import drawable, plot_memory
 
 SAMPLES = [Sample(count, 1, 1, 1, 1, 1, 1, 1) for count in (0, 10)]
 
@@ -15,7 +15,7 @@ SAMPLES = [Sample(count, 1, 1, 1, 1, 1, 1, 1) for count in (0, 10)]
 def test_without_matplotlib_a_plot_is_left_out_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench.plots, "find_spec", lambda _: None)
+    monkeypatch.setattr(bench.harness.plots, "find_spec", lambda _: None)
     plot_memory(SAMPLES, tmp_path / "plot.svg")
     assert list(tmp_path.iterdir()) == []
     said = capsys.readouterr().err
@@ -26,6 +26,6 @@ def test_without_matplotlib_a_plot_is_left_out_and_that_is_said(
 def test_with_matplotlib_nothing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench.plots, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(bench.harness.plots, "find_spec", lambda name: ModuleSpec(name, None))
     assert drawable(tmp_path / "plot.svg")
     assert capsys.readouterr().err == ""

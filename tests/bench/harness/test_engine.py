@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.engine import Engine, Setup, decode_rate
+from bench.harness.rounds import RefusedError
 from bench.load import Answer
-from bench.ours import Engine, Setup, decode_rate
-from bench.rounds import RefusedError
 from workers.engine.scripted_runner import ScriptedRunner
 
 

@@ -1,0 +1,1 @@
+"""What benchmarks share: command lines, models, servers, clients, limits, rounds and plots."""
