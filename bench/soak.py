@@ -5,8 +5,8 @@
 Clients ask for completions and chats, streamed or whole, greedy or drawn, with one or several choices, stop strings,
 penalties, long and short prompts; some leave before the end, politely or not. Each request is answered undisturbed
 first. Then workers are killed and suspended from outside every --every seconds in the mean, and besides something goes
-wrong inside each of their lives but the first (bench/plan.py), whatever computes there: the built-in model on IREE or
-MLX, or with --scripted no model. All follows from the seed, which is printed; --seed repeats its plan.
+wrong inside each of their lives but the first (bench/soaking/fault_plan.py), whatever computes there: the built-in
+model on IREE or MLX, or with --scripted no model. All follows from the seed, which is printed; --seed repeats its plan.
 
 It ends with status 1 when
 
@@ -17,7 +17,7 @@ It ends with status 1 when
               failed steps at which it was there, nor of four deaths of any kind; or more than 1 % ended so
   the server  does not have all workers ready and all slots free within a minute after the last request
   something   was not given back: sequences, processes, descriptors, threads, socket folders; or memory grew
-              (bench/leaks.py)
+              (bench/soaking/leaks.py)
 
 --out gets the table, the samples, a plot and the server's log.
 """
@@ -45,12 +45,12 @@ from actors.supervision.worker import Deadlines
 from bench.harness.command_line import above_zero, at_least, command_line
 from bench.harness.served import Served, served
 from bench.harness.shapes import default_cache
-from bench.leaks import Sample, leaks, sample
-from bench.mix import Visit, deterministic, requests, visits
-from bench.plan import Blow, Plan, blows, may_fail_to_start
-from bench.report import plot, write_report
-from bench.server_log import Failures, failures
-from bench.verdict import Tally, Verdict, judge
+from bench.soaking.fault_plan import Blow, Plan, blows, may_fail_to_start
+from bench.soaking.leaks import Sample, leaks, sample
+from bench.soaking.report import plot, write_report
+from bench.soaking.request_mix import Visit, deterministic, requests, visits
+from bench.soaking.server_log import Failures, failures
+from bench.soaking.verdict import Tally, Verdict, judge
 from cli.chaos.asking import Request, ask
 from cli.chaos.heard import Heard
 from cli.model import ChosenModel, worker_spec

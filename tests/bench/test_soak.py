@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.leaks import Sample
-from bench.plan import Plan
-from bench.report import plot, write_report
 from bench.soak import soak
-from bench.verdict import Verdict
+from bench.soaking.fault_plan import Plan
+from bench.soaking.leaks import Sample
+from bench.soaking.report import plot, write_report
+from bench.soaking.verdict import Verdict
 from cli.chaos.asking import Request
 from cli.chaos.heard import Heard
 

@@ -6,7 +6,7 @@ import statistics
 import msgspec
 import pytest
 
-from bench.plan import OUTSIDE, blows, kinds, may_fail_to_start, of_life
+from bench.soaking.fault_plan import OUTSIDE, blows, kinds, may_fail_to_start, of_life
 from cli.chaos.faults import FIRST_MESSAGE, LOADS
 from workers.faults.plan import CALL_FAULTS, LINK_FAULTS, Fault
 

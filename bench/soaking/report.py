@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from bench.harness.plots import drawable, figure
 from bench.harness.rounds import markdown
-from bench.leaks import Sample
-from bench.plan import Plan, kinds
-from bench.server_log import reasons
+from bench.soaking.fault_plan import Plan, kinds
+from bench.soaking.leaks import Sample
+from bench.soaking.server_log import reasons
 
 if TYPE_CHECKING:
     from bench.soak import Result

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.server_log import Failures
-from bench.verdict import FEW, MOST_REFUSED, SHOWN, Tally, Verdict, explained, judge, kin
+from bench.soaking.server_log import Failures
+from bench.soaking.verdict import FEW, MOST_REFUSED, SHOWN, Tally, Verdict, explained, judge, kin
 from cli.chaos.asking import Request
 from cli.chaos.heard import Choice, Heard
 from gateway.routing.failure_attribution import MAX_TRIES

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.server_log import Failures
+from bench.soaking.server_log import Failures
 from cli.chaos.asking import Request
 from cli.chaos.heard import Heard
 from cli.chaos.rounds import percentile
@@ -115,7 +115,7 @@ class Tally:
 
     def explain(self, failures: Mapping[str, Sequence[Failures]]) -> None:
         """Hold what ended with an error against the failures that requests were there at, by their ids (see
-        `bench.server_log.failures`): a violation each that they do not explain. Once, after the last visit."""
+        `bench.soaking.server_log.failures`): a violation each that they do not explain. Once, after the last visit."""
         convicted: set[str] = set()
         for each in self._refusals:
             seen = failures.get(each.request, ())
