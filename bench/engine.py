@@ -45,7 +45,7 @@ from bench.harness.plots import plot_engine
 from bench.harness.rounds import Others, RefusedError, Series, interleave, markdown, ratio
 from bench.harness.shapes import SHAPES, default_cache, make_model
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
-from bench.to_gguf import Kind, convert
+from bench.peers.to_gguf import Kind, convert
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores
 

@@ -31,7 +31,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.gpu_stages import PREFILL, SLOTS, Result
+from bench.gpu.stages import PREFILL, SLOTS, Result
 from bench.harness.command_line import above_zero, command_line
 from bench.harness.rounds import markdown
 from bench.harness.shapes import SHAPES, default_cache
@@ -42,7 +42,7 @@ from workers.iree.device.device import available_drivers
 from workers.iree.device.gpu import VULKAN_TARGETS, gpu_flags
 from workers.process.spec import Dtype
 
-STAGES = Path(__file__).with_name("gpu_stages.py")
+STAGES = Path(__file__).parent / "gpu" / "stages.py"
 TARGETS: Mapping[str, tuple[tuple[str, Dtype], ...]] = {
     "cuda": (("sm_80", "bfloat16"),),
     "hip": (("gfx942", "bfloat16"),),

@@ -31,7 +31,7 @@ from workers.process.spec import WorkerSpec
 EXIT_USAGE = 2
 SWITCH_S = 0.0005
 """How long the engine thread, back from the device, may wait for a busy event loop. The default of 5 ms is as long as
-a decode step; the switches cost nothing that can be measured (bench/worker.py)."""
+a decode step; the switches cost nothing that can be measured (bench/overhead/worker.py)."""
 
 
 class SpecRefused(Exception):

@@ -12,9 +12,10 @@ pytest.importorskip("jax", reason="the IREE backend is not installed: pip instal
 
 import jax
 
-from bench import gpu_check, gpu_stages
+from bench import gpu_check
+from bench.gpu import stages as gpu_stages
+from bench.gpu.stages import SLOTS, STEPS, Result
 from bench.gpu_check import Outcome, Stage, agreement, run, run_all, stages, table
-from bench.gpu_stages import SLOTS, STEPS, Result
 from tests.compiling import compiling_here
 from workers.iree.device.drivers import GENERIC_DEVICE
 

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from bench.to_gguf import Kind, convert, step_bytes
+from bench.peers.to_gguf import Kind, convert, step_bytes
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.families import Family
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights

@@ -1,6 +1,6 @@
 """Time of attention alone, in all layers of a decode step, beside the time that its keys and values take to read.
 
-    python bench/attention.py [--model 0.5b] [--rows 1 4 8 16] [--positions 256 1000 4000 8000]
+    python bench/kernels/attention.py [--model 0.5b] [--rows 1 4 8 16] [--positions 256 1000 4000 8000]
 
 One graph for each number of rows: the layers' attention, each on what the one before gave. Milliseconds, medians.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import jax
 import numpy as np

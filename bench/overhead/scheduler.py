@@ -1,6 +1,6 @@
 """What scheduler and engine cost on top of the device, in microseconds a token.
 
-    python bench/scheduler.py [--steps 2000] [--rounds 5] [--profile ROWS]
+    python bench/overhead/scheduler.py [--steps 2000] [--rounds 5] [--profile ROWS]
 
 The runner answers from a constant, so that all the time is the engine's: deciding the step, making the rows, taking
 the tokens and their terminals. `decode` is a steady step of 1, 8 and 64 rows; `churn` is sequences of 8 tokens that
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 from numpy.typing import NDArray

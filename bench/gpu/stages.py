@@ -1,4 +1,4 @@
-"""What `bench/gpu_check.py` does, a stage in a process of its own: `python bench/gpu_stages.py STAGE DEVICE ... FILE`.
+"""What `bench/gpu_check.py` does, a stage in a process of its own: `python bench/gpu/stages.py STAGE DEVICE ... FILE`.
 
 The result is written to FILE as JSON. Whatever is raised ends the process, and its last line is the stage's result.
 """
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.harness.engine import Engine
 from bench.harness.limits import step_bytes

@@ -1,6 +1,6 @@
 """Loop overhead of a worker: token events per second through a whole worker process, with a model that costs nothing.
 
-    python bench/worker.py [--streams 64] [--tokens 4000] [--stop] [--profile]
+    python bench/overhead/worker.py [--streams 64] [--tokens 4000] [--stop] [--profile]
 
 One scripted worker process, as the gateway starts it, generates for all streams at once as fast as it can; this process
 reads its link and decodes every frame, as the gateway does. Reported are the rate and the worker's CPU time per token,
@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import msgspec
 

@@ -1,6 +1,6 @@
 """What paged KV would cost: attention over a slot's own rows, and over rows that are gathered from pages first.
 
-    python bench/paging.py [--slots 8] [--positions 256 1024 4096]
+    python bench/kernels/paging.py [--slots 8] [--positions 256 1024 4096]
 
 One layer of the 110m shape's attention (12 heads on 4 KV heads of 64 lanes) for one decode row of each slot, on the
 CPU. `slots` reads the rows where they are, as the engine does. `pages` looks them up in a table, 16 rows a page, and
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import jax
 import jax.numpy as jnp
