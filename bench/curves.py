@@ -16,20 +16,22 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Engine, Setup
-from bench.harness.limits import MemoryReader, multiply_adds, step_bytes
+from bench.harness.limits import BLOCK, SMOKE_BLOCK, MemoryReader, multiply_adds, step_bytes
+from bench.harness.options import SMOKE_SLOTS, add_cache_dir, add_out, add_quantize
 from bench.harness.peak import Peak
-from bench.harness.plots import plot_curves
+from bench.harness.plots import add_curve, can_plot, figure, label_log_axes
 from bench.harness.rounds import RefusedError, markdown
-from bench.harness.shapes import SHAPES, default_cache, make_model
+from bench.harness.shapes import SHAPES, make_model
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores
 
@@ -37,6 +39,8 @@ ROWS = tuple(range(1, 33))
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
 MARGIN = 16
 """Rows of a slot beyond the longest context and the steps that are timed."""
+CAPACITY = 1024
+"""Rows of a slot are a multiple of this, so that graphs are compiled for few numbers of them."""
 NOISE = 1.15
 """What is called a cliff or a dip is off by more than this factor."""
 
@@ -164,7 +168,8 @@ def measure(args: argparse.Namespace, model: str, machine: Machine) -> Iterator[
         if not points:
             continue
         slots, longest = max(rows for rows, _ in points), max(context for _, context in points)
-        setup = Setup(path, graphs, slots, longest + args.steps + MARGIN, quantize=args.quantize, device=args.device)
+        capacity = -(-(longest + args.steps + MARGIN) // CAPACITY) * CAPACITY
+        setup = Setup(path, graphs, slots, capacity, quantize=args.quantize, device=args.device)
         engine = Engine.load(setup)
         curves = Curves(engine, config, args.steps, machine)
         kind = f"{model} {args.quantize or 'bf16'}"
@@ -208,13 +213,34 @@ def cells(point: Point, flaw: str) -> list[str]:
     ]
 
 
+def plot_curves(series: Mapping[str, Sequence[Point]], file: Path) -> None:
+    """Milliseconds of a step against context and against rows; what memory alone takes is dotted, arithmetic dashed."""
+    if not can_plot(file):
+        return
+    whole, ((left, right),) = figure(1, 2)
+    colours = {left: 0, right: 0}
+    for name, points in series.items():
+        panel = left if len({point.context for point in points}) > 1 else right
+        size = [point.context if panel is left else point.rows for point in points]
+        for label, style, values in (
+            (name, "o-", [1e3 * point.seconds for point in points]),
+            (f"{name}: memory alone", ":", [1e3 * point.memory for point in points]),
+            (f"{name}: arithmetic alone", "--", [1e3 * point.arithmetic or None for point in points]),
+        ):
+            add_curve(panel, list(zip(size, values, strict=True)), style, colours[panel], label)
+        colours[panel] += 1
+    label_log_axes(left, "a step against context", "positions of each row", "ms")
+    label_log_axes(right, "a step against rows", "rows", "ms")
+    whole.savefig(file)
+
+
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Of these words, or of the command line."""
     parser = command_line(__doc__)
     parser.add_argument(
         "--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"], help="the shapes, of random weights"
     )
-    parser.add_argument("--quantize", choices=["int8", "int4"], default="", help="of the weights; bfloat16 without")
+    add_quantize(parser)
     parser.add_argument(
         "--rows", nargs="*", type=at_least(1), default=[1, 4], help="of the curves against context; none draws none"
     )
@@ -232,12 +258,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="", help="of the IREE backend; empty is its default")
     parser.add_argument("--quick", action="store_true", help="unless given: 110m, one row to context 2048, rows 1 to 8")
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench/results/curves"), help="the folder of the table and the plots"
-    )
+    add_cache_dir(parser)
+    out = add_out(parser, "curves")
     quick = {"models": ["110m"], "rows": [1], "contexts": [256, 1024, 2048], "all_rows": [1, 2, 4, 8]}
-    args = parsed(parser, words, **quick)
+    smoke = {"models": ["tiny"], "rows": [SMOKE_SLOTS], "contexts": [64, 256], "all_rows": [1, SMOKE_SLOTS]}
+    args = parsed(parser, words, smoke=smoke | out | {"steps": 3, "rounds": 1}, quick=quick)
     if not args.rows and not args.all_rows:
         parser.error("argument --all-rows: without --rows as well there is no curve to draw")
     if min(args.contexts) <= args.steps // 2:
@@ -247,10 +272,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    configure_logging("bench", "warning")
     points: list[Point] = []
     threads = usable_cores()
     try:
-        with closing(MemoryReader(threads)) as memory, closing(Peak(threads, args.cache_dir / "graphs")) as peak:
+        block = SMOKE_BLOCK if args.smoke else BLOCK
+        with closing(MemoryReader(threads, block)) as memory, closing(Peak(threads, args.cache_dir / "graphs")) as peak:
             for model in args.models:
                 for point in measure(args, model, Machine(memory, peak)):
                     points.append(point)

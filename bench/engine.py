@@ -24,26 +24,26 @@ Models, graphs and GGUF files are kept in Baton's cache folder (7 GB for all), r
 """
 
 import argparse
-import json
-import platform
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
-from bench.harness.engine import Client, Engine, Setup, server
-from bench.harness.limits import PASSES, MemoryReader, Work, multiply_adds, step_bytes
+from bench.harness.comparison import HEADER, SUBJECTS, Comparison, write_results
+from bench.harness.engine import Engine, Setup
+from bench.harness.http import Client, server
+from bench.harness.limits import BLOCK, PASSES, SMOKE_BLOCK, MemoryReader, Work, multiply_adds, step_bytes
+from bench.harness.options import SMOKE_SLOTS, add_cache_dir, add_out
 from bench.harness.peak import Peak
-from bench.harness.plots import plot_engine
-from bench.harness.rounds import Others, RefusedError, Series, interleave, markdown, ratio
-from bench.harness.shapes import SHAPES, default_cache, make_model
+from bench.harness.rounds import Others, RefusedError, Series, interleave, markdown
+from bench.harness.shapes import SHAPES, make_model
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
 from bench.peers.to_gguf import Kind, convert
 from workers.checkpoints.checkpoint import ModelConfig
@@ -52,7 +52,6 @@ from workers.host.cores import usable_cores
 CONTEXT = 1024
 PROMPT = 64
 PREFILLS = (128, 512)
-NAMES = ("engine", "llama.cpp", "HTTP", "llama-server", "in turn", "bandwidth", "peak")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,72 +74,19 @@ PRECISIONS = {
 another model, as one with its rotary pairs mixed up, next to none would be the same."""
 
 
-@dataclass(slots=True)
-class Line:
-    """One line of the table: what was measured, and each subject's series."""
-
-    model: str
-    precision: str
-    what: str
-    count: int
-    """Streams or prompt tokens."""
-    series: dict[str, Series]
-    work: Work | None = None
-    """Of one step, in which each of `count` gets on by one token."""
-
-    @property
-    def limit(self) -> Series:
-        """Tokens a second that memory and arithmetic allow; empty where neither was measured."""
-        return Series([self.count / work.seconds(*pair) for work, pair in self._measured()])
-
-    @property
-    def bound(self) -> str:
-        """ "memory" or "arithmetic", whichever it is in most rounds; empty without a limit."""
-        bounds = [work.bound(*pair) for work, pair in self._measured()]
-        return max(sorted(set(bounds)), key=bounds.count, default="")
-
-    def _measured(self) -> list[tuple[Work, tuple[float, float]]]:
-        """The work with each round's bandwidth and peak."""
-        if self.work is None:
-            return []
-        bandwidth, peak = (self.series.get(name, Series()).values for name in ("bandwidth", "peak"))
-        return [(self.work, pair) for pair in zip(bandwidth, peak, strict=True)]
-
-    def cells(self) -> list[str]:
-        """The line as text, with the three ratios that matter."""
-        engine, peer, http, peer_http = (self.series.get(name, Series()) for name in NAMES[:4])
-        limit = self.limit
-        return [
-            f"{self.model} {self.precision} {self.what} {self.count}",
-            *(engine.cell(), peer.cell(), _percent(ratio(engine, peer), "x")),
-            *(http.cell(), peer_http.cell(), _percent(ratio(http, peer_http), "x")),
-            *(limit.cell() if limit.values else "", _percent(ratio(engine, limit), "%"), self.bound),
-            _percent(self.series.get("in turn", Series()).median, "%"),
-        ]
-
-
-HEADER = ("", "engine", "llama.cpp", "ratio", "HTTP", "llama-server", "ratio", "limit", "of limit", "bound", "in turn")
-
-
-def _percent(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    return f"{value:.2f}x" if unit == "x" else f"{value:.0%}"
-
-
 class Bench:
     """One model in one precision: ours and, unless it is None, the peer."""
 
     def __init__(self, args: argparse.Namespace, model: str, precision: str, peer: LlamaCpp | None) -> None:
         self._args = args
         self._model, self._precision, self._peer = model, precision, peer
-        self._others = Others()
+        self._others = (lambda: 0.0) if args.smoke else Others().share
         self._limits: dict[str, Callable[[], float]] = {}
         self._path = make_model(args.cache_dir, model)
         self._config = ModelConfig.from_dir(self._path)
         self._gguf = self._path.with_name(f"{self._path.name}-{PRECISIONS[precision].gguf}.gguf")
 
-    def run(self) -> Iterator[Line]:
+    def run(self) -> Iterator[Comparison]:
         """Measure everything; a line as soon as it is there."""
         if self._peer is not None and not self._gguf.exists():
             convert(self._path, self._gguf, PRECISIONS[self._precision].gguf)
@@ -154,7 +100,7 @@ class Bench:
             stack.callback(engine.close)
             peak = Peak(usable_cores(), self._args.cache_dir / "graphs")
             stack.callback(peak.close)
-            reader = MemoryReader(usable_cores())
+            reader = MemoryReader(usable_cores(), SMOKE_BLOCK if self._args.smoke else BLOCK)
             stack.callback(reader.close)
             self._limits = {"bandwidth": lambda: reader.best(PASSES), "peak": peak.measure}
             url = stack.enter_context(server(self._setup(slots)))
@@ -193,7 +139,7 @@ class Bench:
         if sum(equal) < PRECISIONS[self._precision].equal * 16 * len(prompts):
             raise PeerError(f"{self._gguf}: llama.cpp's tokens are others than ours: it is not the same model")
 
-    def _decode(self, engine: Engine, reader: MemoryReader, client: Client, streams: int, refused: str) -> Line:
+    def _decode(self, engine: Engine, reader: MemoryReader, client: Client, streams: int, refused: str) -> Comparison:
         work = (streams, PROMPT, self._args.tokens)
         positions = PROMPT + self._args.tokens / 2
         read = step_bytes(self._config, engine.runner).total(streams, positions)
@@ -211,17 +157,17 @@ class Bench:
                 subjects["llama.cpp"] = lambda: peer.decode(self._gguf, *work)
                 subjects["llama-server"] = lambda: other.decode(*work)
             subjects |= self._limits
-            ordered = {name: subjects[name] for name in NAMES if name in subjects}
-            series = interleave(ordered, self._args.rounds, self._others.share)
+            ordered = {name: subjects[name] for name in SUBJECTS if name in subjects}
+            series = interleave(ordered, self._args.rounds, self._others)
         return self._line("decode", streams, series, Work(read, self._multiply_adds(streams, positions, streams)))
 
-    def _prefill(self, engine: Engine, length: int) -> Line:
+    def _prefill(self, engine: Engine, length: int) -> Comparison:
         peer = self._peer
         subjects: dict[str, Callable[[], float]] = {"engine": lambda: engine.prefill(length)}
         if peer is not None:
             subjects["llama.cpp"] = lambda: peer.prefill(self._gguf, length)
         engine.prefill(length)  # the first of a length may load its graph
-        series = interleave(subjects | self._limits, max(3, self._args.rounds), self._others.share)
+        series = interleave(subjects | self._limits, max(3, self._args.rounds), self._others)
         if PRECISIONS[self._precision].quantize:
             return self._line("prefill", length, series)  # what bounds it is not counted
         read = step_bytes(self._config, engine.runner).total(1, length)
@@ -231,15 +177,15 @@ class Bench:
         """0 where weights of few bits are multiplied as integers."""
         return 0.0 if PRECISIONS[self._precision].quantize else multiply_adds(self._config, rows, positions, drawn)
 
-    def _peer_alone(self, reason: str) -> Iterator[Line]:
+    def _peer_alone(self, reason: str) -> Iterator[Comparison]:
         for streams in self._args.streams:
             subjects = dict.fromkeys(("engine", "HTTP"), _refuser(reason))
             if self._peer is not None:
                 subjects["llama.cpp"] = partial(self._peer.decode, self._gguf, streams, PROMPT, self._args.tokens)
             yield self._line("decode", streams, interleave(subjects, self._args.rounds))
 
-    def _line(self, what: str, count: int, series: dict[str, Series], work: Work | None = None) -> Line:
-        return Line(self._model, self._precision, what, count, series, work)
+    def _line(self, what: str, count: int, series: dict[str, Series], work: Work | None = None) -> Comparison:
+        return Comparison(self._model, self._precision, what, count, series, work)
 
 
 def _refuser(reason: str) -> Callable[[], float]:
@@ -249,16 +195,7 @@ def _refuser(reason: str) -> Callable[[], float]:
     return refuse
 
 
-def write(lines: list[Line], out: Path) -> None:
-    """table.md, figures.json and plot.svg."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "table.md").write_text(markdown(HEADER, [line.cells() for line in lines]) + "\n")
-    machine = {"cpu": platform.processor() or platform.machine(), "cores": usable_cores(), "time": time.strftime("%F")}
-    (out / "figures.json").write_text(json.dumps({"machine": machine, "lines": [asdict(line) for line in lines]}))
-    plot_engine(lines, out / "plot.svg")
-
-
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument(
         "--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"], help="the shapes, of random weights"
@@ -280,17 +217,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="unless given: bf16 at 1 and 8 streams, one round, 32 tokens"
     )
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench/results/engine"), help="the folder of the tables and the plot"
-    )
-    return parsed(parser, None, precisions=["bf16"], streams=[1, 8], tokens=32, rounds=1)
+    add_cache_dir(parser)
+    out = add_out(parser, "engine")
+    quick = {"precisions": ["bf16"], "streams": [1, 8], "tokens": 32, "rounds": 1}
+    smoke = quick | out | {"models": ["tiny"], "streams": [1, SMOKE_SLOTS], "tokens": 300}
+    args = parsed(parser, words, smoke=smoke, quick=quick)
+    args.alone |= args.smoke and args.llama_cpp is None
+    return args
 
 
 def main() -> None:
     args = arguments()
+    configure_logging("bench", "warning")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended as well
-    lines: list[Line] = []
+    lines: list[Comparison] = []
     try:
         peer = None if args.alone else LlamaCpp.find(args.llama_cpp, usable_cores())
         for model in args.models:
@@ -302,8 +242,11 @@ def main() -> None:
         sys.exit(f"{error} (--alone measures without llama.cpp)")
     finally:
         if lines:
-            write(lines, args.out)
+            write_results(lines, args.out)
     print(f"\n{markdown(HEADER, [line.cells() for line in lines])}\n\nwritten to {args.out}")
+    refused = {series.refused for line in lines for series in line.series.values() if series.refused}
+    if args.smoke and refused:
+        sys.exit(f"refused: {'; '.join(sorted(refused))}")
 
 
 if __name__ == "__main__":

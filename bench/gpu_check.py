@@ -33,8 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.gpu.stages import PREFILL, SLOTS, Result
 from bench.harness.command_line import above_zero, command_line
+from bench.harness.folders import default_cache
 from bench.harness.rounds import markdown
-from bench.harness.shapes import SHAPES, default_cache
+from bench.harness.shapes import SHAPES
 from tests.checkpoints import make_checkpoint
 from workers.host.cores import usable_cores
 from workers.iree.build.recipe import Recipe

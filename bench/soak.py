@@ -43,8 +43,8 @@ import msgspec
 
 from actors.supervision.worker import Deadlines
 from bench.harness.command_line import above_zero, at_least, command_line
+from bench.harness.folders import default_cache
 from bench.harness.served import Served, served
-from bench.harness.shapes import default_cache
 from bench.soaking.fault_plan import Blow, Plan, blows, may_fail_to_start
 from bench.soaking.leaks import Sample, leaks, sample
 from bench.soaking.report import plot, write_report

@@ -1,14 +1,13 @@
-"""The command lines of the benchmarks: the page at the script's head, each option with its unit and default, and
-refusals of numbers that would leave nothing to measure."""
+"""Command lines of benchmarks: the script's docstring as its help page, modes, and bounds of numbers."""
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Leaves the page as it is, and names the defaults that are values."""
+    """Keeps the page's line breaks, and shows defaults that are values."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default, text = action.default, action.help
@@ -21,21 +20,34 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def command_line(page: str | None) -> argparse.ArgumentParser:
-    """A parser that shows `page`, a script's docstring."""
-    return argparse.ArgumentParser(description=page, formatter_class=_Help)
+    """A parser with the option `--smoke` whose help shows `page`, the script's docstring. See `parsed`."""
+    parser = argparse.ArgumentParser(description=page, formatter_class=_Help, allow_abbrev=False)
+    parser.add_argument(
+        "--smoke", action="store_true", help="run everything once, as small as possible, within seconds: no figures"
+    )
+    return parser
 
 
-def parsed(parser: argparse.ArgumentParser, words: Sequence[str] | None, **quick: Any) -> argparse.Namespace:
-    """The options in `words`, the script's own without. With --quick `quick` is what those are that nobody gave."""
+def parsed(
+    parser: argparse.ArgumentParser, words: Sequence[str] | None, **modes: Mapping[str, Any]
+) -> argparse.Namespace:
+    """The options in `words`, or of the process's command line if None.
+
+    `modes` has an item for each flag that replaces the defaults of other options: `smoke={"rounds": 1}` makes 1 the
+    default of `--rounds` if `--smoke` is given. Raises `ValueError` if a mode names an option that does not exist.
+    """
     args = parser.parse_args(words)
-    if args.quick:
-        parser.set_defaults(**quick)
-        args = parser.parse_args(words)
+    for mode, defaults in modes.items():
+        if unknown := defaults.keys() - vars(args).keys():
+            raise ValueError(f"mode {mode}: no such options: {', '.join(sorted(unknown))}")
+        if getattr(args, mode):
+            parser.set_defaults(**defaults)
+            return parser.parse_args(words)
     return args
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The `type` of an option that is a whole number of `least` or more."""
+    """The `type` of an option that takes an integer of `least` or more."""
 
     def number(text: str) -> int:
         try:
@@ -50,12 +62,12 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def levels(text: str) -> list[int]:
-    """The `type` of an option that is whole numbers of 1 or more, separated by commas."""
+    """The `type` of an option that takes integers of 1 or more, separated by commas."""
     return [at_least(1)(part) for part in text.split(",")]
 
 
 def above_zero(text: str) -> float:
-    """The `type` of an option that is a finite number above 0."""
+    """The `type` of an option that takes a finite number above 0."""
     value = not_negative(text)
     if not value:
         raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
@@ -63,7 +75,7 @@ def above_zero(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
-    """The `type` of an option that is a finite number of 0 or more."""
+    """The `type` of an option that takes a finite number of 0 or more."""
     try:
         value = float(text)
     except ValueError:

@@ -1,21 +1,13 @@
-"""The engine as benchmarks see it: `BatchEngine` in this process, or `baton serve` in another.
+"""`BatchEngine` in this process, as benchmarks use it.
 
-Whatever the engine does not know or cannot hold is a `RefusedError` in the engine's own words.
+What the engine does not know or cannot hold raises `RefusedError` with the engine's own words.
 """
 
-import asyncio
 import random
-import socket
 import statistics
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +15,6 @@ import msgspec
 
 from bench.harness.rounds import RefusedError
 from bench.harness.shapes import TOKENS
-from bench.load import Answer, BadAnswerError, request
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.request import RequestRefused, StepResult
 from workers.engine.runner import Runner
@@ -31,9 +22,6 @@ from workers.errors import LoadRefused
 from workers.iree.build.compiler import CompileError
 from workers.process.backends import load_runner
 from workers.process.spec import WorkerSpec
-
-START_TIMEOUT_S = 900
-"""A first start compiles every graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,103 +150,3 @@ class Engine:
         if result.failures:
             raise RuntimeError(result.failures[0].text)
         return result
-
-
-@contextmanager
-def server(setup: Setup) -> Iterator[str]:
-    """`baton serve` on a free port until the block ends: its URL. Raises RuntimeError when it does not get ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options: dict[str, Any] = {
-        "--backend": "iree",
-        "--name": "bench",
-        "--port": port,
-        "--max-batch-size": setup.slots,
-        "--dtype": setup.dtype,
-        "--context": setup.context,
-        "--cache-dir": setup.cache,
-        "--log-level": "warning",
-    }
-    options |= {"--quantize": setup.quantize} if setup.quantize else {}
-    options |= {"--device": setup.device} if setup.device else {}
-    command = [sys.executable, "-m", "cli", "serve", str(setup.path)]
-    command += [str(word) for option in options.items() for word in option]
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            _wait_until_ready(url, process)
-            yield url
-        finally:
-            process.terminate()
-
-
-def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health/ready", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise RuntimeError("the server did not become ready")
-
-
-@dataclass
-class Client:
-    """Sends bursts of equal requests to a server that speaks OpenAI's API over SSE."""
-
-    url: str
-    extra: Mapping[str, Any]
-    seed: int = 0
-    _random: random.Random = field(init=False)
-    _met: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
-
-    def decode(self, streams: int, prompt: int, tokens: int) -> float:
-        """Tokens a second while all of `streams` requests decode. Raises `RefusedError` where there is no figure."""
-        try:
-            if streams not in self._met:  # the first time may load graphs and allocate
-                asyncio.run(self._burst(streams, 8, 4))
-                self._met.add(streams)
-            return decode_rate(asyncio.run(self._burst(streams, prompt, tokens)))
-        except (BadAnswerError, OSError, ValueError) as error:
-            raise RefusedError(str(error)) from error
-
-    async def _burst(self, streams: int, prompt: int, tokens: int) -> list[Answer]:
-        url = urllib.parse.urlsplit(self.url)
-        bodies = [
-            {
-                "model": "bench",
-                "prompt": self._random.choices(TOKENS, k=prompt),
-                "max_tokens": tokens,
-                "temperature": 0.0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                **self.extra,
-            }
-            for _ in range(streams)
-        ]
-        return await asyncio.gather(*(request(url, "/v1/completions", "", body) for body in bodies))
-
-
-def decode_rate(answers: Sequence[Answer]) -> float:
-    """Tokens a second over the time in which every answer was being generated: from the last one's first text to the
-    first one's last.
-
-    An answer's chunks count for equal shares of its tokens. Raises ValueError when there was no such time.
-    """
-    if not answers or not all(answer.stamps for answer in answers):
-        raise ValueError("an answer has no text")
-    begin = max(answer.stamps[0] for answer in answers)
-    end = min(answer.stamps[-1] for answer in answers)
-    if begin >= end:
-        raise ValueError("the answers were not generated at one time: ask for more tokens")
-    tokens = 0.0
-    for answer in answers:
-        inside = sum(begin < stamp <= end for stamp in answer.stamps)
-        tokens += inside * answer.tokens / len(answer.stamps)
-    return tokens / (end - begin)

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkpoints import make_checkpoint
-from workers.process.backends import cache_dir
-from workers.process.spec import WorkerSpec
 
 _LLAMA_110M: dict[str, Any] = {
     "family": "llama",
@@ -46,11 +44,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 TOKENS = range(3, 300)
 """Token ids of prompts: bytes and words, in every shape's tokenizer."""
-
-
-def default_cache() -> Path:
-    """Where benchmarks keep models, compiled graphs and peers: `bench` in Baton's cache folder."""
-    return cache_dir(WorkerSpec("bench", "bench", "")) / "bench"
 
 
 def make_model(folder: Path, name: str) -> Path:

@@ -1,15 +1,17 @@
-"""Time of attention alone, in all layers of a decode step, beside the time that its keys and values take to read.
+"""Time of attention alone, in all layers of a decode step, beside the time to read its keys and values from memory.
 
     python bench/kernels/attention.py [--model 0.5b] [--rows 1 4 8 16] [--positions 256 1000 4000 8000]
 
-One graph for each number of rows: the layers' attention, each on what the one before gave. Milliseconds, medians.
+One graph for each number of rows: the attention of all layers, each on the output of the one before. Milliseconds,
+medians.
 """
 
+import argparse
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import jax
 import numpy as np
 
-from bench.harness.command_line import at_least, command_line
-from bench.harness.limits import read_bandwidth
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.limits import BLOCK, SMOKE_BLOCK, read_bandwidth
+from bench.harness.options import add_model
 from bench.harness.shapes import SHAPES
 from workers.host.cores import usable_cores
 from workers.iree.build.compiler import Compiler
@@ -35,8 +38,8 @@ from workers.iree.model.tiled_ops import TiledOps
 DTYPE = "bfloat16"
 
 
-class Attended:
-    """A model's attention for so many rows, each of a slot of its own."""
+class Attention:
+    """A model's attention for a number of rows, each in a slot of its own."""
 
     def __init__(self, device: Device, folder: Path, model: str, rows: int, longest: int) -> None:
         shape: dict[str, Any] = SHAPES[model]
@@ -70,7 +73,7 @@ class Attended:
         return self._device.load(compiler.compile(module([graph], {}, ops.bodies)), None, "")
 
     def kv_bytes(self, positions: int) -> int:
-        """That one step reads."""
+        """Bytes of keys and values that one step reads."""
         return 2 * self._rows * positions * self._cache.row_values
 
     def measure(self, positions: int, rounds: int) -> float:
@@ -84,19 +87,18 @@ class Attended:
         return statistics.median(seconds)
 
 
-def lines(device: Device, folder: Path, model: str, rows: int, positions: Sequence[int], rounds: int) -> Sequence[str]:
-    """A table's line for each number of positions."""
-    attended, out = Attended(device, folder, model, rows, max(positions)), []
-    for count in positions:
-        memory = attended.kv_bytes(count) / read_bandwidth(usable_cores(), passes=3)
-        seconds = attended.measure(count, rounds)
-        out.append(f"{rows:5} {count:9} {1e3 * seconds:8.2f} {1e3 * memory:8.2f} {seconds / memory:8.2f}x")
-    return out
+def lines(args: argparse.Namespace, device: Device, folder: Path, rows: int) -> Iterator[str]:
+    """Yield the table's line for each number of positions."""
+    attention = Attention(device, folder, args.model, rows, max(args.positions))
+    for count in args.positions:
+        bandwidth = read_bandwidth(usable_cores(), 3, SMOKE_BLOCK if args.smoke else BLOCK)
+        memory, seconds = attention.kv_bytes(count) / bandwidth, attention.measure(count, args.rounds)
+        yield f"{rows:5} {count:9} {1e3 * seconds:8.2f} {1e3 * memory:8.2f} {seconds / memory:8.2f}x"
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--model", choices=list(SHAPES), default="0.5b", help="the shape, of random weights")
+    add_model(parser, "0.5b")
     parser.add_argument(
         "--rows", type=at_least(1), nargs="+", default=[1, 4, 8, 16], help="rows of a step, each a graph"
     )
@@ -108,12 +110,17 @@ def main() -> None:
         help="tokens that each row has behind it",
     )
     parser.add_argument("--rounds", type=at_least(1), default=15, help="steps of each figure; medians are printed")
-    args = parser.parse_args()
+    return parsed(parser, words, smoke={"model": "tiny", "rows": [1, 2], "positions": [64], "rounds": 2})
+
+
+def main() -> None:
+    args = arguments()
     device = Device("", usable_cores())
     print(" rows positions       ms   memory  of that")
     with tempfile.TemporaryDirectory() as folder:
         for rows in args.rows:
-            print("\n".join(lines(device, Path(folder), args.model, rows, args.positions, args.rounds)), flush=True)
+            for line in lines(args, device, Path(folder), rows):
+                print(line, flush=True)
     device.close()
 
 

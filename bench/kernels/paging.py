@@ -1,16 +1,18 @@
-"""What paged KV would cost: attention over a slot's own rows, and over rows that are gathered from pages first.
+"""The cost of paged KV: attention over a slot's own rows, beside attention over rows that are gathered from pages.
 
     python bench/kernels/paging.py [--slots 8] [--positions 256 1024 4096]
 
 One layer of the 110m shape's attention (12 heads on 4 KV heads of 64 lanes) for one decode row of each slot, on the
 CPU. `slots` reads the rows where they are, as the engine does. `pages` looks them up in a table, 16 rows a page, and
-puts them together before the same kernel runs. Milliseconds, medians.
+gathers them before the same kernel runs. Milliseconds, medians.
 """
 
+import argparse
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.harness.command_line import at_least, command_line
+from bench.harness.command_line import at_least, command_line, parsed
 from workers.host.cores import usable_cores
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
@@ -36,11 +38,11 @@ from workers.iree.model.tiled_ops import TiledOps
 HEADS, KV_HEADS, DEPTH = 12, 4, 64
 LAYER = SimpleNamespace(window=None, rope=None)
 MODEL: Any = SimpleNamespace(heads=HEADS, attention_scale=DEPTH**-0.5, attention_cap=None, plan=[LAYER])
-"""What the attention asks of a model's config."""
+"""The fields of a model's config that the attention reads."""
 
 
 def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
-    """`slots` and `pages`: words of queries, cache, slots, rows (and a table) -> words."""
+    """The graphs `slots` and `pages`: packed queries, cache, slots, rows (and a table) -> packed outputs."""
     batch, pages_of_head = cache.slots, positions // LANES
 
     def slots(q: jax.Array, kv: jax.Array, who: jax.Array, rows: jax.Array, _: Any) -> tuple[jax.Array, ...]:
@@ -55,7 +57,7 @@ def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
         keys = taken[0].reshape(batch, KV_HEADS, positions * DEPTH)
         values = taken[1].reshape(batch, KV_HEADS, pages_of_head, DEPTH // LANES, LANES * LANES).swapaxes(2, 3)
         own = jnp.stack([keys, values.reshape(keys.shape)])[None]
-        # The kernel wants a spare tile behind the rows.
+        # The kernel reads up to a tile beyond the rows.
         own = jnp.pad(own, ((0, 0),) * 4 + ((0, POSITIONS * DEPTH),))
         dense = Cache(1, batch, KV_HEADS, DEPTH, positions + POSITIONS, POSITIONS)
         return (ops.attend(q, own, dense, 0, MODEL, Place(who, rows)),)
@@ -70,7 +72,7 @@ def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
 
 
 def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler: Compiler, rounds: int) -> list[float]:
-    """Milliseconds of each graph."""
+    """Median milliseconds of each graph."""
     cache = Cache(1, slots, KV_HEADS, DEPTH, positions + POSITIONS, POSITIONS)
     random = np.random.default_rng(0)
     kv = device.zeros(cache.shape, ops.dtype)
@@ -97,7 +99,7 @@ def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler:
     return medians
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--slots", type=at_least(1), default=8, help="rows of a step, one of each slot")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of the KV")
@@ -105,7 +107,11 @@ def main() -> None:
     parser.add_argument(
         "--positions", type=at_least(1), nargs="+", default=[256, 1024, 4096], help="tokens that each row has behind it"
     )
-    args = parser.parse_args()
+    return parsed(parser, words, smoke={"slots": 2, "positions": [256], "rounds": 2})
+
+
+def main() -> None:
+    args = arguments()
     with tempfile.TemporaryDirectory() as folder:
         device = Device("", usable_cores())
         compiler = Compiler(Path(folder), device.compile_flags(), device.compile_target())

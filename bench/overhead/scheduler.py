@@ -1,12 +1,14 @@
-"""What scheduler and engine cost on top of the device, in microseconds a token.
+"""The cost of scheduler and engine on top of the device, in microseconds a token.
 
-    python bench/overhead/scheduler.py [--steps 2000] [--rounds 5] [--profile ROWS]
+    python bench/overhead/scheduler.py [--steps 20000] [--rounds 5] [--profile ROWS]
 
 The runner answers from a constant, so that all the time is the engine's: deciding the step, making the rows, taking
-the tokens and their terminals. `decode` is a steady step of 1, 8 and 64 rows; `churn` is sequences of 8 tokens that
-come and go, with their admission, prefill and reset. Medians over the rounds. `--profile` prints where it goes.
+the tokens and ends. `decode` is a steady step of 1, 8 and 64 rows; `churn` is sequences of 8 tokens that come and go,
+with their admission, prefill and reset. Medians over the rounds. `--profile` prints the functions that take most.
+There is no peer; the limit is 0.
 """
 
+import argparse
 import cProfile
 import pstats
 import statistics
@@ -21,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.harness.command_line import at_least, command_line
+from bench.harness.command_line import at_least, command_line, parsed
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.runner import Chunk, Draw, Row, RunnerCapabilities, TokenLogprobs
 
@@ -75,7 +77,7 @@ def decode(rows: int, steps: int) -> float:
 
 
 def churn(rows: int, steps: int) -> float:
-    """Microseconds a token when every sequence has 8 tokens and the next one waits."""
+    """Microseconds a token when every sequence has 8 tokens and others wait."""
     engine = BatchEngine(Constant(rows), max_queue=2 * rows, step_tokens=1 << 16)
     streams = count()
     tokens = 0
@@ -92,12 +94,16 @@ def measure(function: Callable[[int, int], float], rows: int, steps: int, rounds
     return statistics.median(function(rows, max(steps // rows, 20)) for _ in range(rounds))
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=at_least(1), default=20_000, help="steps of one row; more rows take fewer")
     parser.add_argument("--rounds", type=at_least(1), default=5, help="runs of each figure; medians are printed")
     parser.add_argument("--profile", type=at_least(1), metavar="ROWS", help="profile the decode steps of ROWS rows")
-    options = parser.parse_args()
+    return parsed(parser, words, smoke={"steps": 100, "rounds": 1})
+
+
+def main() -> None:
+    options = arguments()
     if options.profile:
         profile = cProfile.Profile()
         profile.runcall(decode, options.profile, options.steps // options.profile + 1)

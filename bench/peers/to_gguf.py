@@ -5,25 +5,33 @@
 Llama, Mistral, Qwen2 and Qwen3 with a byte-level BPE tokenizer, after `convert_hf_to_gguf.py` of llama.cpp. Kinds are
 f32, bf16, q8_0 and q4_0; every matrix gets the same kind, embedding and head included, norms and biases stay float32.
 llama.cpp's own `llama-quantize` would keep the head of a Q4_0 model at 6 bits: this way more is quantized, and the file
-is the fastest of its kind. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+is the fastest of its kind. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. With --smoke it
+converts a tiny model into every kind.
 """
 
+import argparse
 import os
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.harness.command_line import command_line
+from bench.harness.command_line import command_line, parsed
+from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.json_files import read_json
+
+try:
+    import gguf
+except ImportError:
+    raise SystemExit("GGUF files need gguf: pip install -e '.[bench]'") from None
 
 Kind = Literal["f32", "bf16", "q8_0", "q4_0"]
 TYPES = {
@@ -62,7 +70,7 @@ class Tensor:
     name: str
     source: str
     heads: int = 0
-    """Of a query or key projection whose rotary pairs llama.cpp wants as neighbours; 0 leaves the rows as they are."""
+    """Of a query or key projection, whose rotary pairs llama.cpp stores side by side; 0 leaves the rows as they are."""
 
 
 def convert(checkpoint: Path, file: Path, kind: Kind = "bf16") -> None:
@@ -85,14 +93,6 @@ def convert(checkpoint: Path, file: Path, kind: Kind = "bf16") -> None:
         writer.write_tensor_data(_encode(weights[tensor.source], tensor, kind)[0])
     writer.close()
     half.rename(file)
-
-
-def step_bytes(file: Path) -> int:
-    """Bytes of the tensors that llama.cpp reads to decode one row: all but an embedding that is not the head too."""
-    tensors = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors}
-    if "output.weight" in tensors:
-        del tensors["token_embd.weight"]
-    return sum(tensors.values())
 
 
 def _refuse(checkpoint: Path, config: ModelConfig) -> None:
@@ -147,7 +147,7 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig, kind: Kind) -> None:
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int) -> None:
-    """The vocabulary, filled up with unused tokens; prompts come as token ids, so how text is cut does not matter."""
+    """The vocabulary, filled up with unused tokens; prompts come as token ids, so how text is split does not matter."""
     file = checkpoint / "tokenizer.json"
     tokenizer = read_json(file)
     model = tokenizer.get("model") or {}
@@ -170,13 +170,33 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int) -
         writer.add_eos_token_id(end)
 
 
-def main() -> None:
+def write(checkpoint: Path, file: Path, kind: Kind) -> None:
+    """Convert, and print what was written."""
+    convert(checkpoint, file, kind)
+    tensors = gguf.GGUFReader(file).tensors
+    print(f"{file}: {len(tensors)} tensors, {kind}, {file.stat().st_size / 1e6:.2f} MB", flush=True)
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("checkpoint", type=Path, help="a folder in Hugging Face layout")
-    parser.add_argument("file", type=Path, help="to write")
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="a folder in Hugging Face layout")
+    parser.add_argument("file", type=Path, nargs="?", help="to write")
     parser.add_argument("--kind", choices=get_args(Kind), default="bf16", help="of the matrices")
-    args = parser.parse_args()
-    convert(args.checkpoint, args.file, args.kind)
+    args = parsed(parser, words, smoke={})
+    if args.file is None and not args.smoke:
+        parser.error("the following arguments are required: checkpoint, file")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    if not args.smoke:
+        write(args.checkpoint, args.file, args.kind)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        checkpoint = make_checkpoint(Path(name) / "model", dtype="bfloat16")
+        for kind in get_args(Kind):
+            write(checkpoint, Path(name) / f"{kind}.gguf", kind)
 
 
 if __name__ == "__main__":

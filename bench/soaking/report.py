@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.harness.plots import drawable, figure
+from bench.harness.plots import can_plot, figure
 from bench.harness.rounds import markdown
 from bench.soaking.fault_plan import Plan, kinds
 from bench.soaking.leaks import Sample
@@ -73,7 +73,7 @@ def _problems(result: "Result") -> str:
 
 def plot(samples: Sequence[Sample], struck: Sequence[tuple[float, str]], file: Path) -> None:
     """Memory, descriptors, live streams and faults over time."""
-    if not drawable(file):
+    if not can_plot(file):
         return
     drawn, axes = figure(2, 2)
     times = [each.at_s for each in samples]

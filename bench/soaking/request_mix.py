@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.load import WORDS
+from bench.harness.words import WORDS
 from cli.chaos.asking import Leaving, Request
 
 LEAVES = 0.25

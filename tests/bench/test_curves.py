@@ -13,7 +13,6 @@ def point(seconds: float, rows: int = 1, context: int = 256) -> Point:
 def test_what_memory_and_arithmetic_alone_take() -> None:
     read = StepBytes(weights=1000, kv_row=4)
     assert read.total(rows=2, context=50) == 1400
-    assert read.seconds(rows=2, context=50, bandwidth=700.0) == 2.0
     assert point(1.0).memory == pytest.approx((1000 + 2560) / 1e6)
     assert point(1.0, rows=2).arithmetic == pytest.approx(600 / 1e5)
 

@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.engine import HEADER, Line, write
+from bench.harness.comparison import HEADER, Comparison, write_results
 from bench.harness.limits import Work
 from bench.harness.rounds import Series
 
 
-def line(**series: Series) -> Line:
+def line(**series: Series) -> Comparison:
     names = {"llama_cpp": "llama.cpp", "in_turn": "in turn"}
     named = {names.get(name, name): one for name, one in series.items()}
-    return Line("110m", "bf16", "decode", 4, named, work=Work(100e6, 2e6))
+    return Comparison("110m", "bf16", "decode", 4, named, work=Work(100e6, 2e6))
 
 
 def test_a_line_says_the_figures_and_their_ratios() -> None:
@@ -39,7 +39,7 @@ def test_the_limit_is_the_slower_of_memory_and_arithmetic() -> None:
 
 
 def test_there_is_no_limit_where_no_work_is_counted() -> None:
-    found = Line("110m", "bf16", "decode", 4, {"engine": Series([1.0])})
+    found = Comparison("110m", "bf16", "decode", 4, {"engine": Series([1.0])})
     assert found.cells()[-4:] == ["", "", "", ""]
 
 
@@ -54,7 +54,7 @@ def test_the_results_are_written(tmp_path: Path) -> None:
         line(engine=Series([100.0]), llama_cpp=Series([50.0]), bandwidth=Series([1e9]), peak=Series([1e9])),
         line(engine=Series([], "no")),
     ]
-    write(lines, tmp_path)
+    write_results(lines, tmp_path)
     assert "refused: no" in (tmp_path / "table.md").read_text()
     assert json.loads((tmp_path / "figures.json").read_text())["lines"][0]["series"]["engine"]["values"] == [100.0]
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
