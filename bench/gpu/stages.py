@@ -1,6 +1,8 @@
-"""What `bench/gpu_check.py` does, a stage in a process of its own: `python bench/gpu/stages.py STAGE DEVICE ... FILE`.
+"""Child process of `bench/gpu_check.py`: one of its stages, which a JSON object describes.
 
-The result is written to FILE as JSON. Whatever is raised ends the process, and its last line is the stage's result.
+    python bench/gpu/stages.py '{"stage": "doctor", "device": "cuda", "folder": "/tmp", "out": "/tmp/result.json"}'
+
+The result is written to `out` as JSON. Any exception ends the process, and its last line is the stage's result.
 """
 
 import sys
@@ -8,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.harness.engine import Engine
 from bench.harness.limits import step_bytes
-from bench.harness.shapes import make_model
+from bench.harness.shapes import SHAPES, make_model
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.families import Family
@@ -42,173 +44,215 @@ from workers.iree.probe import probe_driver
 from workers.iree.runner import IreeRunner
 from workers.process.spec import Dtype
 
-SLOTS, CONTEXT, PREFILL = 8, 256, 128
-PROMPT, STEPS = 8, 40
-"""Tokens that every sequence begins with, and steps that are timed."""
-MEMORY_BYTES = 1 << 30
-"""More than any cache holds."""
-PASSES = 8
+
+class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much a stage computes."""
+
+    slots: int = 8
+    context: int = 256
+    prefill: int = 128
+    prompt: int = 8
+    """Tokens that every sequence begins with."""
+    steps: int = 40
+    """Decode steps that are timed."""
+    requests: int = 36
+    """Of a gate."""
+    memory_bytes: int = 1 << 30
+    """Bytes that a read of memory takes: more than any cache holds."""
+    passes: int = 8
+    """Reads, of which the fastest counts."""
+
+
+SMOKE = Sizes(slots=2, context=64, prefill=32, steps=4, requests=8, memory_bytes=1 << 20, passes=2)
+
+
+class StageSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a child is to run."""
+
+    stage: str
+    device: str
+    folder: str
+    """Keeps models and compiled graphs."""
+    model: str = ""
+    """A shape, or for a gate also a family."""
+    dtype: Dtype = "float32"
+    sizes: Sizes = Sizes()
+    out: str = ""
 
 
 class Result(Struct, frozen=True):
-    """What a stage found."""
+    """The result of a stage."""
 
     text: str
     figures: dict[str, float] = {}
     """By the name of their column."""
     tokens: list[list[int]] = []
-    """What each executor generated from the same beginnings."""
+    """Greedy tokens from the prompts that are the same for each executor."""
     skipped: bool = False
 
 
-def doctor(device: str) -> Result:
-    """As `baton doctor` asks; raises `RuntimeError` when the device does not work."""
-    driver = DEFAULT_DEVICE if device == GENERIC_DEVICE else driver_of(device)
+def doctor(spec: StageSpec) -> Result:
+    """The check of `baton doctor`. Raises `RuntimeError` if the device does not work."""
+    driver = DEFAULT_DEVICE if spec.device == GENERIC_DEVICE else driver_of(spec.device)
     line = probe_driver(driver)
     if not line.works:
         raise RuntimeError(f"{line.detail}: {line.advice}")
-    return Result(f"{line.detail}; flags {' '.join(Device(device, 0).compile_flags()[-2:])}")
+    return Result(f"{line.detail}; flags {' '.join(Device(spec.device, 0).compile_flags()[-2:])}")
 
 
-def gate(device: str, folder: Path, family: Family, dtype: Dtype) -> Result:
-    """Raises `AssertionError` where a request's tokens depend on others."""
-    path = make_checkpoint(folder / f"{family}-{dtype}", family)
-    report = run_gate(lambda: load(path, device, dtype, folder), resume=Device(device, 0).local)
+def gate(spec: StageSpec) -> Result:
+    """Raises `AssertionError` if a request's tokens depend on others."""
+    folder = Path(spec.folder)
+    if spec.model in SHAPES:
+        path = make_model(folder, spec.model)
+    else:
+        path = make_checkpoint(folder / f"{spec.model}-{spec.dtype}", cast(Family, spec.model))
+    local = Device(spec.device, 0).local
+    report = run_gate(lambda: load(path, spec), requests=spec.sizes.requests, resume=local)
     return Result(f"{report.requests} requests, {report.tokens} tokens, {report.steps} steps")
 
 
-def load(path: Path, device: str, dtype: Dtype, folder: Path) -> IreeRunner:
-    """With the graphs that every step needs, and no others in the background."""
+def load(path: Path, spec: StageSpec) -> IreeRunner:
+    """Load a model with the graphs that every step needs, and without compiling others in the background."""
     config = ModelConfig.from_dir(path)
     quiet: Callable[[str, int, int], None] = lambda phase, done, total: None  # noqa: E731
-    options: dict[str, Any] = {"slots": SLOTS, "context": CONTEXT, "threads": 0, "background": False}
-    return IreeRunner.load(path, config, device=device, dtype=dtype, cache_dir=folder, progress=quiet, **options)
+    options: dict[str, Any] = {"slots": spec.sizes.slots, "context": spec.sizes.context, "threads": 0}
+    options |= {"device": spec.device, "dtype": spec.dtype, "cache_dir": Path(spec.folder)}
+    return IreeRunner.load(path, config, progress=quiet, background=False, **options)
 
 
-def memory(device: str, folder: Path, size: int = MEMORY_BYTES) -> Result:
+def memory(spec: StageSpec) -> Result:
     """Bytes a second that the device reads, and reads and writes, in IREE's own code."""
-    opened = Device(device, 0)
+    opened = Device(spec.device, 0)
     try:
-        read, copy = _speeds(opened, folder, size)
+        read, copy = _speeds(opened, Path(spec.folder), spec.sizes)
     finally:
         opened.close()
     return Result(f"{read / 1e9:.0f} GB/s read, {copy / 1e9:.0f} GB/s copied", {"bandwidth": max(read, copy)})
 
 
-def _speeds(opened: Device, folder: Path, size: int) -> tuple[float, float]:
+def _speeds(opened: Device, folder: Path, sizes: Sizes) -> tuple[float, float]:
+    size = sizes.memory_bytes
     values = struct((size // 4096, 1024), "float32")
     read = Graph("read", lambda x, _: (jnp.max(x, axis=1),), (values,), pure=True)
     copy = Graph("copy", lambda x, _: (x + 1,), (values,), pure=True)
     compiler = Compiler(folder, opened.compile_flags(), opened.compile_target())
     loaded = opened.load(compiler.compile(module([read, copy], {}, {})), None, "")
     x = opened.upload(np.ones(values.shape, np.float32))
-    return size / fastest(lambda: loaded.call("read", x)), 2 * size / fastest(lambda: loaded.call("copy", x))
+    read_s = fastest(lambda: loaded.call("read", x), sizes.passes)
+    copy_s = fastest(lambda: loaded.call("copy", x), sizes.passes)
+    return size / read_s, 2 * size / copy_s
 
 
-def fastest(call: Callable[[], Any]) -> float:
-    """Seconds of a call, the first of which does not count."""
+def fastest(call: Callable[[], Any], passes: int) -> float:
+    """Seconds of the fastest of `passes` calls, after one that does not count."""
     seconds = []
-    for _ in range(1 + PASSES):
+    for _ in range(1 + passes):
         began = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - began)
     return min(seconds[1:])
 
 
-def engine(device: str, folder: Path, shape: str, dtype: Dtype) -> Result:
-    """The runner and the engine, and the tokens of `SLOTS` sequences from the beginnings that `beginnings` gives."""
-    path = make_model(folder, shape)
+def engine(spec: StageSpec) -> Result:
+    """The runner and the engine, and the tokens that `generate` gets from the runner."""
+    path, sizes = make_model(Path(spec.folder), spec.model), spec.sizes
     began = time.perf_counter()
-    runner = load(path, device, dtype, folder)
+    runner = load(path, spec)
     loaded = time.perf_counter() - began
 
     def step(tokens: Sequence[int], at: int) -> list[int]:
         draw = Draw(Sampling(), at + 1)
-        drawn = runner.decode([Row(slot, token, at, at, draw) for slot, token in enumerate(tokens)])
-        return [-1 if token is None else token for token in drawn]
+        sampled = runner.decode([Row(slot, token, at, at, draw) for slot, token in enumerate(tokens)])
+        return [-1 if token is None else token for token in sampled]
 
-    tokens, seconds = generate(step, runner.capabilities.vocab_size)
-    for slot in range(SLOTS):
+    tokens, seconds = generate(step, runner.capabilities.vocab_size, sizes)
+    for slot in range(sizes.slots):
         runner.reset(slot)
     measured = Engine(runner)
     figures = {  # by the columns of bench/gpu_check.py
         "load s": loaded,
         "step ms": 1e3 * seconds,
-        "1 stream": measured.decode(1, PROMPT, STEPS),
-        f"{SLOTS} streams": measured.decode(SLOTS, PROMPT, STEPS),
-        "prefill": max(measured.prefill(PREFILL) for _ in range(3)),
-        "step bytes": step_bytes(ModelConfig.from_dir(path), runner).total(SLOTS, CONTEXT),
+        "1 stream": measured.decode(1, sizes.prompt, sizes.steps),
+        "all slots": measured.decode(sizes.slots, sizes.prompt, sizes.steps),
+        "prefill": max(measured.prefill(sizes.prefill) for _ in range(3)),
+        "step bytes": step_bytes(ModelConfig.from_dir(path), runner).total(sizes.slots, sizes.context),
     }
     runner.close()
     return Result(f"{loaded:.0f} s to load", figures, tokens)
 
 
-def generate(step: Callable[[Sequence[int], int], list[int]], vocab: int) -> tuple[list[list[int]], float]:
-    """Greedy tokens of `SLOTS` sequences that decode together, and the median seconds of a step."""
-    starts = np.random.default_rng(7).integers(3, min(vocab, 300), (PROMPT, SLOTS)).tolist()
-    tokens, seconds = [step(starts[0], 0)], []
-    for at in range(1, PROMPT + STEPS):
-        given = starts[at] if at < PROMPT else tokens[-1]
+def generate(
+    step: Callable[[Sequence[int], int], list[int]], vocab: int, sizes: Sizes
+) -> tuple[list[list[int]], float]:
+    """Greedy tokens of sequences that decode together, and the median seconds of a step."""
+    prompts = np.random.default_rng(7).integers(3, min(vocab, 300), (sizes.prompt, sizes.slots)).tolist()
+    tokens, seconds = [step(prompts[0], 0)], []
+    for at in range(1, sizes.prompt + sizes.steps):
+        given = prompts[at] if at < sizes.prompt else tokens[-1]
         began = time.perf_counter()
         tokens.append(step(given, at))
         seconds.append(time.perf_counter() - began)
-    return [list(column) for column in zip(*tokens[PROMPT:], strict=True)], median(seconds)
+    return [list(column) for column in zip(*tokens[sizes.prompt :], strict=True)], median(seconds)
 
 
-def jax_executor(device: str, folder: Path, shape: str, dtype: Dtype) -> Result:
-    """The same traced graphs executed by JAX, where it sees the same kind of device."""
+def jax_executor(spec: StageSpec) -> Result:
+    """The same traced graphs executed by JAX, if it sees the same kind of device."""
     jax.config.update("jax_platforms", None)  # tracing alone needs none but the CPU
-    found = jax.devices()[0]
-    wanted = "cpu" if driver_of(device) in (*LOCAL_DRIVERS, GENERIC_DEVICE) else "gpu"
+    found, sizes = jax.devices()[0], spec.sizes
+    wanted = "cpu" if driver_of(spec.device) in (*LOCAL_DRIVERS, GENERIC_DEVICE) else "gpu"
     if found.platform != wanted:
         return Result(f"JAX sees {found.platform} and no {wanted} here: pip install 'jax[cuda12]'", skipped=True)
-    path = make_model(folder, shape)
-    plan, weights = plain_plan(path, dtype)
+    path = make_model(Path(spec.folder), spec.model)
+    plan, weights = plain_plan(path, spec.dtype, sizes)
     began = time.perf_counter()
-    executor = Executor(plan, weights)
-    executor.decode([0] * SLOTS, 0)
+    executor = Executor(plan, weights, sizes)
+    executor.decode([0] * sizes.slots, 0)
     loaded = time.perf_counter() - began
-    tokens, seconds = generate(executor.decode, plan.config.vocab_size)
-    executor.prefill(PREFILL)
-    taken = min(executor.prefill(PREFILL) for _ in range(5))
-    figures = {"load s": loaded, "step ms": 1e3 * seconds, "prefill": PREFILL / taken, "bandwidth": jax_bandwidth()}
+    tokens, seconds = generate(executor.decode, plan.config.vocab_size, sizes)
+    executor.prefill(sizes.prefill)
+    taken = min(executor.prefill(sizes.prefill) for _ in range(5))
+    figures = {"load s": loaded, "step ms": 1e3 * seconds, "prefill": sizes.prefill / taken}
+    figures["bandwidth"] = jax_bandwidth(sizes)
     return Result(f"on {found.device_kind}, {figures['bandwidth'] / 1e9:.0f} GB/s read", figures, tokens)
 
 
-def jax_bandwidth(size: int = MEMORY_BYTES) -> float:
+def jax_bandwidth(sizes: Sizes) -> float:
     """Bytes a second that JAX's code reads, which may be more than what IREE's does."""
-    x, read = jnp.ones((size // 4096, 1024)), jax.jit(lambda x: jnp.max(x, axis=1))
-    return size / fastest(lambda: read(x).block_until_ready())
+    x, read = jnp.ones((sizes.memory_bytes // 4096, 1024)), jax.jit(lambda x: jnp.max(x, axis=1))
+    return sizes.memory_bytes / fastest(lambda: read(x).block_until_ready(), sizes.passes)
 
 
-def plain_plan(path: Path, dtype: Dtype) -> tuple[Plan, Mapping[str, Any]]:
-    """The graphs that every device but a CPU's own has, and the weights that they take, as numpy arrays."""
+def plain_plan(path: Path, dtype: Dtype, sizes: Sizes) -> tuple[Plan, Mapping[str, Any]]:
+    """The graphs of every device except a CPU's own, and the weights that they take, as numpy arrays."""
     config = ModelConfig.from_dir(path)
     ops, files = PlainOps(config.dtype if dtype == "auto" else dtype), open_weights(path)
     stored = stored_parameters(config, ops, files, "none")
-    cache = Cache.of(config, SLOTS, CONTEXT, PLAIN_TILE)
-    plan = Plan(config, ops, cache, stored, decode_buckets(SLOTS)[-1:], prefill_chunks(CONTEXT))
+    cache = Cache.of(config, sizes.slots, sizes.context, PLAIN_TILE)
+    plan = Plan(config, ops, cache, stored, decode_buckets(sizes.slots)[-1:], prefill_chunks(sizes.context))
     return plan, {each.name: build(each, files, ops) for each in stored}
 
 
 class Executor:
-    """JAX in the place of IREE: graphs of a plan, weights on its device, and a cache that is updated in place."""
+    """JAX in the place of IREE: a plan's graphs, weights on JAX's device, and a cache that is updated in place."""
 
-    def __init__(self, plan: Plan, weights: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Plan, weights: Mapping[str, Any], sizes: Sizes) -> None:
         self._plan = plan
+        self._slots = sizes.slots
         self._weights = jax.device_put(dict(weights))
         self._kv = jnp.zeros(plan.cache.shape, plan.ops.dtype)
-        self._angles = Angles(*rope_frequencies(plan.config, CONTEXT), CONTEXT)
+        self._angles = Angles(*rope_frequencies(plan.config, sizes.context), sizes.context)
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def decode(self, tokens: Sequence[int], at: int) -> list[int]:
-        """A step of all slots at one position -> the greedy tokens."""
-        drawn, _, self._kv = self._function(f"decode_{SLOTS}")(*self._inputs(np.array([tokens]).T, at), self._weights)
-        greedy: list[int] = np.asarray(drawn).tolist()
+        """Run a step of all slots at one position, and return the greedy tokens."""
+        step = self._function(f"decode_{self._slots}")
+        sampled, _, self._kv = step(*self._inputs(np.array([tokens]).T, at), self._weights)
+        greedy: list[int] = np.asarray(sampled).tolist()
         return greedy
 
     def prefill(self, rows: int) -> float:
-        """Seconds of a chunk of one slot."""
+        """Seconds of a prefill chunk of one slot."""
         last = jnp.zeros(self._plan.last_rows.shape, self._plan.last_rows.dtype)
         inputs = self._inputs(np.full((1, rows), 5), 0)
         began = time.perf_counter()
@@ -229,23 +273,24 @@ class Executor:
         return (tokens.astype(np.int32), *self._angles.at(rows), rows, slots, self._kv)
 
 
-def main(stage: str, device: str, *rest: str) -> None:
-    """Run one stage. Raises `ValueError` for one that there is not, and what the stage raises."""
-    *arguments, folder, out = rest
-    match stage:
-        case "doctor":
-            result = doctor(device)
-        case "memory":
-            result = memory(device, Path(folder))
-        case "gate":
-            result = gate(device, Path(folder), *arguments)  # type: ignore[arg-type]
-        case "engine":
-            result = engine(device, Path(folder), *arguments)  # type: ignore[arg-type]
-        case "jax":
-            result = jax_executor(device, Path(folder), *arguments)  # type: ignore[arg-type]
-        case _:
-            raise ValueError(f"stage: {stage!r} is not one of doctor, memory, gate, engine, jax")
-    Path(out).write_bytes(msgspec.json.encode(result))
+STAGES: dict[str, Callable[[StageSpec], Result]] = {
+    "doctor": doctor,
+    "memory": memory,
+    "gate": gate,
+    "engine": engine,
+    "jax": jax_executor,
+}
+
+
+def main(text: str) -> None:
+    """Run the stage that `text`, a `StageSpec` as JSON, describes.
+
+    Raises `msgspec.ValidationError`, `ValueError` for an unknown stage, and what the stage raises.
+    """
+    spec = msgspec.json.decode(text, type=StageSpec)
+    if spec.stage not in STAGES:
+        raise ValueError(f"stage: {spec.stage!r} is not one of {', '.join(STAGES)}")
+    Path(spec.out).write_bytes(msgspec.json.encode(STAGES[spec.stage](spec)))
 
 
 if __name__ == "__main__":

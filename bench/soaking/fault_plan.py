@@ -1,7 +1,7 @@
-"""The plan of faults of a soak: pure functions of its seed, so that a failure can be run again.
+"""The fault plan of a soak: pure functions of its seed, so that a failure can be run again.
 
-There are two kinds. Some strike from outside at a drawn time: SIGKILL and SIGSTOP to a drawn worker. The others are in
-the worker's own plan (`workers/faults/plan.py`): each incarnation but the first is told what goes wrong in its life.
+There are two kinds of faults. SIGKILL and SIGSTOP come from outside, to a random worker at a random time. The others
+are in the worker's own plan (`workers/faults/plan.py`), which each incarnation but the first is started with.
 """
 
 import random
@@ -14,22 +14,22 @@ from workers.faults.plan import CALL_FAULTS, LINK_FAULTS, CallFault, Fault, Link
 
 OUTSIDE = ("kill", "stop")
 FAILED_LOADS = 0.4
-"""Of the lives that may fail to start."""
+"""Share of the incarnations that may fail to start."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is soaked, and for how long."""
+class SoakPlan:
+    """The settings of a soak."""
 
     seed: int
     seconds: float
     clients: int
     requests: int
     every_s: float
-    """Between two faults from outside, in the mean."""
+    """Mean time between two faults from outside."""
     scripted: bool
     rate: float
-    """Decode steps a second of a scripted worker, and what the faults within reckon with of any."""
+    """Decode steps a second of a scripted worker; faults from within are planned for any worker as if it had them."""
     workers: int
     standby: int
     slots: int
@@ -43,8 +43,8 @@ class Plan:
     """Of workers that are not scripted."""
 
     def faults(self, worker: str, incarnation: int) -> tuple[Fault, ...]:
-        """What goes wrong inside one life of a worker."""
-        return of_life(self.seed, worker, incarnation, calls=max(1, int(self.rate * self.every_s)))
+        """The faults from within of one incarnation of a worker."""
+        return faults_of_life(self.seed, worker, incarnation, calls=max(1, int(self.rate * self.every_s)))
 
     def options(self) -> dict[str, object]:
         """Settings of the server."""
@@ -56,61 +56,64 @@ class Plan:
             "standby": self.standby,
             "max_batch_size": self.slots,
             "cache_dir": str(self.cache),
-            "log_level": "info",  # which tells the failures that each request lived through
+            "log_level": "info",  # which records the failures that each request lived through
         }
 
 
 @dataclass(frozen=True)
-class Blow:
-    """A signal from outside, so many seconds after the one before."""
+class OutsideFault:
+    """A signal from outside, `after_s` seconds after the one before."""
 
     after_s: float
     kind: str
     worker: int
-    """To the worker with this number among those that may be struck, counted round."""
+    """Index of the worker among those that may get a signal, modulo their number."""
 
 
-def blows(seed: int, every_s: float) -> Iterator[Blow]:
-    """Without end, `every_s` seconds apart in the mean."""
-    draw = random.Random(f"blows {seed}")
+def outside_faults(seed: int, every_s: float) -> Iterator[OutsideFault]:
+    """Yield faults without end, `every_s` seconds apart on average."""
+    rng = random.Random(f"blows {seed}")
     while True:
         # Never sooner than a tenth of the mean; the rest is exponential, as independent faults are.
-        after_s = 0.1 * every_s + draw.expovariate(1.0 / (0.9 * every_s))
-        yield Blow(after_s, draw.choice(OUTSIDE), draw.randrange(1 << 16))
+        after_s = 0.1 * every_s + rng.expovariate(1.0 / (0.9 * every_s))
+        yield OutsideFault(after_s, rng.choice(OUTSIDE), rng.randrange(1 << 16))
 
 
 def may_fail_to_start(incarnation: int) -> bool:
-    """Something may happen before it is ready: in every second life. A worker whose starts fail five times in a row is
-    rightly given up, and a soak that is long enough would come to that by chance."""
+    """Whether a fault may happen before the worker is ready: in every second incarnation.
+
+    A worker whose starts fail five times in a row is given up, as it should be, and a long soak would reach that by
+    chance.
+    """
     return incarnation % 2 == 1
 
 
-def of_life(seed: int, worker: str, incarnation: int, *, calls: int) -> tuple[Fault, ...]:
-    """What goes wrong inside one life of a worker: nothing in the first, so that there are references; then either its
-    load, or up to three calls or messages, `calls` apart in the mean: it often ends before they come."""
+def faults_of_life(seed: int, worker: str, incarnation: int, *, calls: int) -> tuple[Fault, ...]:
+    """The faults from within of one incarnation: none in the first, so that there are references; then either a failed
+    load, or up to three calls or messages, on average `calls` apart. It often ends before they come."""
     if incarnation == 1:
         return ()
-    draw = random.Random(f"life {seed} {worker} {incarnation}")
+    rng = random.Random(f"life {seed} {worker} {incarnation}")
     early = may_fail_to_start(incarnation)
-    if early and draw.random() < FAILED_LOADS:
-        return (Fault(draw.choice(LOADS)),)
+    if early and rng.random() < FAILED_LOADS:
+        return (Fault(rng.choice(LOADS)),)
     found = []
     call = 0
-    for _ in range(draw.randint(1, 3)):
-        call += 1 + int(draw.expovariate(1.0 / calls))
-        kind = draw.choice([*CALL_FAULTS, *LINK_FAULTS])
-        found.append(_fault(draw, kind, call if early or kind not in LINK_FAULTS else FIRST_MESSAGE + call))
+    for _ in range(rng.randint(1, 3)):
+        call += 1 + int(rng.expovariate(1.0 / calls))
+        kind = rng.choice([*CALL_FAULTS, *LINK_FAULTS])
+        found.append(_fault(rng, kind, call if early or kind not in LINK_FAULTS else FIRST_MESSAGE + call))
     return tuple(found)
 
 
-def _fault(draw: random.Random, kind: CallFault | LinkFault, call: int) -> Fault:
+def _fault(rng: random.Random, kind: CallFault | LinkFault, call: int) -> Fault:
     if kind in ("slow", "slow_link"):
-        return Fault(kind, call, calls=draw.randint(2, 20), seconds=SLOW_S)
+        return Fault(kind, call, calls=rng.randint(2, 20), seconds=SLOW_S)
     return Fault(kind, call)
 
 
 def kinds(lives: Sequence[tuple[Fault, ...]]) -> dict[str, int]:
-    """How often each kind is in the plans of these lives."""
+    """Count each kind of fault in the plans of these incarnations."""
     counts: dict[str, int] = {}
     for faults in lives:
         for fault in faults:

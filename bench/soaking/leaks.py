@@ -1,4 +1,4 @@
-"""What a server holds, sampled while it is soaked, and what it has not given back at the end. The judgement is pure."""
+"""Samples of what a server holds during a soak, and what it has not released at the end. The judgement is pure."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,28 +8,28 @@ from bench.harness.process_statistics import psutil
 from cli.chaos.watched import Watched
 
 WARM_UP = 0.25
-"""The share of the samples that memory is not judged by: allocators and caches fill."""
+"""Share of the samples that memory is not judged by: allocators and caches fill."""
 FEWEST = 16
 """Samples by which memory can be judged."""
 GROWTH = 0.10
-"""What resident memory may grow by after the warm-up, as a share."""
+"""Allowed growth of resident memory after the warm-up, as a share."""
 SLACK = 16e6
-"""Bytes that it may grow by however small it is."""
+"""Allowed growth in bytes, also where the share is less."""
 MORE = {"gateway_descriptors": 0, "gateway_threads": 0, "processes": 0, "worker_descriptors": 16}
-"""What may be there at the end beyond what was there before. A worker opens graphs and starts compilers when they are
-first needed, so one that has served has more open than one that has not."""
+"""Allowed growth from before the load to its end. A worker opens graphs and starts compilers when they are first
+needed, so one that has served has more open than one that has not."""
 
 
 @dataclass(frozen=True)
-class Sample:
-    """The server at one moment. Bytes are resident memory; a worker that is just ending counts with nothing."""
+class ServerSample:
+    """The server at one moment. Bytes are resident memory; a worker that is ending counts as 0."""
 
     at_s: float
     gateway_bytes: int
     gateway_descriptors: int
     gateway_threads: int
     processes: int
-    """That the gateway started and that are there."""
+    """Live processes that the gateway started."""
     worker_bytes: int
     """Of the largest worker."""
     worker_descriptors: int
@@ -40,15 +40,15 @@ class Sample:
     """Of all workers."""
 
 
-def sample(at_s: float, gateway: int, watched: Watched) -> Sample:
-    """Look at the gateway with this process id and at what it started."""
+def sample(at_s: float, gateway: int, watched: Watched) -> ServerSample:
+    """Sample the gateway with this process id and the processes that it started."""
     process = psutil.Process(gateway)
     with process.oneshot():
         own = process.memory_info().rss, process.num_fds(), process.num_threads()
     children = process.children()
     sizes = [_size(child) for child in children]
     workers = watched.workers()
-    return Sample(
+    return ServerSample(
         round(at_s, 2),
         *own,
         len(children),
@@ -67,16 +67,19 @@ def _size(process: psutil.Process) -> tuple[int, int]:
         return 0, 0
 
 
-def leaks(idle: Sample, samples: Sequence[Sample], end: Sample, metrics: dict[str, float], slots: int) -> list[str]:
-    """What was not given back: `idle` was taken before the first fault, `end` after the last request, both with nothing
-    to do; `samples` between. `metrics` are of the end, by name, summed; `slots` those of all active workers."""
+def leaks(
+    idle: ServerSample, samples: Sequence[ServerSample], end: ServerSample, metrics: dict[str, float], slots: int
+) -> list[str]:
+    """What was not released, a text each. `idle` was taken before the first fault and `end` after the last request,
+    both of an idle server; `samples` between. `metrics` are those of the end, by name, summed; `slots` those of all
+    active workers."""
     found = []
     for name, allowed in MORE.items():
         before, after = getattr(idle, name), getattr(end, name)
         if after > before + allowed:
             found.append(f"{name}: {before} before, {after} after")
     if end.streams:
-        found.append(f"{end.streams} sequences are in slots and queues when nothing runs")
+        found.append(f"{end.streams} sequences are in slots and queues of an idle server")
     for name, wanted in {
         "baton_slots_available": slots,
         "baton_live_sequences": 0,
@@ -89,8 +92,8 @@ def leaks(idle: Sample, samples: Sequence[Sample], end: Sample, metrics: dict[st
     return found
 
 
-def _growth(name: str, samples: Sequence[Sample]) -> str:
-    """The medians of the first and the last quarter after the warm-up differ by more than memory may grow."""
+def _growth(name: str, samples: Sequence[ServerSample]) -> str:
+    """A text if the medians of the first and the last quarter after the warm-up differ by more than is allowed."""
     judged = [getattr(each, name) for each in samples[int(WARM_UP * len(samples)) :]]
     quarter = len(judged) // 4
     first, last = statistics.median(judged[:quarter]), statistics.median(judged[-quarter:])

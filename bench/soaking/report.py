@@ -5,23 +5,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bench.harness.plots import can_plot, figure
+from bench.harness.plots import can_plot, figure, plot_against
 from bench.harness.rounds import markdown
-from bench.soaking.fault_plan import Plan, kinds
-from bench.soaking.leaks import Sample
+from bench.soaking.fault_plan import SoakPlan, kinds
+from bench.soaking.leaks import ServerSample
+from bench.soaking.result import SoakResult
 from bench.soaking.server_log import reasons
 
-if TYPE_CHECKING:
-    from bench.soak import Result
+COUNTED = ("gateway_descriptors", "gateway_threads", "worker_descriptors", "processes")
 
 NEVER = ("altered", "duplicated", "lost", "hung")
-"""Ends of a visit that are shown though there was none."""
+"""Outcomes that are shown also if there were none."""
 
 
-def write_report(plan: Plan, result: "Result", out: Path) -> str:
-    """The report as text, which is also written to `out`, as the samples are."""
+def write_report(plan: SoakPlan, result: SoakResult, out: Path) -> str:
+    """The report as text. Writes it and the samples into `out`."""
     parts = (_outcomes(result), _gaps(result), _faults(plan, result, out / "server.log"), _problems(result))
     text = "\n\n".join(filter(None, parts))
     kind = "scripted" if plan.scripted else f"the built-in model on {plan.backend}"
@@ -33,8 +32,8 @@ def write_report(plan: Plan, result: "Result", out: Path) -> str:
     return text
 
 
-def _outcomes(result: "Result") -> str:
-    """How visits ended, what must be nought always, and what was not given back."""
+def _outcomes(result: SoakResult) -> str:
+    """How visits ended, what must always be 0, and the number of the server's problems."""
     tally = result.tally
     total = tally.outcomes.total()
     others = [(name, count) for name, count in tally.outcomes.most_common() if count and name not in NEVER]
@@ -49,16 +48,16 @@ def _outcomes(result: "Result") -> str:
     )
 
 
-def _gaps(result: "Result") -> str:
-    """What clients saw between two chunks of a stream."""
+def _gaps(result: SoakResult) -> str:
+    """Times between two chunks of a stream."""
     heads = ("answered streams that", "", "gap p50 ms", "p99 ms", "longest ms")
     calm = ["undisturbed, one at a time", "", "", "", f"{1e3 * result.calm_s:.0f}"]
     return markdown(heads, [*result.tally.gap_figures(result.failures), calm])
 
 
-def _faults(plan: Plan, result: "Result", log: Path) -> str:
+def _faults(plan: SoakPlan, result: SoakResult, log: Path) -> str:
     planned = kinds([plan.faults(name, life) for name, lives in result.lives.items() for life in range(1, lives + 1)])
-    outside = Counter(kind for _, kind in result.struck)
+    outside = Counter(kind for _, kind in result.signals)
     names = sorted(planned.keys() | outside.keys())
     rows = [[name, str(outside.get(name, 0)), str(planned.get(name, 0))] for name in names]
     with log.open() as lines:
@@ -67,15 +66,15 @@ def _faults(plan: Plan, result: "Result", log: Path) -> str:
     return f"{table}\n\n{markdown(('workers were started again because', ''), seen)}"
 
 
-def _problems(result: "Result") -> str:
-    return "\n".join(f"- {problem}" for problem in [*result.problems, *result.tally.told])
+def _problems(result: SoakResult) -> str:
+    return "\n".join(f"- {problem}" for problem in [*result.problems, *result.tally.shown])
 
 
-def plot(samples: Sequence[Sample], struck: Sequence[tuple[float, str]], file: Path) -> None:
-    """Memory, descriptors, live streams and faults over time."""
+def plot(samples: Sequence[ServerSample], signals: Sequence[tuple[float, str]], file: Path) -> None:
+    """Plot memory, descriptors, live streams and faults over time."""
     if not can_plot(file):
         return
-    drawn, axes = figure(2, 2)
+    whole, axes = figure(2, 2)
     times = [each.at_s for each in samples]
     panels = (
         ("resident memory, MB", {"gateway_bytes": 1e-6, "worker_bytes": 1e-6}),
@@ -83,19 +82,12 @@ def plot(samples: Sequence[Sample], struck: Sequence[tuple[float, str]], file: P
         ("sequences in slots and queues", {"streams": 1.0}),
         ("faults so far", {"restarts": 1.0}),
     )
-    for panel, (title, quantities) in zip(axes.flat, panels, strict=True):
-        for name, scale in quantities.items():
-            panel.plot(times, [scale * getattr(each, name) for each in samples], label=name.replace("_", " "))
-        panel.set_title(title)
-        panel.set_xlabel("seconds")
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-    for kind in sorted({kind for _, kind in struck}):
-        at = [when for when, other in struck if other == kind]
+    for kind in sorted({kind for _, kind in signals}):
+        at = [when for when, other in signals if other == kind]
         axes.flat[-1].step(at, range(1, len(at) + 1), where="post", label=f"{kind} from outside")
-    for panel in axes.flat:
-        panel.legend(fontsize="x-small")
-    drawn.savefig(file)
-
-
-COUNTED = ("gateway_descriptors", "gateway_threads", "worker_descriptors", "processes")
+    for panel, (title, quantities) in zip(axes.flat, panels, strict=True):
+        curves = {
+            name.replace("_", " "): [by * getattr(each, name) for each in samples] for name, by in quantities.items()
+        }
+        plot_against(panel, title, ("seconds", times), curves)
+    whole.savefig(file)

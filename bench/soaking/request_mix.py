@@ -9,72 +9,70 @@ from bench.harness.words import WORDS
 from cli.chaos.asking import Leaving, Request
 
 LEAVES = 0.25
-"""Of the visits."""
+"""Share of the visits whose client leaves before the end."""
 SHARED = "You are asked to go on with what follows, in the manner in which it began. "
-"""What some prompts begin with, so that a prefix cache has something to share."""
+"""A prefix of some prompts, for the prefix cache to share."""
 LETTERS = "aeinorst"
 
 
-def requests(draw: random.Random, count: int, *, longest: int, tokens: int) -> list[Request]:
-    """Requests that differ, with prompts of up to `longest` words and answers of up to `tokens` tokens.
+def requests(rng: random.Random, count: int, *, longest: int, tokens: int) -> list[Request]:
+    """Different requests, with prompts of up to `longest` words and answers of up to `tokens` tokens.
 
-    Half of the APIs, half streamed; greedy, drawn with a seed, and drawn without one; some with several choices, stop
-    strings, penalties or log-probabilities.
+    Half are completions and half chats, half are streamed; greedy, sampled with a seed, and sampled without one; some
+    with several choices, stop strings, penalties or a logit bias.
     """
     found: dict[str, Request] = {}
     while len(found) < count:
-        request = _request(draw, longest, tokens)
+        request = _request(rng, longest, tokens)
         found.setdefault(repr(request), request)
     return list(found.values())
 
 
 def deterministic(request: Request) -> bool:
-    """Its answer is the same each time that it is asked for."""
+    """Whether the answer is the same each time."""
     return not request.body["temperature"] or "seed" in request.body
 
 
-def _request(draw: random.Random, longest: int, tokens: int) -> Request:
-    prompt = " ".join(
-        draw.choice(WORDS) for _ in range(draw.choice([1, draw.randint(2, 24), draw.randint(2, longest)]))
-    )
-    if draw.random() < 0.3:
+def _request(rng: random.Random, longest: int, tokens: int) -> Request:
+    prompt = " ".join(rng.choice(WORDS) for _ in range(rng.choice([1, rng.randint(2, 24), rng.randint(2, longest)])))
+    if rng.random() < 0.3:
         prompt = SHARED + prompt
     body: dict[str, Any] = {
         "model": "chaos",
-        "max_tokens": draw.choice([1, draw.randint(2, 16), draw.randint(16, tokens), draw.randint(16, tokens)]),
+        "max_tokens": rng.choice([1, rng.randint(2, 16), rng.randint(16, tokens), rng.randint(16, tokens)]),
         "return_token_ids": True,
-        "temperature": draw.choice([0.0, 0.0, 0.7, 1.2]),
+        "temperature": rng.choice([0.0, 0.0, 0.7, 1.2]),
     }
-    if body["temperature"] and draw.random() < 0.8:
-        body["seed"] = draw.randrange(1 << 32)
-    if draw.random() < 0.25:
-        body["n"] = draw.randint(2, 3)
-    if draw.random() < 0.3:
-        body["stop"] = [draw.choice(LETTERS) + draw.choice(LETTERS) for _ in range(draw.randint(1, 3))]
-    if draw.random() < 0.3:
-        body |= draw.choice([{"frequency_penalty": 0.5}, {"presence_penalty": 1.0}, {"logit_bias": {"101": -2.0}}])
-    if draw.random() < 0.7:
+    if body["temperature"] and rng.random() < 0.8:
+        body["seed"] = rng.randrange(1 << 32)
+    if rng.random() < 0.25:
+        body["n"] = rng.randint(2, 3)
+    if rng.random() < 0.3:
+        body["stop"] = [rng.choice(LETTERS) + rng.choice(LETTERS) for _ in range(rng.randint(1, 3))]
+    if rng.random() < 0.3:
+        body |= rng.choice([{"frequency_penalty": 0.5}, {"presence_penalty": 1.0}, {"logit_bias": {"101": -2.0}}])
+    if rng.random() < 0.7:
         body["ignore_eos"] = True
-    if draw.random() < 0.5:
+    if rng.random() < 0.5:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if draw.random() < 0.5:
+    if rng.random() < 0.5:
         return Request("/v1/completions", body | {"prompt": prompt})
     return Request("/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]})
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One client asks for one of the requests, by its number, after a pause."""
+    """One client sends one of the requests, by its index, after a pause."""
 
     request: int
     pause_s: float
     leave: Leaving | None
 
 
-def visits(draw: random.Random, count: int) -> Iterator[Visit]:
-    """What one client does, without end, with `count` requests to choose from."""
+def visits(rng: random.Random, count: int) -> Iterator[Visit]:
+    """Yield the visits of one client without end, of `count` requests."""
     while True:
         leave = None
-        if draw.random() < LEAVES:
-            leave = Leaving(draw.choice([1, draw.randint(2, 40)]), draw.uniform(0.0, 1.0), draw.random() < 0.5)
-        yield Visit(draw.randrange(count), draw.choice([0.0, draw.uniform(0.0, 0.1)]), leave)
+        if rng.random() < LEAVES:
+            leave = Leaving(rng.choice([1, rng.randint(2, 40)]), rng.uniform(0.0, 1.0), rng.random() < 0.5)
+        yield Visit(rng.randrange(count), rng.choice([0.0, rng.uniform(0.0, 0.1)]), leave)

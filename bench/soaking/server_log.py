@@ -1,4 +1,4 @@
-"""What a server's log says of the faults that it met. Pure."""
+"""Worker failures in a server's log. Pure."""
 
 import json
 import re
@@ -10,16 +10,16 @@ from typing import Any
 from gateway.routing.sequence import Cause
 
 WITHIN = frozenset({Cause.DIED, Cause.STEP})
-"""Why a sequence lost its worker that may be due to what the worker computed."""
+"""Causes of a lost worker that may be due to what it computed."""
 
 
 @dataclass(frozen=True)
 class Failures:
-    """Those that one sequence was there at."""
+    """The worker failures that one sequence lived through."""
 
     within: int = 0
     outside: int = 0
-    """Somebody ended its worker."""
+    """Its worker was ended by a signal from outside."""
 
     @property
     def total(self) -> int:
@@ -27,7 +27,7 @@ class Failures:
 
 
 def failures(lines: Iterable[str]) -> dict[str, list[Failures]]:
-    """By the id of the request, of each of its sequences that was there at a failure."""
+    """The failures of each sequence that had any, by the id of its request."""
     found: dict[str, dict[int, Failures]] = {}
     for line in _events(lines, "stream_lost"):
         sequences = found.setdefault(line["request"], {})
@@ -40,12 +40,12 @@ def failures(lines: Iterable[str]) -> dict[str, list[Failures]]:
 
 
 def reasons(lines: Iterable[str]) -> Counter[str]:
-    """Why workers were started again: each reason without its numbers."""
+    """Counts of the reasons for restarts, each without its numbers."""
     return Counter(re.sub(r"\d+(\.\d+)?", "N", str(line["reason"])) for line in _events(lines, "worker_restarts"))
 
 
 def _events(lines: Iterable[str], event: str) -> Iterator[dict[str, Any]]:
-    """The lines with this event; what is none of the server's own is passed over."""
+    """Yield the lines with this event. Lines that are not the server's own are skipped."""
     for line in lines:
         if f'"{event}"' not in line:
             continue

@@ -1,4 +1,4 @@
-"""How one visit of a soak is judged, and how all of them are counted. Pure."""
+"""Verdicts on the visits of a soak, and their counts. Pure."""
 
 import json
 from collections import Counter
@@ -12,29 +12,29 @@ from cli.chaos.rounds import percentile
 from gateway.routing.failure_attribution import MAX_TRIES
 
 STEPS = frozenset({"step_failed", "not_finite"})
-"""What a request ends with whose step failed, once more."""
+"""The codes of a request whose step failed again after a retry."""
 REFUSALS = frozenset({"quarantined", *STEPS})
-"""What a request may end with that was there when workers failed: see `explained`."""
+"""The codes that worker failures may explain: see `explained`."""
 MOST_REFUSED = 0.01
-"""Of the visits. The rule that finds a request that kills cannot always tell it from one that was there by accident."""
+"""Share of the visits. Failure attribution cannot always tell a poison request from one that ran beside it."""
 FEW = 3
-"""Refusals that say nothing, however few visits there were."""
+"""Refusals that are allowed, however few visits there were."""
 SHOWN = 20
-"""Violations that are told in full."""
+"""Violations that are shown in full."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`outcome` is answered, left, altered, duplicated, lost, hung or an error's code; `problem` is what the server
-    owed and did not do."""
+    """`outcome` is answered, left, altered, duplicated, lost, hung or an error's code; `problem` is the violation, or
+    empty."""
 
     outcome: str
     problem: str = ""
 
 
 def judge(request: Request, heard: Heard, stayed: bool, whole: Heard | None) -> Verdict:
-    """What a client heard, which `stayed` to the end or left before. `whole` is the undisturbed answer, None for a
-    request whose answer is left to chance."""
+    """Judge what a client received, which `stayed` to the end or left before. `whole` is the undisturbed answer; None
+    if the request is sampled without a seed."""
     if whole is not None and not heard.begins(whole):
         return Verdict(_how(heard, whole), _difference(heard, whole))
     if not stayed:
@@ -54,7 +54,7 @@ def _how(heard: Heard, whole: Heard) -> str:
 
 
 def _difference(heard: Heard, whole: Heard) -> str:
-    """The first choice that differs, from where it does."""
+    """The first difference between two answers, as text."""
     for index, choice in heard.choices.items():
         wanted = whole.choices.get(index)
         if wanted is None:
@@ -70,14 +70,14 @@ def _difference(heard: Heard, whole: Heard) -> str:
 
 
 def explained(code: str, sequences: Sequence[Failures]) -> bool:
-    """One of these sequences was there at two failures from within, or at `MAX_TRIES` of whatever kind: no others may
-    be refused. The failed step that ends a request for good is not among those that are known."""
+    """Whether one of these sequences lived through two failures from within, or `MAX_TRIES` of any kind: only then may
+    a request be refused. The log does not count the failed step that ends a request."""
     last = int(code in STEPS)
     return any(each.within + last >= 2 or each.total + last >= MAX_TRIES for each in sequences)
 
 
-def kin(request: Request) -> str:
-    """What a gateway knows a request by that killed: those that are alike in it are refused together."""
+def fingerprint(request: Request) -> str:
+    """What the gateway identifies a poison request by: requests with the same fingerprint are refused together."""
     own = {"model", "seed", "n", "max_tokens", "stop", "stream", "stream_options", "ignore_eos", "return_token_ids"}
     return json.dumps({name: value for name, value in request.body.items() if name not in own}, sort_keys=True)
 
@@ -88,7 +88,7 @@ class _Refusal:
 
     name: str
     request: str
-    kin: str
+    fingerprint: str
     code: str
 
 
@@ -98,30 +98,30 @@ class Tally:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     violations: int = 0
-    told: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
     gaps: list[tuple[str, float]] = field(default_factory=list)
-    """Of each answered stream the server's id for the request, and the longest time between two chunks, in seconds."""
+    """The server's id of each answered stream, and the longest time between two of its chunks, in seconds."""
     _refusals: list[_Refusal] = field(default_factory=list)
 
     def count(self, name: str, request: Request, heard: Heard, verdict: Verdict) -> None:
-        """One visit more; `name` says which, for whoever looks for it."""
+        """Count a visit; `name` identifies it in the report."""
         self.outcomes[verdict.outcome] += 1
         if verdict.outcome in REFUSALS:
-            self._refusals.append(_Refusal(name, heard.request, kin(request), verdict.outcome))
+            self._refusals.append(_Refusal(name, heard.request, fingerprint(request), verdict.outcome))
         elif verdict.outcome == "answered" and request.streaming:
             self.gaps.append((heard.request, heard.gap()))
         if verdict.problem:
             self._violated(name, verdict)
 
     def explain(self, failures: Mapping[str, Sequence[Failures]]) -> None:
-        """Hold what ended with an error against the failures that requests were there at, by their ids (see
-        `bench.soaking.server_log.failures`): a violation each that they do not explain. Once, after the last visit."""
-        convicted: set[str] = set()
+        """Count a violation for each error that the failures do not explain (see `bench.soaking.server_log.failures`).
+        Call it once, after the last visit."""
+        attributed: set[str] = set()
         for each in self._refusals:
             seen = failures.get(each.request, ())
             if explained(each.code, seen):
-                convicted.add(each.kin)
-            elif each.code == "quarantined" and not seen and each.kin in convicted:
+                attributed.add(each.fingerprint)
+            elif each.code == "quarantined" and not seen and each.fingerprint in attributed:
                 self.outcomes[each.code] -= 1
                 self.outcomes["refused at the door"] += 1
             else:
@@ -134,7 +134,7 @@ class Tally:
 
     @property
     def too_many(self) -> str:
-        """Why more were refused than may be; empty when it was not so."""
+        """Text if more visits were refused than allowed, else empty."""
         total = self.outcomes.total()
         if self.refused <= max(FEW, MOST_REFUSED * total):
             return ""
@@ -142,15 +142,16 @@ class Tally:
         return f"{self.refused} of {total} visits ({share:.1%}) were refused, more than {MOST_REFUSED:.0%}"
 
     def gap_figures(self, failures: Container[str]) -> list[list[str]]:
-        """Rows (which streams, how many, p50, p99, longest in ms): of those that lost a worker, and of the others."""
+        """Table rows (which streams, how many, p50, p99, longest in ms) of streams that lost a worker, and of
+        others."""
         lost = sorted(gap for request, gap in self.gaps if request in failures)
         others = sorted(gap for request, gap in self.gaps if request not in failures)
         return [_figures("lost a worker", lost), _figures("did not", others)]
 
     def _violated(self, name: str, verdict: Verdict) -> None:
         self.violations += 1
-        if len(self.told) < SHOWN:
-            self.told.append(f"{name}: {verdict.outcome}: {verdict.problem}")
+        if len(self.shown) < SHOWN:
+            self.shown.append(f"{name}: {verdict.outcome}: {verdict.problem}")
 
 
 def _figures(which: str, gaps: list[float]) -> list[str]:

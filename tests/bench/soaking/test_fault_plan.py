@@ -6,30 +6,30 @@ import statistics
 import msgspec
 import pytest
 
-from bench.soaking.fault_plan import OUTSIDE, blows, kinds, may_fail_to_start, of_life
+from bench.soaking.fault_plan import OUTSIDE, faults_of_life, kinds, may_fail_to_start, outside_faults
 from cli.chaos.faults import FIRST_MESSAGE, LOADS
 from workers.faults.plan import CALL_FAULTS, LINK_FAULTS, Fault
 
-LIVES = [of_life(7, f"w{worker}", life, calls=200) for worker in range(4) for life in range(1, 101)]
+LIVES = [faults_of_life(7, f"w{worker}", life, calls=200) for worker in range(4) for life in range(1, 101)]
 
 
 def test_a_seed_gives_the_same_plan() -> None:
-    first, second = (list(itertools.islice(blows(3, 2.0), 20)) for _ in range(2))
+    first, second = (list(itertools.islice(outside_faults(3, 2.0), 20)) for _ in range(2))
     assert first == second
-    assert list(itertools.islice(blows(4, 2.0), 20)) != first
-    assert of_life(7, "w1", 2, calls=200) == of_life(7, "w1", 2, calls=200)
-    assert len({of_life(7, "w1", life, calls=200) for life in range(2, 50)}) > 30
+    assert list(itertools.islice(outside_faults(4, 2.0), 20)) != first
+    assert faults_of_life(7, "w1", 2, calls=200) == faults_of_life(7, "w1", 2, calls=200)
+    assert len({faults_of_life(7, "w1", life, calls=200) for life in range(2, 50)}) > 30
 
 
 def test_blows_fall_as_often_as_asked_and_never_at_once() -> None:
-    drawn = list(itertools.islice(blows(1, 2.0), 2000))
+    drawn = list(itertools.islice(outside_faults(1, 2.0), 2000))
     assert min(blow.after_s for blow in drawn) >= 0.2
     assert statistics.mean(blow.after_s for blow in drawn) == pytest.approx(2.0, rel=0.1)
     assert {blow.kind for blow in drawn} == set(OUTSIDE)
 
 
 def test_the_first_life_is_undisturbed() -> None:
-    assert all(of_life(seed, "w0", 1, calls=10) == () for seed in range(50))
+    assert all(faults_of_life(seed, "w0", 1, calls=10) == () for seed in range(50))
 
 
 def test_every_second_life_starts_undisturbed() -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.soaking.leaks import FEWEST, MORE, SLACK, Sample, leaks
+from bench.soaking.leaks import FEWEST, MORE, SLACK, ServerSample, leaks
 
-REST = Sample(0.0, 100_000_000, 40, 9, 3, 300_000_000, 20, 0, 0)
+REST = ServerSample(0.0, 100_000_000, 40, 9, 3, 300_000_000, 20, 0, 0)
 METRICS = {"baton_slots_available": 16.0}
 
 

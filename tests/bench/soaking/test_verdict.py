@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from bench.soaking.server_log import Failures
-from bench.soaking.verdict import FEW, MOST_REFUSED, SHOWN, Tally, Verdict, explained, judge, kin
+from bench.soaking.verdict import FEW, MOST_REFUSED, SHOWN, Tally, Verdict, explained, fingerprint, judge
 from cli.chaos.asking import Request
 from cli.chaos.heard import Choice, Heard
 from gateway.routing.failure_attribution import MAX_TRIES
@@ -83,9 +83,9 @@ def test_violations_are_counted_all_and_told_up_to_a_bound() -> None:
     for turn in range(SHOWN + 5):
         count(tally, "altered", "so", request=str(turn))
     count(tally, "answered")
-    assert (tally.violations, len(tally.told)) == (SHOWN + 5, SHOWN)
+    assert (tally.violations, len(tally.shown)) == (SHOWN + 5, SHOWN)
     assert tally.outcomes == {"altered": SHOWN + 5, "answered": 1}
-    assert tally.told[0] == "visit 0: altered: so"
+    assert tally.shown[0] == "visit 0: altered: so"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_an_error_must_be_explained_by_failures(code: str, sequences: list[Failu
     tally.explain({"a": sequences, "other": [Failures(9, 9)]})
     assert tally.outcomes == {code: 1}
     assert tally.violations == (not enough)
-    assert ("not explained" in "".join(tally.told)) == (not enough)
+    assert ("not explained" in "".join(tally.shown)) == (not enough)
 
 
 def test_what_is_refused_at_the_door_must_be_like_one_that_was_quarantined_before() -> None:
@@ -122,15 +122,15 @@ def test_what_is_refused_at_the_door_must_be_like_one_that_was_quarantined_befor
     count(tally, "quarantined", request="again", prompt="p")
     count(tally, "quarantined", request="other", prompt="q")
     tally.explain({"first": [Failures(2, 0)]})
-    assert [told.split(":")[0] for told in tally.told] == ["visit early", "visit other"]
+    assert [told.split(":")[0] for told in tally.shown] == ["visit early", "visit other"]
     assert tally.outcomes == {"quarantined": 3, "refused at the door": 1}
 
 
 def test_requests_are_kin_that_a_gateway_refuses_together() -> None:
     one = {"prompt": "p", "temperature": 0.7, "seed": 1, "max_tokens": 3, "n": 2, "stream": True}
-    assert kin(Request("", one)) == kin(Request("", one | {"seed": 2, "max_tokens": 4, "n": 1}))
-    assert kin(Request("", one)) != kin(Request("", one | {"temperature": 0.0}))
-    assert kin(Request("", one)) != kin(Request("", one | {"prompt": "q"}))
+    assert fingerprint(Request("", one)) == fingerprint(Request("", one | {"seed": 2, "max_tokens": 4, "n": 1}))
+    assert fingerprint(Request("", one)) != fingerprint(Request("", one | {"temperature": 0.0}))
+    assert fingerprint(Request("", one)) != fingerprint(Request("", one | {"prompt": "q"}))
 
 
 @pytest.mark.parametrize(("visits", "most"), [(0, FEW), (100, FEW), (1000, int(1000 * MOST_REFUSED))])
