@@ -1,38 +1,12 @@
-"""Every benchmark says what it does, what each of its options means and bounds, and can be run from anywhere."""
+"""The options, modes and bounds of the benchmarks' command lines."""
 
 import argparse
-import ast
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.harness.command_line import above_zero, at_least, command_line, levels, not_negative
-
-BENCH = Path(__file__).parents[3] / "bench"
-SCRIPTS = sorted(file for file in BENCH.rglob("*.py") if "add_argument(" in file.read_text())
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_every_option_is_explained(script: Path) -> None:
-    for call in ast.walk(ast.parse(script.read_text())):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-            assert any(keyword.arg == "help" for keyword in call.keywords), ast.unparse(call)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_every_number_but_a_seed_has_a_bound(script: Path) -> None:
-    for call in ast.walk(ast.parse(script.read_text())):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-            kinds = {ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "type"}
-            assert not kinds & {"int", "float"} or ast.literal_eval(call.args[0]) == "--seed", ast.unparse(call)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_its_page_begins_with_how_it_is_called(script: Path) -> None:
-    page = ast.get_docstring(ast.parse(script.read_text())) or ""
-    assert f"python {script.relative_to(BENCH.parent)}" in page
+from bench.harness.command_line import above_zero, at_least, command_line, levels, not_negative, parsed
 
 
 def test_help_has_the_page_as_it_is_and_the_defaults_that_are_values() -> None:
@@ -85,3 +59,36 @@ def test_the_least_that_a_number_may_be(kind: Callable[[str], Any], text: str, v
 def test_a_number_beyond_its_bound_is_refused(kind: Callable[[str], Any], text: str, says: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=says):
         kind(text)
+
+
+def parser_of_rounds() -> argparse.ArgumentParser:
+    parser = command_line("One line.")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="of each")
+    parser.add_argument("--streams", type=levels, default="1,64", help="at once")
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("words", "rounds", "streams"),
+    [
+        ([], 5, [1, 64]),
+        (["--smoke"], 1, [2]),
+        (["--rounds", "3", "--smoke"], 3, [2]),
+        (["--streams", "4"], 5, [4]),
+    ],
+)
+def test_a_mode_replaces_the_defaults_of_options_that_are_not_given(
+    words: list[str], rounds: int, streams: list[int]
+) -> None:
+    args = parsed(parser_of_rounds(), words, smoke={"rounds": 1, "streams": "2"})
+    assert (args.rounds, args.streams) == (rounds, streams)
+
+
+def test_a_mode_of_options_that_do_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode smoke: no such options: round, stream"):
+        parsed(parser_of_rounds(), [], smoke={"round": 1, "stream": 2})
+
+
+def test_options_are_not_abbreviated() -> None:
+    with pytest.raises(SystemExit):
+        parsed(parser_of_rounds(), ["--round", "3"])
