@@ -4,6 +4,7 @@
 
 Each number of --prompts, of random lengths within --lengths, is submitted together to an engine in which --running
 sequences decode; no part of them is in a prefix cache. Shown are medians over the rounds, and prompt tokens a second.
+There is neither a peer nor a limit.
 """
 
 import argparse
@@ -33,7 +34,6 @@ class Burst:
     def __init__(self, loaded: Engine, most: int, running: int, longest: int) -> None:
         self._engine = BatchEngine(loaded.runner, max_queue=most, step_tokens=None)
         self._loaded = loaded
-        self._longest = longest
         self._streams = 0
         for _ in range(running):
             self._submit(longest, ANSWER)

@@ -1,13 +1,13 @@
-"""Time of a decode step against context and against rows, beside the bytes that it reads.
+"""Time of a decode step against context and against rows, beside the limits of memory and arithmetic.
 
     python bench/curves.py [--quick] [--models 110m 0.5b] [--quantize int8] [--rows 1 4] [--contexts 256 512 ... 8192]
 
 Two series: each of --rows at every context, and every number of rows up to 32 at the first context, both in --rounds
-whose medians are shown; the numbers of rows come in another order in each. Beside each figure is what memory alone
-takes, (weights + KV) / bandwidth, and what arithmetic alone takes, multiply-adds / peak, both measured between the
-points; those of integers are not counted. What is above the larger of the two is the dispatches around it, and reads
-and sums that do not run side by side. Marked are points at which the cost is not smooth: "cliff" where the time grows
-by more than the size, "dip" where a larger step takes less.
+whose medians are shown; each round has the numbers of rows in another order. Beside each figure is the time that memory
+alone takes, (weights + KV) / bandwidth, and that arithmetic alone takes, multiply-adds / peak, both measured between
+the points; multiply-adds of integers are not counted. A step takes longer than the larger of the two because of
+dispatches, and of reads and sums that do not overlap. Marked are points at which the cost is not smooth: "cliff" where
+the time grows by more than the size, "dip" where a larger step takes less.
 """
 
 import argparse
@@ -27,10 +27,11 @@ from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Engine, Setup
 from bench.harness.limits import BLOCK, SMOKE_BLOCK, MemoryReader, multiply_adds, step_bytes
+from bench.harness.markdown import markdown
 from bench.harness.options import SMOKE_SLOTS, add_cache_dir, add_out, add_quantize
 from bench.harness.peak import Peak
 from bench.harness.plots import add_curve, can_plot, figure, label_log_axes
-from bench.harness.rounds import RefusedError, markdown
+from bench.harness.rounds import RefusedError
 from bench.harness.shapes import SHAPES, make_model
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores
@@ -42,7 +43,7 @@ MARGIN = 16
 CAPACITY = 1024
 """Rows of a slot are a multiple of this, so that graphs are compiled for few numbers of them."""
 NOISE = 1.15
-"""What is called a cliff or a dip is off by more than this factor."""
+"""The factor beyond which a difference is a cliff or a dip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Point:
 
 
 def flaws(points: Sequence[Point]) -> list[str]:
-    """For each point of one series, in rising order: "cliff", "dip" or nothing, beside the point before it."""
+    """For each point of one series, in rising order: "cliff", "dip" or "", compared with the point before it."""
     out = [""] * len(points)
     for at, (low, high) in enumerate(itertools.pairwise(points), start=1):
         if high.seconds > NOISE * low.seconds * high.size / low.size:
@@ -88,7 +89,7 @@ def flaws(points: Sequence[Point]) -> list[str]:
 
 
 def steepest(points: Sequence[Point]) -> tuple[float, int]:
-    """By what factor the time grows most from one number of rows to the next that was measured, and which that is.
+    """The largest factor of time between two neighbouring numbers of rows, and the larger of the two numbers.
 
     Raises `ValueError` for fewer than two points.
     """
@@ -96,7 +97,7 @@ def steepest(points: Sequence[Point]) -> tuple[float, int]:
 
 
 def kv_slope(points: Sequence[Point]) -> float:
-    """Bytes of KV a second: how much KV more per time more, by least squares over a series of contexts.
+    """Bytes of KV a second: additional KV per additional time, by least squares over a series of contexts.
 
     Raises `statistics.StatisticsError` for fewer than two points.
     """
@@ -105,7 +106,7 @@ def kv_slope(points: Sequence[Point]) -> float:
 
 
 def medians(rounds: Sequence[Sequence[Point]]) -> list[Point]:
-    """The points of a series that was measured several times: of each, the median of whatever was measured."""
+    """The points of a series that was measured several times, each with the medians of what was measured."""
 
     def middle(of: Sequence[Point]) -> Point:
         return replace(
@@ -120,7 +121,7 @@ def medians(rounds: Sequence[Sequence[Point]]) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What measures the limits."""
+    """The measurements of the limits."""
 
     memory: MemoryReader
     peak: Peak
@@ -133,7 +134,7 @@ class Curves:
         self._engine, self._config, self._steps = engine, config, steps
         self._machine = machine
         self._bytes = step_bytes(config, engine.runner)
-        # One prompt, its beginnings and copies: where the engine reuses prefixes, filling the cache costs little.
+        # Prefixes and copies of one prompt: the engine reuses them, so that filling the cache costs little.
         self._text = engine.prompt(engine.runner.capabilities.context)
 
     def point(self, series: str, rows: int, context: int) -> Point:
@@ -141,15 +142,15 @@ class Curves:
         start = context - self._steps // 2
         seconds = statistics.median(self._engine.steps([self._text[:start]] * rows, self._steps))
         kv = rows * context * self._bytes.kv_row
-        # In integers there are no products of this kind, and a mixture computes some experts only.
+        # Integer multiply-adds are of another kind, and a mixture computes some of its experts only.
         counted = not self._engine.runner.capabilities.quantization and self._config.experts is None
         sums = multiply_adds(self._config, rows, context, rows) if counted else 0.0
         return Point(series, rows, context, seconds, self._bytes.weights, kv, bandwidth, sums, peak)
 
 
 def turns(count: int, rounds: int, *, shuffled: bool) -> Iterator[list[int]]:
-    """In which order so many points are measured in each round: what slows a shared machine down at one time, and more
-    and more, is no step in a curve."""
+    """Yield the order of the points of each round. Shuffled, a machine that slows down for a time, or more and more,
+    makes no step in the curve."""
     for number in range(rounds):
         yield random.Random(number).sample(range(count), count) if shuffled else list(range(count))
 
@@ -175,7 +176,7 @@ def measure(args: argparse.Namespace, model: str, machine: Machine) -> Iterator[
         kind = f"{model} {args.quantize or 'bf16'}"
         of = {at: f"{kind}, {at[0]} at once" if series == "context" else f"{kind}, context {at[1]}" for at in points}
         rounds = []
-        # A longer context goes on from a shorter one, so that those stay in order.
+        # A longer context continues a shorter one, so that those stay in order.
         for turn in turns(len(points), args.rounds, shuffled=series == "rows"):
             found = {index: curves.point(of[points[index]], *points[index]) for index in turn}
             rounds.append([found[index] for index in range(len(points))])
@@ -198,7 +199,7 @@ HEADER = (
 
 
 def cells(point: Point, flaw: str) -> list[str]:
-    """A point as a line of the table."""
+    """A point as a row of the table."""
     return [
         point.series,
         str(point.rows),
@@ -214,7 +215,7 @@ def cells(point: Point, flaw: str) -> list[str]:
 
 
 def plot_curves(series: Mapping[str, Sequence[Point]], file: Path) -> None:
-    """Milliseconds of a step against context and against rows; what memory alone takes is dotted, arithmetic dashed."""
+    """Plot milliseconds of a step against context and against rows; memory alone is dotted, arithmetic dashed."""
     if not can_plot(file):
         return
     whole, ((left, right),) = figure(1, 2)
@@ -235,20 +236,27 @@ def plot_curves(series: Mapping[str, Sequence[Point]], file: Path) -> None:
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Of these words, or of the command line."""
     parser = command_line(__doc__)
     parser.add_argument(
         "--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"], help="the shapes, of random weights"
     )
     add_quantize(parser)
     parser.add_argument(
-        "--rows", nargs="*", type=at_least(1), default=[1, 4], help="of the curves against context; none draws none"
+        "--rows",
+        nargs="*",
+        type=at_least(1),
+        default=[1, 4],
+        help="of the curves against context; none leaves them out",
     )
     parser.add_argument(
         "--contexts", nargs="+", type=at_least(1), default=list(CONTEXTS), help="tokens that a row has behind it"
     )
     parser.add_argument(
-        "--all-rows", nargs="*", type=at_least(1), default=list(ROWS), help="of the curve against rows; none draws none"
+        "--all-rows",
+        nargs="*",
+        type=at_least(1),
+        default=list(ROWS),
+        help="of the curve against rows; none leaves it out",
     )
     parser.add_argument(
         "--steps", type=at_least(1), default=7, help="steps of each point in a round; medians are printed"
@@ -264,7 +272,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     smoke = {"models": ["tiny"], "rows": [SMOKE_SLOTS], "contexts": [64, 256], "all_rows": [1, SMOKE_SLOTS]}
     args = parsed(parser, words, smoke=smoke | out | {"steps": 3, "rounds": 1}, quick=quick)
     if not args.rows and not args.all_rows:
-        parser.error("argument --all-rows: without --rows as well there is no curve to draw")
+        parser.error("argument --all-rows: without --rows as well there is no curve to measure")
     if min(args.contexts) <= args.steps // 2:
         parser.error(f"argument --contexts: {min(args.contexts)} tokens are not more than half of --steps {args.steps}")
     return args

@@ -9,18 +9,17 @@ measured while other programs take CPU is measured again; a figure that they dis
   engine       `BatchEngine` in this process; llama-batched-bench (llama-bench for one sequence) is its peer
   HTTP         `baton serve`, one server for all N; llama-server with -np N is its peer; the same random prompts for
                both, timed from when all N requests have text to when the first of them ends
-  in turn    what part of the engine's step memory alone would take, each step beside a read of memory just before it:
-             the limit is of the best read, which a shared machine does not always allow
+  in turn    the share of the engine's step that memory alone would take, each step beside a read of memory just before
+             it: the limit is of the best read, which a shared machine does not always reach
   prefill N  prompt tokens a second of one prompt; llama-bench is the peer
   limit      what memory and arithmetic allow, both measured in the same rounds: the bytes of weights and KV that a step
-             reads over the read bandwidth, or its multiply-adds over the CPU's peak of float32 ones where that takes
-             longer ("bound"). Multiply-adds of integers are not counted,
-             and so prefill of few bits has no limit
+             reads over the read bandwidth, or its multiply-adds over the CPU's float32 peak if that takes longer
+             ("bound"). Multiply-adds of integers are not counted, so prefill with quantized weights has no limit
 
 llama.cpp runs the same weights as GGUF: bf16, Q8_0 for int8, Q4_0 for int4. Before anything is timed its greedy tokens
-are compared with ours, and the run stops where the models are not the same. What the engine refuses is shown as such.
-Build llama.cpp with `python bench/peers/llama_cpp.py`, or name its programs with --llama-cpp DIR; --alone does without.
-Models, graphs and GGUF files are kept in Baton's cache folder (7 GB for all), results go to --out.
+are compared with ours, and the run stops if the models are not the same. What the engine refuses is shown as such.
+Build llama.cpp with `python bench/peers/llama_cpp.py`, or give the folder of its programs with --llama-cpp DIR; --alone
+runs without. Models, graphs and GGUF files are kept in Baton's cache folder (7 GB for all), results go to --out.
 """
 
 import argparse
@@ -40,9 +39,10 @@ from bench.harness.comparison import HEADER, SUBJECTS, Comparison, write_results
 from bench.harness.engine import Engine, Setup
 from bench.harness.http import Client, server
 from bench.harness.limits import BLOCK, PASSES, SMOKE_BLOCK, MemoryReader, Work, multiply_adds, step_bytes
+from bench.harness.markdown import markdown
 from bench.harness.options import SMOKE_SLOTS, add_cache_dir, add_out
 from bench.harness.peak import Peak
-from bench.harness.rounds import Others, RefusedError, Series, interleave, markdown
+from bench.harness.rounds import Others, RefusedError, Series, interleave
 from bench.harness.shapes import SHAPES, make_model
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
 from bench.peers.to_gguf import Kind, convert
@@ -56,7 +56,7 @@ PREFILLS = (128, 512)
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How the engine is told, which GGUF is its like, and how many of the greedy tokens must be the same in both."""
+    """The engine's settings, the equivalent GGUF type, and the share of greedy tokens that must be the same in both."""
 
     dtype: str
     quantize: str
@@ -70,12 +70,12 @@ PRECISIONS = {
     "int8": Precision("bfloat16", "int8", "q8_0", 0.0),
     "int4": Precision("bfloat16", "int4", "q4_0", 0.0),
 }
-"""Random weights have near-ties: rounding to bfloat16 at other places turns some, and after one the texts differ. Of
-another model, as one with its rotary pairs mixed up, next to none would be the same."""
+"""Random weights have near-ties, which rounding to bfloat16 in other places decides differently; after one the texts
+differ. Of another model, such as one with its rotary pairs in another order, hardly any token would be the same."""
 
 
 class Bench:
-    """One model in one precision: ours and, unless it is None, the peer."""
+    """One model in one precision: the engine and, unless it is None, the peer."""
 
     def __init__(self, args: argparse.Namespace, model: str, precision: str, peer: LlamaCpp | None) -> None:
         self._args = args
@@ -87,7 +87,7 @@ class Bench:
         self._gguf = self._path.with_name(f"{self._path.name}-{PRECISIONS[precision].gguf}.gguf")
 
     def run(self) -> Iterator[Comparison]:
-        """Measure everything; a line as soon as it is there."""
+        """Measure everything, and yield each line as soon as it is complete."""
         if self._peer is not None and not self._gguf.exists():
             convert(self._path, self._gguf, PRECISIONS[self._precision].gguf)
         slots = max(self._args.streams)
@@ -117,7 +117,7 @@ class Bench:
         return Setup(self._path, graphs, slots, CONTEXT, precision.dtype, precision.quantize, args.device)
 
     def _load(self, slots: int) -> tuple[Engine, int, str]:
-        """The engine with as many slots as it takes, their number, and why not more. Raises `RefusedError`."""
+        """The engine with as many slots as it accepts, their number, and why not more. Raises `RefusedError`."""
         why = ""
         for count in sorted({slots, *self._args.streams}, reverse=True):
             try:
@@ -127,7 +127,7 @@ class Bench:
         raise RefusedError(why)
 
     def _compare(self, engine: Engine) -> None:
-        """Print how many greedy tokens are the same in both. Raises `PeerError` when the models cannot be the same."""
+        """Print how many greedy tokens are the same in both. Raises `PeerError` if the models cannot be the same."""
         assert self._peer is not None
         prompts, equal = [engine.prompt(24) for _ in range(8)], []
         kv = "f32" if self._precision == "f32" else "f16"
@@ -137,7 +137,7 @@ class Bench:
                 equal.append(next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs)))
         print(f"{self._model} {self._precision}: greedy tokens before the first difference, of 16: {equal}", flush=True)
         if sum(equal) < PRECISIONS[self._precision].equal * 16 * len(prompts):
-            raise PeerError(f"{self._gguf}: llama.cpp's tokens are others than ours: it is not the same model")
+            raise PeerError(f"{self._gguf} is not the same model: llama.cpp's tokens differ from ours")
 
     def _decode(self, engine: Engine, reader: MemoryReader, client: Client, streams: int, refused: str) -> Comparison:
         work = (streams, PROMPT, self._args.tokens)
@@ -166,16 +166,16 @@ class Bench:
         subjects: dict[str, Callable[[], float]] = {"engine": lambda: engine.prefill(length)}
         if peer is not None:
             subjects["llama.cpp"] = lambda: peer.prefill(self._gguf, length)
-        engine.prefill(length)  # the first of a length may load its graph
+        engine.prefill(length)  # the first call of a length may load its graph
         series = interleave(subjects | self._limits, max(3, self._args.rounds), self._others)
         if PRECISIONS[self._precision].quantize:
-            return self._line("prefill", length, series)  # what bounds it is not counted
+            return self._line("prefill", length, series)  # its multiply-adds are not counted
         read = step_bytes(self._config, engine.runner).total(1, length)
         return self._line("prefill", length, series, Work(read, self._multiply_adds(length, length / 2, 1)))
 
-    def _multiply_adds(self, rows: int, positions: float, drawn: int) -> float:
-        """0 where weights of few bits are multiplied as integers."""
-        return 0.0 if PRECISIONS[self._precision].quantize else multiply_adds(self._config, rows, positions, drawn)
+    def _multiply_adds(self, rows: int, positions: float, sampled: int) -> float:
+        """0 for quantized weights, which are multiplied as integers."""
+        return 0.0 if PRECISIONS[self._precision].quantize else multiply_adds(self._config, rows, positions, sampled)
 
     def _peer_alone(self, reason: str) -> Iterator[Comparison]:
         for streams in self._args.streams:
@@ -220,7 +220,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add_cache_dir(parser)
     out = add_out(parser, "engine")
     quick = {"precisions": ["bf16"], "streams": [1, 8], "tokens": 32, "rounds": 1}
-    smoke = quick | out | {"models": ["tiny"], "streams": [1, SMOKE_SLOTS], "tokens": 300}
+    smoke = quick | out | {"models": ["tiny"], "streams": [1, SMOKE_SLOTS], "tokens": 900}
     args = parsed(parser, words, smoke=smoke, quick=quick)
     args.alone |= args.smoke and args.llama_cpp is None
     return args
@@ -229,7 +229,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     configure_logging("bench", "warning")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end as well
     lines: list[Comparison] = []
     try:
         peer = None if args.alone else LlamaCpp.find(args.llama_cpp, usable_cores())

@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, not_negative, parsed
+from bench.harness.markdown import markdown
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_out
 from bench.harness.plots import can_plot, figure, plot_against
 from bench.harness.process_statistics import psutil
-from bench.harness.rounds import markdown
 from bench.harness.shapes import make_model
 from protocol.request import Sampling
 from workers.engine.engine import BatchEngine, Request
@@ -88,7 +88,7 @@ class RandomRequests:
         self._vocab = engine.capabilities.vocab_size
         self._live: dict[int, int | None] = {}
         """The steps after which each stream is cancelled; None for those that run to their end."""
-        self._submitted = self._cancelled = 0
+        self._submitted = 0
 
     def run(self, requests: int, every: int) -> Iterator[EngineSample]:
         """Yield a sample after every `every` requests. Raises `LostRequestError`."""

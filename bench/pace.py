@@ -45,8 +45,8 @@ class Run:
         """Milliseconds at the median, the 99th percentile and the maximum, and the prompt's seconds."""
         if len(self.delays) < 2:
             return f"{name:<22}  fewer than two tokens came meanwhile: choose a longer --prompt"
-        cuts = statistics.quantiles(self.delays, n=100)
-        shown = [1e3 * value for value in (cuts[49], cuts[98], max(self.delays))]
+        percentiles = statistics.quantiles(self.delays, n=100)
+        shown = [1e3 * value for value in (percentiles[49], percentiles[98], max(self.delays))]
         prompt = f"{self.first_token_s:8.2f}" if self.first_token_s else "       -"
         return f"{name:<22}" + "".join(f"{value:9.1f}" for value in shown) + f"  {prompt}  {self.cached:6}"
 

@@ -85,7 +85,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     configure_logging("bench", "warning")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends as well
     path = make_model(args.cache_dir, args.model)
     setup = Setup(path, args.cache_dir / "graphs", args.streams, CONTEXT, args.dtype)
     with server(setup) as url:

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.harness.limits import Work
+from bench.harness.markdown import markdown
 from bench.harness.plots import add_curve, can_plot, figure, label_log_axes
-from bench.harness.rounds import Series, markdown, ratio
+from bench.harness.rounds import Series, ratio
 from workers.host.cores import usable_cores
 
 SUBJECTS = ("engine", "llama.cpp", "HTTP", "llama-server", "in turn", "bandwidth", "peak")

@@ -37,7 +37,7 @@ class Setup:
     device: str = ""
 
     def spec(self) -> WorkerSpec:
-        """Raises `RefusedError` for what this version of Baton has no field or value for."""
+        """Raises `RefusedError` for a value that this version of Baton does not know."""
         fields: dict[str, Any] = {"name": "bench", "model_name": "bench", "model_path": str(self.path)}
         fields |= {"backend": "iree", "max_batch_size": self.slots, "context": self.context, "dtype": self.dtype}
         fields |= {"device": self.device, "cache_dir": str(self.cache)}
@@ -62,7 +62,7 @@ class Engine:
 
     @classmethod
     def load(cls, setup: Setup) -> "Engine":
-        """Compiles what is not in the cache. Raises `RefusedError`."""
+        """Load a model; compiles what is not in the cache. Raises `RefusedError`."""
         try:
             return cls(load_runner(setup.spec(), lambda phase, done, total: None))
         except (LoadRefused, CompileError) as error:
@@ -72,17 +72,17 @@ class Engine:
         return tuple(self._random.choices(TOKENS, k=length))
 
     def decode(self, streams: int, prompt: int, tokens: int) -> float:
-        """Greedy tokens a second of `streams` sequences that decode together, each `prompt` tokens long at first."""
+        """Greedy tokens a second of `streams` sequences that decode together after `prompt` tokens each."""
         steps = self.steps([self.prompt(prompt) for _ in range(streams)], tokens)
         return streams * len(steps) / sum(steps)
 
     def memory_share(
         self, streams: int, prompt: int, tokens: int, read: float, bandwidth: Callable[[], float]
     ) -> float:
-        """What part of such steps' time memory alone would take for the `read` bytes of each.
+        """The share of a step's time that memory alone would take to read its `read` bytes: the median over the steps.
 
-        The median over the steps, each beside the `bandwidth` (bytes a second) that is measured just before it. Both
-        meet the same machine so, which a mean of steps and the best of several reads do not where it is shared.
+        Each step is compared with the `bandwidth` (bytes a second) that is measured just before it, so that both meet
+        the same load of a shared machine.
         """
         found: list[float] = []
         steps = self.steps([self.prompt(prompt) for _ in range(streams)], tokens, lambda: found.append(bandwidth()))
@@ -91,8 +91,10 @@ class Engine:
     def steps(
         self, prompts: Sequence[tuple[int, ...]], count: int, before: Callable[[], None] | None = None
     ) -> list[float]:
-        """Seconds of `count` steps that decode one token for each prompt; `before` is called before each, and not
-        timed. Raises `RefusedError` for too many."""
+        """Seconds of `count` steps that decode one token for each prompt; `before` is called before each, untimed.
+
+        Raises `RefusedError` for more prompts than slots.
+        """
         streams: list[int] = []
         began = time.perf_counter()
         try:

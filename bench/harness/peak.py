@@ -1,4 +1,4 @@
-"""The most float32 multiply-adds a second: a kernel that does nothing else, on the engine's own threads."""
+"""The peak of float32 multiply-adds a second: a kernel that does nothing else, on the engine's own threads."""
 
 import time
 from pathlib import Path
@@ -13,13 +13,13 @@ from workers.iree.kernels.ir.executable import Kernel
 from workers.iree.kernels.matmul.arithmetic import arithmetic_of
 
 TURNS = 1 << 20
-"""Of the loop in a workgroup: milliseconds."""
+"""Iterations of the loop in a workgroup: some milliseconds."""
 SHARES = 4
-"""Workgroups for each thread, so that one that is late does not count."""
+"""Workgroups for each thread, so that a late thread does not count."""
 
 
 class Peak:
-    """A kernel of independent sums in registers, as many as the engine's products run side by side."""
+    """A kernel of independent sums in registers, as many as the engine's matmuls have."""
 
     def __init__(self, threads: int, cache_dir: Path) -> None:
         """Raises `DeviceError`, `CacheError` and `CompileError`."""
@@ -27,12 +27,12 @@ class Peak:
         compiler = Compiler(cache_dir, self._device.compile_flags(), self._device.compile_target())
         sums, workgroups = arithmetic_of(Cpu.of_host().features, "float32").sums, SHARES * threads
         self._module = self._device.load(compiler.compile(_module(sums, workgroups)), None, "")
-        # Halves: what is added to never grows beyond float32, nor becomes so small that the CPU is slow.
+        # Halves: the sums stay finite, and are never so small that the CPU is slow.
         self._factor = self._device.upload(np.full(LANES, 0.5, np.float32))
         self._count = sums * workgroups * TURNS * LANES
 
     def measure(self, passes: int = 4) -> float:
-        """Multiply-adds a second of all threads together: the fastest of several passes."""
+        """Multiply-adds a second of all threads together: the fastest pass."""
         return self._count / min(self._once() for _ in range(passes))
 
     def _once(self) -> float:
@@ -55,7 +55,7 @@ def _module(sums: int, workgroups: int) -> str:
     def turn(_: str, totals: list[str]) -> list[str]:
         return [code.let(f"vector.fma {total}, {factor}, {factor} : {FLOATS}") for total in totals]
 
-    # Each starts elsewhere: sums that are the same would be computed once.
+    # Each starts with another value: equal sums would be computed once.
     starts = [(code.floats(float(number)), FLOATS) for number in range(sums)]
     totals = code.loop(code.index(0), code.index(TURNS), 1, starts, turn)
     for number, total in enumerate(totals):

@@ -1,4 +1,4 @@
-"""psutil, which tells what processes and CPUs have taken. A benchmark that cannot do without it says how to get it."""
+"""psutil, for the CPU time and memory of processes. Without it, benchmarks that need it end with a message."""
 
 try:
     import psutil

@@ -1,4 +1,4 @@
-"""A server of one's own to measure and break, all of its workers ready."""
+"""A server with all workers ready, to measure and to break."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,10 +27,10 @@ class Served:
     server: Server
     watched: Watched
     client: httpx.Client
-    """One connection, which is kept: a new one for each look would be held by the server for a while."""
+    """One connection that is kept: the server would hold a new one for each request for a while."""
 
     def metrics(self) -> dict[str, float]:
-        """The samples of `GET /metrics` by name, those of all labels added up."""
+        """The samples of `GET /metrics` by name, summed over labels."""
         text = self.client.get("/metrics").text
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
@@ -47,7 +47,7 @@ def served(
     log: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Served]:
-    """See `own_server`."""
+    """Run a server until the block ends; the arguments are those of `own_server`."""
     with (
         own_server(options, launcher, deadlines=deadlines, log=log, environment=environment) as own,
         httpx.Client(base_url=f"http://{HOST}:{own.port}", timeout=30.0, trust_env=False) as client,

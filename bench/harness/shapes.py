@@ -1,8 +1,8 @@
-"""The model shapes that benchmarks measure, as checkpoints of random weights with a tokenizer: made once, then kept.
+"""Model shapes that benchmarks measure: checkpoints of random weights with a tokenizer, made once and then kept.
 
 110m is a Llama (12 layers, width 768, 12/4 heads, MLP 2048, vocabulary 32000), 0.5b is Qwen2.5-0.5B (24 layers, width
 896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; 110m-yarn is the first with
-positions stretched by YaRN from 8192, and tiny is for trying a benchmark out.
+positions extended by YaRN from 8192, and tiny is for `--smoke`.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ TOKENS = range(3, 300)
 
 
 def make_model(folder: Path, name: str) -> Path:
-    """The checkpoint of a shape in bfloat16; found in `folder` if it was made before. Up to 4 GB of memory."""
+    """The checkpoint of a shape in bfloat16, made in `folder` unless it exists. Takes up to 4 GB of memory."""
     arguments: dict[str, Any] = {"dtype": "bfloat16", "max_positions": 32768} | SHAPES[name]
     digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:8]
     path = folder / "models" / f"{name}-{digest}"

@@ -16,12 +16,12 @@ LINE_LIMIT = 1 << 22
 
 
 class BadAnswerError(Exception):
-    """The server answered with an error, or its stream ended before its end."""
+    """Raised when a server answers with an error, or its stream ends too early."""
 
 
 @dataclass
 class Answer:
-    """One streamed answer: when it began and when each piece of text came, in seconds of one clock."""
+    """One streamed answer: when it began, and when each piece of text arrived, in seconds of one clock."""
 
     began: float
     stamps: list[float] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Answer:
     done: bool = False
 
     def take(self, event: dict[str, Any]) -> None:
-        """One `data:` object of the stream."""
+        """Take one `data:` object of the stream. Raises `BadAnswerError` for an error."""
         if event.get("error"):
             raise BadAnswerError(repr(event["error"]))
         usage = event.get("usage") or {}
@@ -43,7 +43,7 @@ class Answer:
 
 
 async def request(url: urllib.parse.SplitResult, path: str, key: str, body: dict[str, Any]) -> Answer:
-    """Send one request and read its stream. Raises BadAnswerError, OSError, or ValueError for JSON that is none."""
+    """Send one request and read its stream. Raises BadAnswerError, OSError, or ValueError for invalid JSON."""
     answer = Answer(time.perf_counter())
     host, port = url.hostname or "127.0.0.1", url.port or 80
     reader, writer = await asyncio.open_connection(host, port, limit=LINE_LIMIT)

@@ -59,7 +59,7 @@ def test_a_disturbed_round_is_no_step_in_the_curve() -> None:
         (["--steps", "0"], "argument --steps: must be 1 or more, not 0"),
         (["--all-rows", "8", "0"], "argument --all-rows: must be 1 or more, not 0"),
         (["--quantize", "int3"], "argument --quantize: invalid choice: 'int3'"),
-        (["--rows", "--all-rows"], "argument --all-rows: without --rows as well there is no curve to draw"),
+        (["--rows", "--all-rows"], "argument --all-rows: without --rows as well there is no curve to measure"),
         (["--contexts", "3", "--steps", "7"], "argument --contexts: 3 tokens are not more than half of --steps 7"),
     ],
 )

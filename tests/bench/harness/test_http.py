@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.harness.http import decode_rate
+from bench.harness.http import TRIES, Client, NotTogetherError, decode_rate
+from bench.harness.rounds import RefusedError
 from bench.harness.sse_client import Answer
 
 
@@ -19,7 +20,31 @@ def test_a_chunk_of_several_tokens_counts_for_all() -> None:
     assert decode_rate([answer(0, 1, 2, 3, tokens=8)]) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("answers", [[], [answer()], [answer(0, 1), answer(1, 2)], [answer(3)]])
+@pytest.mark.parametrize("answers", [[answer(0, 1), answer(1, 2)], [answer(3)]])
 def test_there_is_no_rate_without_a_common_time(answers: list[Answer]) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(NotTogetherError):
         decode_rate(answers)
+
+
+@pytest.mark.parametrize("answers", [[], [answer()], [answer(0, 1), answer()]])
+def test_there_is_no_rate_without_text(answers: list[Answer]) -> None:
+    with pytest.raises(ValueError, match="no text"):
+        decode_rate(answers)
+
+
+@pytest.mark.parametrize(("apart", "rate"), [(0, 2.0), (TRIES - 1, 2.0), (TRIES, None)])
+def test_requests_that_were_read_one_by_one_are_sent_again(
+    apart: int, rate: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bursts = [[answer(0, 1), answer(1, 2)]] * apart + [[answer(0, 1, 2, 3, tokens=8)]]
+
+    async def burst(client: Client, streams: int, prompt: int, tokens: int) -> list[Answer]:
+        return [answer(0, 1)] if tokens == 4 else bursts.pop(0)
+
+    monkeypatch.setattr(Client, "_burst", burst)
+    client = Client("", {})
+    if rate is None:
+        with pytest.raises(RefusedError, match="not generated at the same time"):
+            client.decode(2, 8, 16)
+    else:
+        assert client.decode(2, 8, 16) == pytest.approx(rate)

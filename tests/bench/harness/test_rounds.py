@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.harness.rounds import DISTURBED, TRIES, Others, RefusedError, Series, interleave, markdown, ratio
+from bench.harness.rounds import DISTURBED, TRIES, Others, RefusedError, Series, interleave, ratio
 
 
 def counter(log: list[str], name: str, values: list[float]) -> Callable[[], float]:
@@ -78,9 +78,3 @@ def test_the_ratio_is_that_of_neighbours_in_time() -> None:
 )
 def test_no_ratio_without_both_figures(ours: Series, theirs: Series) -> None:
     assert ratio(ours, theirs) is None
-
-
-def test_a_table_is_markdown_with_its_columns_aligned() -> None:
-    assert markdown(["", "tok/s"], [["one", "7.5"], ["thirty", "1,234.0"]]) == (
-        "|        |   tok/s |\n| ------ | ------: |\n| one    |     7.5 |\n| thirty | 1,234.0 |"
-    )
