@@ -9,7 +9,7 @@ Across processes (two, a fresh child for each figure, the same bytes for all):
   tokens_s    token events a second: the child encodes `Step` frames of 64 deltas, one message each; the parent decodes
               them. The clock runs from the first frame's arrival to the last's.
 
-`pyzmq` blocks in PAIR sockets and is the limit; `pyzmq reader` is the least that an asyncio process can do with one;
+`pyzmq` blocks in PAIR sockets and is the limit; `pyzmq reader` is the minimum that an asyncio process does with one;
 `pyzmq asyncio` is pyzmq's own asyncio socket; `pipe` is multiprocessing's. `xoscar` (an actor framework) is measured
 where it can be imported. Rounds of all alternate; medians over the rounds are printed.
 """

@@ -9,7 +9,7 @@ line:
 
   tok_s         tokens per second of wall time, over all streams
   cpu_us_token  CPU microseconds per token of the server's process (the worker's and the client's are others)
-  p99_ms        99th percentile of the time between the arrivals of one stream
+  p99_ms        99th percentile of the time between two reads of one stream
   tokens_chunk  tokens per chunk: above 1 the gateway coalesces, being behind
 
 Flat out, one stream is bound by the scripted worker's own step, and many coalesce: a chunk then carries many tokens.

@@ -76,7 +76,7 @@ class Growth:
 
 
 class LostRequestError(Exception):
-    """Raised when the engine loses or fails a request; the text says which."""
+    """Raised when the engine loses or fails a request."""
 
 
 class RandomRequests:
@@ -174,11 +174,11 @@ def judge(samples: Sequence[EngineSample], tolerance: float) -> list[Growth]:
         raise ValueError(f"{len(samples)} samples are too few to tell growth, at least {MIN_SAMPLES} are needed")
     quarter = len(samples) // 4
     early, late = samples[quarter : 2 * quarter], samples[-quarter:]
-    span = statistics.median(s.requests for s in late) - statistics.median(s.requests for s in early)
+    requests = statistics.median(s.requests for s in late) - statistics.median(s.requests for s in early)
     out = []
     for name, limit in {"rss": tolerance, **ALLOWED}.items():
         first, last = (float(statistics.median(getattr(s, name) for s in part)) for part in (early, late))
-        rate = (last - first) / span
+        rate = (last - first) / requests
         problem = f"grows by {rate:.3g} a request, {limit:g} is allowed" if rate > limit else ""
         held = max(getattr(s, name) for s in samples)
         if name in ALWAYS and held:

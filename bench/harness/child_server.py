@@ -8,7 +8,7 @@ import urllib.request
 
 
 class NotReadyError(Exception):
-    """Raised when a server ends or takes too long before it answers; the text says which."""
+    """Raised when a server ends, or takes too long, before it answers."""
 
 
 def free_port() -> int:

@@ -65,7 +65,7 @@ async def zmq_asyncio_child(address: str, frames: int) -> None:
 
 
 class SocketReader:
-    """The least that can read a socket's edge-triggered descriptor on asyncio: no bounds, no batches, no monitoring."""
+    """The minimum that reads a socket's edge-triggered descriptor on asyncio: no bounds, no batches, no monitoring."""
 
     def __init__(self, sock: "zmq.Socket[bytes]", receive: Callable[[bytes], bytes | None]) -> None:
         self._sock = sock

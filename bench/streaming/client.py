@@ -11,13 +11,13 @@ class Received:
     """What the client received on all its streams."""
 
     gaps: list[float] = field(default_factory=list)
-    """Seconds between two arrivals of one stream."""
+    """Seconds between two reads of one stream."""
     chunks: int = 0
     errors: list[str] = field(default_factory=list)
 
 
 class StreamClient(asyncio.Protocol):
-    """One stream: sends a request, then counts chunks and the time between arrivals."""
+    """One stream: sends a request, then counts chunks and the time between reads."""
 
     def __init__(self, request: bytes, received: Received, ended: asyncio.Future[None]) -> None:
         self._request = request

@@ -13,10 +13,10 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Every `python bench/...` of a page, in code spans, which may go over two lines, and in blocks."""
+    """Every `python bench/...` of a page: in inline code, which may be broken over two lines, and in code blocks."""
     text = page.read_text()
-    for span in re.findall(r"`(python bench/[^`]+)`", text):
-        yield " ".join(span.split())
+    for inline in re.findall(r"`(python bench/[^`]+)`", text):
+        yield " ".join(inline.split())
     for block in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         yield from re.findall(r"^(python bench/.*)$", block, flags=re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Closed-loop load: what is sent, and what comes of the answers."""
+"""Closed-loop load: its requests and its figures."""
 
 import asyncio
 import json

@@ -14,7 +14,7 @@ def line(**series: Series) -> Comparison:
     return Comparison("110m", "bf16", "decode", 4, named, work=Work(100e6, 2e6))
 
 
-def test_a_line_says_the_figures_and_their_ratios() -> None:
+def test_a_line_has_the_figures_and_their_ratios() -> None:
     found = line(
         engine=Series([100.0, 50.0]),
         llama_cpp=Series([50.0, 50.0]),

@@ -1,4 +1,4 @@
-"""What a benchmark says where the `bench` extra is not installed."""
+"""A benchmark without the `bench` extra."""
 
 import importlib
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-def test_a_benchmark_without_psutil_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_psutil_a_benchmark_ends_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "bench.harness.process_statistics", raising=False)
     monkeypatch.setitem(sys.modules, "psutil", None)
     with pytest.raises(SystemExit, match=r"psutil: pip install -e '\.\[bench\]'"):

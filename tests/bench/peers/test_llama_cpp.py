@@ -1,4 +1,4 @@
-"""The peer's driver, with scripts in place of llama.cpp's programs."""
+"""The driver of llama.cpp, with scripts in place of its programs."""
 
 import sys
 from pathlib import Path
@@ -50,7 +50,7 @@ if count >= {missing}:
     assert len(list(tmp_path.glob("run*"))) == runs
 
 
-def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
+def test_the_error_of_a_program_that_fails_is_shown(tmp_path: Path) -> None:
     peer = programs(tmp_path, "sys.exit('no such file: ' + words[1])")
     with pytest.raises(PeerError, match=r"llama-bench ended with status 1: no such file: m\.gguf"):
         peer.prefill(Path("m.gguf"), 128)

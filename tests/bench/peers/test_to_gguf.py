@@ -1,4 +1,4 @@
-"""The converter: what it writes is the checkpoint again, read back with llama.cpp's own reader."""
+"""GGUF files: read with llama.cpp's own reader, they are the checkpoint again."""
 
 from pathlib import Path
 

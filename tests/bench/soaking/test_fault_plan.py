@@ -1,4 +1,4 @@
-"""The plan of faults follows from its seed alone."""
+"""The fault plan: it follows from its seed alone."""
 
 import itertools
 import statistics
@@ -22,10 +22,10 @@ def test_a_seed_gives_the_same_plan() -> None:
 
 
 def test_blows_fall_as_often_as_asked_and_never_at_once() -> None:
-    drawn = list(itertools.islice(outside_faults(1, 2.0), 2000))
-    assert min(blow.after_s for blow in drawn) >= 0.2
-    assert statistics.mean(blow.after_s for blow in drawn) == pytest.approx(2.0, rel=0.1)
-    assert {blow.kind for blow in drawn} == set(OUTSIDE)
+    faults = list(itertools.islice(outside_faults(1, 2.0), 2000))
+    assert min(fault.after_s for fault in faults) >= 0.2
+    assert statistics.mean(fault.after_s for fault in faults) == pytest.approx(2.0, rel=0.1)
+    assert {fault.kind for fault in faults} == set(OUTSIDE)
 
 
 def test_the_first_life_is_undisturbed() -> None:

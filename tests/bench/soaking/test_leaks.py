@@ -1,4 +1,4 @@
-"""What counts as not given back."""
+"""Leaks: what a server must have released."""
 
 from dataclasses import replace
 

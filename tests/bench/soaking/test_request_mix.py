@@ -1,4 +1,4 @@
-"""The requests of a soak: what is drawn, and that it is drawn again from the same seed."""
+"""The requests of a soak: their variety, and that a seed repeats them."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ def test_some_have_a_field_and_some_do_not(field: str) -> None:
     assert 0 < sum(field in request.body for request in MIX) < len(MIX)
 
 
-def test_what_is_drawn_without_a_seed_has_no_reference() -> None:
+def test_a_request_sampled_without_a_seed_has_no_reference() -> None:
     assert {deterministic(request) for request in MIX} == {True, False}
     for request in MIX:
         assert deterministic(request) == (request.body["temperature"] == 0.0 or "seed" in request.body)

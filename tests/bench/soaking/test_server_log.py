@@ -1,4 +1,4 @@
-"""What is read out of a server's log."""
+"""Failures and reasons for restarts, from a server's log."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the server owes a visit: one end, and the undisturbed answer as far as it was heard."""
+"""The verdict on a visit: one end, and the undisturbed answer or a prefix of it."""
 
 import copy
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def test_a_client_that_stayed(change: Callable[[Heard], object], outcome: str, s
     assert said in verdict.problem
 
 
-def test_a_client_that_left_must_have_heard_a_beginning() -> None:
+def test_a_client_that_left_must_have_received_a_prefix() -> None:
     part = Heard(200, {0: Choice("a", [1])})
     assert judge(REQUEST, part, False, WHOLE) == Verdict("left")
     assert judge(REQUEST, Heard(), False, WHOLE) == Verdict("left")
@@ -78,7 +78,7 @@ def count(tally: Tally, outcome: str, problem: str = "", *, request: str = "r", 
     tally.count(f"visit {request}", Request("/v1/completions", {"prompt": prompt}), heard, Verdict(outcome, problem))
 
 
-def test_violations_are_counted_all_and_told_up_to_a_bound() -> None:
+def test_all_violations_are_counted_and_some_are_shown() -> None:
     tally = Tally()
     for turn in range(SHOWN + 5):
         count(tally, "altered", "so", request=str(turn))
@@ -122,7 +122,7 @@ def test_what_is_refused_at_the_door_must_be_like_one_that_was_quarantined_befor
     count(tally, "quarantined", request="again", prompt="p")
     count(tally, "quarantined", request="other", prompt="q")
     tally.explain({"first": [Failures(2, 0)]})
-    assert [told.split(":")[0] for told in tally.shown] == ["visit early", "visit other"]
+    assert [text.split(":")[0] for text in tally.shown] == ["visit early", "visit other"]
     assert tally.outcomes == {"quarantined": 3, "refused at the door": 1}
 
 

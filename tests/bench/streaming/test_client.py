@@ -1,4 +1,4 @@
-"""What the client of many streams counts, and which failures it notices."""
+"""The client of many streams: its counts, and the failures that it notices."""
 
 import asyncio
 

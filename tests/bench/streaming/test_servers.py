@@ -1,4 +1,4 @@
-"""What a child of the gateway's benchmark is started with."""
+"""The spec that a child of the gateway's benchmark is started with."""
 
 import msgspec
 import pytest
