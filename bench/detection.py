@@ -5,8 +5,8 @@
 A gateway without its HTTP side runs one active worker and one standby. In each round the active one, which has a
 stream, is ended (SIGKILL, or SIGABRT as native code does) or suspended (SIGSTOP). Measured from that moment are the
 time until the router is notified of the loss, and until the first token of a request that the standby got at once.
-Printed first is the CPU time of the idle standby, in percent of one core. There is no peer; the limit is 0. Needs Linux,
-for the CPU time of another process.
+Printed first is the CPU time of the idle standby, in percent of one core. There is no peer; the limit is 0. Needs
+Linux, for the CPU time of another process.
 """
 
 import argparse
