@@ -40,9 +40,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness.command_line import at_least, command_line, levels, not_negative, parsed
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir
-from bench.harness.plots import can_plot, figure
 from bench.harness.served import READY_TIMEOUT_S, Served, served
 from bench.harness.shapes import make_model
+from bench.measurement.plots import can_plot, figure
 from cli.chaos.asking import Request
 from cli.chaos.heard import Heard
 from cli.chaos.rounds import Noticed, Strike, compare, percentile, play

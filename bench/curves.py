@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Engine, Setup
-from bench.harness.limits import BLOCK, SMOKE_BLOCK, MemoryReader, multiply_adds, step_bytes
-from bench.harness.markdown import markdown
 from bench.harness.options import SMOKE_SLOTS, add_cache_dir, add_out, add_quantize
-from bench.harness.peak import Peak
-from bench.harness.plots import add_curve, can_plot, figure, label_log_axes
-from bench.harness.rounds import RefusedError
 from bench.harness.shapes import SHAPES, make_model
+from bench.measurement.limits import BLOCK, SMOKE_BLOCK, MemoryReader, multiply_adds, step_bytes
+from bench.measurement.markdown import markdown
+from bench.measurement.peak import Peak
+from bench.measurement.plots import add_curve, can_plot, figure, label_log_axes
+from bench.measurement.rounds import RefusedError
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores
 

@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Engine, Setup
-from bench.harness.limits import BLOCK, SMOKE_BLOCK, read_bandwidth, step_bytes
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
-from bench.harness.process_statistics import psutil
-from bench.harness.rounds import RefusedError
 from bench.harness.shapes import make_model
+from bench.measurement.limits import BLOCK, SMOKE_BLOCK, read_bandwidth, step_bytes
+from bench.measurement.process_statistics import psutil
+from bench.measurement.rounds import RefusedError
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk, Runner
 from workers.host.cores import usable_cores

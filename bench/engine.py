@@ -35,15 +35,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
-from bench.harness.comparison import HEADER, SUBJECTS, Comparison, write_results
 from bench.harness.engine import Engine, Setup
 from bench.harness.http import Client, server
-from bench.harness.limits import BLOCK, PASSES, SMOKE_BLOCK, MemoryReader, Work, multiply_adds, step_bytes
-from bench.harness.markdown import markdown
 from bench.harness.options import SMOKE_SLOTS, add_cache_dir, add_out
-from bench.harness.peak import Peak
-from bench.harness.rounds import Others, RefusedError, Series, interleave
 from bench.harness.shapes import SHAPES, make_model
+from bench.measurement.comparison import HEADER, SUBJECTS, Comparison, write_results
+from bench.measurement.limits import BLOCK, PASSES, SMOKE_BLOCK, MemoryReader, Work, multiply_adds, step_bytes
+from bench.measurement.markdown import markdown
+from bench.measurement.peak import Peak
+from bench.measurement.rounds import Others, RefusedError, Series, interleave
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
 from bench.peers.to_gguf import Kind, convert
 from workers.checkpoints.checkpoint import ModelConfig

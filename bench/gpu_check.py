@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.gpu import stages as child
 from bench.gpu.stages import SMOKE, Result, Sizes, StageSpec
 from bench.harness.command_line import above_zero, command_line, parsed
-from bench.harness.markdown import markdown
 from bench.harness.options import add_cache_dir
 from bench.harness.shapes import SHAPES
+from bench.measurement.markdown import markdown
 from tests.checkpoints import make_checkpoint
 from workers.host.cores import usable_cores
 from workers.iree.build.recipe import Recipe

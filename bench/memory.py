@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, not_negative, parsed
-from bench.harness.markdown import markdown
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_out
-from bench.harness.plots import can_plot, figure, plot_against
-from bench.harness.process_statistics import psutil
 from bench.harness.shapes import make_model
+from bench.measurement.markdown import markdown
+from bench.measurement.plots import can_plot, figure, plot_against
+from bench.measurement.process_statistics import psutil
 from protocol.request import Sampling
 from workers.engine.engine import BatchEngine, Request
 from workers.process.backends import load_runner

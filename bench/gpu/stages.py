@@ -21,8 +21,8 @@ from msgspec import Struct
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.harness.engine import Engine
-from bench.harness.limits import step_bytes
 from bench.harness.shapes import SHAPES, make_model
+from bench.measurement.limits import step_bytes
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.families import Family

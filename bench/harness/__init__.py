@@ -1,1 +1,1 @@
-"""What benchmarks share: command lines, models, servers, clients, limits, rounds and plots."""
+"""What benchmarks share: command lines, models, engines, servers and load."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from bench.harness.rounds import RefusedError
 from bench.harness.shapes import TOKENS
+from bench.measurement.rounds import RefusedError
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.request import RequestRefused, StepResult
 from workers.engine.runner import Runner

@@ -13,9 +13,9 @@ from typing import Any
 
 from bench.harness.child_server import free_port, wait_until_ok
 from bench.harness.engine import Setup
-from bench.harness.rounds import RefusedError
 from bench.harness.shapes import TOKENS
 from bench.harness.sse_client import Answer, BadAnswerError, request
+from bench.measurement.rounds import RefusedError
 
 START_TIMEOUT_S = 900
 """A first start compiles every graph."""

@@ -22,9 +22,9 @@ import jax
 import numpy as np
 
 from bench.harness.command_line import at_least, command_line, parsed
-from bench.harness.limits import BLOCK, SMOKE_BLOCK, read_bandwidth
 from bench.harness.options import add_model
 from bench.harness.shapes import SHAPES
+from bench.measurement.limits import BLOCK, SMOKE_BLOCK, read_bandwidth
 from workers.host.cores import usable_cores
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct

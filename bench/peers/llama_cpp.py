@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.harness.child_server import NotReadyError, free_port, wait_until_ok
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.folders import default_cache
-from bench.harness.rounds import RefusedError
+from bench.measurement.rounds import RefusedError
 
 VERSION = "0.3.36"
 """Of llama-cpp-python; 0.3.36 holds llama.cpp 0.5.0-dev."""

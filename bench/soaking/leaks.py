@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.harness.process_statistics import psutil
+from bench.measurement.process_statistics import psutil
 from cli.chaos.watched import Watched
 
 WARM_UP = 0.25

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.harness.markdown import markdown
-from bench.harness.plots import can_plot, figure, plot_against
+from bench.measurement.markdown import markdown
+from bench.measurement.plots import can_plot, figure, plot_against
 from bench.soaking.fault_plan import SoakPlan, kinds
 from bench.soaking.leaks import ServerSample
 from bench.soaking.result import SoakResult

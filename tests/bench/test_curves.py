@@ -3,7 +3,7 @@ import statistics
 import pytest
 
 from bench.curves import Point, arguments, flaws, kv_slope, medians, steepest, turns
-from bench.harness.limits import StepBytes
+from bench.measurement.limits import StepBytes
 
 
 def point(seconds: float, rows: int = 1, context: int = 256) -> Point:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness.engine import Engine, Setup
-from bench.harness.rounds import RefusedError
+from bench.measurement.rounds import RefusedError
 from workers.engine.scripted_runner import ScriptedRunner
 
 

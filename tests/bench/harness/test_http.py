@@ -3,8 +3,8 @@
 import pytest
 
 from bench.harness.http import TRIES, Client, NotTogetherError, decode_rate
-from bench.harness.rounds import RefusedError
 from bench.harness.sse_client import Answer
+from bench.measurement.rounds import RefusedError
 
 
 def answer(*stamps: float, tokens: int = 0) -> Answer:

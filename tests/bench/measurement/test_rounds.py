@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.harness.rounds import DISTURBED, TRIES, Others, RefusedError, Series, interleave, ratio
+from bench.measurement.rounds import DISTURBED, TRIES, Others, RefusedError, Series, interleave, ratio
 
 
 def counter(log: list[str], name: str, values: list[float]) -> Callable[[], float]:

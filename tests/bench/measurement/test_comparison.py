@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.comparison import HEADER, Comparison, write_results
-from bench.harness.limits import Work
-from bench.harness.rounds import Series
+from bench.measurement.comparison import HEADER, Comparison, write_results
+from bench.measurement.limits import Work
+from bench.measurement.rounds import Series
 
 
 def line(**series: Series) -> Comparison:

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from bench.harness.limits import Work, multiply_adds
-from bench.harness.peak import Peak
+from bench.measurement.limits import Work, multiply_adds
+from bench.measurement.peak import Peak
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig
 

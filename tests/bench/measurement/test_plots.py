@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import plots
-from bench.harness.plots import can_plot
+from bench.measurement import plots
+from bench.measurement.plots import can_plot
 from bench.memory import EngineSample, plot_memory
 
 SAMPLES = [EngineSample(count, 1, 1, 1, 1, 1, 1, 1) for count in (0, 10)]

@@ -1,4 +1,4 @@
-from bench.harness.markdown import markdown
+from bench.measurement.markdown import markdown
 
 
 def test_a_table_is_markdown_with_its_columns_aligned() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.harness.limits import Work
-from bench.harness.markdown import markdown
-from bench.harness.plots import add_curve, can_plot, figure, label_log_axes
-from bench.harness.rounds import Series, ratio
+from bench.measurement.limits import Work
+from bench.measurement.markdown import markdown
+from bench.measurement.plots import add_curve, can_plot, figure, label_log_axes
+from bench.measurement.rounds import Series, ratio
 from workers.host.cores import usable_cores
 
 SUBJECTS = ("engine", "llama.cpp", "HTTP", "llama-server", "in turn", "bandwidth", "peak")
