@@ -51,14 +51,17 @@ def test_the_least_disturbed_of_a_few_tries_counts_and_is_marked() -> None:
 
 
 def test_what_this_process_uses_is_not_taken_by_others() -> None:
+    began = time.process_time()
     others = Others()
     used = time.process_time()
     while time.process_time() < used + 0.3:
         pass
     before = others._last
     others.share()
+    spent = time.process_time() - began
     passed, busy, own = (now - then for now, then in zip(others._last, before, strict=True))
-    assert own == pytest.approx(0.3, abs=0.1)
+    tick = 0.02  # of the system's clocks
+    assert 0.3 - tick <= own <= spent + tick
     assert passed >= busy
 
 
