@@ -74,7 +74,7 @@ PRECISIONS = {
 differ. Of another model, such as one with its rotary pairs in another order, hardly any token would be the same."""
 
 
-class Bench:
+class EngineBenchmark:
     """One model in one precision: the engine and, unless it is None, the peer."""
 
     def __init__(self, args: argparse.Namespace, model: str, precision: str, peer: LlamaCpp | None) -> None:
@@ -235,7 +235,7 @@ def main() -> None:
         peer = None if args.alone else LlamaCpp.find(args.llama_cpp, usable_cores())
         for model in args.models:
             for precision in args.precisions:
-                for line in Bench(args, model, precision, peer).run():
+                for line in EngineBenchmark(args, model, precision, peer).run():
                     lines.append(line)
                     print(markdown(HEADER, [line.cells()]).splitlines()[-1], flush=True)
     except PeerError as error:

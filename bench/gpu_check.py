@@ -35,7 +35,7 @@ from msgspec.structs import replace
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.gpu import stages as child
-from bench.gpu.stages import SMOKE, Result, Sizes, StageSpec
+from bench.gpu.stages import SMOKE, Result, StageSizes, StageSpec
 from bench.harness.command_line import above_zero, command_line, parsed
 from bench.harness.options import add_cache_dir
 from bench.harness.shapes import SHAPES
@@ -75,7 +75,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StageOutcome:
     """How a stage went."""
 
     stage: Stage
@@ -87,7 +87,7 @@ class Outcome:
 
 def stages(device: str, dtype: Dtype, shapes: Sequence[str], cache: Path, *, smoke: bool = False) -> list[Stage]:
     """The stages, the most important first."""
-    base = StageSpec("", device, str(cache / "gpu"), sizes=SMOKE if smoke else Sizes())
+    base = StageSpec("", device, str(cache / "gpu"), sizes=SMOKE if smoke else StageSizes())
     gates = SMOKE_GATES if smoke else GATES.get(device.partition("://")[0], GATES[""])
 
     def stage(name: str, limit_s: float, **fields: Any) -> Stage:
@@ -101,12 +101,12 @@ def stages(device: str, dtype: Dtype, shapes: Sequence[str], cache: Path, *, smo
     return out + checks[1:]
 
 
-def run(stage: Stage, limit_s: float) -> Outcome:
+def run(stage: Stage, limit_s: float) -> StageOutcome:
     """Run one stage to its end or its limit, and end the processes that it started."""
     began = time.perf_counter()
 
-    def ended(verdict: str, result: Result) -> Outcome:
-        return Outcome(stage, verdict, time.perf_counter() - began, result)
+    def ended(verdict: str, result: Result) -> StageOutcome:
+        return StageOutcome(stage, verdict, time.perf_counter() - began, result)
 
     if limit_s <= 0:
         return ended("SKIP", Result("no time is left"))
@@ -132,7 +132,7 @@ def run(stage: Stage, limit_s: float) -> Outcome:
         return ended("SKIP" if result.skipped else "PASS", result)
 
 
-def run_all(planned: Sequence[Stage], minutes: float) -> Iterator[Outcome]:
+def run_all(planned: Sequence[Stage], minutes: float) -> Iterator[StageOutcome]:
     """Run one stage after the other and print its outcome; those that would begin too late are skipped."""
     deadline = time.perf_counter() + 60 * minutes
     for stage in planned:
@@ -141,7 +141,7 @@ def run_all(planned: Sequence[Stage], minutes: float) -> Iterator[Outcome]:
         yield outcome
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[StageOutcome]) -> str:
     """The figures of each executor and shape beside the memory limit, and on how many tokens both executors agree."""
     found = {outcome.stage.name: outcome.result for outcome in outcomes if outcome.verdict == "PASS"}
     speed = max((result.figures.get("bandwidth", 0.0) for result in found.values()), default=0.0)

@@ -34,7 +34,7 @@ WARM_UP = 24
 
 
 @dataclass
-class Run:
+class PromptRun:
     """One run: the delays of running streams, and the prompt's time to first token."""
 
     delays: list[float] = field(default_factory=list)
@@ -79,18 +79,18 @@ class Streams:
                 self._last[token.stream] = now
         return delays
 
-    def alone(self, tokens: int) -> Run:
+    def alone(self, tokens: int) -> PromptRun:
         """Delays over `tokens` steps."""
-        run = Run()
+        run = PromptRun()
         for _ in range(tokens):
             run.delays += self.step()
         return run
 
-    def beside(self, prompt: tuple[int, ...]) -> Run:
+    def beside(self, prompt: tuple[int, ...]) -> PromptRun:
         """Delays while a prompt is admitted."""
         stream, self._next = self._next, self._next + 1
         before = self._engine.gauges().prefix_tokens
-        run, began = Run(), time.perf_counter()
+        run, began = PromptRun(), time.perf_counter()
         self._engine.submit(Request(stream, prompt, max_tokens=8))
         while stream not in self.first:
             run.delays += self.step()

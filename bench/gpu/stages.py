@@ -45,7 +45,7 @@ from workers.iree.runner import IreeRunner
 from workers.process.spec import Dtype
 
 
-class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
+class StageSizes(Struct, frozen=True, forbid_unknown_fields=True):
     """How much a stage computes."""
 
     slots: int = 8
@@ -63,7 +63,7 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
     """Reads, of which the fastest counts."""
 
 
-SMOKE = Sizes(slots=2, context=64, prefill=32, steps=4, requests=8, memory_bytes=1 << 20, passes=2)
+SMOKE = StageSizes(slots=2, context=64, prefill=32, steps=4, requests=8, memory_bytes=1 << 20, passes=2)
 
 
 class StageSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class StageSpec(Struct, frozen=True, forbid_unknown_fields=True):
     model: str = ""
     """A shape, or for a gate also a family."""
     dtype: Dtype = "float32"
-    sizes: Sizes = Sizes()
+    sizes: StageSizes = StageSizes()
     out: str = ""
 
 
@@ -131,7 +131,7 @@ def memory(spec: StageSpec) -> Result:
     return Result(f"{read / 1e9:.0f} GB/s read, {copy / 1e9:.0f} GB/s copied", {"bandwidth": max(read, copy)})
 
 
-def _speeds(opened: Device, folder: Path, sizes: Sizes) -> tuple[float, float]:
+def _speeds(opened: Device, folder: Path, sizes: StageSizes) -> tuple[float, float]:
     size = sizes.memory_bytes
     values = struct((size // 4096, 1024), "float32")
     read = Graph("read", lambda x, _: (jnp.max(x, axis=1),), (values,), pure=True)
@@ -183,7 +183,7 @@ def engine(spec: StageSpec) -> Result:
 
 
 def generate(
-    step: Callable[[Sequence[int], int], list[int]], vocab: int, sizes: Sizes
+    step: Callable[[Sequence[int], int], list[int]], vocab: int, sizes: StageSizes
 ) -> tuple[list[list[int]], float]:
     """Greedy tokens of sequences that decode together, and the median seconds of a step."""
     prompts = np.random.default_rng(7).integers(3, min(vocab, 300), (sizes.prompt, sizes.slots)).tolist()
@@ -217,13 +217,13 @@ def jax_executor(spec: StageSpec) -> Result:
     return Result(f"on {found.device_kind}, {figures['bandwidth'] / 1e9:.0f} GB/s read", figures, tokens)
 
 
-def jax_bandwidth(sizes: Sizes) -> float:
+def jax_bandwidth(sizes: StageSizes) -> float:
     """Bytes a second that JAX's code reads, which may be more than what IREE's does."""
     x, read = jnp.ones((sizes.memory_bytes // 4096, 1024)), jax.jit(lambda x: jnp.max(x, axis=1))
     return sizes.memory_bytes / fastest(lambda: read(x).block_until_ready(), sizes.passes)
 
 
-def plain_plan(path: Path, dtype: Dtype, sizes: Sizes) -> tuple[Plan, Mapping[str, Any]]:
+def plain_plan(path: Path, dtype: Dtype, sizes: StageSizes) -> tuple[Plan, Mapping[str, Any]]:
     """The graphs of every device except a CPU's own, and the weights that they take, as numpy arrays."""
     config = ModelConfig.from_dir(path)
     ops, files = PlainOps(config.dtype if dtype == "auto" else dtype), open_weights(path)
@@ -236,7 +236,7 @@ def plain_plan(path: Path, dtype: Dtype, sizes: Sizes) -> tuple[Plan, Mapping[st
 class Executor:
     """JAX in the place of IREE: a plan's graphs, weights on JAX's device, and a cache that is updated in place."""
 
-    def __init__(self, plan: Plan, weights: Mapping[str, Any], sizes: Sizes) -> None:
+    def __init__(self, plan: Plan, weights: Mapping[str, Any], sizes: StageSizes) -> None:
         self._plan = plan
         self._slots = sizes.slots
         self._weights = jax.device_put(dict(weights))

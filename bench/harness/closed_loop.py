@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.harness.sse_client import Answer, BadAnswerError, request
+from bench.harness.sse_client import BadAnswerError, StreamedAnswer, request
 from bench.harness.words import WORDS
 
 
@@ -41,7 +41,7 @@ async def run_level(load: Load, streams: int, requests: int, randomness: random.
     url = urllib.parse.urlsplit(load.url)
     prefix = [randomness.choice(WORDS) for _ in range(load.same_prefix)]
     todo = iter(range(requests))
-    good: list[Answer] = []
+    good: list[StreamedAnswer] = []
     bad: list[str] = []
 
     async def lane() -> None:
@@ -70,7 +70,7 @@ async def run_level(load: Load, streams: int, requests: int, randomness: random.
     return {"streams": streams, "requests": requests} | _figures(good, bad, wall)
 
 
-def _figures(good: list[Answer], bad: list[str], wall: float) -> dict[str, Any]:
+def _figures(good: list[StreamedAnswer], bad: list[str], wall: float) -> dict[str, Any]:
     tokens = sum(answer.tokens or len(answer.stamps) for answer in good)
     first = [1e3 * (answer.stamps[0] - answer.began) for answer in good if answer.stamps]
     between = [1e3 * (after - before) for answer in good for before, after in itertools.pairwise(answer.stamps)]

@@ -14,7 +14,7 @@ from typing import Any
 from bench.harness.child_server import free_port, wait_until_ok
 from bench.harness.engine import Setup
 from bench.harness.shapes import TOKENS
-from bench.harness.sse_client import Answer, BadAnswerError, request
+from bench.harness.sse_client import BadAnswerError, StreamedAnswer, request
 from bench.measurement.rounds import RefusedError
 
 START_TIMEOUT_S = 900
@@ -81,7 +81,7 @@ class Client:
         except (BadAnswerError, NotTogetherError, OSError, ValueError) as error:
             raise RefusedError(str(error)) from error
 
-    async def _burst(self, streams: int, prompt: int, tokens: int) -> list[Answer]:
+    async def _burst(self, streams: int, prompt: int, tokens: int) -> list[StreamedAnswer]:
         url = urllib.parse.urlsplit(self.url)
         bodies = [
             {
@@ -99,7 +99,7 @@ class Client:
         return await asyncio.gather(*(request(url, "/v1/completions", "", body) for body in bodies))
 
 
-def decode_rate(answers: Sequence[Answer]) -> float:
+def decode_rate(answers: Sequence[StreamedAnswer]) -> float:
     """Tokens a second over the time in which every answer was being generated: from the last one's first text to the
     first one's last.
 

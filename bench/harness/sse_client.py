@@ -20,7 +20,7 @@ class BadAnswerError(Exception):
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """One streamed answer: when it began, and when each piece of text arrived, in seconds of one clock."""
 
     began: float
@@ -42,9 +42,9 @@ class Answer:
                 self.stamps.append(time.perf_counter())
 
 
-async def request(url: urllib.parse.SplitResult, path: str, key: str, body: dict[str, Any]) -> Answer:
+async def request(url: urllib.parse.SplitResult, path: str, key: str, body: dict[str, Any]) -> StreamedAnswer:
     """Send one request and read its stream. Raises BadAnswerError, OSError, or ValueError for invalid JSON."""
-    answer = Answer(time.perf_counter())
+    answer = StreamedAnswer(time.perf_counter())
     host, port = url.hostname or "127.0.0.1", url.port or 80
     reader, writer = await asyncio.open_connection(host, port, limit=LINE_LIMIT)
     try:

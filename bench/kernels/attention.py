@@ -38,7 +38,7 @@ from workers.iree.model.tiled_ops import TiledOps
 DTYPE = "bfloat16"
 
 
-class Attention:
+class AttentionGraph:
     """A model's attention for a number of rows, each in a slot of its own."""
 
     def __init__(self, device: Device, folder: Path, model: str, rows: int, longest: int) -> None:
@@ -89,7 +89,7 @@ class Attention:
 
 def lines(args: argparse.Namespace, device: Device, folder: Path, rows: int) -> Iterator[str]:
     """Yield the table's line for each number of positions."""
-    attention = Attention(device, folder, args.model, rows, max(args.positions))
+    attention = AttentionGraph(device, folder, args.model, rows, max(args.positions))
     for count in args.positions:
         bandwidth = read_bandwidth(usable_cores(), 3, SMOKE_BLOCK if args.smoke else BLOCK)
         memory, seconds = attention.kv_bytes(count) / bandwidth, attention.measure(count, args.rounds)

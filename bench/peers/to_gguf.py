@@ -64,7 +64,7 @@ LAYER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class GgufTensor:
     """One tensor of the file and where it comes from."""
 
     name: str
@@ -107,20 +107,22 @@ def _refuse(checkpoint: Path, config: ModelConfig) -> None:
         raise CheckpointError(file, "sliding_window", "is not converted")
 
 
-def _tensors(config: ModelConfig) -> Iterator[Tensor]:
-    yield Tensor("token_embd.weight", "model.embed_tokens.weight")
+def _tensors(config: ModelConfig) -> Iterator[GgufTensor]:
+    yield GgufTensor("token_embd.weight", "model.embed_tokens.weight")
     # Hugging Face's rotary pairs are (i, i + half); llama.cpp keeps that for Qwen and pairs neighbours for Llama.
     pairs = {"attn_q": config.heads, "attn_k": config.kv_heads} if ARCHITECTURES[config.family] == "llama" else {}
     for layer in range(config.layers):
         for name, source in LAYER:
             for part in ("weight", "bias"):
-                yield Tensor(f"blk.{layer}.{name}.{part}", f"model.layers.{layer}.{source}.{part}", pairs.get(name, 0))
-    yield Tensor("output_norm.weight", "model.norm.weight")
+                yield GgufTensor(
+                    f"blk.{layer}.{name}.{part}", f"model.layers.{layer}.{source}.{part}", pairs.get(name, 0)
+                )
+    yield GgufTensor("output_norm.weight", "model.norm.weight")
     if not config.tie_embeddings:
-        yield Tensor("output.weight", "lm_head.weight")
+        yield GgufTensor("output.weight", "lm_head.weight")
 
 
-def _encode(values: NDArray[Any], tensor: Tensor, kind: Kind) -> tuple[NDArray[Any], gguf.GGMLQuantizationType]:
+def _encode(values: NDArray[Any], tensor: GgufTensor, kind: Kind) -> tuple[NDArray[Any], gguf.GGMLQuantizationType]:
     plain = values.astype(np.float32)
     if tensor.heads:
         split = plain.reshape(tensor.heads, 2, -1, *plain.shape[1:])

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from bench.soaking.leaks import ServerSample
 from bench.soaking.server_log import Failures, failures
-from bench.soaking.verdict import Tally
+from bench.soaking.verdict import VisitTally
 
 
 @dataclass
 class SoakResult:
     """The outcomes of all visits, and what the server did."""
 
-    tally: Tally = field(default_factory=Tally)
+    tally: VisitTally = field(default_factory=VisitTally)
     signals: list[tuple[float, str]] = field(default_factory=list)
     """When a worker got which signal from outside."""
     samples: list[ServerSample] = field(default_factory=list)

@@ -93,7 +93,7 @@ class _Refusal:
 
 
 @dataclass
-class Tally:
+class VisitTally:
     """All visits."""
 
     outcomes: Counter[str] = field(default_factory=Counter)

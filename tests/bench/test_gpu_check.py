@@ -10,7 +10,7 @@ pytest.importorskip("jax", reason="the IREE backend is not installed: pip instal
 
 from bench import gpu_check
 from bench.gpu.stages import Result, StageSpec
-from bench.gpu_check import Outcome, Stage, agreement, run, run_all, stages, table
+from bench.gpu_check import Stage, StageOutcome, agreement, run, run_all, stages, table
 from workers.iree.device.drivers import GENERIC_DEVICE
 
 SCRIPT = """import json, sys, time
@@ -69,8 +69,8 @@ def test_the_gate_comes_before_what_takes_long_and_again_after(tmp_path: Path) -
     assert "bfloat16" not in " ".join(stage.name for stage in stages("vulkan://0", "float32", [], tmp_path))
 
 
-def outcome(name: str, verdict: str = "PASS", /, **figures: float) -> Outcome:
-    return Outcome(Stage(name, spec(name), 1), verdict, 1.0, Result("", figures, [[1, 2, 3], [4, 5, 6]]))
+def outcome(name: str, verdict: str = "PASS", /, **figures: float) -> StageOutcome:
+    return StageOutcome(Stage(name, spec(name), 1), verdict, 1.0, Result("", figures, [[1, 2, 3], [4, 5, 6]]))
 
 
 def test_the_table_has_both_executors_beside_the_limit() -> None:
@@ -78,7 +78,7 @@ def test_the_table_has_both_executors_beside_the_limit() -> None:
     text = table(
         [
             outcome("memory", bandwidth=1e12),
-            Outcome(Stage("engine 110m", spec("engine"), 1), "PASS", 1.0, ours),
+            StageOutcome(Stage("engine 110m", spec("engine"), 1), "PASS", 1.0, ours),
             outcome("jax 110m", **{"step ms": 1.5}),
         ]
     )

@@ -14,7 +14,7 @@ import jax
 from msgspec.structs import replace
 
 from bench.gpu import stages
-from bench.gpu.stages import Sizes, StageSpec
+from bench.gpu.stages import StageSizes, StageSpec
 from tests.compiling import compiling_here
 from workers.iree.device.drivers import GENERIC_DEVICE
 
@@ -30,7 +30,7 @@ def _jax_as_it_was() -> Iterator[None]:
 @pytest.mark.usefixtures("_jax_as_it_was")
 def test_both_executors_generate_the_same(cache_dir: Path) -> None:
     """As on a GPU, with fewer graphs."""
-    sizes = Sizes(context=64, prefill=32)
+    sizes = StageSizes(context=64, prefill=32)
     spec = StageSpec("engine", GENERIC_DEVICE, str(cache_dir), "tiny", sizes=sizes)
     with compiling_here():
         ours = stages.engine(spec)

@@ -10,7 +10,7 @@ import pytest
 
 from bench.harness import closed_loop
 from bench.harness.closed_loop import Load, percentile, run_level
-from bench.harness.sse_client import Answer, BadAnswerError
+from bench.harness.sse_client import BadAnswerError, StreamedAnswer
 from gateway.openai.decoding import RequestDecoder
 from gateway.settings import GatewaySettings
 
@@ -23,7 +23,7 @@ class Server:
         self.most = self._running = 0
         self._failing = failing
 
-    async def request(self, url: urllib.parse.SplitResult, path: str, key: str, body: dict[str, Any]) -> Answer:
+    async def request(self, url: urllib.parse.SplitResult, path: str, key: str, body: dict[str, Any]) -> StreamedAnswer:
         self.sent.append((path, body))
         number = len(self.sent)
         self._running += 1
@@ -32,7 +32,7 @@ class Server:
         self._running -= 1
         if number <= self._failing:
             raise BadAnswerError("no")
-        return Answer(0.0, [1.0, 2.0, 4.0], 4.0, 3, "length", True)
+        return StreamedAnswer(0.0, [1.0, 2.0, 4.0], 4.0, 3, "length", True)
 
 
 def run(load: Load, server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 import pytest
 
 from bench.harness.http import TRIES, Client, NotTogetherError, decode_rate
-from bench.harness.sse_client import Answer
+from bench.harness.sse_client import StreamedAnswer
 from bench.measurement.rounds import RefusedError
 
 
-def answer(*stamps: float, tokens: int = 0) -> Answer:
-    return Answer(0.0, list(stamps), stamps[-1] if stamps else 0.0, tokens or len(stamps))
+def answer(*stamps: float, tokens: int = 0) -> StreamedAnswer:
+    return StreamedAnswer(0.0, list(stamps), stamps[-1] if stamps else 0.0, tokens or len(stamps))
 
 
 def test_the_rate_counts_while_every_answer_is_generated() -> None:
@@ -21,13 +21,13 @@ def test_a_chunk_of_several_tokens_counts_for_all() -> None:
 
 
 @pytest.mark.parametrize("answers", [[answer(0, 1), answer(1, 2)], [answer(3)]])
-def test_there_is_no_rate_without_a_common_time(answers: list[Answer]) -> None:
+def test_there_is_no_rate_without_a_common_time(answers: list[StreamedAnswer]) -> None:
     with pytest.raises(NotTogetherError):
         decode_rate(answers)
 
 
 @pytest.mark.parametrize("answers", [[], [answer()], [answer(0, 1), answer()]])
-def test_there_is_no_rate_without_text(answers: list[Answer]) -> None:
+def test_there_is_no_rate_without_text(answers: list[StreamedAnswer]) -> None:
     with pytest.raises(ValueError, match="no text"):
         decode_rate(answers)
 
@@ -38,7 +38,7 @@ def test_requests_that_were_read_one_by_one_are_sent_again(
 ) -> None:
     bursts = [[answer(0, 1), answer(1, 2)]] * apart + [[answer(0, 1, 2, 3, tokens=8)]]
 
-    async def burst(client: Client, streams: int, prompt: int, tokens: int) -> list[Answer]:
+    async def burst(client: Client, streams: int, prompt: int, tokens: int) -> list[StreamedAnswer]:
         return [answer(0, 1)] if tokens == 4 else bursts.pop(0)
 
     monkeypatch.setattr(Client, "_burst", burst)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from bench.soaking.server_log import Failures
-from bench.soaking.verdict import FEW, MOST_REFUSED, SHOWN, Tally, Verdict, explained, fingerprint, judge
+from bench.soaking.verdict import FEW, MOST_REFUSED, SHOWN, Verdict, VisitTally, explained, fingerprint, judge
 from cli.chaos.asking import Request
 from cli.chaos.heard import Choice, Heard
 from gateway.routing.failure_attribution import MAX_TRIES
@@ -73,13 +73,13 @@ def test_what_is_left_to_chance_must_only_end() -> None:
     assert judge(REQUEST, other, True, None) == Verdict("answered")
 
 
-def count(tally: Tally, outcome: str, problem: str = "", *, request: str = "r", prompt: str = "p") -> None:
+def count(tally: VisitTally, outcome: str, problem: str = "", *, request: str = "r", prompt: str = "p") -> None:
     heard = Heard(request=request)
     tally.count(f"visit {request}", Request("/v1/completions", {"prompt": prompt}), heard, Verdict(outcome, problem))
 
 
 def test_all_violations_are_counted_and_some_are_shown() -> None:
-    tally = Tally()
+    tally = VisitTally()
     for turn in range(SHOWN + 5):
         count(tally, "altered", "so", request=str(turn))
     count(tally, "answered")
@@ -107,7 +107,7 @@ def test_all_violations_are_counted_and_some_are_shown() -> None:
 )
 def test_an_error_must_be_explained_by_failures(code: str, sequences: list[Failures], enough: bool) -> None:
     assert explained(code, sequences) == enough
-    tally = Tally()
+    tally = VisitTally()
     count(tally, code, request="a")
     tally.explain({"a": sequences, "other": [Failures(9, 9)]})
     assert tally.outcomes == {code: 1}
@@ -116,7 +116,7 @@ def test_an_error_must_be_explained_by_failures(code: str, sequences: list[Failu
 
 
 def test_what_is_refused_at_the_door_must_be_like_one_that_was_quarantined_before() -> None:
-    tally = Tally()
+    tally = VisitTally()
     count(tally, "quarantined", request="early", prompt="p")
     count(tally, "quarantined", request="first", prompt="p")
     count(tally, "quarantined", request="again", prompt="p")
@@ -135,7 +135,7 @@ def test_requests_are_kin_that_a_gateway_refuses_together() -> None:
 
 @pytest.mark.parametrize(("visits", "most"), [(0, FEW), (100, FEW), (1000, int(1000 * MOST_REFUSED))])
 def test_few_may_be_refused(visits: int, most: int) -> None:
-    tally = Tally()
+    tally = VisitTally()
     for number in range(visits - most):
         count(tally, "answered", request=str(number))
     for number in range(most):
@@ -146,7 +146,7 @@ def test_few_may_be_refused(visits: int, most: int) -> None:
 
 
 def test_gaps_are_of_streams_that_lost_a_worker_and_of_the_others() -> None:
-    tally = Tally()
+    tally = VisitTally()
     stream = Request("/v1/completions", {"stream": True})
     for name, end in (("a", 0.5), ("b", 0.1)):
         tally.count(name, stream, Heard(request=name, stamps=[0.0, end]), Verdict("answered"))
@@ -155,4 +155,4 @@ def test_gaps_are_of_streams_that_lost_a_worker_and_of_the_others() -> None:
         ["lost a worker", "1", "500", "500", "500"],
         ["did not", "1", "100", "100", "100"],
     ]
-    assert Tally().gap_figures(set()) == [["lost a worker", "0", "-", "-", "-"], ["did not", "0", "-", "-", "-"]]
+    assert VisitTally().gap_figures(set()) == [["lost a worker", "0", "-", "-", "-"], ["did not", "0", "-", "-", "-"]]
