@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ from bench.harness.shapes import SHAPES, make_model
 from bench.measurement.limits import step_bytes
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.families import Family
 from tests.gate import run_gate
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Draw, Row
@@ -106,7 +105,7 @@ def gate(spec: StageSpec) -> Result:
     if spec.model in SHAPES:
         path = make_model(folder, spec.model)
     else:
-        path = make_checkpoint(folder / f"{spec.model}-{spec.dtype}", cast(Family, spec.model))
+        path = make_checkpoint(folder / f"{spec.model}-{spec.dtype}", spec.model)
     local = Device(spec.device, 0).local
     report = run_gate(lambda: load(path, spec), requests=spec.sizes.requests, resume=local)
     return Result(f"{report.requests} requests, {report.tokens} tokens, {report.steps} steps")

@@ -109,8 +109,8 @@ async def through_the_process(load: Requests, profile: str) -> EventCounter:
         counter.attach(link)
         command = worker_command(spec)(endpoint.address, 1)
         if profile:
-            at = command.index("-m")
-            command[at:at] = ["-m", "cProfile", "-o", profile]
+            script = command.index("-P") + 1
+            command[script:script] = ["-m", "cProfile", "-o", profile]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: ASYNC220  before anything is measured
         await wait_for(counter.gone, process)
         await asyncio.to_thread(process.wait)

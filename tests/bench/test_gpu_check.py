@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
-pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
+pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
 
 from bench import gpu_check
 from bench.gpu.stages import Result, StageSpec

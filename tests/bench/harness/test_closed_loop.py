@@ -59,7 +59,7 @@ def test_the_gateway_accepts_the_requests_of_each_path(path: str, monkeypatch: p
     run(Load("http://x", "m", 3, prompt_words=4, same_prefix=2, path=path), server, monkeypatch)
     decoder = RequestDecoder(GatewaySettings())
     decode = decoder.chat if "chat" in path else decoder.completion
-    assert all(decode(json.dumps(body).encode()).model == "m" for sent, body in server.sent if sent == path)
+    assert all(decode(json.dumps(body).encode()).request.model == "m" for sent, body in server.sent if sent == path)
     assert len({str(body) for _, body in server.sent}) == 5, "all prompts differ"
 
 

@@ -13,6 +13,7 @@ from typing import Self
 
 import msgspec
 
+from baton_serve.start import module_command
 from workers.errors import LoadRefused
 from workers.iree.build import leash
 from workers.iree.build.compile_server import Answer, Request, Start
@@ -35,8 +36,6 @@ class Built:
 
 BACKGROUND = 19
 """The niceness of a compiler beside a running engine: it takes what the engine leaves."""
-PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from workers.iree.build.compile_server import main; main()"
-"""The compile process imports what this one would import, wherever that is."""
 SILENCE_S = 2 * COMPILE_SECONDS
 """A compile process that answers nothing for so long is ended."""
 
@@ -68,7 +67,7 @@ class CompileProcess:
 
     def __init__(self, builder: Builder, parallel: int, niceness: int) -> None:
         self._builder = builder
-        job = [sys.executable, "-P", "-c", PROGRAM, *sys.path]
+        job = module_command("workers.iree.build.compile_server")
         command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), f"--nice={niceness}", *job]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._tell(Start(builder.recipe, parallel))
