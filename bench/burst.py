@@ -22,7 +22,8 @@ from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Engine, Setup
 from bench.harness.options import SMOKE_CONTEXT, add_cache_dir, add_model, add_quantize
 from bench.harness.shapes import make_model
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest
 
 ANSWER = 512
 """Tokens that a running sequence may reach."""
@@ -56,7 +57,7 @@ class Burst:
 
     def _submit(self, length: int, tokens: int) -> int:
         self._streams += 1
-        self._engine.submit(Request(self._streams, self._loaded.prompt(length), max_tokens=tokens))
+        self._engine.submit(EngineRequest(self._streams, self._loaded.prompt(length), max_tokens=tokens))
         return self._streams
 
 

@@ -46,7 +46,7 @@ from workers.iree.build.recipe import Recipe
 from workers.iree.device.device import available_drivers
 from workers.iree.device.drivers import GENERIC_DEVICE
 from workers.iree.device.gpu import VULKAN_TARGETS, gpu_flags
-from workers.process.spec import Dtype
+from workers.precision import Dtype
 
 STAGES = Path(child.__file__)
 TARGETS: Mapping[str, tuple[tuple[str, Dtype], ...]] = {

@@ -34,7 +34,8 @@ from bench.measurement.markdown import markdown
 from bench.measurement.plots import can_plot, figure, plot_against
 from bench.measurement.process_statistics import psutil
 from protocol.request import Sampling
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest
 from workers.process.backends import load_runner
 from workers.process.spec import WorkerSpec
 
@@ -115,7 +116,7 @@ class RandomRequests:
             repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
             logprobs=rng.choice([None, None, 0, 5]),
         )
-        self._engine.submit(Request(self._submitted, tuple(prompt), sampling, rng.randint(1, 24)))
+        self._engine.submit(EngineRequest(self._submitted, tuple(prompt), sampling, rng.randint(1, 24)))
         self._live[self._submitted] = rng.randint(0, 20) if rng.random() < CANCELLED else None
 
     def _step(self) -> None:

@@ -14,7 +14,8 @@ from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
 from protocol.request import Sampling
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest
 
 STREAMS = (1, 4, 8)
 PROMPTS = (128, 512)
@@ -95,7 +96,7 @@ class Bench:
     def _submit(self, length: int, max_tokens: int | None) -> int:
         stream = next(self._numbers)
         prompt = tuple((7 * stream + 13 * at) % VOCABULARY for at in range(length))
-        self._engine.submit(Request(stream, prompt, Sampling(), max_tokens))
+        self._engine.submit(EngineRequest(stream, prompt, Sampling(), max_tokens))
         return stream
 
 

@@ -48,7 +48,7 @@ def probe_backend(backend: str, python: str = sys.executable) -> list[Probe]:
     if missing:
         advice = f"pip install 'baton-serve[{backend}]'"
         return [Probe(backend, "", False, f"not installed: {', '.join(missing)}", advice)]
-    command = module_command("workers.host.probe", backend, python=python)
+    command = module_command("workers.process.probe_devices", backend, python=python)
     try:
         answer = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=True)
         return msgspec.json.decode(answer.stdout, type=list[Probe])

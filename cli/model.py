@@ -9,7 +9,7 @@ from models import builtin_path
 from protocol.bounds import MAX_NAME
 from workers.checkpoints.checkpoint import CheckpointError, resolve_model
 from workers.errors import LoadRefused
-from workers.process.loading import describe
+from workers.process.describe import describe
 from workers.process.spec import WorkerSpec
 
 BUILTIN_NAME = "baton-tiny"

@@ -12,7 +12,7 @@ from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
 from cli.terminal.prompt import read_prompt
-from workers.session import Score, Session
+from workers.local_model import LocalModel, Score
 
 
 def score_text(settings: Settings, prompt: str, *, as_json: bool) -> None:
@@ -20,16 +20,16 @@ def score_text(settings: Settings, prompt: str, *, as_json: bool) -> None:
     text = read_prompt(prompt)
     model = ChosenModel.choose(settings)
     loaded = load_here(worker_spec(settings, model))
-    with Session.of(loaded) as session:
+    with LocalModel.of(loaded) as opened:
         try:
-            score = session.score(text)
+            score = opened.score(text)
         except Exception as error:
             raise CommandFailed(f"the text could not be scored: {error or type(error).__name__}") from error
     if as_json:
         print(json.dumps(_report(model.name, score)))
     else:
-        vocabulary = loaded.vocabulary
-        _print(model.name, score, [vocabulary.decode([token]) if vocabulary else "" for token in score.tokens])
+        tokenizer = loaded.tokenizer
+        _print(model.name, score, [tokenizer.decode([token]) if tokenizer else "" for token in score.tokens])
 
 
 def perplexity(score: Score) -> float:

@@ -1,4 +1,4 @@
-"""The whole of Baton with the model it ships: `baton serve`, HTTP, a real backend, and what clients are promised."""
+"""Baton as a whole, with the model that it ships: `baton serve`, HTTP and a real backend."""
 
 import asyncio
 import io
@@ -22,8 +22,8 @@ from models import builtin_path
 from protocol.request import Limits, Sampling
 from tests.cli.test_serve import read_until, serving, url_of
 from workers.engine.runner import NotFiniteError
+from workers.local_model import LocalModel
 from workers.process.spec import Backend, WorkerSpec
-from workers.session import Session
 
 PROMPTS = (
     "The capital of France is",
@@ -36,11 +36,11 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Served:
-    """One running server and the session that says what it must answer."""
+    """A running server, and the local model that gives the expected answers."""
 
     backend: Backend
     url: str
-    session: Session
+    model: LocalModel
 
 
 @pytest.fixture(scope="module", params=["iree", "mlx"])
@@ -49,9 +49,9 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     pytest.importorskip({"iree": "iree.runtime", "mlx": "mlx.core"}[backend])
     words = ["-m", "cli", "serve", "--port", "0", "--backend", backend, "--log-level", "warning"]
     spec = WorkerSpec("w", "m", str(builtin_path()), backend=backend)
-    # The session compiles what both use, before the server's deadline runs.
-    with Session.open(spec) as session, serving(words) as process:
-        yield Served(backend, url_of(read_until(process, "Stop it")), session)
+    # The local model compiles the graphs of both before the deadline of the server starts.
+    with LocalModel.open(spec) as model, serving(words) as process:
+        yield Served(backend, url_of(read_until(process, "Stop it")), model)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
 
@@ -85,17 +85,17 @@ async def ask_all(url: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def assert_as_alone(served: Served, asked: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
-    """Each got the tokens and the text of a run of its own."""
+    """Assert that each request got the tokens and the text of a separate run."""
     for body, choice in zip(asked, answers, strict=True):
         sampling = Sampling(temperature=body["temperature"], top_p=body["top_p"], seed=body["seed"])
-        alone = served.session.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
+        alone = served.model.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
         assert tuple(choice["token_ids"]) == alone.tokens, body
         assert choice["text"] == alone.text
         assert choice["finish_reason"] == "length"
 
 
 def test_a_crowd_gets_what_each_would_get_alone(served: Served) -> None:
-    """Several times what the slots hold, which are eight."""
+    """Several times as many requests as there are slots, which are eight."""
     asked = bodies({"iree": 32, "mlx": 20}[served.backend])  # of those that take longer, fewer
     answers = asyncio.run(ask_all(served.url, asked))
     assert_as_alone(served, asked, answers)
@@ -114,7 +114,7 @@ def test_the_server_answers_what_generate_answers(served: Served) -> None:
 
 
 async def stream_all(url: str, asked: list[dict[str, Any]], kill_at: int) -> list[dict[str, Any]]:
-    """All requests as streams; the worker is killed when one of them has so many tokens."""
+    """Stream all requests; kill the worker when one of them has so many tokens."""
     found: list[dict[str, Any]] = [{"text": "", "token_ids": [], "finish_reason": None} for _ in asked]
     killed = False
     async with httpx.AsyncClient(base_url=url, timeout=100) as client:
@@ -140,14 +140,14 @@ async def stream_all(url: str, asked: list[dict[str, Any]], kill_at: int) -> lis
 
 
 def test_a_killed_worker_is_a_gap_in_its_streams_and_nothing_else(served: Served) -> None:
-    """Eight run and four wait for a slot when it dies; a restart goes on with all of them."""
+    """Eight requests run and four wait for a slot when it dies; the restarted worker resumes all of them."""
     asked = [body | {"max_tokens": 48} for body in bodies(12)]
     answers = asyncio.run(stream_all(served.url, asked, kill_at=20))
     assert_as_alone(served, asked, answers)
 
 
-def test_logits_that_are_no_numbers_are_a_gap_and_nothing_else(served: Served, tmp_path: Path) -> None:
-    """`baton chaos --own`: the worker finds them in one of its first steps, on the device, whatever computes."""
+def test_non_finite_logits_are_a_gap_and_nothing_else(served: Served, tmp_path: Path) -> None:
+    """`baton chaos --own`: the worker detects NaN logits in one of its first steps, on the device of any backend."""
     console = Console(file=io.StringIO(), width=200)
     asked: dict[str, Any] = {"faults": "nan", "streams": 2, "tokens": 20, "seconds": 0.1, "seed": 3}
     clean = run_own(Settings(backend=served.backend), log=tmp_path / "log", console=console, **asked)

@@ -27,7 +27,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.engine.runner import Draw, Row
+from workers.engine.runner import DecodeRow
 from workers.iree.batch_inputs import Angles
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
@@ -41,7 +41,8 @@ from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import build, stored_parameters
 from workers.iree.probe import probe_driver
 from workers.iree.runner import IreeRunner
-from workers.process.spec import Dtype
+from workers.precision import Dtype
+from workers.sampling.sample_spec import SampleSpec
 
 
 class StageSizes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,8 +162,8 @@ def engine(spec: StageSpec) -> Result:
     loaded = time.perf_counter() - began
 
     def step(tokens: Sequence[int], at: int) -> list[int]:
-        draw = Draw(Sampling(), at + 1)
-        sampled = runner.decode([Row(slot, token, at, at, draw) for slot, token in enumerate(tokens)])
+        greedy = SampleSpec(Sampling(), at + 1)
+        sampled = runner.decode([DecodeRow(slot, token, at, at, greedy) for slot, token in enumerate(tokens)])
         return [-1 if token is None else token for token in sampled]
 
     tokens, seconds = generate(step, runner.capabilities.vocab_size, sizes)

@@ -1,4 +1,4 @@
-"""A model in this process: a session, which answers as a worker does."""
+"""Answers of a model in this process; they are those of a worker."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -15,10 +15,10 @@ from cli.settings import Settings
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import ChatInput, TextInput
+from workers.local_model import LocalModel, LocalModelError
 from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
 from workers.process.spec import WorkerSpec
-from workers.session import Session, SessionError
 
 
 def load_here(spec: WorkerSpec) -> Loaded:
@@ -45,24 +45,24 @@ def loading_status(model: str) -> Iterator[Progress]:
 
 
 class LocalAnswers:
-    """Owns a session. One answer at a time, on the thread that loaded it."""
+    """Owns a model. Gives one answer at a time, on the thread that loaded it."""
 
-    def __init__(self, name: str, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, model: LocalModel, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
-        self.session = session
+        self.model = model
         self._clock = clock
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
         """Load the model of the settings. Raises `CommandFailed`."""
         model = ChosenModel.choose(settings)
-        return cls(model.name, Session.of(load_here(worker_spec(settings, model))))
+        return cls(model.name, LocalModel.of(load_here(worker_spec(settings, model))))
 
     def stream(self, ask: Ask) -> Pieces:
         """See `cli.client.answers.Answers.stream`."""
         began, first = self._clock(), 0.0
         prompt = ChatInput(ask.messages) if ask.messages else TextInput(ask.prompt)
-        for event in _in_sentences(self.session.stream(prompt, ask.sampling, ask.limits)):
+        for event in _in_sentences(self.model.stream(prompt, ask.sampling, ask.limits)):
             first = first or self._clock() - began
             if event.text:
                 yield event.text
@@ -71,14 +71,14 @@ class LocalAnswers:
                 yield Summary(*counts, event.reason, first, self._clock() - began)
 
     def close(self) -> None:
-        self.session.close()
+        self.model.close()
 
 
 def _in_sentences(events: Generator[Delta | Finished, None, None]) -> Generator[Delta | Finished, None, None]:
     """The same events; what goes wrong is a `CommandFailed`."""
     try:
         yield from events
-    except SessionError as error:
+    except LocalModelError as error:
         without = "; --no-chat-template continues the prompt as plain text"
         hint = without if (error.code, error.field) == (ErrorCode.UNSUPPORTED, "messages") else ""
         raise CommandFailed(f"{error}{hint}") from error

@@ -53,5 +53,5 @@ def test_as_json(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_backend_without_graphs_is_a_sentence() -> None:
-    with pytest.raises(CommandFailed, match="the scripted backend compiles nothing ahead of its use"):
+    with pytest.raises(CommandFailed, match="the scripted backend compiles nothing ahead of time"):
         compile_model(Settings(backend="scripted"), as_json=False)

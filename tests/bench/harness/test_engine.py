@@ -4,7 +4,7 @@ import pytest
 
 from bench.harness.engine import Engine, Setup
 from bench.measurement.rounds import RefusedError
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.scripted.runner import ScriptedRunner
 
 
 def test_steps_decode_every_sequence_and_leave_the_slots_free() -> None:

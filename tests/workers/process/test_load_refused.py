@@ -108,7 +108,9 @@ WAYS: dict[str, Way] = {
     ),
     "integers as weights": Way("model.norm.weight: type I32 is not", tensors(model_norm_weight=np.zeros(64, np.int32))),
     "weights that are not finite": Way(
-        "the model's logits are not numbers", tensors(model_norm_weight=np.full(64, np.nan, np.float32)), backends=MLX
+        "logits are NaN or infinite",
+        tensors(model_norm_weight=np.full(64, np.nan, np.float32)),
+        backends=MLX,
     ),
     "a damaged tokenizer": Way("tokenizer.json: is not a tokenizer", text("tokenizer.json", "{}")),
     "a damaged chat template": Way("chat_template: .* does not compile", text("chat_template.jinja", "{% if %}")),

@@ -1,15 +1,15 @@
-"""The prefix gate passes where it should and fails where it must."""
+"""The prefix gate passes on the scripted runner, and fails on a runner that copies wrong rows."""
 
 import pytest
 
 from tests.prefix_gate import run_prefix_gate
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.scripted.runner import ScriptedRunner
 
 
 @pytest.mark.parametrize(
-    ("exact_rows", "begin"), [pytest.param(True, 19, id="anywhere"), pytest.param(False, 40, id="at-the-cuts")]
+    ("exact_rows", "begin"), [pytest.param(True, 19, id="anywhere"), pytest.param(False, 40, id="at-chunk-ends")]
 )
-def test_the_gate_passes_on_the_scripted_runner_and_covers_what_it_says(exact_rows: bool, begin: int) -> None:
+def test_the_gate_passes_on_the_scripted_runner_and_covers_all_cases(exact_rows: bool, begin: int) -> None:
     made = []
 
     def make() -> ScriptedRunner:
@@ -24,7 +24,7 @@ def test_the_gate_passes_on_the_scripted_runner_and_covers_what_it_says(exact_ro
 
 
 class Careless(ScriptedRunner):
-    """Copies rows of the slot beside the source."""
+    """Runner that copies rows of the slot beside the source."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         super().copy_prefix(source, target, length)

@@ -1,4 +1,4 @@
-"""The scripted runner: tokens from the history alone, and every breach of the runner's contract is an error."""
+"""Scripted runner: tokens follow from the history alone, and every contract violation is an error."""
 
 import math
 from collections.abc import Callable
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
-from tests.drawn import drawn
-from workers.engine.runner import Chunk, Draw, Edits, Row
-from workers.engine.scripted_runner import ALPHABET, ContractError, ScriptedRunner
+from tests.sampled import sampled
+from workers.engine.runner import Chunk, DecodeRow
+from workers.sampling.sample_spec import LogitEdits, SampleSpec
+from workers.scripted.runner import ALPHABET, ContractError, ScriptedRunner
 
 GREEDY = Sampling()
 SEEDED = Sampling(temperature=1.0, seed=9)
@@ -21,7 +22,7 @@ def runner(**options: Any) -> ScriptedRunner:
 
 
 def fill(one: ScriptedRunner, slot: int, tokens: tuple[int, ...], sampling: Sampling = GREEDY) -> int:
-    (token,) = one.prefill([Chunk(slot, tokens, 0, 0)], [Draw(sampling, len(tokens))])
+    (token,) = one.prefill([Chunk(slot, tokens, 0, 0)], [SampleSpec(sampling, len(tokens))])
     assert token is not None
     return token
 
@@ -30,8 +31,8 @@ def test_the_next_token_depends_on_the_history_and_not_on_slot_or_chunks() -> No
     one = runner()
     first = fill(one, 0, (1, 2, 3, 4, 5))
     one.prefill([Chunk(2, (1, 2), 0, 0)], [None])
-    assert one.prefill([Chunk(2, (3, 4, 5), 2, 2)], [Draw(GREEDY, 5)]) == [first]
-    row = [Row(slot, first, 5, 5, Draw(GREEDY, 6)) for slot in (2, 0)]
+    assert one.prefill([Chunk(2, (3, 4, 5), 2, 2)], [SampleSpec(GREEDY, 5)]) == [first]
+    row = [DecodeRow(slot, first, 5, 5, SampleSpec(GREEDY, 6)) for slot in (2, 0)]
     assert len(set(one.decode(row))) == 1
     assert first in ALPHABET
     others = {fill(runner(), 0, (1, 2, 3, 4, token)) for token in range(6, 40)}
@@ -65,24 +66,24 @@ def test_the_logits_peak_at_the_greedy_token() -> None:
         lambda one: one.prefill([Chunk(1, (1,) * 9, 0, 0)], [None]),
         lambda one: one.prefill([Chunk(1, (257,), 0, 0)], [None]),
         lambda one: one.prefill([Chunk(1, (-1,), 0, 0)], [None]),
-        lambda one: one.prefill([Chunk(1, (1, 1), 0, 0)], [Draw(GREEDY, 3)]),
+        lambda one: one.prefill([Chunk(1, (1, 1), 0, 0)], [SampleSpec(GREEDY, 3)]),
         lambda one: one.decode([]),
-        lambda one: one.decode([Row(0, 1, 3, 3, Draw(GREEDY, 4))] * 2),
-        lambda one: one.decode([Row(0, 1, 4, 4, Draw(GREEDY, 5))]),
-        lambda one: one.decode([Row(0, 1, 3, 3, Draw(GREEDY, 3))]),
-        lambda one: one.decode([Row(0, 1, 3, 4, Draw(GREEDY, 5))]),
-        lambda one: one.decode([Row(1, 1, 0, 0, Draw(GREEDY, 1))]),
+        lambda one: one.decode([DecodeRow(0, 1, 3, 3, SampleSpec(GREEDY, 4))] * 2),
+        lambda one: one.decode([DecodeRow(0, 1, 4, 4, SampleSpec(GREEDY, 5))]),
+        lambda one: one.decode([DecodeRow(0, 1, 3, 3, SampleSpec(GREEDY, 3))]),
+        lambda one: one.decode([DecodeRow(0, 1, 3, 4, SampleSpec(GREEDY, 5))]),
+        lambda one: one.decode([DecodeRow(1, 1, 0, 0, SampleSpec(GREEDY, 1))]),
         lambda one: one.logits(Chunk(0, (1,), 0, 0)),
         lambda one: one.reset(4),
     ],
 )
-def test_a_breach_of_the_contract_is_an_error_and_is_remembered(breach: Callable[[ScriptedRunner], object]) -> None:
+def test_a_contract_violation_raises_and_is_recorded(breach: Callable[[ScriptedRunner], object]) -> None:
     one = runner()
     fill(one, 0, (1, 2, 3))
     with pytest.raises(ContractError) as found:
         breach(one)
     assert one.violations == [str(found.value)]
-    assert one.decode([Row(0, 1, 3, 3, Draw(GREEDY, 4))]), "a refused call has no effect"
+    assert one.decode([DecodeRow(0, 1, 3, 3, SampleSpec(GREEDY, 4))]), "a refused call has no effect"
 
 
 def test_the_context_is_the_last_row() -> None:
@@ -90,16 +91,16 @@ def test_the_context_is_the_last_row() -> None:
     for start in range(0, 32, 8):
         one.prefill([Chunk(0, (1,) * 8, start, start)], [None])
     with pytest.raises(ContractError, match="rows 32 to 33 of a context of 32"):
-        one.decode([Row(0, 1, 32, 32, Draw(GREEDY, 33))])
+        one.decode([DecodeRow(0, 1, 32, 32, SampleSpec(GREEDY, 33))])
 
 
-def test_a_draw_of_what_is_no_number_breaks_its_slot_until_it_is_reset() -> None:
+def test_a_non_finite_sample_breaks_its_slot_until_it_is_reset() -> None:
     one = runner()
     for slot in range(3):
         fill(one, slot, (1, 2))
     value = np.ones(1, np.float32)
-    edits = [Edits(np.array([5], np.int32), bias * value, value, value, value) for bias in (1.0, math.nan, 1.0)]
-    rows = [Row(slot, 6, 2, 2, Draw(GREEDY, 3, each)) for slot, each in enumerate(edits)]
+    edits = [LogitEdits(np.array([5], np.int32), bias * value, value, value, value) for bias in (1.0, math.nan, 1.0)]
+    rows = [DecodeRow(slot, 6, 2, 2, SampleSpec(GREEDY, 3, each)) for slot, each in enumerate(edits)]
     first, bad, third = one.decode(rows)
     assert (bad, first) == (None, third)
     assert first in ALPHABET
@@ -107,7 +108,7 @@ def test_a_draw_of_what_is_no_number_breaks_its_slot_until_it_is_reset() -> None
     with pytest.raises(ContractError, match="log-probabilities"):
         one.logprobs([1])
     with pytest.raises(ContractError, match="slot 1 is used after a failure"):
-        one.decode([Row(1, 6, 3, 3, Draw(GREEDY, 4))])
+        one.decode([DecodeRow(1, 6, 3, 3, SampleSpec(GREEDY, 4))])
     with pytest.raises(ContractError, match="a copy from slot 1"):
         one.copy_prefix(1, 2, 1)
     one.reset(1)
@@ -115,7 +116,7 @@ def test_a_draw_of_what_is_no_number_breaks_its_slot_until_it_is_reset() -> None
 
 
 @pytest.mark.parametrize(
-    ("chunks", "draws", "options"),
+    ("chunks", "specs", "options"),
     [
         ([], [], {}),
         ([Chunk(0, (1,), 0, 0)], [], {}),
@@ -124,22 +125,22 @@ def test_a_draw_of_what_is_no_number_breaks_its_slot_until_it_is_reset() -> None
         ([Chunk(0, (1,) * 4, 0, 0), Chunk(1, (1,) * 5, 0, 0)], [None, None], {}),
         ([Chunk(slot, (1,), 0, 0) for slot in range(3)], [None] * 3, {"block_rows": 4}),
     ],
-    ids=["none", "no draws", "one slot", "rows that are not exact", "too many", "too many blocks"],
+    ids=["none", "no specs", "one slot", "rows that are not exact", "too many", "too many blocks"],
 )
-def test_what_a_prefill_call_may_not_hold(chunks: list[Chunk], draws: list[None], options: dict[str, Any]) -> None:
+def test_invalid_prefill_calls(chunks: list[Chunk], specs: list[None], options: dict[str, Any]) -> None:
     with pytest.raises(ContractError):
-        runner(**options).prefill(chunks, draws)
+        runner(**options).prefill(chunks, specs)
 
 
-def test_a_prefill_call_draws_for_the_chunks_that_ask() -> None:
+def test_prefill_samples_for_chunks_with_a_spec() -> None:
     first, second = fill(runner(), 0, (1, 2, 3)), fill(runner(), 0, (5, 6))
     one = runner(block_rows=4)
     chunks = [Chunk(0, (1, 2, 3), 0, 0), Chunk(1, (5, 6), 0, 0)]
-    assert one.prefill(chunks, [None, Draw(GREEDY, 2)]) == [None, second]
+    assert one.prefill(chunks, [None, SampleSpec(GREEDY, 2)]) == [None, second]
     assert len(one.logprobs([0])) == 1
     one.reset(0)
     one.reset(1)
-    assert one.prefill(chunks, [Draw(GREEDY, 3), Draw(GREEDY, 2)]) == [first, second]
+    assert one.prefill(chunks, [SampleSpec(GREEDY, 3), SampleSpec(GREEDY, 2)]) == [first, second]
 
 
 @pytest.mark.parametrize("start", [0.0, 100.0], ids=["just booted", "later"])
@@ -153,9 +154,9 @@ def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for(start: float) -
     one = runner(tokens_per_second=10.0, clock=lambda: now[0], sleep=sleep)
     token = fill(one, 0, (1,))
     for at in range(1, 4):
-        (token,) = drawn(one.decode([Row(0, token, at, at, Draw(GREEDY, at + 1))]))
+        (token,) = sampled(one.decode([DecodeRow(0, token, at, at, SampleSpec(GREEDY, at + 1))]))
     assert slept == [0.1, 0.1]
     now[0] += 5.0
     for at in range(4, 6):
-        (token,) = drawn(one.decode([Row(0, token, at, at, Draw(GREEDY, at + 1))]))
+        (token,) = sampled(one.decode([DecodeRow(0, token, at, at, SampleSpec(GREEDY, at + 1))]))
     assert slept == [0.1, 0.1, 0.1]

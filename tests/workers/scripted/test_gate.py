@@ -1,19 +1,19 @@
-"""The gate itself: it passes on the scripted runner, and it fails on a runner that mixes rows up."""
+"""The gate itself: it passes on the scripted runner, and fails on runners that mix up rows."""
 
 from collections.abc import Sequence
 
 import pytest
 
 from tests.gate import run_gate
-from workers.engine.runner import Row
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.runner import DecodeRow
+from workers.scripted.runner import ScriptedRunner
 
 
 def make_runner() -> ScriptedRunner:
     return ScriptedRunner(slots=8, context=64, prefill_chunks=(4, 16, 32))
 
 
-def test_the_gate_passes_on_the_scripted_runner_and_covers_what_it_says() -> None:
+def test_the_gate_passes_on_the_scripted_runner_and_covers_all_cases() -> None:
     report = run_gate(make_runner)
     assert report.requests >= 32
     assert report.most_active == 8
@@ -22,9 +22,9 @@ def test_the_gate_passes_on_the_scripted_runner_and_covers_what_it_says() -> Non
 
 
 class Leaky(ScriptedRunner):
-    """Its draws depend on how many rows share the step: more than four of them spoil it."""
+    """Runner whose samples depend on the batch size: more than four rows change them."""
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         tokens = super().decode(rows)
         return [None if token is None else token ^ 1 for token in tokens] if len(rows) > 4 else tokens
 

@@ -1,4 +1,4 @@
-"""The request table with an engine that is stepped by hand, or with what an engine would say."""
+"""Output processor with an engine that is stepped by hand, or with given engine outputs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +7,14 @@ from protocol.commands import Submit
 from protocol.events import Delta, Event, Finished, Gauges, Step
 from protocol.request import Input, Limits, Sampling, TextInput
 from workers.engine.engine import BatchEngine
-from workers.engine.request import End, Failure, Request, RequestRefused, StepResult, Token
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.request import EngineRequest, RequestRefused
+from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult, Token
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
-from workers.process.output_processor import Admitted, Delivery, Outcome
+from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
+from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import ByteTokenizer
-from workers.text.vocabulary import Vocabulary
+from workers.text.tokenizer import Tokenizer
 
 GAUGES = Gauges()
 
@@ -24,22 +25,24 @@ def submit(stream: int = 1, source: Input | str = "hello", **fields: Any) -> Sub
     return Submit(stream, "request", given, fields.pop("sampling", Sampling()), Limits(**limits), **fields)
 
 
-def delivery(vocabulary: Vocabulary | None = None, clock: Any = lambda: 0.0, **options: Any) -> Delivery:
-    return Delivery(vocabulary or ByteTokenizer(), max_live=options.pop("max_live", 64), clock=clock)
+def processor(tokenizer: Tokenizer | None = None, clock: Any = lambda: 0.0, **options: Any) -> OutputProcessor:
+    return OutputProcessor(tokenizer or ByteTokenizer(), max_live=options.pop("max_live", 64), clock=clock)
 
 
-def request_of(admitted: Admitted) -> Request:
-    assert admitted.request is not None, admitted.answer
-    return admitted.request
+def request_of(result: SubmitResult) -> EngineRequest:
+    assert result.request is not None, result.answer
+    return result.request
 
 
-def step(*tokens: tuple[int, int], ends: Sequence[End] = (), failures: Sequence[Failure] = ()) -> Outcome:
+def step(
+    *tokens: tuple[int, int], ends: Sequence[SequenceEnd] = (), failures: Sequence[SequenceFailure] = ()
+) -> EngineOutput:
     result = StepResult(tuple(Token(*token) for token in tokens), tuple(ends), tuple(failures), bool(failures))
-    return Outcome(result, (), (), GAUGES)
+    return EngineOutput(result, (), (), GAUGES)
 
 
-def end(stream: int = 1, reason: Any = "length", prompt: int = 5, completion: int = 1) -> End:
-    return End(stream, reason, prompt, completion, 0.0104, 0.2, 3.0)
+def end(stream: int = 1, reason: Any = "length", prompt: int = 5, completion: int = 1) -> SequenceEnd:
+    return SequenceEnd(stream, reason, prompt, completion, 0.0104, 0.2, 3.0)
 
 
 def spell(stream: int, text: bytes) -> list[tuple[int, int]]:
@@ -47,39 +50,39 @@ def spell(stream: int, text: bytes) -> list[tuple[int, int]]:
 
 
 class Worker:
-    """Delivery and engine, stepped by hand: the process without its process."""
+    """Output processor and engine, stepped by hand: a worker without its process."""
 
-    def __init__(self, vocabulary: Vocabulary | None = None, faults: Sequence[Fault] = (), **runner: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None, faults: Sequence[Fault] = (), **runner: Any) -> None:
         self.runner = ScriptedRunner(slots=runner.pop("slots", 4), **runner)
         self.engine = BatchEngine(with_faults(self.runner, faults), max_queue=64, step_tokens=64)
-        self.delivery = delivery(vocabulary)
+        self.processor = processor(tokenizer)
         self.frames: list[Event] = []
 
     def submit(self, *submits: Submit) -> None:
         for each in submits:
-            admitted = self.delivery.admit(each)
-            if admitted.answer is not None:
-                self.frames.append(admitted.answer)
-            if admitted.request is not None:
-                self._take(admitted.request)
+            result = self.processor.admit(each)
+            if result.answer is not None:
+                self.frames.append(result.answer)
+            if result.request is not None:
+                self._take(result.request)
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: EngineRequest) -> None:
         try:
             self.engine.submit(request)
         except RequestRefused as refusal:
-            failure = Failure(request.stream, refusal.code, refusal.text, refusal.field)
-            self.frames += self.delivery.deliver(Outcome(None, (), (failure,), GAUGES)).frames
+            failure = SequenceFailure(request.stream, refusal.code, refusal.text, refusal.field)
+            self.frames += self.processor.process(EngineOutput(None, (), (failure,), GAUGES)).frames
 
     def run(self, steps: int = 10_000) -> None:
         for _ in range(steps):
             if self.engine.idle:
                 return
-            delivered = self.delivery.deliver(Outcome(self.engine.step(), (), (), self.engine.gauges()))
-            self.frames += delivered.frames
-            for stream in delivered.finish:
+            processed = self.processor.process(EngineOutput(self.engine.step(), (), (), self.engine.gauges()))
+            self.frames += processed.frames
+            for stream in processed.finish:
                 ended = self.engine.finish(stream)
                 if ended is not None:
-                    self.frames += self.delivery.deliver(Outcome(None, (ended,), (), GAUGES)).frames
+                    self.frames += self.processor.process(EngineOutput(None, (ended,), (), GAUGES)).frames
 
     def tokens(self, stream: int) -> list[int]:
         return [token for delta in self.deltas(stream) for token in delta.tokens]

@@ -1,4 +1,4 @@
-"""What a model's directory says about its text."""
+"""Tokenizer of a checkpoint: files, special tokens, chat templates and end-of-sequence ids."""
 
 import json
 from pathlib import Path
@@ -12,14 +12,14 @@ from tests.checkpoints import EOS_ID, make_tokenizer
 from tests.workers.text.samples import BOS, EOS, byte_level, sentencepiece, write
 from workers.checkpoints.json_files import CheckpointError
 from workers.text.byte_tokenizer import ByteTokenizer
-from workers.text.tokenizer import Tokenizer
+from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
 USER = {"role": "user", "content": "hi"}
 
 
 def test_a_whole_checkpoint(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
-    ours = Tokenizer.from_dir(tmp_path)
+    ours = CheckpointTokenizer.from_dir(tmp_path)
     assert ours.eos_ids == {EOS_ID}
     assert ours.chat is not None
     prompt = ours.chat.render([USER])
@@ -32,7 +32,7 @@ def test_a_whole_checkpoint(tmp_path: Path) -> None:
 
 
 def test_only_the_tokenizer_is_needed(tmp_path: Path) -> None:
-    ours = Tokenizer.from_dir(write(tmp_path, byte_level()))
+    ours = CheckpointTokenizer.from_dir(write(tmp_path, byte_level()))
     assert ours.chat is None
     assert ours.chat_template is None
     assert ours.eos_ids == frozenset()
@@ -40,7 +40,7 @@ def test_only_the_tokenizer_is_needed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [byte_level, sentencepiece])
 def test_bos_comes_from_the_post_processor(tmp_path: Path, kind: Any) -> None:
-    ours = Tokenizer.from_dir(write(tmp_path, kind()))
+    ours = CheckpointTokenizer.from_dir(write(tmp_path, kind()))
     plain, special = ours.encode("The cat", special=False), ours.encode("The cat", special=True)
     assert special[1:] == plain
     assert tokenizers.Tokenizer.from_str(kind()).id_to_token(special[0]) == BOS
@@ -50,7 +50,7 @@ def test_special_tokens_of_older_checkpoints_have_a_file_of_their_own(tmp_path: 
     template = {"chat_template": "{{ bos_token }}{{ eos_token }}{{ messages[0].content }}", "eos_token": EOS}
     names = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
     write(tmp_path, byte_level(), tokenizer_config=template, special_tokens_map=names)
-    chat = Tokenizer.from_dir(tmp_path).chat
+    chat = CheckpointTokenizer.from_dir(tmp_path).chat
     assert chat is not None
     assert chat.render([{"role": "user", "content": "hi"}]) == f"<s>{EOS}hi"
 
@@ -79,7 +79,7 @@ def test_special_tokens_of_older_checkpoints_have_a_file_of_their_own(tmp_path: 
     ],
 )
 def test_end_of_sequence_ids(tmp_path: Path, files: dict[str, Any], expected: set[int]) -> None:
-    assert Tokenizer.from_dir(write(tmp_path, byte_level(), **files)).eos_ids == expected
+    assert CheckpointTokenizer.from_dir(write(tmp_path, byte_level(), **files)).eos_ids == expected
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_chat_templates(tmp_path: Path, config: Any, jinja: str | None, plain: s
     write(tmp_path, byte_level(), tokenizer_config=config)
     if jinja is not None:
         (tmp_path / "chat_template.jinja").write_text(jinja)
-    ours = Tokenizer.from_dir(tmp_path)
+    ours = CheckpointTokenizer.from_dir(tmp_path)
     assert ours.chat is not None
     assert ours.chat.render([USER]) == plain
     assert ours.chat.render([USER], [{"type": "function"}]) == tools
@@ -133,7 +133,7 @@ def _with_decoder(decoder: Any) -> str:
 )
 def test_a_wrong_file_is_named(tmp_path: Path, files: dict[str, Any], names: str) -> None:
     with pytest.raises(CheckpointError, match=names):
-        Tokenizer.from_dir(write(tmp_path, byte_level(), **files))
+        CheckpointTokenizer.from_dir(write(tmp_path, byte_level(), **files))
 
 
 @pytest.mark.parametrize(
@@ -152,18 +152,20 @@ def test_a_wrong_file_is_named(tmp_path: Path, files: dict[str, Any], names: str
         pytest.param(None, "without a decoder", id="none"),
     ],
 )
-def test_a_decoder_that_is_not_known_is_refused(tmp_path: Path, decoder: Any, names: str) -> None:
+def test_an_unknown_decoder_is_refused(tmp_path: Path, decoder: Any, names: str) -> None:
     with pytest.raises(CheckpointError, match=f"decoder: .*{names}"):
-        Tokenizer.from_dir(write(tmp_path, _with_decoder(decoder)))
+        CheckpointTokenizer.from_dir(write(tmp_path, _with_decoder(decoder)))
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": 1}'])
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        Tokenizer.from_dir(write(tmp_path, content))
+        CheckpointTokenizer.from_dir(write(tmp_path, content))
 
 
-@pytest.mark.parametrize("make", [lambda d: Tokenizer.from_dir(write(d, byte_level())), lambda d: ByteTokenizer()])
+@pytest.mark.parametrize(
+    "make", [lambda d: CheckpointTokenizer.from_dir(write(d, byte_level())), lambda d: ByteTokenizer()]
+)
 def test_any_string_can_be_encoded(tmp_path: Path, make: Any) -> None:
     ours = make(tmp_path)
     assert ours.decode(ours.encode("a\ud800b", special=False)) == "a?b"
@@ -177,7 +179,7 @@ def test_bytes_as_tokens() -> None:
     assert ours.chat.render([USER], add_generation_prompt=False).endswith("hi<|im_end|>\n")
 
 
-def test_ids_of_no_vocabulary_leave_nothing_behind(tmp_path: Path) -> None:
-    ours = Tokenizer.from_dir(write(tmp_path, byte_level()))
+def test_unknown_ids_are_not_cached(tmp_path: Path) -> None:
+    ours = CheckpointTokenizer.from_dir(write(tmp_path, byte_level()))
     assert ours.decode(range(1 << 20, (1 << 20) + 1000)) == ""
-    assert len(ours._pieces._known) == 0
+    assert len(ours._token_bytes._known) == 0

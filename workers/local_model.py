@@ -1,6 +1,6 @@
-"""A model in this process: one request at a time over the same engine, text and request table as a worker's.
+"""A model in this process, without a worker: one request at a time.
 
-What a session answers is what a worker answers, to the letter, because it runs the same code with a batch of one.
+Runs the same engine, text code and output processing as a worker, with a batch of one, so its answers are identical.
 """
 
 import time
@@ -14,37 +14,37 @@ from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Logprobs, Step
 from protocol.request import ChatInput, FinishReason, Input, Limits, Sampling, TextInput, TokensInput
 from workers.engine.engine import BatchEngine
-from workers.engine.request import GREEDY, Request, RequestRefused
+from workers.engine.request import GREEDY, EngineRequest, RequestRefused
 from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
-from workers.process.output_processor import Delivery, Outcome
+from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.process.spec import WorkerSpec
-from workers.text.vocabulary import Vocabulary
+from workers.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Input
-"""Text or token ids to go on from, or messages for the chat template."""
+"""Text or token ids to continue, or messages for the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
-class SessionCapabilities:
-    """What this session's model and device can do."""
+class LocalModelCapabilities:
+    """Features of a local model and its device."""
 
     backend: str
     device: str
     dtype: str
     quantization: str
-    """int8, int4 or both; empty when the matrices are of `dtype`."""
+    """`int8`, `int4` or both; empty if the weights are of `dtype`."""
     context: int
     vocab_size: int
     text: bool
-    """There is a tokenizer; without it prompts are token ids."""
+    """The model has a tokenizer; without it prompts must be token ids."""
     chat: bool
-    """There is a chat template."""
+    """The model has a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """A whole answer. `tokens` has what was generated, an end-of-sequence token included."""
+class GenerationResult:
+    """A complete answer. `tokens` includes a generated end-of-sequence token."""
 
     tokens: tuple[int, ...]
     text: str
@@ -52,24 +52,24 @@ class Generation:
     prompt_tokens: int
     completion_tokens: int
     logprobs: tuple[Logprobs, ...] = ()
-    """One for each token, where `sampling.logprobs` asks for them."""
+    """One for each token, if `sampling.logprobs` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`log_likelihoods[i]` is the natural log of the probability of `tokens[i + 1]`, given all before it."""
+    """`log_likelihoods[i]` is the natural log of the probability of `tokens[i + 1]`, given all tokens before it."""
 
     tokens: tuple[int, ...]
     log_likelihoods: tuple[float, ...]
 
     @property
     def total(self) -> float:
-        """The log-likelihood of all tokens but the first, given the first."""
+        """Log-likelihood of all tokens after the first, given the first."""
         return sum(self.log_likelihoods)
 
 
-class SessionError(Exception):
-    """Raised where a worker would send `Failed`: the request was refused, or a step failed."""
+class LocalModelError(Exception):
+    """Raised where a worker would send `Failed`: the request is refused, or an engine step failed."""
 
     def __init__(self, code: ErrorCode, text: str, field: str = "") -> None:
         super().__init__(text)
@@ -77,18 +77,18 @@ class SessionError(Exception):
         self.field = field
 
 
-class Session:
-    """Owns an engine; used by the thread that opened it. One request at a time: the next one cancels the last."""
+class LocalModel:
+    """Owns an engine. Used by the thread that opened it, for one request at a time: a new request cancels the last."""
 
     def __init__(
-        self, engine: BatchEngine, vocabulary: Vocabulary | None, *, clock: Callable[[], float] = time.monotonic
+        self, engine: BatchEngine, tokenizer: Tokenizer | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = engine
-        self._vocabulary = vocabulary
+        self._tokenizer = tokenizer
         self._clock = clock
         self._streams = count(1)
         self._stream = 0
-        # Tokens that a step brought beyond the one asked for, for `decode_step`.
+        # Tokens that a step returned beyond the one that was asked for; `decode_step` returns them next.
         self._ready: list[int] = []
         self._running = False
 
@@ -99,8 +99,8 @@ class Session:
 
     @classmethod
     def of(cls, loaded: Loaded) -> Self:
-        """A session over what is loaded already."""
-        return cls(loaded.engine, loaded.vocabulary)
+        """Wrap a model that is loaded already."""
+        return cls(loaded.engine, loaded.tokenizer)
 
     def __enter__(self) -> Self:
         return self
@@ -109,30 +109,32 @@ class Session:
         self.close()
 
     @property
-    def capabilities(self) -> SessionCapabilities:
+    def capabilities(self) -> LocalModelCapabilities:
+        """Features of the model and its device."""
         runner = self._engine.capabilities
-        return SessionCapabilities(
+        return LocalModelCapabilities(
             backend=runner.backend,
             device=runner.device,
             dtype=runner.dtype,
             quantization=runner.quantization,
             context=runner.context,
             vocab_size=runner.vocab_size,
-            text=self._vocabulary is not None,
-            chat=self._vocabulary is not None and self._vocabulary.chat is not None,
+            text=self._tokenizer is not None,
+            chat=self._tokenizer is not None and self._tokenizer.chat is not None,
         )
 
     def prefill(self, prompt: Sequence[int], sampling: Sampling = GREEDY, *, eos: frozenset[int] = frozenset()) -> int:
-        """Compute a prompt and return the first token after it. Raises `SessionError`."""
+        """Compute a prompt and return the first token after it. Raises `LocalModelError`."""
         stream = self._begin()
-        self._submit(Request(stream, tuple(prompt), sampling, None, eos))
+        self._submit(EngineRequest(stream, tuple(prompt), sampling, None, eos))
         self._running = True
         while not self._ready:
             self._step()
         return self._ready.pop(0)
 
     def decode_step(self) -> int | None:
-        """The next token of the sequence that `prefill` began; None once it has ended. Raises `SessionError`."""
+        """Return the next token of the sequence that `prefill` started; None after its end. Raises
+        `LocalModelError`."""
         while not self._ready and self._running:
             self._step()
         return self._ready.pop(0) if self._ready else None
@@ -140,31 +142,34 @@ class Session:
     def stream(
         self, prompt: Prompt, sampling: Sampling = GREEDY, limits: Limits | None = None, *, resume: Sequence[int] = ()
     ) -> Generator[Delta | Finished, None, None]:
-        """What a client would get: a `Delta` for each step, then one `Finished`. Closing the iterator cancels.
+        """Yield what a client would receive: a `Delta` for each step, then one `Finished`. Closing the iterator
+        cancels.
 
-        Raises `SessionError` where a worker would send `Failed`.
+        Raises `LocalModelError` where a worker would send `Failed`.
         """
         stream = self._begin()
-        delivery = Delivery(self._vocabulary, max_live=1, clock=self._clock, context=self._engine.capabilities.context)
-        submit = Submit(stream, f"session-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
-        admitted = delivery.admit(submit)
-        if admitted.answer is not None:
-            yield from _client_events([admitted.answer])
-        if admitted.request is None:
+        processor = OutputProcessor(
+            self._tokenizer, max_live=1, clock=self._clock, context=self._engine.capabilities.context
+        )
+        submit = Submit(stream, f"local-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
+        result = processor.admit(submit)
+        if result.answer is not None:
+            yield from _client_events([result.answer])
+        if result.request is None:
             return
-        self._submit(admitted.request)
+        self._submit(result.request)
         try:
-            while delivery.live:
+            while processor.live:
                 if stream != self._stream:
-                    raise SessionError(ErrorCode.INTERNAL, "another request of this session took its place")
-                yield from _client_events(self._deliver(delivery))
+                    raise LocalModelError(ErrorCode.INTERNAL, "another request to this model took its place")
+                yield from _client_events(self._run_step(processor))
         finally:
             self._engine.cancel(stream)
 
     def generate(
         self, prompt: Prompt, sampling: Sampling = GREEDY, limits: Limits | None = None, *, resume: Sequence[int] = ()
-    ) -> Generation:
-        """The whole answer. Raises `SessionError`."""
+    ) -> GenerationResult:
+        """Return the complete answer. Raises `LocalModelError`."""
         tokens: list[int] = []
         text: list[str] = []
         logprobs: list[Logprobs] = []
@@ -175,56 +180,56 @@ class Session:
             if isinstance(event, Finished):
                 usage = event.usage
                 counts = usage.prompt_tokens, usage.completion_tokens
-                return Generation(tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs))
+                return GenerationResult(tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs))
         raise RuntimeError("the stream ended without a terminal")
 
     def score(self, prompt: str | Sequence[int]) -> Score:
-        """Log-likelihoods of a text's tokens. Raises `SessionError`, and what the runner raises."""
+        """Return the log-likelihoods of a text's tokens. Raises `LocalModelError`, and what the runner raises."""
         self._begin()
         if isinstance(prompt, str):
-            if self._vocabulary is None:
-                raise SessionError(ErrorCode.UNSUPPORTED, "the model has no tokenizer: give token ids", "prompt")
-            prompt = self._vocabulary.encode(prompt, special=True)
+            if self._tokenizer is None:
+                raise LocalModelError(ErrorCode.UNSUPPORTED, "the model has no tokenizer: give token ids", "prompt")
+            prompt = self._tokenizer.encode(prompt, special=True)
         try:
             values = self._engine.score(prompt)
         except RequestRefused as refusal:
-            raise SessionError(refusal.code, refusal.text, refusal.field) from refusal
+            raise LocalModelError(refusal.code, refusal.text, refusal.field) from refusal
         return Score(tuple(prompt), tuple(values.tolist()))
 
     def close(self) -> None:
-        """Cancel what runs and free the device."""
+        """Cancel the running request and free the device."""
         self._begin()
         self._engine.close()
 
     def _begin(self) -> int:
-        """Cancel the last request and number the next one."""
+        """Cancel the last request and return the number of the next one."""
         self._engine.cancel(self._stream)
         self._ready.clear()
         self._running = False
         self._stream = next(self._streams)
         return self._stream
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: EngineRequest) -> None:
         try:
             self._engine.submit(request)
         except RequestRefused as refusal:
-            raise SessionError(refusal.code, refusal.text, refusal.field) from refusal
+            raise LocalModelError(refusal.code, refusal.text, refusal.field) from refusal
 
     def _step(self) -> None:
         result = self._engine.step()
         self._ready += [item.token for item in result.tokens]
         self._running = not (result.ends or result.failures)
         for failure in result.failures:
-            raise SessionError(failure.code, failure.text, failure.field)
+            raise LocalModelError(failure.code, failure.text, failure.field)
 
-    def _deliver(self, delivery: Delivery) -> list[Event]:
-        """One engine step, and the end of the stream when its stop string was found in it or its deadline passed."""
+    def _run_step(self, processor: OutputProcessor) -> list[Event]:
+        """Run one engine step; end the stream if a stop string was found in it, or if its deadline has passed."""
         engine = self._engine
-        if expired := delivery.expire():
+        if expired := processor.expire():
             return [*expired]
-        delivered = delivery.deliver(Outcome(engine.step(), (), (), engine.gauges()))
-        ends = tuple(end for stream in delivered.finish if (end := engine.finish(stream)) is not None)
-        return delivered.frames + delivery.deliver(Outcome(None, ends, (), engine.gauges())).frames
+        processed = processor.process(EngineOutput(engine.step(), (), (), engine.gauges()))
+        ends = tuple(end for stream in processed.finish if (end := engine.finish(stream)) is not None)
+        return processed.frames + processor.process(EngineOutput(None, ends, (), engine.gauges())).frames
 
 
 def _client_events(events: Sequence[Event]) -> Iterator[Delta | Finished]:
@@ -235,7 +240,7 @@ def _client_events(events: Sequence[Event]) -> Iterator[Delta | Finished]:
             case Finished():
                 yield event
             case Failed(code=code, text=text, field=field):
-                raise SessionError(code, text, field)
+                raise LocalModelError(code, text, field)
 
 
 def _input(prompt: Prompt) -> Input:

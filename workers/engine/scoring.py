@@ -1,26 +1,26 @@
-"""The log-likelihood of given tokens: what a model thinks of a text that it did not write."""
+"""Log-likelihood of given tokens, for scoring a text that the model did not generate."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engine.chunking import cut
+from workers.engine.chunking import chunk_lengths
 from workers.engine.runner import Chunk, Runner
 
 
 def score(runner: Runner, slot: int, tokens: Sequence[int]) -> NDArray[np.float64]:
-    """Natural log of the probability of tokens[1:], each given those before it: float64 [len(tokens) - 1].
+    """Return the natural log of the probability of tokens[1:], each given those before it: float64 [len(tokens) - 1].
 
-    The log-softmax is computed here, in float64, from the runner's float32 logits. Uses the cache of `slot`, which must
-    be fresh and is the caller's to reset. Raises what the runner raises.
+    The log-softmax is computed on the host in float64 from the runner's float32 logits. Uses the cache of `slot`, which
+    must be fresh; the caller resets it. Raises what the runner raises.
     """
     values = np.empty(max(len(tokens) - 1, 0), np.float64)
     start = 0
-    for length in cut(len(values), runner.capabilities.prefill_chunks):
+    for length in chunk_lengths(len(values), runner.capabilities.prefill_chunks):
         logits = runner.logits(Chunk(slot, tuple(tokens[start : start + length]), start, start))
         for row in range(length):
-            # One row at a time: a chunk of a large vocabulary in float64 would be most of a gigabyte.
+            # One row at a time: a chunk of a large vocabulary in float64 would take most of a gigabyte.
             values[start + row] = _log_softmax(logits[row], tokens[start + row + 1])
         start += length
     return values

@@ -15,7 +15,7 @@ from actors.transport.link import Link
 from baton_serve.start import module_command
 from protocol.codec import decode_event, encode
 from protocol.commands import Command, Submit, Welcome
-from protocol.events import Beat, Bye, Event, Failed, Finished, Gauges, Hello, Ready, Step
+from protocol.events import Bye, Event, Failed, Finished, Gauges, Heartbeat, Hello, Ready, Step
 from protocol.request import Input, Limits, Sampling, TextInput
 from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
@@ -33,11 +33,11 @@ SLOW: dict[str, Any] = {"tokens_per_second": 50.0}
 
 
 class GoneEarly(Exception):
-    """The process exited before it said what the test waits for."""
+    """Raised when the process exits before it sends what the test waits for."""
 
 
 class Peer:
-    """Plays the gateway to one worker process: keeps every frame it says, and waits for the one that is looked for."""
+    """Plays the gateway for one worker: keeps every frame it receives, and waits for the expected ones."""
 
     process: asyncio.subprocess.Process
     """Only of a worker that has a process of its own."""
@@ -52,7 +52,7 @@ class Peer:
         self._link: Link | None = None
 
     def detach(self) -> None:
-        """Close the gateway's end, as a gateway that dies would."""
+        """Close the gateway's end, like a gateway that dies."""
         assert self._link is not None
         self._link.close(0.0)
         self._news.set()
@@ -86,7 +86,7 @@ class Peer:
                 await self._news.wait()
 
     async def expect(self, kind: type[E], where: Callable[[E], bool] = lambda _: True) -> E:
-        """The first frame of a kind that fits; waits for it."""
+        """Wait for a frame of this kind that matches, and return it."""
         found: list[E] = []
 
         def look() -> bool:
@@ -116,7 +116,7 @@ class Peer:
             return await asyncio.shield(self.ending)
 
     async def watch(self, ending: Awaitable[int]) -> int:
-        """Stop waiting when the worker is gone and has been heard to the end, which comes later. Its exit code."""
+        """Wait for the worker's exit and its last frames, which come later. Returns its exit code."""
         try:
             return await ending
         finally:
@@ -136,8 +136,8 @@ class Peer:
         return [frame for frame in self.frames if isinstance(frame, Step)]
 
     def gauges(self) -> Gauges:
-        """The latest."""
-        return next(frame.gauges for frame in reversed(self.frames) if isinstance(frame, Step | Beat))
+        """The latest gauges."""
+        return next(frame.gauges for frame in reversed(self.frames) if isinstance(frame, Step | Heartbeat))
 
     def tokens(self, stream: int) -> list[int]:
         return [token for step in self.steps() for d in step.deltas if d.stream == stream for token in d.tokens]
@@ -148,11 +148,11 @@ class Peer:
         return "".join(pieces + tails)
 
 
-Story = Callable[[Peer], Coroutine[Any, Any, None]]
+Scenario = Callable[[Peer], Coroutine[Any, Any, None]]
 
 
 def scripted(**fields: Any) -> WorkerSpec:
-    """A spec of a scripted worker; the names of `ScriptedSpec` go there."""
+    """Return the specification of a scripted worker. Fields of `ScriptedSpec` may be given, too."""
     script = {name: fields.pop(name) for name in list(fields) if name in ScriptedSpec.__struct_fields__}
     defaults = {"name": "w0", "model_name": "scripted", "model_path": "", "backend": "scripted"}
     return WorkerSpec(**{**defaults, **fields}, scripted=ScriptedSpec(**script))
@@ -172,7 +172,7 @@ def command(endpoint: str, spec: WorkerSpec | str, incarnation: int = 1) -> list
 
 @contextlib.asynccontextmanager
 async def worker(spec: WorkerSpec) -> AsyncIterator[Peer]:
-    """Start a process; at the end nothing is left of it. A test that waits in vain is told what it logged."""
+    """Start a process, and end it afterwards. A test that times out shows what the worker logged."""
     with LocalEndpoint() as endpoint, tempfile.TemporaryFile() as log:
         peer = Peer()
         peer.attach(Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost))
@@ -193,7 +193,7 @@ async def worker(spec: WorkerSpec) -> AsyncIterator[Peer]:
 
 @contextlib.asynccontextmanager
 async def service(spec: WorkerSpec, load: Load = load) -> AsyncIterator[Peer]:
-    """The same worker in this process: its loop is the test's, its engine a thread."""
+    """Run the same worker in this process: on the test's event loop, with an engine thread."""
     with LocalEndpoint() as endpoint:
         peer = Peer()
         peer.attach(Link.bind(endpoint.address, peer.on_message, on_lost=peer.on_lost))
@@ -209,25 +209,25 @@ async def service(spec: WorkerSpec, load: Load = load) -> AsyncIterator[Peer]:
             await peer.ending
 
 
-def play(story: Story, *, process: bool = False, **spec: Any) -> None:
-    """Run a story with a worker of its own: a real process, or one in this process, which starts faster."""
+def run_scenario(scenario: Scenario, *, process: bool = False, **spec: Any) -> None:
+    """Run a scenario with its own worker: a real process, or one in this process, which starts faster."""
 
     async def run() -> None:
         async with (worker if process else service)(scripted(**spec)) as peer:
-            await story(peer)
+            await scenario(peer)
 
     with structlog.testing.capture_logs():
         asyncio.run(run())
 
 
-def story(process: bool = False, **spec: Any) -> Callable[[Story], Callable[[], None]]:
-    """Make a test of a story; see `play`."""
+def with_worker(process: bool = False, **spec: Any) -> Callable[[Scenario], Callable[[], None]]:
+    """Make a test of a scenario; see `run_scenario`."""
 
-    def wrap(told: Story) -> Callable[[], None]:
+    def wrap(scenario: Scenario) -> Callable[[], None]:
         def test() -> None:
-            play(told, process=process, **spec)
+            run_scenario(scenario, process=process, **spec)
 
-        test.__doc__ = told.__doc__
+        test.__doc__ = scenario.__doc__
         return test
 
     return wrap
