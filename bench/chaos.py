@@ -43,10 +43,10 @@ from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir
 from bench.harness.served import READY_TIMEOUT_S, Served, served
 from bench.harness.shapes import make_model
 from bench.measurement.plots import can_plot, figure
-from cli.chaos.asking import Request
-from cli.chaos.heard import Heard
-from cli.chaos.rounds import Noticed, Strike, compare, percentile, play
-from cli.chaos.trial import requests
+from cli.chaos.http_client import ClientRequest
+from cli.chaos.rounds import ClientImpact, FaultTrigger, compare, percentile, run_round
+from cli.chaos.transcript import Transcript
+from cli.chaos.workload import streaming_requests
 
 KILL = signal.SIGKILL
 PHASES = ("admitted", "first", "middle", "last")
@@ -93,18 +93,18 @@ class KillRow:
     undisturbed_ms: float
 
     @classmethod
-    def of(cls, workers: str, phase: str, noticed: Noticed) -> "KillRow":
-        gaps = [round(1e3 * gap, 2) for gap in noticed.gaps_s]
-        counts = noticed.failed, noticed.duplicated, noticed.altered, len(gaps)
-        figures = percentile(gaps, 0.5), percentile(gaps, 0.99), round(1e3 * noticed.undisturbed_s, 2)
-        return cls(workers, noticed.streams, phase, *counts, *figures)
+    def of(cls, workers: str, phase: str, impact: ClientImpact) -> "KillRow":
+        gaps = [round(1e3 * gap, 2) for gap in impact.gaps_s]
+        counts = impact.failed, impact.duplicated, impact.altered, len(gaps)
+        figures = percentile(gaps, 0.5), percentile(gaps, 0.99), round(1e3 * impact.undisturbed_s, 2)
+        return cls(workers, impact.streams, phase, *counts, *figures)
 
     @property
     def bad(self) -> int:
         return self.failed + self.duplicated + self.altered
 
 
-def plot(series: dict[str, Heard], file: Path) -> None:
+def plot(series: dict[str, Transcript], file: Path) -> None:
     """The inter-token times of the stream with the longest gap, through a kill; one panel for each set-up."""
     if not can_plot(file):
         return
@@ -137,39 +137,41 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parsed(parser, words, smoke=smoke | {"prompt_words": 4, "tokens": 800, "delivered": 20})
 
 
-def kill(found: Served, asked: Sequence[Request], at: int, whole: Sequence[Heard]) -> tuple[Noticed, list[Heard]]:
+def kill(
+    found: Served, asked: Sequence[ClientRequest], at: int, whole: Sequence[Transcript]
+) -> tuple[ClientImpact, list[Transcript]]:
     """Send the requests, kill a worker when a stream has `at` tokens, and wait until all workers are ready again.
 
     `whole` are the undisturbed answers. Returns also the disturbed ones.
     """
-    victim = found.watched.active()[0]["pid"]  # each has as many streams as another
-    streams, killed_at = asyncio.run(play(found.server, asked, Strike(at, partial(os.kill, victim, KILL))))
-    found.watched.wait_until_gone(victim, READY_TIMEOUT_S)
-    found.watched.wait_until_ready(READY_TIMEOUT_S)
+    victim = found.watcher.active()[0]["pid"]  # each has as many streams as another
+    streams, killed_at = asyncio.run(run_round(found.server, asked, FaultTrigger(at, partial(os.kill, victim, KILL))))
+    found.watcher.wait_until_gone(victim, READY_TIMEOUT_S)
+    found.watcher.wait_until_ready(READY_TIMEOUT_S)
     return compare(asked, streams, killed_at, whole), streams
 
 
-def run(args: argparse.Namespace, model: str) -> tuple[list[KillRow], dict[str, Heard]]:
+def run(args: argparse.Namespace, model: str) -> tuple[list[KillRow], dict[str, Transcript]]:
     """Kill workers in every set-up and phase, and print a line for each. Returns also the streams to plot."""
     lines: list[KillRow] = []
-    pictures: dict[str, Heard] = {}
+    pictures: dict[str, Transcript] = {}
     print("workers | streams | killed at | failed | duplicated | altered | gaps | p50 ms | p99 ms | undisturbed ms")
     for name in args.workers.split(","):
         with served(options(name, args.slots, args.cache_dir / "graphs", model)) as found:
             for count in args.streams:
                 time.sleep(args.settle)
-                asked = requests("chaos", count, args.tokens, words=args.prompt_words, chat=True)
-                whole, _ = asyncio.run(play(found.server, asked))
+                asked = streaming_requests("chaos", count, args.tokens, words=args.prompt_words, chat=True)
+                whole, _ = asyncio.run(run_round(found.server, asked))
                 for phase in args.phases:
                     # A worker that has just become ready may still load graphs beside its first requests.
                     time.sleep(args.settle)
-                    noticed, streams = kill(found, asked, moment(phase, args.delivered, args.tokens), whole)
-                    lines.append(KillRow.of(name, phase, noticed))
+                    impact, streams = kill(found, asked, moment(phase, args.delivered, args.tokens), whole)
+                    lines.append(KillRow.of(name, phase, impact))
                     print(" | ".join(map(str, dataclasses.astuple(lines[-1]))), flush=True)
-                    if noticed.problem:
-                        print(f"  {noticed.problem}", flush=True)
+                    if impact.problem:
+                        print(f"  {impact.problem}", flush=True)
                     if phase == "middle" and name not in pictures:
-                        pictures[name] = max(streams, key=Heard.gap)
+                        pictures[name] = max(streams, key=Transcript.gap)
     return lines, pictures
 
 

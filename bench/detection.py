@@ -29,9 +29,9 @@ from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker import Deadlines, WorkerState
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
 from bench.harness.options import add_cache_dir
-from cli.model import ChosenModel
-from cli.serve import worker_launches
-from cli.settings import Settings
+from cli.config.launch import worker_launches
+from cli.config.model import ChosenModel
+from cli.config.settings import Settings
 from gateway.fleet.fleet import Fleet, Member
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.router import Router

@@ -26,7 +26,7 @@ from actors.transport.link import Link
 from bench.harness.child_process import wait_for
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.folders import smoke_results
-from cli.serve import worker_command
+from cli.config.launch import worker_command
 from protocol.codec import decode_event, encode
 from protocol.commands import Stop, Submit, Welcome
 from protocol.events import Bye, Event, Failed, Finished, Hello, Ready, Step

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.measurement.process_statistics import psutil
-from cli.chaos.watched import Watched
+from cli.chaos.workers_watcher import WorkersWatcher
 
 WARM_UP = 0.25
 """Share of the samples that memory is not judged by: allocators and caches fill."""
@@ -40,14 +40,14 @@ class ServerSample:
     """Of all workers."""
 
 
-def sample(at_s: float, gateway: int, watched: Watched) -> ServerSample:
+def sample(at_s: float, gateway: int, watcher: WorkersWatcher) -> ServerSample:
     """Sample the gateway with this process id and the processes that it started."""
     process = psutil.Process(gateway)
     with process.oneshot():
         own = process.memory_info().rss, process.num_fds(), process.num_threads()
     children = process.children()
     sizes = [_size(child) for child in children]
-    workers = watched.workers()
+    workers = watcher.workers()
     return ServerSample(
         round(at_s, 2),
         *own,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.harness.words import WORDS
-from cli.chaos.asking import Leaving, Request
+from cli.chaos.http_client import ClientRequest, Disconnect
 
 LEAVES = 0.25
 """Share of the visits whose client leaves before the end."""
@@ -15,25 +15,25 @@ SHARED = "You are asked to go on with what follows, in the manner in which it be
 LETTERS = "aeinorst"
 
 
-def requests(rng: random.Random, count: int, *, longest: int, tokens: int) -> list[Request]:
+def requests(rng: random.Random, count: int, *, longest: int, tokens: int) -> list[ClientRequest]:
     """Different requests, with prompts of up to `longest` words and answers of up to `tokens` tokens.
 
     Half are completions and half chats, half are streamed; greedy, sampled with a seed, and sampled without one; some
     with several choices, stop strings, penalties or a logit bias.
     """
-    found: dict[str, Request] = {}
+    found: dict[str, ClientRequest] = {}
     while len(found) < count:
         request = _request(rng, longest, tokens)
         found.setdefault(repr(request), request)
     return list(found.values())
 
 
-def deterministic(request: Request) -> bool:
+def deterministic(request: ClientRequest) -> bool:
     """Whether the answer is the same each time."""
     return not request.body["temperature"] or "seed" in request.body
 
 
-def _request(rng: random.Random, longest: int, tokens: int) -> Request:
+def _request(rng: random.Random, longest: int, tokens: int) -> ClientRequest:
     prompt = " ".join(rng.choice(WORDS) for _ in range(rng.choice([1, rng.randint(2, 24), rng.randint(2, longest)])))
     if rng.random() < 0.3:
         prompt = SHARED + prompt
@@ -56,8 +56,8 @@ def _request(rng: random.Random, longest: int, tokens: int) -> Request:
     if rng.random() < 0.5:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     if rng.random() < 0.5:
-        return Request("/v1/completions", body | {"prompt": prompt})
-    return Request("/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]})
+        return ClientRequest("/v1/completions", body | {"prompt": prompt})
+    return ClientRequest("/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]})
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Visit:
 
     request: int
     pause_s: float
-    leave: Leaving | None
+    leave: Disconnect | None
 
 
 def visits(rng: random.Random, count: int) -> Iterator[Visit]:
@@ -74,5 +74,5 @@ def visits(rng: random.Random, count: int) -> Iterator[Visit]:
     while True:
         leave = None
         if rng.random() < LEAVES:
-            leave = Leaving(rng.choice([1, rng.randint(2, 40)]), rng.uniform(0.0, 1.0), rng.random() < 0.5)
+            leave = Disconnect(rng.choice([1, rng.randint(2, 40)]), rng.uniform(0.0, 1.0), rng.random() < 0.5)
         yield Visit(rng.randrange(count), rng.choice([0.0, rng.uniform(0.0, 0.1)]), leave)

@@ -6,9 +6,9 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.soaking.server_log import Failures
-from cli.chaos.asking import Request
-from cli.chaos.heard import Heard
+from cli.chaos.http_client import ClientRequest
 from cli.chaos.rounds import percentile
+from cli.chaos.transcript import Transcript
 from gateway.routing.failure_attribution import MAX_TRIES
 
 STEPS = frozenset({"step_failed", "not_finite"})
@@ -32,30 +32,30 @@ class Verdict:
     problem: str = ""
 
 
-def judge(request: Request, heard: Heard, stayed: bool, whole: Heard | None) -> Verdict:
+def judge(request: ClientRequest, transcript: Transcript, stayed: bool, whole: Transcript | None) -> Verdict:
     """Judge what a client received, which `stayed` to the end or left before. `whole` is the undisturbed answer; None
     if the request is sampled without a seed."""
-    if whole is not None and not heard.begins(whole):
-        return Verdict(_how(heard, whole), _difference(heard, whole))
+    if whole is not None and not transcript.is_prefix_of(whole):
+        return Verdict(_how(transcript, whole), _difference(transcript, whole))
     if not stayed:
         return Verdict("left")
-    if breach := heard.breach(request.choices):
-        return Verdict("duplicated" if heard.ends > 1 or heard.late else "lost", breach)
-    if heard.errors:
-        code, text = heard.errors[0]
-        return Verdict(code, "" if code in REFUSALS else f"{heard.status} {code}: {text}")
-    if whole is not None and not heard.same(whole):
-        return Verdict(_how(heard, whole), _difference(heard, whole))
+    if violation := transcript.violation(request.choices):
+        return Verdict("duplicated" if transcript.ends > 1 or transcript.late else "lost", violation)
+    if transcript.errors:
+        code, text = transcript.errors[0]
+        return Verdict(code, "" if code in REFUSALS else f"{transcript.status} {code}: {text}")
+    if whole is not None and not transcript.same(whole):
+        return Verdict(_how(transcript, whole), _difference(transcript, whole))
     return Verdict("answered")
 
 
-def _how(heard: Heard, whole: Heard) -> str:
-    return "duplicated" if heard.tokens > whole.tokens else "altered"
+def _how(transcript: Transcript, whole: Transcript) -> str:
+    return "duplicated" if transcript.tokens > whole.tokens else "altered"
 
 
-def _difference(heard: Heard, whole: Heard) -> str:
+def _difference(transcript: Transcript, whole: Transcript) -> str:
     """The first difference between two answers, as text."""
-    for index, choice in heard.choices.items():
+    for index, choice in transcript.choices.items():
         wanted = whole.choices.get(index)
         if wanted is None:
             return f"choice {index} was not asked for"
@@ -66,7 +66,7 @@ def _difference(heard: Heard, whole: Heard) -> str:
             return f"choice {index}, token {at} of {len(wanted.ids)}: {there}, not {right}"
         if choice != wanted:
             return f"choice {index}: {choice!r:.300}, not {wanted!r:.300}"
-    return f"usage {heard.usages}, not {whole.usages}"
+    return f"usage {transcript.usages}, not {whole.usages}"
 
 
 def explained(code: str, sequences: Sequence[Failures]) -> bool:
@@ -76,7 +76,7 @@ def explained(code: str, sequences: Sequence[Failures]) -> bool:
     return any(each.within + last >= 2 or each.total + last >= MAX_TRIES for each in sequences)
 
 
-def fingerprint(request: Request) -> str:
+def fingerprint(request: ClientRequest) -> str:
     """What the gateway identifies a poison request by: requests with the same fingerprint are refused together."""
     own = {"model", "seed", "n", "max_tokens", "stop", "stream", "stream_options", "ignore_eos", "return_token_ids"}
     return json.dumps({name: value for name, value in request.body.items() if name not in own}, sort_keys=True)
@@ -103,13 +103,13 @@ class VisitTally:
     """The server's id of each answered stream, and the longest time between two of its chunks, in seconds."""
     _refusals: list[_Refusal] = field(default_factory=list)
 
-    def count(self, name: str, request: Request, heard: Heard, verdict: Verdict) -> None:
+    def count(self, name: str, request: ClientRequest, transcript: Transcript, verdict: Verdict) -> None:
         """Count a visit; `name` identifies it in the report."""
         self.outcomes[verdict.outcome] += 1
         if verdict.outcome in REFUSALS:
-            self._refusals.append(_Refusal(name, heard.request, fingerprint(request), verdict.outcome))
+            self._refusals.append(_Refusal(name, transcript.request_id, fingerprint(request), verdict.outcome))
         elif verdict.outcome == "answered" and request.streaming:
-            self.gaps.append((heard.request, heard.gap()))
+            self.gaps.append((transcript.request_id, transcript.gap()))
         if verdict.problem:
             self._violated(name, verdict)
 

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from actors.process.logs import configure_logging
-from cli.serve import worker_command
+from cli.config.launch import worker_command
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.generation.delta import TextDelta

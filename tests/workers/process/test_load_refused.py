@@ -21,8 +21,8 @@ from workers.errors import LoadRefused
 from workers.process.loading import load
 from workers.process.spec import WorkerSpec
 
-pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
-pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton[mlx]'")
+pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
+pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
 
 NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
 BOTH, IREE, MLX = ("iree", "mlx"), ("iree",), ("mlx",)
