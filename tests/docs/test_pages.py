@@ -68,6 +68,11 @@ def test_the_first_screen_has_the_two_commands_as_they_are() -> None:
     assert "pip install -e '.[test]' && pytest" in first_screen
 
 
+def anchor_of(title: str) -> str:
+    """Return the anchor that GitHub gives a heading: lower case, without punctuation, hyphens for spaces."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_within_the_house_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -78,11 +83,11 @@ def test_every_link_within_the_house_leads_somewhere(page: Path) -> None:
         assert file.exists(), target
         if anchor:
             titles = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE)
-            assert anchor in {title.lower().replace(" ", "-") for title in titles}, target
+            assert anchor in {anchor_of(title) for title in titles}, target
 
 
 def table(title: str) -> list[list[str]]:
-    section = re.search(rf"^##+ {title}\n(.*?)(?=^##)", OPERATIONS, flags=re.MULTILINE | re.DOTALL)
+    section = re.search(rf"^##+ {title}\n(.*?)(?=^##|\Z)", OPERATIONS, flags=re.MULTILINE | re.DOTALL)
     assert section, title
     lines = [line for line in section[1].splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
@@ -129,6 +134,26 @@ def test_every_metric_is_listed_with_its_kind() -> None:
     kinds = re.findall(r"^# TYPE (\w+) (\w+)$", metrics.render().decode(), flags=re.MULTILINE)
     scraped = {name: kind for name, kind in kinds if not name.endswith("_created")}
     assert {row[0].strip("`"): row[1] for row in table("Metrics")} == scraped
+
+
+def test_the_alerts_use_metrics_that_exist() -> None:
+    used = {name for row in table("Alerts") for name in re.findall(r"baton_\w+", row[1])}
+    assert used
+    known = {row[0].strip("`") for row in table("Metrics")}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} <= known
+
+
+def test_the_log_events_that_are_listed_exist() -> None:
+    """With their levels."""
+    listed = {(row[0].strip("`"), row[1]) for row in table("Logs")}
+    assert listed
+    sources = [file for part in ("actors", "cli", "gateway", "workers") for file in (ROOT / part).rglob("*.py")]
+    logged = {
+        (event, level)
+        for file in sources
+        for level, event in re.findall(r'\.(debug|info|warning|error)\(\s*"(\w+)"', file.read_text())
+    }
+    assert listed <= logged, listed - logged
 
 
 @pytest.mark.parametrize("code", STATUS, ids=str)
