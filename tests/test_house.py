@@ -303,6 +303,22 @@ def test_what_is_allowed_is_not_reported(file: str, source: str) -> None:
     assert list(breaches(imports_of(source, file))) == []
 
 
+def public_classes(source: str) -> list[str]:
+    return [
+        node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    defined = [(name, module) for module, file in modules().items() for name in public_classes(file.read_text())]
+    count = Counter(name for name, _ in defined)
+    assert [(name, module) for name, module in sorted(defined) if count[name] > 1] == []
+
+
+def test_public_classes_are_found() -> None:
+    assert public_classes("class A: ...\nclass _B: ...\ndef f():\n    class C: ...") == ["A"]
+
+
 def test_every_package_is_typed_and_says_what_it_is() -> None:
     for package in MAY_IMPORT:
         assert (ROOT / package / "py.typed").is_file(), package
