@@ -40,7 +40,7 @@ from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import build, stored_parameters
 from workers.iree.probe import probe_driver
 from workers.iree.runner import IreeRunner
-from workers.process.spec import Dtype
+from workers.load_options import Dtype, LoadOptions
 
 SLOTS, CONTEXT, PREFILL = 8, 256, 128
 PROMPT, STEPS = 8, 40
@@ -79,10 +79,9 @@ def gate(device: str, folder: Path, family: Family, dtype: Dtype) -> Result:
 
 def load(path: Path, device: str, dtype: Dtype, folder: Path) -> IreeRunner:
     """With the graphs that every step needs, and no others in the background."""
+    options = LoadOptions(device=device, dtype=dtype, slots=SLOTS, context=CONTEXT, cache_dir=folder)
     config = ModelConfig.from_dir(path)
-    quiet: Callable[[str, int, int], None] = lambda phase, done, total: None  # noqa: E731
-    options: dict[str, Any] = {"slots": SLOTS, "context": CONTEXT, "threads": 0, "background": False}
-    return IreeRunner.load(path, config, device=device, dtype=dtype, cache_dir=folder, progress=quiet, **options)
+    return IreeRunner.load(path, config, options, lambda phase, done, total: None, background=False)
 
 
 def memory(device: str, folder: Path, size: int = MEMORY_BYTES) -> Result:

@@ -26,6 +26,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk, Draw, NotFiniteError, Row
+from workers.load_options import LoadOptions
 from workers.mlx.runner import MlxRunner
 
 GREEDY = Sampling()
@@ -78,17 +79,13 @@ def main() -> None:
         )
         config = ModelConfig.from_dir(path)
         prompt = tuple(3 + 7 * index % 500 for index in range(arguments.prompt))
-        runner = MlxRunner.load(
-            path,
-            config,
+        options = LoadOptions(
             device=arguments.device,
-            dtype="auto",
             slots=max(arguments.rows),
             context=arguments.prompt + arguments.tokens,
             cache_dir=Path(scratch),
-            threads=0,
-            progress=lambda phase, done, total: None,
         )
+        runner = MlxRunner.load(path, config, options, lambda phase, done, total: None)
         with mx.stream(mx.Device(getattr(mx, runner.capabilities.device))):
             seconds, expected = bench_mlx_lm(path, prompt, arguments.tokens)
         results = {"mlx-lm": 1 / seconds}

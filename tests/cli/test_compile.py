@@ -15,7 +15,7 @@ from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.settings import Settings
 from workers.iree.build.compile_client import Built
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.spec import WorkerSpec
 
 

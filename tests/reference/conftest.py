@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Runner
+from workers.load_options import LoadOptions, Progress
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
@@ -89,28 +90,23 @@ def load_runner(backend: str, path: Path, cache_dir: Path, context: int = CONTEX
     IREE's has the fewest graphs that serve everything, and with `score` the one that scores. Nothing comes in the
     background: which graphs a test meets would depend on how fast they are compiled.
     """
-    options: dict[str, Any] = {
-        "dtype": "float32",
-        "slots": SLOTS,
-        "context": context,
-        "cache_dir": cache_dir,
-        "threads": 0,
-        "progress": lambda phase, done, total: None,
-    }
+    device = {"mlx": "cpu", "iree": "local-task"}[backend]
+    options = LoadOptions(device=device, dtype="float32", slots=SLOTS, context=context, cache_dir=cache_dir)
+    quiet: Progress = lambda phase, done, total: None  # noqa: E731
     config = ModelConfig.from_dir(path)
     if backend == "mlx":
         pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton[mlx]'")
         from workers.mlx.runner import MlxRunner
 
-        return MlxRunner.load(path, config, device="cpu", **options)
+        return MlxRunner.load(path, config, options, quiet)
     pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
     from tests.compiling import compiling_here
     from workers.iree.runner import IreeRunner
 
     with compiling_here():
-        runner = IreeRunner.load(path, config, device="local-task", background=False, **options)
+        runner = IreeRunner.load(path, config, options, quiet, background=False)
         if score:
-            runner.graphs.open([(f"score_{runner.graphs.builder.plan.score_chunk}",)], 1, options["progress"])
+            runner.graphs.open([(f"score_{runner.graphs.builder.plan.score_chunk}",)], 1, quiet)
     return runner
 
 

@@ -13,8 +13,8 @@ import structlog
 from workers.iree.build.compile_client import BACKGROUND, Builder, CompileProcess, Group, build_all
 from workers.iree.build.compiler import CompileError
 from workers.iree.device.device import Module
+from workers.load_options import Progress
 
-Progress = Callable[[str, int, int], None]
 TRIES = 3
 """Of a module: a compiler may be killed for the memory that it takes, or its disk be full for a while."""
 RETRY_S = 30.0

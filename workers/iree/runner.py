@@ -1,7 +1,7 @@
 """The IREE runner: compiled graphs over one KV cache that never leaves the device."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,7 @@ from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.sampler import Drawing
-from workers.process.spec import Dtype, Quantize
-
-Progress = Callable[[str, int, int], None]
+from workers.load_options import LoadOptions, Progress
 
 
 class IreeRunner:
@@ -84,51 +82,31 @@ class IreeRunner:
 
     @classmethod
     def load(
-        cls,
-        path: Path,
-        config: ModelConfig,
-        *,
-        device: str,
-        dtype: Dtype,
-        quantize: Quantize = "none",
-        slots: int,
-        context: int,
-        cache_dir: Path,
-        threads: int,
-        progress: Progress,
-        kv_bytes: int = 0,
-        workers: int = 1,
-        background: bool = True,
+        cls, path: Path, config: ModelConfig, options: LoadOptions, progress: Progress, *, background: bool = True
     ) -> "IreeRunner":
-        """Open the device, pack the weights and compile the graphs, or find both in `cache_dir`.
+        """Open the device, pack the weights and compile the graphs, or find both in the cache folder.
 
-        Returns with the fewest graphs that can serve everything; the rest come in the background, or without
-        `background` when `graphs.fetch` asks for them.
-        `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `quantize` makes matrices of
-        few bits of those that are not; `context` 0 is the model's; `threads` 0 is what `choose_device` says; `kv_bytes`
-        is what the slots may come to hold together, 0 what memory allows; `workers` share memory and cores. `progress`
-        gets (phase, done, total). Raises `CheckpointError`, `DeviceError`, `CacheError`, `ArchiveError`,
-        `MemoryRefused` and `CompileError`.
+        Returns with the fewest graphs that can serve everything. The rest are compiled in the background, or without
+        `background` when `graphs.fetch` asks for them. Raises `CheckpointError`, `DeviceError`, `CacheError`,
+        `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         with contextlib.ExitStack() as undo:
-            opened = Device(*choose_device(device, threads, config, workers))
-            undo.callback(opened.close)
-            recipe = Recipe.of(
-                path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
-            )
+            device = Device(*choose_device(options.device, options.threads, config, options.workers))
+            undo.callback(device.close)
+            recipe = Recipe.of(path, config, device, options)
             builder = Builder(recipe)
             plan = builder.plan
-            free = free_bytes() if opened.local else None  # what a device has of its own IREE does not say
-            needs = needed(plan, recipe.context, kv_bytes, free, workers)
+            free = free_bytes() if device.local else None  # IREE does not report the memory of other devices
+            needs = needed(plan, recipe.context, options.kv_bytes, free, options.workers)
             quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
-            needs.check(free, quantize, quantizable=quantizable)
-            kv_rows = needs.kv // row_bytes(plan) if opened.local else 0
-            archive = open_archive(open_weights(path), plan.weights, plan.ops, cache_dir, progress)
+            needs.check(free, options.quantize, quantizable=quantizable)
+            kv_rows = needs.kv // row_bytes(plan) if device.local else 0
+            archive = open_archive(open_weights(path), plan.weights, plan.ops, options.cache_dir, progress)
             undo.callback(archive.close)
-            runner = cls(builder, opened, archive, kv_rows)
+            runner = cls(builder, device, archive, kv_rows)
             undo.pop_all()  # they are the runner's from now on
             undo.callback(runner.close)
-            runner.graphs.open(plan.required(), threads or cores_each(workers), progress)
+            runner.graphs.open(plan.required(), options.threads or cores_each(options.workers), progress)
             undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())

@@ -12,7 +12,7 @@ from protocol.errors import ByeReason, ErrorCode
 from workers.engine.engine import BatchEngine
 from workers.engine.request import End, Failure, Request, RequestRefused
 from workers.errors import LoadRefused
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.loading import Loaded
 from workers.process.output_processor import Outcome
 

@@ -21,7 +21,8 @@ from workers.engine.runner import Draw, Row, Runner, RunnerCapabilities
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS
 from workers.faults.faulty_runner import with_faults
 from workers.host.memory import rows_of
-from workers.process.backends import SCRIPTED_CONTEXT, Progress, choose_backend, load_runner
+from workers.load_options import Progress
+from workers.process.backends import SCRIPTED_CONTEXT, choose_backend, load_runner
 from workers.process.spec import WorkerSpec
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.vocabulary import Vocabulary

@@ -21,7 +21,7 @@ from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import BEAT_S, Beat, Bye, Capabilities, Event, Failed, Gauges, Hello, Loading, Ready
 from workers.faults.faulty_link import connect
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.engine_thread import EngineThread, Order, TakeOut
 from workers.process.exit_codes import Left
 from workers.process.loading import Described, Loaded, describe, load

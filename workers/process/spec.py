@@ -7,11 +7,9 @@ from msgspec.structs import replace
 
 from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Name
 from workers.faults.plan import Fault, of_incarnation
+from workers.load_options import Dtype, Quantize
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
-Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-Quantize = Literal["none", "int8", "int4"]
-"""What is made of matrices that the checkpoint does not have in few bits already."""
 
 
 class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoints import make_checkpoint
+from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
 from workers.faults.plan import Fault, LoadFault, PlannedFault
-from workers.process.backends import BackendMissing, cache_dir, choose_backend, load_runner
+from workers.load_options import LoadOptions
+from workers.process.backends import BackendMissing, cache_dir, choose_backend, load_runner, options_of
 from workers.process.spec import Backend, ScriptedSpec, WorkerSpec
 
 Install = Callable[[set[str]], None]
@@ -76,6 +79,17 @@ def test_a_missing_backend_says_what_to_install(install: Install, backend: Backe
         choose_backend(spec(backend))
     with pytest.raises(BackendMissing, match=words):
         load_runner(spec(backend), lambda phase, done, total: None)
+
+
+def test_all_settings_of_a_load_reach_the_backend(tmp_path: Path) -> None:
+    given = spec(
+        device="d", dtype="float16", quantize="int8", max_batch_size=3, context=77, cache_dir=str(tmp_path),
+        threads=2, kv_bytes=5, workers=4,
+    )  # fmt: skip
+    assert options_of(given, ModelConfig.from_dir(make_checkpoint(tmp_path))) == LoadOptions(
+        device="d", dtype="float16", quantize="int8", slots=3, context=77, cache_dir=tmp_path,
+        threads=2, kv_bytes=5, workers=4,
+    )  # fmt: skip
 
 
 def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) -> None:

@@ -18,7 +18,7 @@ from tests.workers.process.process import PATIENCE_S, SLOW, Peer, play, scripted
 from workers.engine.engine import BatchEngine
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.faults.plan import raising
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.loading import Loaded, load
 from workers.process.spec import WorkerSpec
 from workers.process.tokenize_queue import INLINE

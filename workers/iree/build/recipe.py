@@ -18,7 +18,7 @@ from workers.iree.model.packing import GROUPS
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
-from workers.process.spec import Dtype, Quantize
+from workers.load_options import Dtype, LoadOptions, Quantize
 
 PLAIN_TILE = 16
 """Rows to which the plain cache's capacity is rounded."""
@@ -43,33 +43,22 @@ class Recipe(Struct, frozen=True):
     """The device's, where it is local."""
 
     @classmethod
-    def of(
-        cls,
-        path: Path,
-        config: ModelConfig,
-        device: Device,
-        *,
-        dtype: Dtype,
-        quantize: Quantize,
-        slots: int,
-        context: int,
-        cache_dir: Path,
-    ) -> "Recipe":
+    def of(cls, path: Path, config: ModelConfig, device: Device, options: LoadOptions) -> "Recipe":
         """The recipe of a load on an opened device. Raises `CheckpointError` and `DeviceError`."""
-        ops = choose_ops(config, dtype, local=device.local, threads=device.threads)
+        ops = choose_ops(config, options.dtype, local=device.local, threads=device.threads)
         device.check(ops.dtype)
-        if quantize != "none" and not isinstance(ops, TiledOps):
-            raise DeviceError(f"device: {device.uri!r} has no products with {quantize} weights for this model")
+        if options.quantize != "none" and not isinstance(ops, TiledOps):
+            raise DeviceError(f"device: {device.uri!r} has no products with {options.quantize} weights for this model")
         return cls(
             model=str(path),
-            dtype=dtype,
-            quantize=quantize,
+            dtype=options.dtype,
+            quantize=options.quantize,
             local=device.local,
-            slots=slots,
-            context=config.choose_context(context),
+            slots=options.slots,
+            context=config.choose_context(options.context),
             flags=device.compile_flags(),
             target=device.compile_target(),
-            cache_dir=str(cache_dir),
+            cache_dir=str(options.cache_dir),
             threads=device.threads,
         )
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -23,6 +23,7 @@ from workers.checkpoints.checkpoint import Weights, config_digest
 from workers.errors import LoadRefused
 from workers.iree.model.ops import Ops
 from workers.iree.model.stored_parameters import Stored, build
+from workers.load_options import Progress
 
 FORMAT = 3
 """Raise it when the contents of an archive change for the same key."""
@@ -30,8 +31,6 @@ MAX_BYTES = 64 << 30
 """Of all archives in a cache folder together."""
 ALIGNMENT = 64
 """Bytes; IREE computes in place on host memory only where it is aligned so."""
-
-Progress = Callable[[str, int, int], None]
 
 
 class ArchiveError(LoadRefused):

@@ -9,6 +9,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.build.ahead_of_time import compile_ahead
 from workers.iree.build.plan import Plan
 from workers.iree.runner import IreeRunner
+from workers.load_options import LoadOptions
 
 
 def test_what_a_runner_has_is_found_and_the_rest_compiled(
@@ -23,13 +24,8 @@ def test_what_a_runner_has_is_found_and_the_rest_compiled(
         compile_ahead(
             checkpoint,
             ModelConfig.from_dir(checkpoint),
-            device="local-task",
-            dtype="float32",
-            slots=8,
-            context=CONTEXT,
-            cache_dir=cache_dir,
-            threads=0,
-            progress=lambda phase, done, total: phases.append(f"{phase} {done}/{total}"),
+            LoadOptions(device="local-task", dtype="float32", slots=8, context=CONTEXT, cache_dir=cache_dir),
+            lambda phase, done, total: phases.append(f"{phase} {done}/{total}"),
         )
     )
     assert sorted(module.group for module in built) == sorted([*groups, missing])
