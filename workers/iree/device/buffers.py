@@ -4,16 +4,13 @@ import contextlib
 import mmap
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import iree.runtime as rt
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from workers.iree.device.device import Device
 
 NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
 """MAP_NORESERVE (mmap(2)), which Python names from 3.13 on: without it Linux refuses what is more than all memory."""
@@ -46,9 +43,15 @@ class Resident:
 class Input:
     """An argument that is written anew for each call: on a local driver where the call will read it."""
 
-    def __init__(self, device: "Device", memory: Resident | None, shape: Sequence[int], dtype: str) -> None:
-        """`memory` is of this shape and type, and None where calls cannot read the host's."""
-        self._device = device
+    def __init__(
+        self,
+        upload: Callable[[NDArray[Any], str], rt.HalBufferView],
+        memory: Resident | None,
+        shape: Sequence[int],
+        dtype: str,
+    ) -> None:
+        """`memory` has this shape and type; None where calls cannot read host memory, and `upload` copies instead."""
+        self._upload = upload
         self._dtype = dtype
         self._view = None if memory is None or memory.window is None else memory.view
         own = np.zeros(tuple(shape), dtype) if memory is None or memory.window is None else memory.window
@@ -57,7 +60,7 @@ class Input:
 
     def ready(self) -> rt.HalBufferView:
         """The argument for the next call: what `array` holds."""
-        return self._device.upload(self.array, self._dtype) if self._view is None else self._view
+        return self._upload(self.array, self._dtype) if self._view is None else self._view
 
     def put(self, values: NDArray[Any]) -> rt.HalBufferView:
         """The argument for the next call, with these values."""

@@ -202,7 +202,7 @@ class Device:
 
     def input(self, shape: Sequence[int], dtype: str) -> Input:
         """What calls read from again and again. Raises `DeviceError` when there is no room."""
-        return Input(self, self.zeros(shape, dtype) if self.local else None, shape, dtype)
+        return Input(self.upload, self.zeros(shape, dtype) if self.local else None, shape, dtype)
 
     def download(self, view: rt.HalBufferView) -> NDArray[Any]:
         """Copy a result to the host."""
