@@ -28,7 +28,7 @@ from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.attention.attention import POSITIONS
-from workers.iree.kernels.matmul.arithmetic import arithmetic_of
+from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.model.ops import Cache, Place
 from workers.iree.model.tiled_ops import TiledOps
 

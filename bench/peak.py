@@ -8,9 +8,9 @@ import numpy as np
 from workers.iree.build.compiler import Compiler
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
+from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.builder import FLOATS, LANES
 from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.matmul.arithmetic import arithmetic_of
 
 TURNS = 1 << 20
 """Of the loop in a workgroup: milliseconds."""

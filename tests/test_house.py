@@ -19,6 +19,25 @@ MAY_IMPORT = {
 }
 """Which packages of the house a package may import, besides itself."""
 
+INSIDE: dict[str, dict[str, set[str]]] = {
+    "workers/iree": {
+        "kernels": set(),
+        "device": set(),
+        "model": {"kernels"},
+        "build": {"kernels", "device", "model"},
+    },
+    "workers/iree/kernels": {
+        "ir": set(),
+        "rowwise": {"ir"},
+        "matmul": {"ir", "rowwise"},
+        "attention": {"ir", "rowwise"},
+        "moe": {"ir", "rowwise", "matmul"},
+        "sampling": {"ir"},
+    },
+}
+"""For a folder, which of its sub-folders each of them may import besides itself. The modules of the folder itself may
+import all of them, and none of them may import such a module."""
+
 DOORS = {
     "zmq": ("actors/transport/",),
     "mlx": ("workers/mlx/", "models/"),
@@ -90,6 +109,18 @@ def breaches(found: Iterator[Import]) -> Iterator[str]:
             yield f"{one}: protocol imports msgspec only"
 
 
+def breaches_inside(folder: str, found: Iterator[Import]) -> Iterator[str]:
+    """Every import between sub-folders of `folder` that goes against `INSIDE`."""
+    table, package = INSIDE[folder], folder.replace("/", ".") + "."
+    for one in found:
+        here, inside, _ = one.file.removeprefix(folder + "/").partition("/")
+        if not inside or not one.module.startswith(package):
+            continue
+        there = one.module.removeprefix(package).partition(".")[0]
+        if there != here and there not in table.get(here, set()):
+            yield f"{one}: {folder}/{here} may not"
+
+
 def sources(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
@@ -100,6 +131,30 @@ def test_imports_point_one_way_and_enter_by_their_door(package: str) -> None:
     assert files
     found = (one for file in files for one in imports_of(file.read_text(), file.relative_to(ROOT).as_posix()))
     assert list(breaches(found)) == []
+
+
+@pytest.mark.parametrize("folder", INSIDE)
+def test_sub_folders_import_one_way(folder: str) -> None:
+    files = sources(folder)
+    assert {file.relative_to(ROOT / folder).parts[0] for file in files if file.parent != ROOT / folder} == set(
+        INSIDE[folder]
+    )
+    found = (one for file in files for one in imports_of(file.read_text(), file.relative_to(ROOT).as_posix()))
+    assert list(breaches_inside(folder, found)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "breach"),
+    [
+        ("workers/iree/kernels/ir/kernel.py", "from workers.iree.model.ops import Ops", True),
+        ("workers/iree/kernels/ir/kernel.py", "import workers.iree.runner", True),
+        ("workers/iree/model/ops.py", "import workers.iree.kernels.ir.kernel", False),
+        ("workers/iree/model/ops.py", "import workers.iree.model.packed_matrix", False),
+        ("workers/iree/runner.py", "import workers.iree.build.recipe", False),
+    ],
+)
+def test_a_breach_between_sub_folders_is_found(file: str, source: str, breach: bool) -> None:
+    assert bool(list(breaches_inside("workers/iree", imports_of(source, file)))) is breach
 
 
 @pytest.mark.parametrize(

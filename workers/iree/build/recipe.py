@@ -10,11 +10,11 @@ from workers.iree.build.plan import Plan, decode_buckets, prefill_chunks
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
 from workers.iree.kernels.attention.attention import POSITIONS
+from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.builder import LANES
-from workers.iree.kernels.matmul.arithmetic import arithmetic_of
+from workers.iree.kernels.matmul.packing import GROUPS
 from workers.iree.kernels.matmul.quantized_product import choose_dot
 from workers.iree.model.ops import Cache
-from workers.iree.model.packing import GROUPS
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps

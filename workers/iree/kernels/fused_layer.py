@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from workers.checkpoints.architectures.parts import Activation
 from workers.iree.kernels.attention.attention import Attention, Cached
 from workers.iree.kernels.attention.rope_and_cache import Place, Placing
+from workers.iree.kernels.ir.arithmetic import stride
 from workers.iree.kernels.ir.builder import LANES, Value
 from workers.iree.kernels.ir.executable import Kernel
 from workers.iree.kernels.ir.fused import Chain, counters
 from workers.iree.kernels.ir.partition import Share, share_of
 from workers.iree.kernels.matmul.activation_quantization import ROUND_GROUP, Rounding, rounded_rows
-from workers.iree.kernels.matmul.glu import Gate
-from workers.iree.kernels.matmul.linear import add_gated, add_linear, stride
+from workers.iree.kernels.matmul.linear import add_gated, add_linear
+from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_linear import add_product
 from workers.iree.kernels.matmul.quantized_product import Dot, Factors, Product
 from workers.iree.kernels.matmul.row_blocks import live_rows
 from workers.iree.kernels.matmul.tiling import Cut
-from workers.iree.kernels.norm import Norm, Normed
-from workers.iree.model.packing import Packing
+from workers.iree.kernels.rowwise.glu import Gate
+from workers.iree.kernels.rowwise.norm import Norm, Normed
 
 PHASES = 12
 """At most."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.ops import Angles, Cache, Dense, Flow, Place, Shape
-from workers.iree.model.packing import Packed
+from workers.iree.model.packed_matrix import Packed
 
 NEGATIVE = np.float32(-1e30)
 

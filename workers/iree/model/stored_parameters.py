@@ -14,9 +14,10 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.quantized_matrix import GroupFormat, quantize
 from workers.checkpoints.weights import Weights
 from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
 from workers.iree.model.decoder import Parameter, parameters
 from workers.iree.model.ops import Ops, Shape
-from workers.iree.model.packing import Packed, Packing, made_format, restore, stored_format
+from workers.iree.model.packed_matrix import Packed
 from workers.iree.model.tiled_ops import TiledOps
 from workers.load_options import Quantize
 

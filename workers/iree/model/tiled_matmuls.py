@@ -7,18 +7,18 @@ import jax.numpy as jnp
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
 from workers.iree.kernels.ir.builder import LANES
 from workers.iree.kernels.matmul.activation_quantization import Rounded, round_rows, rounded_rows
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.glu import gate
-from workers.iree.kernels.matmul.linear import gated, linear, stride
+from workers.iree.kernels.matmul.linear import gated, linear
 from workers.iree.kernels.matmul.quantized_linear import product
 from workers.iree.kernels.matmul.quantized_product import Dot, Product
 from workers.iree.kernels.moe.experts import combine, experts_down, experts_up
 from workers.iree.kernels.moe.quantized_experts import PackedExperts, packed_down, packed_up
 from workers.iree.kernels.moe.routing import Mixture, group, route
+from workers.iree.kernels.rowwise.glu import gate
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
-from workers.iree.model.packing import Packed
+from workers.iree.model.packed_matrix import Packed
 
 
 @dataclass(slots=True)

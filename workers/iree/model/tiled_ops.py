@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.kernels.attention.attention import Attention
-from workers.iree.kernels.attention.rope_and_cache import Heads
 from workers.iree.kernels.attention.rope_and_cache import Place as PlaceKernel
+from workers.iree.kernels.attention.shape import Heads
 from workers.iree.kernels.fused_layer import Layer, Packings, layer
+from workers.iree.kernels.ir.arithmetic import stride
 from workers.iree.kernels.ir.builder import LANES
 from workers.iree.kernels.matmul.embedding import lookup
-from workers.iree.kernels.matmul.linear import stride
-from workers.iree.kernels.norm import Norm, norm
+from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.kernels.rowwise.norm import Norm, norm
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
 from workers.iree.model.ops import Angles, Cache, Dense, Flow, Place, Shape
-from workers.iree.model.packing import Packed, Packing
+from workers.iree.model.packed_matrix import Packed
 from workers.iree.model.tiled_matmuls import TiledProducts
 
 CHAINED = 64

@@ -15,7 +15,7 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.iree.build import plan as graphs
 from workers.iree.build.plan import PREFILL_CHUNKS, RARE_DRAWS, Plan, decode_buckets, prefill_chunks
 from workers.iree.build.recipe import Recipe
-from workers.iree.kernels.matmul.arithmetic import Pairs, Singles
+from workers.iree.kernels.ir.arithmetic import Pairs, Singles
 from workers.iree.model.ops import Cache
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters

@@ -13,7 +13,7 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.errors import LoadRefused
 from workers.iree.build import weight_archive as archive
 from workers.iree.build.weight_archive import ALIGNMENT, Archive, ArchiveError, open_archive
-from workers.iree.kernels.matmul.arithmetic import Pairs, Singles
+from workers.iree.kernels.ir.arithmetic import Pairs, Singles
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
 from workers.iree.model.tiled_ops import TiledOps

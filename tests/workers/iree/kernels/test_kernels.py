@@ -15,12 +15,13 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
 from workers.iree.kernels.attention.attention import POSITIONS, Attention
-from workers.iree.kernels.attention.rope_and_cache import Heads, Place
+from workers.iree.kernels.attention.rope_and_cache import Place
+from workers.iree.kernels.attention.shape import Heads
+from workers.iree.kernels.ir.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of, stride
 from workers.iree.kernels.ir.builder import LANES
 from workers.iree.kernels.ir.partition import SHARES, workgroups
-from workers.iree.kernels.matmul.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of
-from workers.iree.kernels.matmul.linear import gated, linear, stride
-from workers.iree.kernels.norm import Norm, norm
+from workers.iree.kernels.matmul.linear import gated, linear
+from workers.iree.kernels.rowwise.norm import Norm, norm
 from workers.iree.model.tiled_ops import pack
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}

@@ -17,8 +17,8 @@ from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantiz
 from workers.host.memory import MemoryRefused
 from workers.iree import runner as runner_module
 from workers.iree.device.device import DeviceError
-from workers.iree.kernels.matmul.arithmetic import Pairs
-from workers.iree.model.packing import Packing, made_format, restore, stored_format
+from workers.iree.kernels.ir.arithmetic import Pairs
+from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import Stored, build, quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from workers.iree.kernels.attention.kv_block import SPAN, Block, Row, Tiling
 from workers.iree.kernels.attention.online_softmax import Softened
-from workers.iree.kernels.attention.rope_and_cache import Heads
+from workers.iree.kernels.attention.shape import Heads
+from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
 from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
 from workers.iree.kernels.ir.executable import Kernel
 from workers.iree.kernels.ir.partition import SHARES, Share, share_of
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.linear import stride
 
 POSITIONS = 64
 """The cache's rows are a multiple of it: no more are read at once."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.iree.kernels.attention.online_softmax import INTS, LOW, Softened, power
-from workers.iree.kernels.attention.rope_and_cache import Heads
+from workers.iree.kernels.attention.shape import Heads
+from workers.iree.kernels.ir.arithmetic import Arithmetic
 from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
 
 SPAN = 128
 """Positions whose weights are made at once, relative to the greatest score among them. Spans begin at its multiples."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
 from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
 from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.linear import stride
-from workers.iree.model.packing import RUN, Packing
+from workers.iree.kernels.matmul.packing import RUN, Packing
 
 ROUND_GROUP = 64
 """The most activations that share a scale."""

@@ -2,8 +2,8 @@
 
 from workers.iree.kernels.ir.builder import LANES
 from workers.iree.kernels.ir.executable import Operand, dispatch
+from workers.iree.kernels.matmul.packing import RUN, Packing
 from workers.iree.kernels.matmul.quantized_tile import ELEMENTS
-from workers.iree.model.packing import RUN, Packing
 
 
 def lookup(name: str, rows: int, tiles: int, inputs: int, packing: Packing) -> str:

@@ -1,28 +1,21 @@
 """Products with a packed weight: plain, with a bias, and the gated pair of an MLP."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from workers.checkpoints.architectures.parts import Activation
+from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
 from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
 from workers.iree.kernels.ir.executable import Kernel
 from workers.iree.kernels.ir.partition import Share, share_after, share_end
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
 from workers.iree.kernels.matmul.prefetch import Fetch, both, shared, straight
 from workers.iree.kernels.matmul.tiling import Cut
+from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
-PADDING = LANES
-"""Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
 GROUP_BYTES = 256 << 10
 """Weights that all rows pass by before the next are read: what the second cache holds."""
 
 _Tile = Callable[[str, int, str, int, Fetch], None]
 """Sums a set of tiles for a block of rows: the first tile, how many, the first row, how many, and what to fetch."""
-
-
-def stride(inputs: int, arithmetic: Arithmetic) -> int:
-    """Words between rows of a left operand."""
-    return inputs // arithmetic.word + PADDING
 
 
 def linear(
@@ -130,28 +123,6 @@ def add_gated(
                 code.put(arithmetic.words(code, product), words, out, where)
 
     _each(code, share, cut, live, w, tile)
-
-
-def silu(code: Code, x: str) -> str:
-    """x / (1 + exp(-x)) (https://arxiv.org/abs/1702.03118)."""
-    power = code.let(f"math.exp {code.let(f'arith.negf {x} : {FLOATS}')} : {FLOATS}")
-    below = code.let(f"arith.addf {power}, {code.floats(1.0)} : {FLOATS}")
-    return code.let(f"arith.divf {x}, {below} : {FLOATS}")
-
-
-def gelu_tanh(code: Code, x: str) -> str:
-    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (https://arxiv.org/abs/1606.08415)."""
-    square = code.let(f"arith.mulf {x}, {x} : {FLOATS}")
-    cube = code.let(f"arith.mulf {square}, {x} : {FLOATS}")
-    inner = code.let(f"vector.fma {cube}, {code.floats(0.044715)}, {x} : {FLOATS}")
-    bent = code.let(
-        f"math.tanh {code.let(f'arith.mulf {inner}, {code.floats((2 / math.pi) ** 0.5)} : {FLOATS}')} : {FLOATS}"
-    )
-    half = code.let(f"arith.mulf {x}, {code.floats(0.5)} : {FLOATS}")
-    return code.let(f"vector.fma {half}, {bent}, {half} : {FLOATS}")
-
-
-ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
 def _each(code: Code, share: Share, cut: Cut, live: Value | None, w: Value, tile: _Tile) -> None:

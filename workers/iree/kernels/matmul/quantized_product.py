@@ -8,7 +8,7 @@ from workers.iree.kernels.ir.builder import LANES, Value
 from workers.iree.kernels.ir.executable import Kernel
 from workers.iree.kernels.ir.partition import workgroups
 from workers.iree.kernels.matmul.activation_quantization import Rounded
-from workers.iree.model.packing import RUN, Packing
+from workers.iree.kernels.matmul.packing import RUN, Packing
 
 Dot = Literal["vpdpbusd", "plain"]
 """How four levels of each lane are multiplied by four activations and added up."""

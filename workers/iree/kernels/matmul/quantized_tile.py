@@ -12,8 +12,8 @@ from functools import reduce
 
 from workers.iree.kernels.ir.builder import FLOATS, LANES, LINE, Code
 from workers.iree.kernels.matmul.activation_quantization import INTS, LOW_BITS
+from workers.iree.kernels.matmul.packing import RUN
 from workers.iree.kernels.matmul.quantized_product import Factors, Product
-from workers.iree.model.packing import RUN
 
 PREFETCH = 8192
 """Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""

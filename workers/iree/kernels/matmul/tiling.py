@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from workers.iree.kernels.ir.arithmetic import Arithmetic
 from workers.iree.kernels.ir.builder import LANES, SIZES, Code
 from workers.iree.kernels.ir.partition import workgroups
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
 from workers.iree.kernels.matmul.row_blocks import Heights
 
 

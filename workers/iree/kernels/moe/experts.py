@@ -8,14 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
+from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
 from workers.iree.kernels.ir.builder import FLOATS, LANES, SIZES, Code, Value
 from workers.iree.kernels.ir.dispatch import Dispatch
 from workers.iree.kernels.ir.executable import Kernel
 from workers.iree.kernels.ir.partition import SHARES
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.linear import ACTIVATIONS, GROUP_BYTES, stride, sums_of
+from workers.iree.kernels.matmul.linear import GROUP_BYTES, sums_of
 from workers.iree.kernels.matmul.prefetch import straight
 from workers.iree.kernels.moe.routing import Mixture
+from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
 SPAN = 4
 """The most tiles of one kind that are summed at once."""

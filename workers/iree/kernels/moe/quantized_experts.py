@@ -6,16 +6,16 @@ Rows are rounded as for any other product, so a pair's sums are what the expert'
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
+from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
 from workers.iree.kernels.ir.builder import FLOATS, LANES, Code
 from workers.iree.kernels.ir.executable import Kernel
 from workers.iree.kernels.matmul.activation_quantization import Rounded
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.linear import ACTIVATIONS, stride
+from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_product import Dot, Factors, Product
 from workers.iree.kernels.matmul.quantized_tile import PREFETCH, Fetches, fetch, fetch_straight, tile_sums
 from workers.iree.kernels.moe.experts import Shares
 from workers.iree.kernels.moe.routing import Mixture
-from workers.iree.model.packing import Packing
+from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True)

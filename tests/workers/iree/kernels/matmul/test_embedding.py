@@ -10,8 +10,9 @@ from tests.workers.iree.kernels.matmul.test_quantized_linear import FORMATS, INP
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.device import Device
-from workers.iree.kernels.matmul.arithmetic import Singles
-from workers.iree.model.packing import Packed, Packing
+from workers.iree.kernels.ir.arithmetic import Singles
+from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.model.packed_matrix import Packed
 from workers.iree.model.tiled_ops import TiledOps
 
 WHICH = np.random.default_rng(4).permutation(OUTPUTS).astype(np.int32)

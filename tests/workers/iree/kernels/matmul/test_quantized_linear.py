@@ -15,10 +15,10 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
-from workers.iree.kernels.matmul.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
-from workers.iree.kernels.matmul.linear import stride
+from workers.iree.kernels.ir.arithmetic import Arithmetic, Singles, Widened, arithmetic_of, stride
+from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_product import Dot, choose_dot
-from workers.iree.model.packing import Packed, Packing
+from workers.iree.model.packed_matrix import Packed
 from workers.iree.model.tiled_ops import TiledOps
 
 INPUTS, OUTPUTS = 384, 40

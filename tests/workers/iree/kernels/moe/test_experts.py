@@ -19,14 +19,15 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
+from workers.iree.kernels.ir.arithmetic import Arithmetic, Singles, Widened, arithmetic_of, stride
 from workers.iree.kernels.ir.builder import LANES
 from workers.iree.kernels.ir.partition import SHARES
-from workers.iree.kernels.matmul.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
-from workers.iree.kernels.matmul.linear import GROUP_BYTES, stride
+from workers.iree.kernels.matmul.linear import GROUP_BYTES
+from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_product import Dot, choose_dot
 from workers.iree.kernels.moe.experts import MANY, Shares
 from workers.iree.kernels.moe.routing import Mixture
-from workers.iree.model.packing import Packed, Packing
+from workers.iree.model.packed_matrix import Packed
 from workers.iree.model.tiled_ops import TiledOps
 
 HIDDEN, EXPERTS = 160, Experts(count=5, per_token=2, ffn=96, normalize=True)

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
+from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
 from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
 from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.linear import stride
 
 ROWS = 4
 """Rows of a workgroup."""

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
+from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
 from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
 from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.linear import ACTIVATIONS, stride
+from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True)

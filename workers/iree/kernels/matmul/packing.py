@@ -9,7 +9,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -83,16 +82,6 @@ class Packing:
             pairs = runs.reshape(-1, inputs // (2 * RUN), 2, LANES, RUN)
             return (pairs[:, :, 0] | pairs[:, :, 1] << np.uint8(4)).reshape(len(runs), -1)
         return np.ascontiguousarray(runs).reshape(len(runs), -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A packed matrix in a graph: what `Ops.linear` multiplies by in place of a plain array."""
-
-    data: jax.Array
-    """int8 [tiles, bytes of a tile]."""
-    packing: Packing
-    inputs: int
 
 
 def stored_format(formats: Collection[GroupFormat], inputs: int) -> GroupFormat | None:

@@ -12,6 +12,9 @@ from typing import ClassVar, Protocol
 
 from workers.iree.kernels.ir.builder import ELEMENT, FLOATS, LANES, Code, Value
 
+PADDING = LANES
+"""Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
+
 
 class Arithmetic(Protocol):
     """How one CPU multiplies weights of one type."""
@@ -188,3 +191,8 @@ def arithmetic_of(features: AbstractSet[str], dtype: str) -> Arithmetic:
         return Singles(ELEMENT[dtype], sums)
     # Only AMD's CPUs have SSE4A; they take two `vdpbf16ps` a cycle.
     return Pairs() if {"avx512bf16", "sse4a"} <= features else Widened(sums)
+
+
+def stride(inputs: int, arithmetic: Arithmetic) -> int:
+    """Words between rows of a left operand."""
+    return inputs // arithmetic.word + PADDING
