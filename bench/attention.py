@@ -57,7 +57,7 @@ class Attended:
             heads=self._heads, attention_scale=1.0, attention_cap=None, plan=[layer] * cache.layers
         )
         ops = TiledOps(DTYPE, arithmetic_of(Cpu.of_host().features, DTYPE), threads=self._device.threads)
-        self._width = self._heads * cache.head_dim // ops.arithmetic.word
+        self._width = self._heads * cache.head_dim // ops.arithmetic.per_word
 
         def main(q: jax.Array, slots: jax.Array, at: jax.Array, kv: jax.Array, _: Any) -> tuple[jax.Array, ...]:
             for number in range(cache.layers):

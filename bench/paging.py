@@ -29,7 +29,7 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
 from workers.iree.kernels.attention.attention import POSITIONS
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
-from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.model.ops import Cache, Place
 from workers.iree.model.tiled_ops import TiledOps
 
@@ -60,7 +60,7 @@ def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
         dense = Cache(1, batch, KV_HEADS, DEPTH, positions + POSITIONS, POSITIONS)
         return (ops.attend(q, own, dense, 0, MODEL, Place(who, rows)),)
 
-    words = struct((batch, HEADS * DEPTH // ops.arithmetic.word), "int32")
+    words = struct((batch, HEADS * DEPTH // ops.arithmetic.per_word), "int32")
     kv, who, rows = struct(cache.shape, ops.dtype), struct((batch,), "int32"), struct((batch, 1), "int32")
     table = struct((batch, KV_HEADS, pages_of_head), "int32")
     return [
@@ -78,7 +78,7 @@ def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler:
         kv.window[...] = 1  # pages of memory that were never written would all be one
     order = random.permutation(slots * KV_HEADS * (cache.capacity // LANES))[: slots * KV_HEADS * (positions // LANES)]
     inputs = [
-        device.upload(np.zeros((slots, HEADS * DEPTH // ops.arithmetic.word), np.int32)),
+        device.upload(np.zeros((slots, HEADS * DEPTH // ops.arithmetic.per_word), np.int32)),
         kv.view,
         device.upload(np.arange(slots, dtype=np.int32)),
         device.upload(np.full((slots, 1), positions - 1, np.int32)),

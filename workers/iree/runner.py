@@ -35,7 +35,7 @@ from workers.iree.device.buffers import Input, Resident
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import choose_device
 from workers.iree.graph_registry import Library
-from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kv import HostKv
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import export
 
-from workers.iree.kernels.ir.builder import ELEMENT, tensor
+from workers.iree.kernels.ir.mlir_types import ELEMENTS, tensor
 
 # JAX only traces here. Left to itself it looks for accelerators, says that it found no TPU, and reserves most of a GPU.
 jax.config.update("jax_platforms", "cpu")
@@ -39,7 +39,7 @@ def struct(shape: Sequence[int], dtype: str) -> jax.ShapeDtypeStruct:
 
 
 def type_of(value: Any) -> str:
-    return tensor(tuple(value.shape), ELEMENT[str(value.dtype)])
+    return tensor(tuple(value.shape), ELEMENTS[str(value.dtype)])
 
 
 def module(graphs: Sequence[Graph], parameters: Mapping[str, jax.ShapeDtypeStruct], bodies: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
 from workers.iree.kernels.attention.attention import POSITIONS
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
-from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.packing import GROUPS
 from workers.iree.kernels.matmul.quantized_product import choose_dot
 from workers.iree.model.ops import Cache

@@ -8,10 +8,12 @@ from workers.checkpoints.architectures.parts import Activation
 from workers.iree.kernels.attention.attention import Attention, Cached
 from workers.iree.kernels.attention.rope_and_cache import Place, Placing
 from workers.iree.kernels.ir.arithmetic import stride
-from workers.iree.kernels.ir.builder import LANES, Value
-from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.ir.fused import Chain, counters
-from workers.iree.kernels.ir.partition import Share, share_of
+from workers.iree.kernels.ir.fused_kernel import Chain, counters
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Memory
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.partition import Share
+from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import ROUND_GROUP, Rounding, rounded_rows
 from workers.iree.kernels.matmul.linear import add_gated, add_linear
 from workers.iree.kernels.matmul.packing import Packing
@@ -86,15 +88,15 @@ class _Matrix:
 
     inputs: int
     packing: Packing | None
-    weights: Value
-    bias: Value | None
+    weights: Memory
+    bias: Memory | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Left:
     """What a matrix is multiplied by: words [rows, stride], and what they are rounded to where it has few bits."""
 
-    words: Value
+    words: Memory
     rounding: Rounding | None
 
 
@@ -112,7 +114,7 @@ class _Layer:
         self._live = d.take((1,), "i32") if kind.live else None
         self._qkv = self._matrix(width, kind.hidden, qkv, kind.biases[0])
         self._heads = d.between((kind.rows, width), "f32")
-        queries = d.between((kind.rows, self._mixed_width // self._arithmetic.word), "i32")
+        queries = d.between((kind.rows, self._mixed_width // self._arithmetic.per_word), "i32")
         self._placing = Placing(kind.place, d, self._heads, queries)
         self._o = self._matrix(kind.hidden, self._mixed_width, o, kind.biases[1])
         self._after_attention = self._norm_weights(kind.norms[0])
@@ -121,7 +123,7 @@ class _Layer:
         self._after_mlp = self._norm_weights(kind.norms[1])
         counts = d.change((kind.counters,), "i32")
         self._rows = d.code.index(kind.rows) if self._live is None else live_rows(d.code, self._live, kind.rows)
-        number = d.code.extract_index(self._placing.layer, [d.code.index(0)])
+        number = self._placing.layer.load_index([0])
         self._room = None if kind.attention.split else kind.attention.room(d.code)
         self._chain = Chain(d, PHASES, counts, number, kind.pause)
 
@@ -135,13 +137,13 @@ class _Layer:
         weights = self._d.take(shape, element)
         return _Matrix(inputs, packing, weights, self._d.take((outputs,), "f32") if bias else None)
 
-    def _norm_weights(self, norm: Norm) -> tuple[Value | None, Value | None]:
+    def _norm_weights(self, norm: Norm) -> tuple[Memory | None, Memory | None]:
         after, before = (
             self._d.take((self._kind.hidden,), "f32") if there else None for there in (norm.after, norm.before)
         )
         return after, before
 
-    def _left(self, matrix: _Matrix, words: Value | None = None) -> _Left:
+    def _left(self, matrix: _Matrix, words: Memory | None = None) -> _Left:
         """What a matrix will be multiplied by."""
         words = words or self._d.between(self._words(matrix.inputs), "i32")
         if matrix.packing is None:
@@ -171,7 +173,7 @@ class _Layer:
         self._norm(Normed(between, delta, *self._after_mlp, total, out), None)
         return self._chain.end()
 
-    def _product(self, left: _Left, matrix: _Matrix, out: Value) -> None:
+    def _product(self, left: _Left, matrix: _Matrix, out: Memory) -> None:
         code, live, words, weights = self._d.code, self._live, left.words, matrix.weights
         if left.rounding is None or matrix.packing is None:
             cut = Cut(self._kind.rows, weights.shape[0], matrix.inputs, self._arithmetic, 1, self._kind.live)
@@ -201,9 +203,9 @@ class _Layer:
         gate, rounding = Gate(halves, out.words, self._arithmetic, kind.activation), out.rounding
         size = math.gcd(kind.ffn, ROUND_GROUP) if rounding is None else rounding.kind.group
 
-        def part(row: str, number: str) -> None:
-            low = code.mul(number, size)
-            gate.columns(code, row, low, code.add(low, size))
+        def part(row: Value, number: Value) -> None:
+            low = number * size
+            gate.columns(code, row, low, low + size)
             if rounding is not None:
                 rounding.group(code, row, number)
 
@@ -214,33 +216,31 @@ class _Layer:
             code = self._d.code
             self._each_part(rounding.kind.groups, lambda row, number: rounding.group(code, row, number))
 
-    def _each_part(self, parts: int, work: Callable[[str, str], None]) -> None:
+    def _each_part(self, parts: int, work: Callable[[Value, Value], None]) -> None:
         """A phase: `work` for every live row and each of its parts."""
-        code = self._d.code
-        self._each(parts, 2 * self._threads, lambda item: work(code.div(item, parts), code.rem(item, parts)))
+        self._each(parts, 2 * self._threads, lambda item: work(item // parts, item % parts))
 
-    def _each(self, parts: int, most: int, work: Callable[[str], None]) -> None:
+    def _each(self, parts: int, most: int, work: Callable[[Value], None]) -> None:
         """A phase: `work` for each item of the live rows, so many of a row after those of the row before, in `most`
         shares or fewer. What nobody reads of the other rows stays what it is."""
-        code = self._d.code
 
         def some(share: Share) -> None:
-            low, high = share_of(code, share, code.mul(self._rows, parts))
-            code.repeat(low, high, 1, work)
+            low, high = share.even_range(self._rows * parts)
+            self._d.code.repeat(low, high, work)
 
         self._chain.phase(min(self._kind.rows * parts, most), some)
 
     def _norm(self, normed: Normed, rounding: Rounding | None) -> None:
         code = self._d.code
 
-        def row(number: str) -> None:
+        def row(number: Value) -> None:
             normed.row(code, number, self._kind.eps, self._arithmetic)
             if rounding is not None:
                 rounding.row(code, number)
 
         self._each(1, self._threads, row)
 
-    def _attention(self, out: Value) -> None:
+    def _attention(self, out: Memory) -> None:
         """Norms of heads, rotation, writing to the cache; then attention."""
         kind, code, placing = self._kind.attention, self._d.code, self._placing
         self._each(self._kind.place.heads.heads, 2 * self._threads, placing.item)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.quantized_matrix import GroupFormat, quantize
 from workers.checkpoints.weights import Weights
-from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
 from workers.iree.model.decoder import Parameter, parameters
 from workers.iree.model.ops import Ops, Shape

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
-from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.activation_quantization import Rounded, round_rows, rounded_rows
 from workers.iree.kernels.matmul.linear import gated, linear
 from workers.iree.kernels.matmul.quantized_linear import product

@@ -14,7 +14,7 @@ from workers.iree.kernels.attention.rope_and_cache import Place as PlaceKernel
 from workers.iree.kernels.attention.shape import Heads
 from workers.iree.kernels.fused_layer import Layer, Packings, layer
 from workers.iree.kernels.ir.arithmetic import stride
-from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.embedding import lookup
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.rowwise.norm import Norm, norm
@@ -136,7 +136,7 @@ class TiledOps(TiledProducts):
         self.bodies[name] = kind.function(name)
         turns = () if angles is None else (angles.cos, angles.sin)
         operands = (qkv, *turns, where.slots, where.rows, _layer(layer, cache), *(norms or ()), kv)
-        queries = words(len(qkv), heads.queries * heads.head_dim // self.arithmetic.word)
+        queries = words(len(qkv), heads.queries * heads.head_dim // self.arithmetic.per_word)
         q, kv = call(name, (queries, jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
         return q, kv
 

@@ -18,7 +18,7 @@ from workers.iree.kernels.attention.attention import POSITIONS, Attention
 from workers.iree.kernels.attention.rope_and_cache import Place
 from workers.iree.kernels.attention.shape import Heads
 from workers.iree.kernels.ir.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of, stride
-from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import SHARES, workgroups
 from workers.iree.kernels.matmul.linear import gated, linear
 from workers.iree.kernels.rowwise.norm import Norm, norm
@@ -67,13 +67,15 @@ def _bits(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def words(x: NDArray[np.float32], arithmetic: Arithmetic, padding: int) -> NDArray[np.int32]:
-    flat = x.astype(ml_dtypes.bfloat16 if arithmetic.word == 2 else np.float32)
+    flat = x.astype(ml_dtypes.bfloat16 if arithmetic.per_word == 2 else np.float32)
     return np.pad(np.ascontiguousarray(flat).view(np.int32), ((0, 0), (0, padding)))
 
 
 def floats(x: NDArray[np.int32], width: int, arithmetic: Arithmetic) -> NDArray[np.float32]:
-    kind = ml_dtypes.bfloat16 if arithmetic.word == 2 else np.float32
-    whole: NDArray[np.float32] = np.ascontiguousarray(x[:, : width // arithmetic.word]).view(kind).astype(np.float32)
+    kind = ml_dtypes.bfloat16 if arithmetic.per_word == 2 else np.float32
+    whole: NDArray[np.float32] = (
+        np.ascontiguousarray(x[:, : width // arithmetic.per_word]).view(kind).astype(np.float32)
+    )
     return whole
 
 
@@ -95,7 +97,7 @@ def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
     tiles = packed.shape[0]
     (out,) = run(
         linear("linear", rows, tiles, inputs, arithmetic, bias=True),
-        words(x[:rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.word),
+        words(x[:rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.per_word),
         packed.reshape(tiles, -1),
         bias,
     )
@@ -103,7 +105,7 @@ def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
     np.testing.assert_allclose(out[:, :outputs], expected, atol=TOLERANCE[arithmetic.element] * 20)
     (alone,) = run(
         linear("linear", 1, tiles, inputs, arithmetic, bias=True),
-        words(x[rows - 1 : rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.word),
+        words(x[rows - 1 : rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.per_word),
         packed.reshape(tiles, -1),
         bias,
     )
@@ -165,7 +167,7 @@ def test_gated(run: Run, arithmetic: Arithmetic, activation: Activation) -> None
     x, w = random(rows, inputs), random(2 * ffn, inputs, seed=1) / np.float32(8)
     packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
     text = gated("gated", rows, ffn // 16, inputs, arithmetic, activation)
-    padding = stride(inputs, arithmetic) - inputs // arithmetic.word
+    padding = stride(inputs, arithmetic) - inputs // arithmetic.per_word
     (out,) = run(text, words(x, arithmetic, padding), packed.reshape(packed.shape[0], -1))
     both = rounded(x, arithmetic) @ rounded(w, arithmetic).T
     gate = both[:, :ffn]

@@ -1,7 +1,8 @@
-"""Attention over the packed cache, in spans of positions that begin at the same places for all.
+"""Attention over the packed KV cache, in blocks of positions that begin at the same places for all rows.
 
-A row's spans are summed each by itself and joined in rising order. One that a row may not see changes nothing in it.
-So a row's result depends on its own positions alone, whatever rows are computed beside it, and whoever sums a span.
+A row's KV blocks are summed each by itself and merged in rising order. One that a row may not see changes nothing in
+it. So a row's result depends on its own positions alone, whatever rows are computed beside it, and whichever thread
+sums a block.
 """
 
 import math
@@ -12,14 +13,17 @@ from workers.iree.kernels.attention.kv_block import SPAN, Block, Row, Tiling
 from workers.iree.kernels.attention.online_softmax import Softened
 from workers.iree.kernels.attention.shape import Heads
 from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
-from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
-from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.ir.partition import SHARES, Share, share_of
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Index, Memory
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.partition import SHARES, Share
+from workers.iree.kernels.ir.value import Value
 
 POSITIONS = 64
-"""The cache's rows are a multiple of it: no more are read at once."""
+"""The rows of the cache are a multiple of it: no more are read at once."""
 BLOCKS = 8
-"""Blocks of rows, at most, that pass by a span before the next span: what they have so far stays in the first cache."""
+"""The most blocks of rows that attend to a KV block before the next one: their partial results stay in L1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Attention:
 
     @property
     def blocks(self) -> int:
-        """Of a sequence and head."""
+        """Blocks of rows of a sequence and head."""
         return -(-self.heads.tokens * self.heads.group // self.tiling.rows)
 
     @property
@@ -56,168 +60,163 @@ class Attention:
 
     @property
     def spans(self) -> int:
-        """That a slot may have."""
+        """KV blocks that a slot may have."""
         return -(-self.heads.capacity // SPAN)
 
     @property
     def sums_shape(self) -> tuple[int, int, int]:
-        """What threads that share a context leave of each row and span."""
+        """What threads that share a context leave of each row and KV block."""
         return (self.heads.batch * self.heads.queries, self.spans, Softened.width(self.heads.head_dim))
 
     def whole(self, name: str) -> str:
-        """softmax(q k^T) v: words [batch * tokens, queries * head_dim / word] of scaled queries, slots int32 [batch],
-        rows int32 [batch, tokens], the layer and their number int32 [2], cache -> words [batch * tokens, stride] of
-        width queries * head_dim.
+        """softmax(q k^T) v: packed words [batch * tokens, queries * head_dim / per_word] of scaled queries, slots int32
+        [batch], rows int32 [batch, tokens], the layer and their number int32 [2], cache -> packed words
+        [batch * tokens, stride] of width queries * head_dim.
 
         A row sees the cache's rows up to its own. Weights are summed as they were rounded for the weighted sum.
         """
         d = Kernel(name, self.whole_shares)
         cached = Cached.taken(self, d)
-        out = d.give(
-            (self.heads.batch * self.heads.tokens, stride(self.heads.queries * self.heads.head_dim, self.arithmetic)),
-            "i32",
-        )
-        self.add_whole(d.code, Share(d.workgroup(), d.workgroups), cached, out, self.room(d.code))
+        rows, width = self.heads.batch * self.heads.tokens, self.heads.queries * self.heads.head_dim
+        out = d.give((rows, stride(width, self.arithmetic)), "i32")
+        self.add_whole(d.code, d.share, cached, out, self.room(d.code))
         return d.function()
 
     @property
     def whole_shares(self) -> int:
-        """Into how many shares the work of `whole` is cut."""
+        """Into how many shares the work of `whole` is divided."""
         return min(self._items, SHARES * self.threads)
 
     @property
     def _parts(self) -> int:
-        """Of a sequence and head."""
+        """Items of a sequence and head."""
         return -(-self.blocks // self.together)
 
     @property
     def _items(self) -> int:
         return self.heads.heads * self.heads.batch * self._parts
 
-    def room(self, code: Code) -> Value:
-        """What `add_whole` needs for itself."""
-        return code.room((self.together * self.tiling.rows, Softened.width(self.heads.head_dim)), "f32")
+    def room(self, code: Code) -> Memory:
+        """Allocate the partial results of `add_whole`."""
+        return code.allocate((self.together * self.tiling.rows, Softened.width(self.heads.head_dim)), "f32")
 
     def add_whole(
-        self, code: Code, share: Share, cached: "Cached", out: Value, state: Value, live: str | None = None
+        self, code: Code, share: Share, cached: "Cached", out: Memory, state: Memory, live: Value | None = None
     ) -> None:
         """Write a share of `whole`, for the first `live` sequences where an index says how many."""
         parts, body = self._parts, _Body(self, code, cached)
         batch = live or code.index(self.heads.batch)
-        low, high = share_of(code, share, code.mul(batch, self.heads.heads * parts))
-        last = code.minus(high, 1)
+        low, high = share.even_range(batch * (self.heads.heads * parts))
+        last = high - 1
 
-        def one(item: str) -> None:
+        def one(item: Value) -> None:
             # Neighbours are of one head: in a prompt they share what is read.
-            (each, part), (after, _) = (
-                (code.div(at, parts), code.rem(at, parts)) for at in (item, code.least(code.add(item, 1), last))
-            )
-            head, sequence = code.quotient(each, batch), code.remainder(each, batch)
-            following = body.begin(0, code.remainder(after, batch), code.quotient(after, batch))
-            body.item(head, sequence, code.mul(part, self.together), state, following)
+            (each, part), (after, _) = ((at // parts, at % parts) for at in (item, (item + 1).minimum(last)))
+            head, sequence = each // batch, each % batch
+            following = body.begin(0, after % batch, after // batch)
+            body.item(head, sequence, part * self.together, state, following)
             body.each_block(lambda block: body.finish(head, sequence, part, block, state, out))
 
-        code.repeat(low, high, 1, one)
+        code.repeat(low, high, one)
 
     def shared(self, name: str) -> str:
-        """Like `whole`, each span by itself -> float32 `sums_shape`, of which spans that no row sees are left out."""
+        """Like `whole`, each KV block by itself -> float32 `sums_shape`; blocks that no row sees are left out."""
         d = Kernel(name, self.shared_shares)
         cached, out = Cached.taken(self, d), d.give(self.sums_shape, "f32")
-        self.add_shared(d.code, Share(d.workgroup(), d.workgroups), cached, out)
+        self.add_shared(d.code, d.share, cached, out)
         return d.function()
 
     @property
     def shared_shares(self) -> int:
         return SHARES * self.threads
 
-    def add_shared(self, code: Code, share: Share, cached: "Cached", out: Value, live: str | None = None) -> None:
+    def add_shared(self, code: Code, share: Share, cached: "Cached", out: Memory, live: Value | None = None) -> None:
         """Write a share of `shared`, as `add_whole` does."""
         h, body = self.heads, _Body(self, code, cached)
         batch = live or code.index(h.batch)
 
-        def spans(sequence: str) -> tuple[str, str]:
+        def spans(sequence: Value) -> tuple[Value, Value]:
+            """The first KV block of a sequence, and how many it has."""
             first, last = body.reach(sequence)
-            first = code.div(first, SPAN)
-            return first, code.add(code.minus(code.div(last, SPAN), first), 1)
+            first = first // SPAN
+            return first, last // SPAN - first + 1
 
-        def count(sequence: str, total: list[str]) -> list[str]:
-            return [code.add(total[0], code.mul(spans(sequence)[1], h.heads))]
+        def count(sequence: Value, total: list[Value]) -> list[Value]:
+            return [total[0] + spans(sequence)[1] * h.heads]
 
-        zero = code.index(0)
-        (total,) = code.loop(zero, batch, 1, [(zero, "index")], count)
-        low, high = share_of(code, share, total)
+        (total,) = code.loop(0, batch, [code.index(0)], count)
+        low, high = share.even_range(total)
 
-        def each(sequence: str, before: list[str]) -> list[str]:
+        def each(sequence: Value, before: list[Value]) -> list[Value]:
             first, number = spans(sequence)
-            end = code.add(before[0], code.mul(number, h.heads))
-            mine = code.least(end, high)
+            end = before[0] + number * h.heads
+            mine = end.minimum(high)
 
-            def one(unit: str) -> None:
-                place = code.minus(unit, before[0])
-                next_place = code.least(code.add(place, 1), code.minus(code.minus(mine, before[0]), 1))
-                head, span = code.quotient(place, number), code.add(code.remainder(place, number), first)
-                next_head = code.quotient(next_place, number)
-                soon = code.add(
-                    body.begin(0, sequence, next_head),
-                    code.mul(code.add(code.remainder(next_place, number), first), SPAN * h.head_dim),
-                )
+            def one(unit: Value) -> None:
+                place = unit - before[0]
+                next_place = (place + 1).minimum(mine - before[0] - 1)
+                head, span = place // number, place % number + first
+                next_head = next_place // number
+                soon = body.begin(0, sequence, next_head) + (next_place % number + first) * (SPAN * h.head_dim)
                 body.span(head, sequence, span, soon, out)
 
-            code.repeat(code.most(before[0], low), mine, 1, one)
+            code.repeat(before[0].maximum(low), mine, one)
             return [end]
 
-        code.loop(zero, batch, 1, [(zero, "index")], each)
+        code.loop(0, batch, [code.index(0)], each)
 
     def joined(self, name: str) -> str:
-        """What `shared` left, and rows int32 [batch, 1] -> what `whole` gives, to the bit."""
+        """What `shared` left, and rows int32 [batch, 1] -> what `whole` gives, bitwise identical."""
         h, d = self.heads, Kernel(name, self.joined_shares)
         sums, at = d.take(self.sums_shape, "f32"), d.take((h.batch, h.tokens), "i32")
         out = d.give((h.batch, stride(h.queries * h.head_dim, self.arithmetic)), "i32")
-        self.add_joined(d.code, Share(d.workgroup(), d.workgroups), sums, at, out)
+        self.add_joined(d.code, d.share, sums, at, out)
         return d.function()
 
     @property
     def joined_shares(self) -> int:
         return min(self.sums_shape[0], SHARES * self.threads)
 
-    def add_joined(self, code: Code, share: Share, sums: Value, at: Value, out: Value, live: str | None = None) -> None:
+    def add_joined(
+        self, code: Code, share: Share, sums: Memory, at: Memory, out: Memory, live: Value | None = None
+    ) -> None:
         """Write a share of `joined`, as `add_whole` does."""
         h = self.heads
-        low, high = share_of(code, share, code.mul(live or code.index(h.batch), h.queries))
+        low, high = share.even_range((live or code.index(h.batch)) * h.queries)
 
-        def one(row: str) -> None:
-            sequence = code.div(row, h.queries)
+        def one(row: Value) -> None:
+            sequence = row // h.queries
             first, last = _reach(self, code, at, sequence)
 
-            def turn(span: str, state: list[str]) -> list[str]:
-                added = Softened.read(code, sums, [row, span])
-                return Softened.of(state).join(code, added).flat()
+            def merge(span: Value, state: list[Value]) -> list[Value]:
+                added = Softened.read(sums, [row, span])
+                return Softened.of(state).join(added).flat()
 
-            start = [(part, FLOATS) for part in Softened.empty(code, h.head_dim).flat()]
-            state = code.loop(code.div(first, SPAN), code.add(code.div(last, SPAN), 1), 1, start, turn)
-            words = h.head_dim // self.arithmetic.word
-            _finish(self, code, Softened.of(state), out, sequence, code.mul(code.rem(row, h.queries), words))
+            start = Softened.empty(code, h.head_dim).flat()
+            state = code.loop(first // SPAN, last // SPAN + 1, start, merge)
+            words = h.head_dim // self.arithmetic.per_word
+            _finish(self, Softened.of(state), out, sequence, row % h.queries * words)
 
-        code.repeat(low, high, 1, one)
+        code.repeat(low, high, one)
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
     """The memory that attention reads: see `Attention.whole`."""
 
-    queries: Value
-    slots: Value
-    rows: Value
-    layer: Value
-    cache: Value
+    queries: Memory
+    slots: Memory
+    rows: Memory
+    layer: Memory
+    cache: Memory
     """As one dimension."""
 
     @classmethod
     def taken(cls, kind: Attention, d: Kernel) -> "Cached":
-        """The operands of a kernel."""
+        """Take the operands of a kernel."""
         h = kind.heads
         return cls(
-            d.take((h.batch * h.tokens, h.queries * h.head_dim // kind.arithmetic.word), "i32"),
+            d.take((h.batch * h.tokens, h.queries * h.head_dim // kind.arithmetic.per_word), "i32"),
             d.take((h.batch,), "i32"),
             d.take((h.batch, h.tokens), "i32"),
             d.take((2,), "i32"),
@@ -226,7 +225,7 @@ class Cached:
 
 
 class _Body:
-    """What `whole` and `shared` are made of: the code for a span."""
+    """The code for a KV block, which `whole` and `shared` are made of."""
 
     def __init__(self, kind: Attention, code: Code, cached: Cached) -> None:
         self._kind, self._code, self._h, self._cached = kind, code, kind.heads, cached
@@ -234,124 +233,114 @@ class _Body:
             code, kind.arithmetic, kind.heads, kind.tiling, cached.queries, cached.cache, kind.window, kind.cap
         )
 
-    def begin(self, part: int, sequence: str, head: str) -> str:
-        """The element of the cache where a sequence's keys (0) or values (1) of a head begin."""
-        code = self._code
-        layer = code.extract_index(self._cached.layer, [code.index(0)])
-        return self._h.begin(code, layer, part, code.extract_index(self._cached.slots, [sequence]), head)
+    def begin(self, part: int, sequence: Value, head: Value) -> Value:
+        """Return the element of the cache where a sequence's keys (0) or values (1) of a head begin."""
+        layer = self._cached.layer.load_index([0])
+        return self._h.begin(layer, part, self._cached.slots.load_index([sequence]), head)
 
-    def reach(self, sequence: str) -> tuple[str, str]:
+    def reach(self, sequence: Value) -> tuple[Value, Value]:
         return _reach(self._kind, self._code, self._cached.rows, sequence)
 
-    def each_block(self, body: Callable[[str], None]) -> None:
-        """Call `body` for the blocks of an item."""
+    def each_block(self, body: Callable[[Value], None]) -> None:
+        """Call `body` for the blocks of rows of an item."""
         code, count = self._code, self._kind.together
         if count == 1:
             body(code.index(0))
         else:
-            code.repeat(code.index(0), code.index(count), 1, body)
+            code.repeat(0, count, body)
 
-    def item(self, head: str, sequence: str, first_block: str, state: Value, following: str) -> None:
-        """Leave what the rows of an item get in `state`. The next item's keys begin at `following`."""
+    def item(self, head: Value, sequence: Value, first_block: Value, state: Memory, following: Value) -> None:
+        """Leave the softmax of an item's rows in `state`. The next item's keys begin at `following`."""
         code, h = self._code, self._h
-        rows = state.shape[0]
         empty = Softened.empty(code, h.head_dim)
-        code.repeat(code.index(0), code.index(rows), 1, lambda row: empty.write(code, state, [row]))
+        code.repeat(0, state.shape[0], lambda row: empty.write(state, [row]))
         keys, values = (self.begin(part, sequence, head) for part in (0, 1))
         first, last = self.reach(sequence)
 
-        def span(start: str) -> None:
-            after = code.add(start, SPAN)
-            more = code.let(f"arith.cmpi ule, {after}, {last} : index")
-            here = code.add(keys, code.mul(after, h.head_dim))
-            soon = code.let(f"arith.select {more}, {here}, {following} : index")
+        def span(start: Value) -> None:
+            after = start + SPAN
+            soon = (after <= last).select(keys + after * h.head_dim, following)
             low, high = self._seen(start, first, last)
 
-            def block(number: str) -> None:
-                rows = self._rows(code.add(first_block, number), head, sequence)
+            def block(number: Value) -> None:
+                rows = self._rows(first_block + number, head, sequence)
                 sums = self._block.attend(rows, keys, values, low, high, soon)
                 for i, added in enumerate(sums):
-                    place = [code.add(code.mul(number, len(rows)), i)]
-                    Softened.read(code, state, place).join(code, added).write(code, state, place)
+                    place = [number * len(rows) + i]
+                    Softened.read(state, place).join(added).write(state, place)
 
             self.each_block(block)
 
-        code.repeat(code.mul(code.div(first, SPAN), SPAN), code.add(last, 1), SPAN, span)
+        code.repeat(first // SPAN * SPAN, last + 1, span, SPAN)
 
-    def finish(self, head: str, sequence: str, part: str, block: str, state: Value, out: Value) -> None:
-        """Put the rows of an item's block from `state` to the results."""
-        code, kind = self._code, self._kind
-        rows = self._rows(code.add(code.mul(part, kind.together), block), head, sequence)
+    def finish(self, head: Value, sequence: Value, part: Value, block: Value, state: Memory, out: Memory) -> None:
+        """Store the results of the rows of an item's block from `state`."""
+        rows = self._rows(part * self._kind.together + block, head, sequence)
         for i, row in enumerate(rows):
-            done = Softened.read(code, state, [code.add(code.mul(block, len(rows)), i)])
-            _finish(kind, code, done, out, row.token, row.column)
+            done = Softened.read(state, [block * len(rows) + i])
+            _finish(self._kind, done, out, row.token, row.column)
 
-    def span(self, head: str, sequence: str, number: str, soon: str, out: Value) -> None:
-        """Put what one span adds to a sequence's rows to `Attention.sums_shape`."""
+    def span(self, head: Value, sequence: Value, number: Value, soon: Value, out: Memory) -> None:
+        """Store the softmax of one KV block and a sequence's rows in `Attention.sums_shape`."""
         code, kind, h = self._code, self._kind, self._h
         keys, values = (self.begin(part, sequence, head) for part in (0, 1))
-        low, high = self._seen(code.mul(number, SPAN), *self.reach(sequence))
-        words = h.head_dim // kind.arithmetic.word
+        low, high = self._seen(number * SPAN, *self.reach(sequence))
+        words = h.head_dim // kind.arithmetic.per_word
         for block in range(kind.blocks):
             rows = self._rows(code.index(block), head, sequence)
             for row, added in zip(rows, self._block.attend(rows, keys, values, low, high, soon), strict=True):
-                query = code.add(code.mul(sequence, h.queries), code.div(row.column, words))
-                added.write(code, out, [query, number])
+                added.write(out, [sequence * h.queries + row.column // words, number])
 
-    def _seen(self, start: str, first: str, last: str) -> tuple[str, str]:
-        """The part of a span with what rows see from `first` to `last`, in whole steps."""
-        code, step = self._code, self._kind.tiling.step
-        low = code.most(start, code.mul(code.div(first, step), step))
-        high = code.mul(code.div(code.add(last, step), step), step)
-        return low, code.least(code.add(start, SPAN), high)
+    def _seen(self, start: Value, first: Value, last: Value) -> tuple[Value, Value]:
+        """Return the part of a KV block with what rows see from `first` to `last`, in whole steps."""
+        step = self._kind.tiling.step
+        low = start.maximum(first // step * step)
+        high = (last + step) // step * step
+        return low, (start + SPAN).minimum(high)
 
-    def _rows(self, block: str, head: str, sequence: str) -> list[Row]:
-        """A block's rows; where some are missing, the last one is computed again in their place."""
-        code, h, kind = self._code, self._h, self._kind
-        words, rows = h.head_dim // kind.arithmetic.word, []
+    def _rows(self, block: Value, head: Value, sequence: Value) -> list[Row]:
+        """Return a block's rows; where some are missing, the last one is computed again in their place."""
+        h, kind = self._h, self._kind
+        words, rows = h.head_dim // kind.arithmetic.per_word, []
         for i in range(kind.tiling.rows):
-            number = code.add(code.mul(block, kind.tiling.rows), i)
-            number = code.least(number, code.index(h.tokens * h.group - 1))
-            token = code.div(number, h.group)
-            query = code.add(code.mul(head, h.group), code.rem(number, h.group))
-            last = _sees(kind, code, self._cached.rows, sequence, token)
-            rows.append(Row(code.add(code.mul(sequence, h.tokens), token), code.mul(query, words), last))
+            number = (block * kind.tiling.rows + i).minimum(h.tokens * h.group - 1)
+            token = number // h.group
+            query = head * h.group + number % h.group
+            last = _sees(kind, self._cached.rows, sequence, token)
+            rows.append(Row(sequence * h.tokens + token, query * words, last))
         return rows
 
 
-def _sees(kind: Attention, code: Code, at: Value, sequence: str, token: str) -> str:
-    """The last position that a token sees. One that is nobody's sees what its sequence's first one does, so that a
-    window reaches no further back for it, and one position where that is nobody's as well."""
+def _sees(kind: Attention, at: Memory, sequence: Value, token: Index) -> Value:
+    """Return the last position that a token sees. A padding token sees what its sequence's first one does, so that a
+    window reaches no further back for it, and one position where that is padding as well."""
 
-    def real(token: str, other: str) -> str:
-        row = code.extract_index(at, [sequence, token])
-        here = code.let(f"arith.cmpi ult, {row}, {code.index(kind.heads.attended)} : index")
-        return code.let(f"arith.select {here}, {row}, {other} : index")
+    def real(token: Index, other: Value | int) -> Value:
+        row = at.load_index([sequence, token])
+        return (row < kind.heads.attended).select(row, other)
 
-    nowhere = code.index(0)
-    return real(token, nowhere if kind.heads.tokens == 1 else real(code.index(0), nowhere))
+    return real(token, 0 if kind.heads.tokens == 1 else real(0, 0))
 
 
-def _reach(kind: Attention, code: Code, at: Value, sequence: str) -> tuple[str, str]:
-    """The first and the last position that any of a sequence's tokens sees."""
+def _reach(kind: Attention, code: Code, at: Memory, sequence: Value) -> tuple[Value, Value]:
+    """Return the first and the last position that any of a sequence's tokens sees."""
 
-    def turn(token: str, state: list[str]) -> list[str]:
-        last = _sees(kind, code, at, sequence, token)
-        return [code.least(state[0], last), code.most(state[1], last)]
+    def widen(token: Value, state: list[Value]) -> list[Value]:
+        last = _sees(kind, at, sequence, token)
+        return [state[0].minimum(last), state[1].maximum(last)]
 
-    start = _sees(kind, code, at, sequence, code.index(0))
-    carried = [(start, "index")] * 2
-    first, last = code.loop(code.index(0), code.index(kind.heads.tokens), 1, carried, turn)
+    start = _sees(kind, at, sequence, 0)
+    first, last = code.loop(0, kind.heads.tokens, [start, start], widen)
     if not kind.window:
         return code.index(0), last
-    before = code.index(kind.window - 1)
-    return code.minus(code.most(first, before), before), last
+    before = kind.window - 1
+    return first.maximum(before) - before, last
 
 
-def _finish(kind: Attention, code: Code, done: Softened, out: Value, token: str, column: str) -> None:
-    """Put a row's weighted means to the results, from word `column` of a token on."""
+def _finish(kind: Attention, done: Softened, out: Memory, token: Value, column: Value) -> None:
+    """Store a row's weighted means, from packed word `column` of a token on."""
     arithmetic = kind.arithmetic
-    mass, words = code.spread(code.sum_lanes(done.mass)), LANES // arithmetic.word
+    mass, words = done.mass.sum_lanes().broadcast(), LANES // arithmetic.per_word
     for i, part in enumerate(done.sums):
-        mean = code.let(f"arith.divf {part}, {mass} : {FLOATS}")
-        code.put(arithmetic.words(code, mean), words, out, [token, code.add(column, i * words)])
+        mean = part / mass
+        out.store(arithmetic.pack(mean), [token, column + i * words])

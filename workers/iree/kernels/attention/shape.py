@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.value import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,13 @@ class Heads:
     head_dim: int
     capacity: int
     attended: int
-    """Rows of a slot that may be seen; those behind are nobody's."""
+    """Rows of a slot that may be attended to; padding rows are written behind them."""
     batch: int
     tokens: int
     scale: float
     """Queries are multiplied by it."""
     rotated: int
-    """Lanes of a head that RoPE turns, the first ones; 0 where a layer has no positions."""
+    """Lanes of a head that RoPE rotates, the first ones; 0 where a layer has no positions."""
 
     @property
     def group(self) -> int:
@@ -38,7 +38,7 @@ class Heads:
     def cache(self) -> tuple[int, ...]:
         return (self.layers, 2, self.slots, self.heads, self.capacity * self.head_dim)
 
-    def begin(self, code: Code, layer: str, part: int, slot: str, head: str) -> str:
-        """The element of the cache where a slot's keys (0) or values (1) of a head begin."""
-        at = code.add(code.mul(code.add(code.mul(layer, 2), part), self.slots), slot)
-        return code.mul(code.add(code.mul(at, self.heads), head), self.capacity * self.head_dim)
+    def begin(self, layer: Value, part: int, slot: Value, head: Value) -> Value:
+        """Return the element of the cache where a slot's keys (0) or values (1) of a head begin."""
+        at = (layer * 2 + part) * self.slots + slot
+        return (at * self.heads + head) * (self.capacity * self.head_dim)

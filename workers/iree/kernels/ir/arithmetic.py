@@ -1,19 +1,23 @@
-"""How operands are multiplied and summed: the ways that kernels know, each with its layout.
+"""How operands are multiplied and summed: the instructions that kernels use, each with its operand layout.
 
 A product runs along its inner dimension in *steps* of `k` neighbours. Its right operand is packed so that one load
-gets a step for 16 outputs. Its left operand is [rows, words] of int32; a word holds the `word` neighbours that one
-instruction sums, so a step takes k / word of them. Every output has one sum, to which the steps are added in rising
-order, whatever the number of rows.
+gets a step for 16 outputs. Its left operand is [rows, words] of int32: a packed word holds the `per_word` neighbours
+that one instruction sums, so a step takes k / per_word of them. Every output has one sum, to which the steps are added
+in rising order, whatever the number of rows.
 """
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from workers.iree.kernels.ir.builder import ELEMENT, FLOATS, LANES, Code, Value
+from workers.iree.kernels.ir.memory import Index, Memory
+from workers.iree.kernels.ir.mlir_types import ELEMENTS, F32_VECTOR, LANES, Type
+from workers.iree.kernels.ir.operations import fma, intrinsic
+from workers.iree.kernels.ir.value import Value
 
 PADDING = LANES
-"""Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
+"""Words after each row of a left operand: rows a power of two apart would fall into the same cache lines."""
 
 
 class Arithmetic(Protocol):
@@ -21,44 +25,44 @@ class Arithmetic(Protocol):
 
     @property
     def element(self) -> str:
-        """MLIR's type of weights and cache."""
+        """MLIR's type of weights and KV cache."""
 
     @property
     def k(self) -> int:
         """Neighbours of a step."""
 
     @property
-    def word(self) -> int:
-        """Neighbours in a word of the left operand."""
+    def per_word(self) -> int:
+        """Neighbours in a packed word of the left operand."""
 
     @property
-    def sums(self) -> int:
-        """Sums to run side by side: those that the vector registers hold beside what is multiplied."""
+    def accumulators(self) -> int:
+        """Sums that the vector registers hold beside what is multiplied."""
 
-    def load(self, code: Code, source: Value, at: list[str]) -> list[str]:
-        """The right operand of a step for 16 outputs, a part for each word; `at` ends with an element's offset."""
+    def load(self, source: Memory, at: Sequence[Index]) -> list[Value]:
+        """Load the right operand of a step for 16 outputs, a part for each word; `at` ends with an element's offset."""
 
-    def load_part(self, code: Code, source: Value, at: list[str], part: int) -> str:
-        """One of `load`'s parts, by instructions that share nothing with those of another: no register is taken by
-        what another will be made of."""
+    def load_part(self, source: Memory, at: Sequence[Index], part: int) -> Value:
+        """Load one of `load`'s parts, by instructions that share nothing with those of another: no register holds what
+        another part will be made of."""
 
-    def spread(self, code: Code, word: str) -> str:
-        """The left operand: an int32 word for every output."""
+    def broadcast(self, word: Value) -> Value:
+        """Return the left operand: a packed word, int32, for every output."""
 
-    def dot(self, code: Code, total: str, right: str, left: str) -> str:
-        """float32 [16]: `total` and the product."""
+    def dot(self, total: Value, right: Value, left: Value) -> Value:
+        """Return `total` plus the product, float32 [16]."""
 
-    def words(self, code: Code, floats: str, lanes: int = LANES) -> str:
-        """float32 [lanes] -> int32 [lanes / word]."""
+    def pack(self, floats: Value) -> Value:
+        """Pack float32 [n] into words, int32 [n / per_word]."""
 
-    def floats(self, code: Code, words: str) -> str:
-        """int32 [16 / word] -> float32 [16]."""
+    def unpack(self, words: Value) -> Value:
+        """Unpack words, int32 [16 / per_word], into float32 [16]."""
 
-    def elements(self, code: Code, floats: str, lanes: int = LANES) -> str:
-        """float32 [lanes] -> elements [lanes], rounded as the words are."""
+    def round(self, floats: Value) -> Value:
+        """Round float32 [n] to elements [n], as `pack` rounds them."""
 
-    def widen(self, code: Code, elements: str, lanes: int = LANES) -> str:
-        """The float32 values of elements."""
+    def widen(self, elements: Value) -> Value:
+        """Return the float32 values of elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,70 +74,61 @@ class Pairs:
 
     element: ClassVar[str] = "bf16"
     k: ClassVar[int] = 2
-    word: ClassVar[int] = 2
-    sums: ClassVar[int] = 16
+    per_word: ClassVar[int] = 2
+    accumulators: ClassVar[int] = 16
 
-    def load(self, code: Code, source: Value, at: list[str]) -> list[str]:
-        return [code.read(source, at, 2 * LANES)]
+    def load(self, source: Memory, at: Sequence[Index]) -> list[Value]:
+        return [source.load_vector(at, 2 * LANES)]
 
-    def load_part(self, code: Code, source: Value, at: list[str], part: int) -> str:
-        return self.load(code, source, at)[part]
+    def load_part(self, source: Memory, at: Sequence[Index], part: int) -> Value:
+        return self.load(source, at)[part]
 
-    def spread(self, code: Code, word: str) -> str:
-        return code.let(f"vector.bitcast {code.spread(word, 'i32')} : vector<{LANES}xi32> to vector<{2 * LANES}xbf16>")
+    def broadcast(self, word: Value) -> Value:
+        return word.broadcast().bitcast("bf16")
 
-    def dot(self, code: Code, total: str, right: str, left: str) -> str:
-        return code.let(
-            f'llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"({total}, {right}, {left})'
-            f" : ({FLOATS}, vector<{2 * LANES}xbf16>, vector<{2 * LANES}xbf16>) -> {FLOATS}"
-        )
+    def dot(self, total: Value, right: Value, left: Value) -> Value:
+        pairs = Type("bf16", 2 * LANES)
+        takes = (F32_VECTOR, pairs, pairs)
+        return intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", [total, right, left], takes, F32_VECTOR)
 
-    def words(self, code: Code, floats: str, lanes: int = LANES) -> str:
-        return code.let(
-            f"vector.bitcast {self.elements(code, floats, lanes)} : vector<{lanes}xbf16> to vector<{lanes // 2}xi32>"
-        )
+    def pack(self, floats: Value) -> Value:
+        return self.round(floats).bitcast("i32")
 
-    def floats(self, code: Code, words: str) -> str:
-        return self.widen(code, code.let(f"vector.bitcast {words} : vector<{LANES // 2}xi32> to vector<{LANES}xbf16>"))
+    def unpack(self, words: Value) -> Value:
+        return self.widen(words.bitcast("bf16"))
 
-    def elements(self, code: Code, floats: str, lanes: int = LANES) -> str:
-        if lanes != LANES:
-            return code.let(f"arith.truncf {floats} : vector<{lanes}xf32> to vector<{lanes}xbf16>")
-        return code.let(
-            f'llvm.call_intrinsic "llvm.x86.avx512bf16.cvtneps2bf16.512"({floats}) : ({FLOATS}) -> vector<{LANES}xbf16>'
-        )
+    def round(self, floats: Value) -> Value:
+        if floats.type != F32_VECTOR:
+            return floats.astype("bf16")
+        return intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", [floats], [F32_VECTOR], Type("bf16", LANES))
 
-    def widen(self, code: Code, elements: str, lanes: int = LANES) -> str:
-        return code.let(f"arith.extf {elements} : vector<{lanes}xbf16> to vector<{lanes}xf32>")
+    def widen(self, elements: Value) -> Value:
+        return elements.astype("f32")
 
 
 class _Floats:
-    """Left operands that stay float32, so that only weights and cache are rounded to the element."""
+    """Left operands that stay float32, so that only weights and KV cache are rounded to the element."""
 
     __slots__ = ()
     element: str
 
-    def spread(self, code: Code, word: str) -> str:
-        return code.spread(code.let(f"arith.bitcast {word} : i32 to f32"))
+    def broadcast(self, word: Value) -> Value:
+        return word.view("f32").broadcast()
 
-    def dot(self, code: Code, total: str, right: str, left: str) -> str:
-        return code.let(f"vector.fma {right}, {left}, {total} : {FLOATS}")
+    def dot(self, total: Value, right: Value, left: Value) -> Value:
+        return fma(right, left, total)
 
-    def words(self, code: Code, floats: str, lanes: int = LANES) -> str:
-        return code.let(f"vector.bitcast {floats} : vector<{lanes}xf32> to vector<{lanes}xi32>")
+    def pack(self, floats: Value) -> Value:
+        return floats.bitcast("i32")
 
-    def floats(self, code: Code, words: str) -> str:
-        return code.let(f"vector.bitcast {words} : vector<{LANES}xi32> to {FLOATS}")
+    def unpack(self, words: Value) -> Value:
+        return words.bitcast("f32")
 
-    def elements(self, code: Code, floats: str, lanes: int = LANES) -> str:
-        if self.element == "f32":
-            return floats
-        return code.let(f"arith.truncf {floats} : vector<{lanes}xf32> to vector<{lanes}x{self.element}>")
+    def round(self, floats: Value) -> Value:
+        return floats.astype(self.element)
 
-    def widen(self, code: Code, elements: str, lanes: int = LANES) -> str:
-        if self.element == "f32":
-            return elements
-        return code.let(f"arith.extf {elements} : vector<{lanes}x{self.element}> to vector<{lanes}xf32>")
+    def widen(self, elements: Value) -> Value:
+        return elements.astype("f32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,28 +139,20 @@ class Widened(_Floats):
     `vdpbf16ps` every other cycle, so the pair costs as much as four single products.
     """
 
-    sums: int
+    accumulators: int
     element: ClassVar[str] = "bf16"  # type: ignore[misc]
     k: ClassVar[int] = 2
-    word: ClassVar[int] = 1
+    per_word: ClassVar[int] = 1
 
-    def load(self, code: Code, source: Value, at: list[str]) -> list[str]:
-        kind = f"vector<{LANES}xi32>"
-        pairs = code.let(f"vector.bitcast {code.read(source, at, 2 * LANES)} : vector<{2 * LANES}xbf16> to {kind}")
-        first = code.let(f"arith.shli {pairs}, {code.constant(f'dense<16> : {kind}')} : {kind}")
-        second = code.let(f"arith.andi {pairs}, {code.constant(f'dense<-65536> : {kind}')} : {kind}")
-        return [code.let(f"vector.bitcast {half} : {kind} to {FLOATS}") for half in (first, second)]
+    def load(self, source: Memory, at: Sequence[Index]) -> list[Value]:
+        pairs = source.load_vector(at, 2 * LANES).bitcast("i32")
+        halves = pairs << 16, pairs & -0x10000
+        return [half.bitcast("f32") for half in halves]
 
-    def load_part(self, code: Code, source: Value, at: list[str], part: int) -> str:
-        if part == 0 or self.sums < LANES:  # narrower machines have no masks
-            return self.load(code, source, at)[part]
-        kind = f"vector<{2 * LANES}x{self.element}>"
-        mask = code.constant(f"dense<[{', '.join(['false, true'] * LANES)}]> : vector<{2 * LANES}xi1>")
-        pairs = code.let(
-            f"vector.maskedload {source.name}[{', '.join(at)}], {mask}, {code.constant(f'dense<0.0> : {kind}')}"
-            f" : {source.type}, vector<{2 * LANES}xi1>, {kind} into {kind}"
-        )
-        return code.let(f"vector.bitcast {pairs} : {kind} to {FLOATS}")
+    def load_part(self, source: Memory, at: Sequence[Index], part: int) -> Value:
+        if part == 0 or self.accumulators < LANES:  # narrower machines have no masks
+            return self.load(source, at)[part]
+        return source.load_masked(at, [False, True] * LANES).bitcast("f32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,26 +160,26 @@ class Singles(_Floats):
     """float32 and float16 on any CPU: one neighbour after the other, widened and fused into the sum."""
 
     element: str
-    sums: int
+    accumulators: int
     k: ClassVar[int] = 1
-    word: ClassVar[int] = 1
+    per_word: ClassVar[int] = 1
 
-    def load(self, code: Code, source: Value, at: list[str]) -> list[str]:
-        return [self.widen(code, code.read(source, at))]
+    def load(self, source: Memory, at: Sequence[Index]) -> list[Value]:
+        return [self.widen(source.load_vector(at))]
 
-    def load_part(self, code: Code, source: Value, at: list[str], part: int) -> str:
-        return self.load(code, source, at)[part]
+    def load_part(self, source: Memory, at: Sequence[Index], part: int) -> Value:
+        return self.load(source, at)[part]
 
 
 def arithmetic_of(features: AbstractSet[str], dtype: str) -> Arithmetic:
-    """For weights of `dtype` on a CPU with `features` (LLVM's names)."""
-    sums = 16 if "avx512f" in features else 4
+    """Return the arithmetic for weights of `dtype` on a CPU with `features` (LLVM's names)."""
+    accumulators = 16 if "avx512f" in features else 4
     if dtype != "bfloat16":
-        return Singles(ELEMENT[dtype], sums)
+        return Singles(ELEMENTS[dtype], accumulators)
     # Only AMD's CPUs have SSE4A; they take two `vdpbf16ps` a cycle.
-    return Pairs() if {"avx512bf16", "sse4a"} <= features else Widened(sums)
+    return Pairs() if {"avx512bf16", "sse4a"} <= features else Widened(accumulators)
 
 
 def stride(inputs: int, arithmetic: Arithmetic) -> int:
-    """Words between rows of a left operand."""
-    return inputs // arithmetic.word + PADDING
+    """Return the words between rows of a left operand."""
+    return inputs // arithmetic.per_word + PADDING

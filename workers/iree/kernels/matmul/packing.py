@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.quantized_matrix import SCALE_TYPES, GroupFormat, Quantized, ScaleType
-from workers.iree.kernels.ir.builder import LANES, LINE
+from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
 from workers.load_options import Quantize
 
 GROUPS = (128, 64, 32)
@@ -47,7 +47,7 @@ class Packing:
 
     def tile_bytes(self, inputs: int) -> int:
         whole = self.level_bytes(inputs) + self.format.entries * self.scale_bytes(inputs)
-        return -(-whole // LINE) * LINE
+        return -(-whole // CACHE_LINE) * CACHE_LINE
 
     def stored_shape(self, outputs: int, inputs: int) -> tuple[int, int]:
         return (-(-outputs // LANES), self.tile_bytes(inputs))

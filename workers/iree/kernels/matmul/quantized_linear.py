@@ -1,21 +1,24 @@
-"""Products with weights of few bits, written by hand: tile after tile, for as many rows at once as registers allow."""
+"""Linear layers with quantized weights: tile after tile, for as many rows at once as registers allow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.iree.kernels.ir.builder import FLOATS, LANES, LINE, Code, Value
-from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.ir.partition import Share, share_end
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Memory
+from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
+from workers.iree.kernels.ir.partition import Share
+from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.quantized_product import Factors, Product
 from workers.iree.kernels.matmul.quantized_tile import Fetches, fetch, fetch_straight, tile_sums
 from workers.iree.kernels.matmul.row_blocks import Heights
 
 ROWS_IN_CACHE = 64
-"""Rows that are multiplied by a tile of weights before the next tile: their activations stay in the second cache."""
+"""Rows that are multiplied by a tile of weights before the next tile: their activations stay in L2."""
 
 
 def product(name: str, p: Product, *, bias: bool = False, live: bool = False) -> str:
-    """What `rounding.round_rows` gives, weights int8 [tiles, bytes] (, bias f32 [outputs]) (, live i32 [1])
+    """What `round_rows` gives, weights int8 [tiles, bytes] (, bias f32 [outputs]) (, live i32 [1])
     -> f32 [rows, outputs], of which the first `live` rows are computed.
     """
     d = Kernel(name, p.workgroups)
@@ -23,13 +26,13 @@ def product(name: str, p: Product, *, bias: bool = False, live: bool = False) ->
     offsets = d.take((p.outputs,), "f32") if bias else None
     number = d.take((1,), "i32") if live else None
     out = d.give((p.rounded.rows, p.outputs), "f32")
-    add_product(d.code, Share(d.workgroup(), d.workgroups), p, factors, out, offsets, number)
+    add_product(d.code, d.share, p, factors, out, offsets, number)
     return d.function()
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The blocks of one height into which rows are cut; the last one begins sooner rather than reach further."""
+    """The blocks of one height that rows are divided into; the last one begins sooner rather than reach further."""
 
     height: int
     least: int
@@ -51,17 +54,17 @@ def add_product(
     share: Share,
     p: Product,
     factors: Factors,
-    out: Value,
-    bias: Value | None = None,
-    live: Value | None = None,
+    out: Memory,
+    bias: Memory | None = None,
+    live: Memory | None = None,
 ) -> None:
     """Write a share of `product`."""
-    low, high = (share_end(code, code.add(share.number, end), share.count, p.tiles) for end in (0, 1))
+    low, high = share.tapered_range(p.tiles)
     rows, work = p.rounded.rows, _Work(code, p, factors, out, bias, low, high)
     heights = Heights(rows, p.tallest)
 
-    def of_height(height: int, end: str, last: str) -> None:
-        count = code.div(code.add(end, height - 1), height)
+    def of_height(height: int, end: Value, last: Value) -> None:
+        count = (end + (height - 1)) // height
         work.all_tiles(_Blocks(height, heights.blocks(height), -(-rows // height)), count, last)
 
     if live is not None:
@@ -79,49 +82,48 @@ class _Work:
     code: Code
     p: Product
     factors: Factors
-    out: Value
-    bias: Value | None
-    low: str
-    high: str
+    out: Memory
+    bias: Memory | None
+    low: Value
+    high: Value
 
-    def all_tiles(self, b: _Blocks, count: str, last: str) -> None:
-        """Multiply so many blocks, the last of which begins at a certain row: as many as pass by a tile together by
-        every tile, then the others."""
+    def all_tiles(self, b: _Blocks, count: Value, last: Value) -> None:
+        """Multiply so many blocks, the last of which begins at a certain row: as many as are multiplied by a tile
+        together by every tile, then the others."""
         code = self.code
 
-        def some(first: str) -> None:
-            end = code.least(code.add(first, b.together), count)
+        def some(first: Value) -> None:
+            end = (first + b.together).minimum(count)
 
-            def tile(at: str) -> None:
-                def block(number: str) -> None:
-                    row = code.least(code.mul(number, b.height), last)
-                    self._block(b, row, at, lambda: code.minus(number, first))
+            def tile(at: Value) -> None:
+                def block(number: Value) -> None:
+                    row = (number * b.height).minimum(last)
+                    self._block(b, row, at, lambda: number - first)
 
-                code.repeat(first, end, 1, block)
+                code.repeat(first, end, block)
 
-            code.repeat(self.low, self.high, 1, tile)
+            code.repeat(self.low, self.high, tile)
 
-        code.repeat(code.index(0), count, b.together, some)
+        code.repeat(0, count, some, b.together)
 
-    def _block(self, b: _Blocks, first: str, at: str, turn: Callable[[], str]) -> None:
+    def _block(self, b: _Blocks, first: Value, at: Value, turn: Callable[[], Value]) -> None:
         """Multiply the rows from `first` on by the tile `at`; `turn` is which of the blocks that it is read for."""
-        code, p = self.code, self.p
-        rows = [code.add(first, row) for row in range(b.height)]
-        column = code.mul(at, LANES)
+        rows = [first + row for row in range(b.height)]
+        column = at * LANES
 
-        def soon(group: str, byte: str) -> Fetches:
+        def soon(group: Value, byte: Value) -> Fetches:
             return self._fetches(b, turn(), at, group, byte)
 
-        for row, total in zip(rows, tile_sums(code, p, self.factors, at, rows, soon), strict=True):
+        for row, total in zip(rows, tile_sums(self.code, self.p, self.factors, at, rows, soon), strict=True):
             if self.bias is not None:
-                total = code.let(f"arith.addf {total}, {code.read(self.bias, [column])} : {FLOATS}")
-            code.put(total, LANES, self.out, [row, column])
+                total = total + self.bias.load_vector([column])
+            self.out.store(total, [row, column])
 
-    def _fetches(self, b: _Blocks, turn: str, at: str, group: str, byte: str) -> Fetches:
+    def _fetches(self, b: _Blocks, turn: Value, at: Value, group: Value, byte: Value) -> Fetches:
         """A single block of rows reads on in memory, several of them share the next tile."""
-        code, p = self.code, self.p
+        p = self.p
         if b.together == 1:
-            return fetch_straight(code, p, self.factors, at, byte)
+            return fetch_straight(p, self.factors, at, byte)
         lines = -(-p.vectors // b.sharing)
-        groups_before = code.add(code.mul(turn, p.rounded.groups), group)
-        return fetch(code, self.factors, code.add(at, 1), code.mul(groups_before, lines * LINE), lines)
+        groups_before = turn * p.rounded.groups + group
+        return fetch(self.factors, at + 1, groups_before * (lines * CACHE_LINE), lines)

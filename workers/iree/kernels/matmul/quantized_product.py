@@ -1,11 +1,12 @@
-"""What a product with weights of few bits is made of: its rows, its matrix, and how the work is cut."""
+"""A product with quantized weights: its rows, its matrix, and how the work is divided."""
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
-from workers.iree.kernels.ir.builder import LANES, Value
-from workers.iree.kernels.ir.executable import Kernel
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Memory
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import workgroups
 from workers.iree.kernels.matmul.activation_quantization import Rounded
 from workers.iree.kernels.matmul.packing import RUN, Packing
@@ -15,17 +16,17 @@ Dot = Literal["vpdpbusd", "plain"]
 
 
 def choose_dot(features: AbstractSet[str]) -> Dot:
-    """The instruction for a CPU with `features` (LLVM's names)."""
+    """Return the instruction for a CPU with `features` (LLVM's names)."""
     return "vpdpbusd" if "avx512vnni" in features else "plain"
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Rounded rows times a packed matrix, transposed: float32 [rows, outputs]."""
+    """Quantized rows times a packed matrix, transposed: float32 [rows, outputs]."""
 
     rounded: Rounded
     outputs: int
-    """Those of whole tiles."""
+    """Outputs of whole tiles."""
     packing: Packing
     dot: Dot
     threads: int
@@ -53,7 +54,7 @@ class Product:
 
     @property
     def tallest(self) -> int:
-        """Rows of one block: their sums, of integers and of floats, stay in registers, beside what they are made of."""
+        """Rows of one block: their sums, of integers and of floats, stay in registers beside what they are made of."""
         if self.rounded.planes > 1:
             return 4
         return 12 if self.dot == "vpdpbusd" else 8
@@ -66,15 +67,15 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The memory that a product reads: what rounding leaves, and the matrix."""
+    """The memory that a product reads: the quantized rows and the matrix."""
 
-    levels: Value
-    sums: Value
-    weights: Value
+    levels: Memory
+    sums: Memory
+    weights: Memory
 
     @classmethod
     def taken(cls, p: Product, d: Kernel) -> "Factors":
-        """The first operands of a kernel."""
+        """Take the first operands of a kernel."""
         r = p.rounded
         levels, sums = d.take(r.levels_shape, "i32"), d.take(r.sums_shape, "f32")
         return cls(levels, sums, d.take(p.packing.stored_shape(p.outputs, r.inputs), "i8"))

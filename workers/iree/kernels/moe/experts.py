@@ -1,4 +1,4 @@
-"""A mixture of experts: products in which each row meets the weights of its experts alone.
+"""The products of a mixture of experts: each row meets the weights of its experts alone.
 
 Every pair (see `routing`) has sums of its own: which rows share an expert changes nothing in them.
 """
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
-from workers.iree.kernels.ir.builder import FLOATS, LANES, SIZES, Code, Value
-from workers.iree.kernels.ir.dispatch import Dispatch
-from workers.iree.kernels.ir.executable import Kernel
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Memory
+from workers.iree.kernels.ir.mlir_types import LANES, size_of
+from workers.iree.kernels.ir.operations import fma
 from workers.iree.kernels.ir.partition import SHARES
+from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.linear import GROUP_BYTES, sums_of
 from workers.iree.kernels.matmul.prefetch import straight
 from workers.iree.kernels.moe.routing import Mixture
@@ -28,19 +30,19 @@ BLOCKS = (8, 2, 1)
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the tiles of every chosen expert are split: into `each` workgroups, in units of `unit` tiles."""
+    """How the tiles of every chosen expert are divided: into `each` workgroups, in units of `unit` tiles."""
 
     mixture: Mixture
     tiles: int
-    """Of one expert; where a gate and its other half are summed together, of the gate."""
+    """Tiles of one expert; where a gate and its other half are summed together, of the gate."""
     unit: int
     each: int
 
     @classmethod
     def of(cls, m: Mixture, tiles: int, tile_bytes: int, threads: int, span: int = 1) -> "Shares":
-        """`tile_bytes` of weights are read for a tile. All pairs of a share pass by weights that the cache holds.
+        """`tile_bytes` of weights are read for a tile. All pairs of a share use weights that the cache holds.
 
-        Few workgroups are handed out one at a time, as with `linear.SHARES`; otherwise there are many.
+        Few workgroups are handed out one at a time, as with `partition.SHARES`; otherwise there are many.
         """
         unit = math.gcd(tiles, span)
         parts = tiles // unit
@@ -60,90 +62,87 @@ class Shares:
         return (m.pairs, m.groups + 1, m.groups + 1)
 
     def blocks(self, most: int) -> list[int]:
-        """Pairs to sum at once, at most so many: an expert has no more of them than there are rows."""
+        """Return the pairs to sum at once, at most so many: an expert has no more of them than there are rows."""
         return [size for size in BLOCKS if size <= min(most, self.mixture.rows)]
 
     def walk(
         self,
-        code: Code,
-        places: list[Value],
+        d: Kernel,
+        places: list[Memory],
         blocks: list[int],
         span: Callable[[int], int],
-        tile: Callable[[str, list[str], str, int], None],
+        tile: Callable[[Value, list[Value], Value, int], None],
     ) -> None:
-        """Call `tile(expert, pairs, first tile, tiles)` for the workgroup %id: its share of its expert's tiles, for
-        all of its pairs. `places` is what `routing.group` gives, `span` the tiles to sum at once for so many pairs.
+        """Call `tile(expert, pairs, first tile, tiles)` for a workgroup: its share of its expert's tiles, for all of
+        its pairs. `places` is what `routing.group` gives, `span` the tiles to sum at once for so many pairs.
         """
-        order, chosen, starts = places
-        which, share = code.div("%id", self.each), code.rem("%id", self.each)
-        expert = code.extract_index(chosen, [which])
-        at, end = (code.extract_index(starts, [code.add(which, i)]) for i in range(2))
+        code, (order, chosen, starts) = d.code, places
+        which, share = d.workgroup // self.each, d.workgroup % self.each
+        expert = chosen.load_index([which])
+        at, end = (starts.load_index([which + i]) for i in range(2))
         parts = self.tiles // self.unit
-        low, high = (code.mul(code.div(code.mul(code.add(share, i), parts), self.each), self.unit) for i in range(2))
+        low, high = ((share + i) * parts // self.each * self.unit for i in range(2))
         for size in blocks:
-            left = code.let(f"arith.subi {end}, {at} : index")
-            whole = code.add(at, code.mul(code.div(left, size), size))
+            whole = at + (end - at) // size * size
 
-            def block(first: str, size: int = size) -> None:
-                pairs = [code.extract_index(order, [code.add(first, i)]) for i in range(size)]
+            def block(first: Value, size: int = size) -> None:
+                pairs = [order.load_index([first + i]) for i in range(size)]
                 step = span(size)
-                code.repeat(low, high, step, lambda first_tile: tile(expert, pairs, first_tile, step))
+                code.repeat(low, high, lambda first_tile: tile(expert, pairs, first_tile, step), step)
 
-            code.repeat(at, whole, size, block)
+            code.repeat(at, whole, block, size)
             at = whole
 
 
 def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activation, *, threads: int = 1) -> str:
-    """words [rows, stride] of width hidden, weights [count * 2 * ffn / 16, ...], what `routing.group` gives
-    -> act(gate) * up of each pair, words [pairs, stride] of width ffn.
+    """Packed words [rows, stride] of width hidden, weights [count * 2 * ffn / 16, ...], what `routing.group` gives
+    -> act(gate) * up of each pair, packed words [pairs, stride] of width ffn.
     """
-    tiles, words, most = m.up_tiles, LANES // arithmetic.word, arithmetic.sums // 2
-    size = m.hidden * LANES * SIZES[arithmetic.element]
+    tiles, words, most = m.up_tiles, LANES // arithmetic.per_word, arithmetic.accumulators // 2
+    size = m.hidden * LANES * size_of(arithmetic.element)
     shares = Shares.of(m, tiles, 2 * size, threads, SPAN)
     d = Kernel(name, shares.workgroups)
-    code = d.code
     x = d.take((m.rows, stride(m.hidden, arithmetic)), "i32")
     w = d.take((2 * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
     places = [d.take((length,), "i32") for length in shares.lists]
     out = d.give((m.pairs, stride(m.experts.ffn, arithmetic)), "i32")
 
-    def tile(expert: str, pairs: list[str], first: str, span: int) -> None:
-        rows = [code.div(pair, m.experts.per_token) for pair in pairs]
-        gate = code.add(code.mul(expert, 2 * tiles), first)
-        both = [code.add(code.add(gate, half), i) for half in (0, tiles) for i in range(span)]
-        sums = sums_of(code, x, rows, w, both, m.hidden, arithmetic, straight(code, w, span, len(rows)))
+    def tile(expert: Value, pairs: list[Value], first: Value, span: int) -> None:
+        rows = [pair // m.experts.per_token for pair in pairs]
+        gate = expert * (2 * tiles) + first
+        both = [gate + half + i for half in (0, tiles) for i in range(span)]
+        sums = sums_of(d.code, x, rows, w, both, m.hidden, arithmetic, straight(w, span, len(rows)))
         for pair, totals in zip(pairs, sums, strict=True):
             for i, (gates, ups) in enumerate(zip(totals[:span], totals[span:], strict=True)):
-                value = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gates)}, {ups} : {FLOATS}")
-                where = [pair, code.mul(code.add(first, i), words)]
-                code.put(arithmetic.words(code, value), words, out, where)
+                value = ACTIVATIONS[activation](gates) * ups
+                column = (first + i) * words
+                out.store(arithmetic.pack(value), [pair, column])
 
-    shares.walk(code, places, shares.blocks(most), _spans(shares, most), tile)
+    shares.walk(d, places, shares.blocks(most), _spans(shares, most), tile)
     return d.function()
 
 
 def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int = 1) -> str:
-    """words [pairs, stride] of width ffn, weights [count * hidden / 16, ...], what `routing.group` gives
+    """Packed words [pairs, stride] of width ffn, weights [count * hidden / 16, ...], what `routing.group` gives
     -> f32 [pairs, hidden].
     """
     tiles, inputs = m.down_tiles, m.experts.ffn
-    shares = Shares.of(m, tiles, inputs * LANES * SIZES[arithmetic.element], threads, SPAN)
+    shares = Shares.of(m, tiles, inputs * LANES * size_of(arithmetic.element), threads, SPAN)
     d = Kernel(name, shares.workgroups)
-    code = d.code
     x = d.take((m.pairs, stride(inputs, arithmetic)), "i32")
     w = d.take((tiles * m.experts.count, inputs * LANES), arithmetic.element)
     places = [d.take((length,), "i32") for length in shares.lists]
     out = d.give((m.pairs, m.hidden), "f32")
 
-    def tile(expert: str, pairs: list[str], first: str, span: int) -> None:
-        at = code.add(code.mul(expert, tiles), first)
-        which, fetch = [code.add(at, i) for i in range(span)], straight(code, w, span, len(pairs))
-        sums = sums_of(code, x, pairs, w, which, inputs, arithmetic, fetch)
+    def tile(expert: Value, pairs: list[Value], first: Value, span: int) -> None:
+        at = expert * tiles + first
+        which, fetch = [at + i for i in range(span)], straight(w, span, len(pairs))
+        sums = sums_of(d.code, x, pairs, w, which, inputs, arithmetic, fetch)
         for pair, totals in zip(pairs, sums, strict=True):
             for i, total in enumerate(totals):
-                code.put(total, LANES, out, [pair, code.mul(code.add(first, i), LANES)])
+                out.store(total, [pair, (first + i) * LANES])
 
-    shares.walk(code, places, shares.blocks(arithmetic.sums // 2), _spans(shares, arithmetic.sums), tile)
+    shares.walk(d, places, shares.blocks(arithmetic.accumulators // 2), _spans(shares, arithmetic.accumulators), tile)
     return d.function()
 
 
@@ -155,21 +154,18 @@ def _spans(shares: Shares, sums: int) -> Callable[[int], int]:
 def combine(name: str, m: Mixture) -> str:
     """f32 [pairs, hidden] and the weights f32 [rows, per_token] -> their weighted sums f32 [rows, hidden]."""
     k = m.experts.per_token
-    d = Dispatch(name, m.rows)
-    code = d.code
+    d = Kernel(name, m.rows)
     x, weights = d.take((m.pairs, m.hidden), "f32"), d.take((m.rows, k), "f32")
     out = d.give((m.rows, m.hidden), "f32")
-    row = d.workgroup()
-    shares = [code.spread(code.extract(weights, [row, code.index(i)])) for i in range(k)]
-    first = code.mul(row, k)
+    row = d.workgroup
+    first, *others = (weights.load([row, i]).broadcast() for i in range(k))
+    pair = row * k
 
-    def turn(column: str, part: Value) -> Value:
-        total = code.let(f"arith.mulf {code.read(x, [first, column])}, {shares[0]} : {FLOATS}")
-        for i, share in enumerate(shares[1:], start=1):
-            value = code.read(x, [code.add(first, i), column])
-            total = code.let(f"vector.fma {value}, {share}, {total} : {FLOATS}")
-        return code.write(total, LANES, part, [code.index(0), column])
+    def some(column: Value) -> None:
+        total = x.load_vector([pair, column]) * first
+        for i, weight in enumerate(others, start=1):
+            total = fma(x.load_vector([pair + i, column]), weight, total)
+        out.store(total, [row, column])
 
-    part = code.carry(code.index(0), code.index(m.hidden), LANES, code.empty((1, m.hidden), "f32"), turn)
-    d.store(part, out, [row, "0"])
+    d.code.repeat(0, m.hidden, some, LANES)
     return d.function()

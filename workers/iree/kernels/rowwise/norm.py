@@ -1,10 +1,15 @@
 """RMS norm, with the residual sum before it (https://arxiv.org/abs/1910.07467)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
-from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
-from workers.iree.kernels.ir.executable import Kernel
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Index, Memory
+from workers.iree.kernels.ir.mlir_types import LANES, Type
+from workers.iree.kernels.ir.operations import fma, sqrt
+from workers.iree.kernels.ir.value import Value
 
 ROWS = 4
 """Rows of a workgroup."""
@@ -15,69 +20,67 @@ class Norm:
     """What happens to the residual stream x between two blocks of a layer."""
 
     delta: bool
-    """Something is added to it,"""
+    """A delta is added to it."""
     after: bool
-    """which is normed before,"""
+    """The delta is normed before it is added (a norm after the block)."""
     before: bool
-    """and the next block sees its norm; otherwise x itself."""
+    """The next block gets the norm of the sum (a norm before the block); otherwise the sum itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Normed:
-    """The memory that norms read and write: `x`, `delta` and `total` f32 [rows, width], weights f32 [width], `out`
-    words [rows, stride]."""
+    """The memory of norms: `x`, `delta` and `total` f32 [rows, width], weights f32 [width], `out` packed words
+    [rows, stride]."""
 
-    x: Value
-    delta: Value | None
-    after: Value | None
-    before: Value | None
-    total: Value | None
-    out: Value
+    x: Memory
+    delta: Memory | None
+    after: Memory | None
+    before: Memory | None
+    total: Memory | None
+    out: Memory
 
-    def row(self, code: Code, row: str, eps: float, arithmetic: Arithmetic) -> None:
+    def row(self, code: Code, row: Index, eps: float, arithmetic: Arithmetic) -> None:
         """Write one row of `total` and `out`."""
         width, source = self.x.shape[-1], self.x
         if self.delta is not None and self.total is not None:
             self._add(code, self.delta, self.total, row, eps)
             source = self.total
-        scale = None if self.before is None else code.spread(inverse_root_mean_square(code, source, [row], width, eps))
+        scale = None
+        if self.before is not None:
+            scale = inverse_root_mean_square(code, source, [row], width, eps).broadcast()
 
-        def turn(column: str) -> None:
-            value = code.read(source, [row, column])
-            if self.before is not None:
-                value = code.let(f"arith.mulf {value}, {scale} : {FLOATS}")
-                value = code.let(f"arith.mulf {value}, {code.read(self.before, [column])} : {FLOATS}")
-            words, word = arithmetic.words(code, value), arithmetic.word
-            code.put(words, LANES // word, self.out, [row, code.div(column, word)])
+        def some(column: Value) -> None:
+            value = source.load_vector([row, column])
+            if self.before is not None and scale is not None:
+                value = value * scale * self.before.load_vector([column])
+            self.out.store(arithmetic.pack(value), [row, column // arithmetic.per_word])
 
-        code.repeat(code.index(0), code.index(width), LANES, turn)
+        code.repeat(0, width, some, LANES)
 
-    def _add(self, code: Code, delta: Value, total: Value, row: str, eps: float) -> None:
+    def _add(self, code: Code, delta: Memory, total: Memory, row: Index, eps: float) -> None:
         width, scale = self.x.shape[-1], None
         if self.after is not None:
-            scale = code.spread(inverse_root_mean_square(code, delta, [row], width, eps))
+            scale = inverse_root_mean_square(code, delta, [row], width, eps).broadcast()
 
-        def turn(column: str) -> None:
-            a, b = code.read(self.x, [row, column]), code.read(delta, [row, column])
-            if self.after is None:
-                value = code.let(f"arith.addf {a}, {b} : {FLOATS}")
+        def some(column: Value) -> None:
+            a, b = self.x.load_vector([row, column]), delta.load_vector([row, column])
+            if self.after is None or scale is None:
+                value = a + b
             else:
-                normed = code.let(f"arith.mulf {b}, {scale} : {FLOATS}")
-                value = code.let(f"vector.fma {normed}, {code.read(self.after, [column])}, {a} : {FLOATS}")
-            code.put(value, LANES, total, [row, column])
+                value = fma(b * scale, self.after.load_vector([column]), a)
+            total.store(value, [row, column])
 
-        code.repeat(code.index(0), code.index(width), LANES, turn)
+        code.repeat(0, width, some, LANES)
 
 
 def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, kind: Norm) -> str:
     """x f32 [rows, width] (, delta of the same shape) (, the weight f32 [width] of delta's norm) (, that of the sum's)
-    -> (x + delta,) words [rows, stride].
+    -> (x + delta,) packed words [rows, stride].
 
-    A norm is that of x / sqrt(mean(x^2) + eps) * weight. Width is a multiple of 16.
+    A norm is x / sqrt(mean(x^2) + eps) * weight. Width is a multiple of 16.
     """
     per = min(rows, ROWS)
     d = Kernel(name, -(-rows // per))
-    code = d.code
     normed = Normed(
         d.take((rows, width), "f32"),
         d.take((rows, width), "f32") if kind.delta else None,
@@ -86,30 +89,31 @@ def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, k
         d.give((rows, width), "f32") if kind.delta else None,
         d.give((rows, stride(width, arithmetic)), "i32"),
     )
-    low = code.mul(d.workgroup(), per)
-    high = code.least(code.add(low, per), code.index(rows))
-    code.repeat(low, high, 1, lambda row: normed.row(code, row, eps, arithmetic))
+    low = d.workgroup * per
+    high = (low + per).minimum(rows)
+    d.code.repeat(low, high, lambda row: normed.row(d.code, row, eps, arithmetic))
     return d.function()
 
 
 def inverse_root_mean_square(
-    code: Code, x: Value, at: list[str], width: int, eps: float, lanes: int = LANES, first: str | None = None
-) -> str:
-    """1 / sqrt(mean(x^2) + eps) of `width` values from [*at, first] on, or from [*at, 0], `lanes` at a time."""
-    kind = f"vector<{lanes}xf32>"
+    code: Code,
+    x: Memory,
+    at: Sequence[Index],
+    width: int,
+    eps: float,
+    lanes: int = LANES,
+    first: Value | None = None,
+) -> Value:
+    """Return 1 / sqrt(mean(x^2) + eps) of `width` values from [*at, first] on, or from [*at, 0], `lanes` at a time."""
 
-    def turn(column: str, sums: list[str]) -> list[str]:
-        value = code.read(x, [*at, column if first is None else code.add(first, column)], lanes)
-        return [code.let(f"vector.fma {value}, {value}, {sums[0]} : {kind}")]
+    def add(column: Value, sums: list[Value]) -> list[Value]:
+        value = x.load_vector([*at, column if first is None else first + column], lanes)
+        return [fma(value, value, sums[0])]
 
-    zero = code.constant(f"dense<0.0> : {kind}")
-    (squares,) = code.loop(code.index(0), code.index(width), lanes, [(zero, kind)], turn)
-    return inverse_root(code, code.sum_lanes(squares, lanes), width, eps)
+    (squares,) = code.loop(0, width, [code.constant(0.0, Type("f32", lanes))], add, lanes)
+    return inverse_root(squares.sum_lanes(), width, eps)
 
 
-def inverse_root(code: Code, squares: str, count: int, eps: float) -> str:
-    """1 / sqrt(squares / count + eps)."""
-    mean = code.let(f"arith.divf {squares}, {code.constant(f'{count}.0 : f32')} : f32")
-    shifted = code.let(f"arith.addf {mean}, {code.constant(f'{eps:.9e} : f32')} : f32")
-    root = code.let(f"math.sqrt {shifted} : f32")
-    return code.let(f"arith.divf {code.constant('1.0 : f32')}, {root} : f32")
+def inverse_root(squares: Value, count: int, eps: float) -> Value:
+    """Return 1 / sqrt(squares / count + eps)."""
+    return 1.0 / sqrt(squares / count + eps)

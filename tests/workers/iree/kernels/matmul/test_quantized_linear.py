@@ -109,8 +109,8 @@ class Products:
 
     def words(self, x: NDArray[np.float32]) -> NDArray[np.int32]:
         """Rows as the norm before a product leaves them."""
-        kind = np.float32 if self.ops.arithmetic.word == 1 else ml_dtypes.bfloat16
-        width = stride(INPUTS, self.ops.arithmetic) * self.ops.arithmetic.word
+        kind = np.float32 if self.ops.arithmetic.per_word == 1 else ml_dtypes.bfloat16
+        width = stride(INPUTS, self.ops.arithmetic) * self.ops.arithmetic.per_word
         padded = np.zeros((len(x), width), kind)
         padded[:, :INPUTS] = x
         return padded.view(np.int32)
@@ -139,7 +139,7 @@ def products(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Produc
 def test_products(products: Products) -> None:
     exact_rows = products.ops.dtype == "float32"
     last, x = 127 << 14 if exact_rows else 127, X
-    if products.ops.arithmetic.word == 2:
+    if products.ops.arithmetic.per_word == 2:
         x = X.astype(ml_dtypes.bfloat16).astype(np.float32)
     for name, packing in products.packings.items():
         matrix = make(packing.format)

@@ -20,7 +20,7 @@ from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.arithmetic import Arithmetic, Singles, Widened, arithmetic_of, stride
-from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import SHARES
 from workers.iree.kernels.matmul.linear import GROUP_BYTES
 from workers.iree.kernels.matmul.packing import Packing
@@ -117,8 +117,8 @@ class Mixtures:
         return (self.ops.experts(x, router, up, down, CONFIG, live),)
 
     def __call__(self, x: NDArray[np.float32], live: int | None = None) -> NDArray[np.float32]:
-        kind = np.float32 if self.ops.arithmetic.word == 1 else ml_dtypes.bfloat16
-        width = stride(HIDDEN, self.ops.arithmetic) * self.ops.arithmetic.word
+        kind = np.float32 if self.ops.arithmetic.per_word == 1 else ml_dtypes.bfloat16
+        width = stride(HIDDEN, self.ops.arithmetic) * self.ops.arithmetic.per_word
         words = np.zeros((len(x), width), kind)
         words[:, :HIDDEN] = x
         name, arguments = f"rows_{len(x)}", [self.device.upload(words.view(np.int32)), *self._uploaded]

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from workers.iree.build.compiler import Compiler
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
-from workers.iree.kernels.ir.builder import LANES
-from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.ir.fused import Chain, counters
-from workers.iree.kernels.ir.partition import Share, share_of
+from workers.iree.kernels.ir.fused_kernel import Chain, counters
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.partition import Share
+from workers.iree.kernels.ir.value import Value
 
 ROWS, PHASES, CHAINS, LATE = 40, 4, 3, 7
 """`LATE` are workgroups: more than there are threads, so that some come when all is done."""
@@ -27,18 +28,16 @@ def reversing(name: str) -> str:
     number, x = d.take((1,), "i32"), d.take((ROWS, LANES), "f32")
     counts, out = d.change((counters(CHAINS, PHASES),), "i32"), d.give((ROWS, LANES), "f32")
     buffers = [x, *(d.between((ROWS, LANES), "f32") for _ in range(PHASES - 1)), out]
-    chain = Chain(d, PHASES, counts, code.extract_index(number, [code.index(0)]), Cpu.of_host().pause)
+    chain = Chain(d, PHASES, counts, number.load_index([0]), Cpu.of_host().pause)
 
     def work(phase: int, share: Share) -> None:
-        low, high = share_of(code, share, code.index(ROWS))
+        low, high = share.even_range(code.index(ROWS))
         source, target = buffers[phase : phase + 2]
 
-        def row(at: str) -> None:
-            value = code.read(source, [code.minus(code.index(ROWS - 1), at), code.index(0)])
-            more = code.let(f"arith.addf {value}, {code.floats(1.0)} : vector<{LANES}xf32>")
-            code.put(more, LANES, target, [at, code.index(0)])
+        def row(at: Value) -> None:
+            target.store(source.load_vector([ROWS - 1 - at, 0]) + 1.0, [at, 0])
 
-        code.repeat(low, high, 1, row)
+        code.repeat(low, high, row)
 
     for phase, shares in enumerate((5, 1, ROWS, 14)):
         chain.phase(shares, functools.partial(work, phase))
