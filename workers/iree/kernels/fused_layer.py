@@ -12,7 +12,7 @@ from workers.iree.kernels.ir.fused_kernel import Chain, counters
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.kernels.ir.partition import Share
+from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import ROUND_GROUP, Rounding, rounded_rows
 from workers.iree.kernels.matmul.linear import add_gated, add_linear
@@ -20,7 +20,7 @@ from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_linear import add_product
 from workers.iree.kernels.matmul.quantized_product import Dot, Factors, Product
 from workers.iree.kernels.matmul.row_blocks import live_rows
-from workers.iree.kernels.matmul.tiling import Cut
+from workers.iree.kernels.matmul.tiling import GemmTiling
 from workers.iree.kernels.rowwise.glu import Gate
 from workers.iree.kernels.rowwise.norm import Norm, Normed
 
@@ -122,7 +122,7 @@ class _Layer:
         self._down = self._matrix(kind.hidden, kind.ffn, down)
         self._after_mlp = self._norm_weights(kind.norms[1])
         counts = d.change((kind.counters,), "i32")
-        self._rows = d.code.index(kind.rows) if self._live is None else live_rows(d.code, self._live, kind.rows)
+        self._rows = d.code.index(kind.rows) if self._live is None else live_rows(self._live, kind.rows)
         number = self._placing.layer.load_index([0])
         self._room = None if kind.attention.split else kind.attention.room(d.code)
         self._chain = Chain(d, PHASES, counts, number, kind.pause)
@@ -176,26 +176,27 @@ class _Layer:
     def _product(self, left: _Left, matrix: _Matrix, out: Memory) -> None:
         code, live, words, weights = self._d.code, self._live, left.words, matrix.weights
         if left.rounding is None or matrix.packing is None:
-            cut = Cut(self._kind.rows, weights.shape[0], matrix.inputs, self._arithmetic, 1, self._kind.live)
-            shares = cut.shares(self._threads)
+            tiling = GemmTiling(self._kind.rows, weights.shape[0], matrix.inputs, self._arithmetic, 1, self._kind.live)
+            partitions = tiling.partitions(self._threads)
             self._chain.phase(
-                shares, lambda share: add_linear(code, share, cut, words, weights, out, matrix.bias, live)
+                partitions,
+                lambda part: add_linear(code, part, tiling, words, weights, out, matrix.bias, live),
             )
             return
         rounding, dot = left.rounding, self._kind.packings.dot
         p = Product(rounding.kind, out.shape[-1], matrix.packing, dot, self._threads)
         factors = Factors(rounding.levels, rounding.sums, weights)
-        self._chain.phase(p.workgroups, lambda share: add_product(code, share, p, factors, out, matrix.bias, live))
+        self._chain.phase(p.workgroups, lambda part: add_product(code, part, p, factors, out, matrix.bias, live))
 
     def _gated(self, left: _Left, out: _Left) -> None:
         kind, code, live = self._kind, self._d.code, self._live
         if left.rounding is None:
-            cut = Cut(kind.rows, kind.ffn // LANES, kind.hidden, self._arithmetic, 2, kind.live)
+            tiling = GemmTiling(kind.rows, kind.ffn // LANES, kind.hidden, self._arithmetic, 2, kind.live)
 
-            def work(share: Share) -> None:
-                add_gated(code, share, cut, left.words, self._up.weights, out.words, kind.activation, live)
+            def work(partition: Partition) -> None:
+                add_gated(code, partition, tiling, left.words, self._up.weights, out.words, kind.activation, live)
 
-            self._chain.phase(cut.shares(self._threads), work)
+            self._chain.phase(tiling.partitions(self._threads), work)
             self._round(out.rounding)
             return
         halves = self._d.between((kind.rows, 2 * kind.ffn), "f32")
@@ -222,10 +223,10 @@ class _Layer:
 
     def _each(self, parts: int, most: int, work: Callable[[Value], None]) -> None:
         """A phase: `work` for each item of the live rows, so many of a row after those of the row before, in `most`
-        shares or fewer. What nobody reads of the other rows stays what it is."""
+        partitions or fewer. What nobody reads of the other rows stays what it is."""
 
-        def some(share: Share) -> None:
-            low, high = share.even_range(self._rows * parts)
+        def some(partition: Partition) -> None:
+            low, high = partition.even_range(self._rows * parts)
             self._d.code.repeat(low, high, work)
 
         self._chain.phase(min(self._kind.rows * parts, most), some)
@@ -247,8 +248,10 @@ class _Layer:
         cached = Cached(placing.queries, placing.slots, placing.rows, placing.layer, placing.cache)
         room, rows = self._room, self._rows
         if room is not None:
-            self._chain.phase(kind.whole_shares, lambda share: kind.add_whole(code, share, cached, out, room, rows))
+            self._chain.phase(kind.whole_partitions, lambda part: kind.add_whole(code, part, cached, out, room, rows))
             return
         sums = self._d.between(kind.sums_shape, "f32")
-        self._chain.phase(kind.shared_shares, lambda share: kind.add_shared(code, share, cached, sums, rows))
-        self._chain.phase(kind.joined_shares, lambda share: kind.add_joined(code, share, sums, placing.rows, out, rows))
+        self._chain.phase(kind.shared_partitions, lambda part: kind.add_shared(code, part, cached, sums, rows))
+        self._chain.phase(
+            kind.joined_partitions, lambda part: kind.add_joined(code, part, sums, placing.rows, out, rows)
+        )

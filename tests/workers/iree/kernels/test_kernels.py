@@ -19,7 +19,7 @@ from workers.iree.kernels.attention.rope_and_cache import Place
 from workers.iree.kernels.attention.shape import Heads
 from workers.iree.kernels.ir.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of, stride
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.kernels.ir.partition import SHARES, workgroups
+from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD, partition_count
 from workers.iree.kernels.matmul.linear import gated, linear
 from workers.iree.kernels.rowwise.norm import Norm, norm
 from workers.iree.model.tiled_ops import pack
@@ -333,5 +333,5 @@ def test_pack() -> None:
 
 
 def test_a_products_work_is_shared_so_that_threads_end_together() -> None:
-    assert workgroups(56, 2) == SHARES * 2  # one at a time for each of two threads
-    assert workgroups(5, 2) == 5  # no more than there is work for
+    assert partition_count(56, 2) == PARTITIONS_PER_THREAD * 2  # one at a time for each of two threads
+    assert partition_count(5, 2) == 5  # no more than there is work for

@@ -17,7 +17,7 @@ from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.kernels.ir.partition import SHARES, Share
+from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD, Partition
 from workers.iree.kernels.ir.value import Value
 
 POSITIONS = 64
@@ -75,17 +75,17 @@ class Attention:
 
         A row sees the cache's rows up to its own. Weights are summed as they were rounded for the weighted sum.
         """
-        d = Kernel(name, self.whole_shares)
+        d = Kernel(name, self.whole_partitions)
         cached = Cached.taken(self, d)
         rows, width = self.heads.batch * self.heads.tokens, self.heads.queries * self.heads.head_dim
         out = d.give((rows, stride(width, self.arithmetic)), "i32")
-        self.add_whole(d.code, d.share, cached, out, self.room(d.code))
+        self.add_whole(d.code, d.partition, cached, out, self.room(d.code))
         return d.function()
 
     @property
-    def whole_shares(self) -> int:
-        """Into how many shares the work of `whole` is divided."""
-        return min(self._items, SHARES * self.threads)
+    def whole_partitions(self) -> int:
+        """Into how many partitions the work of `whole` is divided."""
+        return min(self._items, PARTITIONS_PER_THREAD * self.threads)
 
     @property
     def _parts(self) -> int:
@@ -101,12 +101,12 @@ class Attention:
         return code.allocate((self.together * self.tiling.rows, Softened.width(self.heads.head_dim)), "f32")
 
     def add_whole(
-        self, code: Code, share: Share, cached: "Cached", out: Memory, state: Memory, live: Value | None = None
+        self, code: Code, partition: Partition, cached: "Cached", out: Memory, state: Memory, live: Value | None = None
     ) -> None:
-        """Write a share of `whole`, for the first `live` sequences where an index says how many."""
+        """Write a partition of `whole`, for the first `live` sequences where an index says how many."""
         parts, body = self._parts, _Body(self, code, cached)
         batch = live or code.index(self.heads.batch)
-        low, high = share.even_range(batch * (self.heads.heads * parts))
+        low, high = partition.even_range(batch * (self.heads.heads * parts))
         last = high - 1
 
         def one(item: Value) -> None:
@@ -121,17 +121,19 @@ class Attention:
 
     def shared(self, name: str) -> str:
         """Like `whole`, each KV block by itself -> float32 `sums_shape`; blocks that no row sees are left out."""
-        d = Kernel(name, self.shared_shares)
+        d = Kernel(name, self.shared_partitions)
         cached, out = Cached.taken(self, d), d.give(self.sums_shape, "f32")
-        self.add_shared(d.code, d.share, cached, out)
+        self.add_shared(d.code, d.partition, cached, out)
         return d.function()
 
     @property
-    def shared_shares(self) -> int:
-        return SHARES * self.threads
+    def shared_partitions(self) -> int:
+        return PARTITIONS_PER_THREAD * self.threads
 
-    def add_shared(self, code: Code, share: Share, cached: "Cached", out: Memory, live: Value | None = None) -> None:
-        """Write a share of `shared`, as `add_whole` does."""
+    def add_shared(
+        self, code: Code, partition: Partition, cached: "Cached", out: Memory, live: Value | None = None
+    ) -> None:
+        """Write a partition of `shared`, as `add_whole` does."""
         h, body = self.heads, _Body(self, code, cached)
         batch = live or code.index(h.batch)
 
@@ -145,7 +147,7 @@ class Attention:
             return [total[0] + spans(sequence)[1] * h.heads]
 
         (total,) = code.loop(0, batch, [code.index(0)], count)
-        low, high = share.even_range(total)
+        low, high = partition.even_range(total)
 
         def each(sequence: Value, before: list[Value]) -> list[Value]:
             first, number = spans(sequence)
@@ -167,22 +169,22 @@ class Attention:
 
     def joined(self, name: str) -> str:
         """What `shared` left, and rows int32 [batch, 1] -> what `whole` gives, bitwise identical."""
-        h, d = self.heads, Kernel(name, self.joined_shares)
+        h, d = self.heads, Kernel(name, self.joined_partitions)
         sums, at = d.take(self.sums_shape, "f32"), d.take((h.batch, h.tokens), "i32")
         out = d.give((h.batch, stride(h.queries * h.head_dim, self.arithmetic)), "i32")
-        self.add_joined(d.code, d.share, sums, at, out)
+        self.add_joined(d.code, d.partition, sums, at, out)
         return d.function()
 
     @property
-    def joined_shares(self) -> int:
-        return min(self.sums_shape[0], SHARES * self.threads)
+    def joined_partitions(self) -> int:
+        return min(self.sums_shape[0], PARTITIONS_PER_THREAD * self.threads)
 
     def add_joined(
-        self, code: Code, share: Share, sums: Memory, at: Memory, out: Memory, live: Value | None = None
+        self, code: Code, partition: Partition, sums: Memory, at: Memory, out: Memory, live: Value | None = None
     ) -> None:
-        """Write a share of `joined`, as `add_whole` does."""
+        """Write a partition of `joined`, as `add_whole` does."""
         h = self.heads
-        low, high = share.even_range((live or code.index(h.batch)) * h.queries)
+        low, high = partition.even_range((live or code.index(h.batch)) * h.queries)
 
         def one(row: Value) -> None:
             sequence = row // h.queries

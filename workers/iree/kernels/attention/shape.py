@@ -1,4 +1,4 @@
-"""The sizes of attention and the layout of the KV cache that its kernels share."""
+"""The sizes of attention and the layout of the KV cache that its kernels partition."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,9 @@
 """Several kernels as one persistent kernel: its threads go from stage to stage by themselves, without a dispatch each.
 
-The shares of a stage are taken by counting, by whichever thread is free. The next stage begins when all of them are
-done. A thread only ever waits for a share that another thread works on: a single thread does everything, and any number
-of threads may come late, or not at all. A thread that has waited for long leaves the rest to the others, for the core
-of the one that it waits for has other work. The last thread never waits.
+The partitions of a stage are taken by counting, by whichever thread is free. The next stage begins when all of them are
+done. A thread only ever waits for a partition that another thread works on: a single thread does everything, and any
+number of threads may come late, or not at all. A thread that has waited for long leaves the rest to the others, for the
+core of the one that it waits for has other work. The last thread never waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.kernels.ir.partition import Share
+from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
 
 COUNTS = 2
-"""Counters of a stage: shares that are taken, and those that are done."""
+"""Counters of a stage: partitions that are taken, and those that are done."""
 APART = LANES
 """int32 from one counter to the next: each has a cache line of its own."""
 PATIENCE = 1 << 12
@@ -51,8 +51,8 @@ class Chain:
     def code(self) -> Code:
         return self.kernel.code
 
-    def phase(self, shares: int, work: Callable[[Share], None]) -> None:
-        """Have `work` done for each of so many shares, after the stage before and before the next one.
+    def phase(self, partitions: int, work: Callable[[Partition], None]) -> None:
+        """Have `work` done for each of so many partitions, after the stage before and before the next one.
 
         Raises `ValueError` for more stages than there are counters for: it would count in those of the next kernel.
         """
@@ -62,14 +62,14 @@ class Chain:
             self._wait()
         at = self._added
         self._added += 1
-        self._of_last = shares
+        self._of_last = partitions
         taken, done = (self._counter(at, which) for which in range(COUNTS))
 
         def is_left(values: list[Value]) -> tuple[Value, Sequence[Value]]:
-            return values[0] < shares, values
+            return values[0] < partitions, values
 
         def do(values: list[Value]) -> Sequence[Value]:
-            work(Share(values[0], shares))
+            work(Partition(values[0], partitions))
             self.counts.fetch_add(1, [done])
             return [self.counts.fetch_add(1, [taken])]
 
@@ -85,14 +85,15 @@ class Chain:
         return self.number * (self.phases * COUNTS * APART) + (phase * COUNTS + which) * APART
 
     def _wait(self) -> None:
-        """Wait until the last stage's shares are done; what comes after is done only by threads that have seen it."""
-        code, shares = self.code, self._of_last
+        """Wait until the last stage's partitions are done; what comes after is done only by threads that have seen
+        it."""
+        code, partitions = self.code, self._of_last
         done = self._counter(self._added - 1, 1)
 
         def is_early(values: list[Value]) -> tuple[Value, Sequence[Value]]:
             (looks,) = values
             count = self.counts.fetch_add(0, [done])
-            return (count < shares) & (looks < PATIENCE), [looks, count]
+            return (count < partitions) & (looks < PATIENCE), [looks, count]
 
         def look_again(values: list[Value]) -> Sequence[Value]:
             if self.pause:
@@ -100,4 +101,4 @@ class Chain:
             return [values[0] + 1]
 
         _, count = code.loop_while([code.index(0)], is_early, look_again)
-        code.begin_when(count >= shares)
+        code.begin_when(count >= partitions)

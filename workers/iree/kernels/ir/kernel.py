@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.memory import ROWS, Memory
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, INDEX, size_of, tensor
-from workers.iree.kernels.ir.partition import Share
+from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
 
 
@@ -57,9 +57,9 @@ class Kernel:
         return Value(self.code, "%row", INDEX)
 
     @property
-    def share(self) -> Share:
-        """The workgroup's share of the work."""
-        return Share(self.workgroup, self.workgroups)
+    def partition(self) -> Partition:
+        """The workgroup's partition of the work."""
+        return Partition(self.workgroup, self.workgroups)
 
     def take(self, shape: tuple[int, ...], element: str, seen_as: tuple[int, ...] | None = None) -> Memory:
         """Add the next input; `seen_as` is another shape for it in the body."""

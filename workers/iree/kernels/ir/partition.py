@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from workers.iree.kernels.ir.value import Value
 
-SHARES = 7
+PARTITIONS_PER_THREAD = 7
 """Workgroups for each thread. A thread takes one at a time where there are fewer than eight for each, otherwise eight
 (IREE's `IREE_TASK_DISPATCH_MAX_TILES_PER_SHARD_RESERVATION`): of 28 workgroups, one of two threads would do 16."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Partition:
     """One of `count` parts of the work."""
 
     number: Value
@@ -27,7 +27,7 @@ class Share:
     def tapered_range(self, total: int) -> tuple[Value, Value]:
         """Return the first of `total` items in this part, and the end; each part is smaller than the one before.
 
-        The first has nearly two of `count` shares of the work and the last next to none, so that threads that began at
+        The first has nearly two of `count` equal shares and the last next to none, so that threads that began at
         different times, or run at different speeds, end together (trapezoid self-scheduling,
         https://doi.org/10.1109/71.205655).
         """
@@ -41,9 +41,9 @@ class Share:
     def next(self) -> Value:
         """Return the part that the thread which has this one most likely takes next, as threads take turns; the last
         one where there are no more."""
-        return (self.number + max(1, self.count // SHARES)).minimum(self.count - 1)
+        return (self.number + max(1, self.count // PARTITIONS_PER_THREAD)).minimum(self.count - 1)
 
 
-def workgroups(parts: int, threads: int) -> int:
-    """Return how many workgroups share `parts` of the work."""
-    return min(parts, SHARES * threads)
+def partition_count(parts: int, threads: int) -> int:
+    """Return how many workgroups partition `parts` of the work."""
+    return min(parts, PARTITIONS_PER_THREAD * threads)

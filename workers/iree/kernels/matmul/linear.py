@@ -8,17 +8,17 @@ from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.kernels.ir.partition import Share
+from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.prefetch import Fetch, both, shared, straight
-from workers.iree.kernels.matmul.tiling import Cut
+from workers.iree.kernels.matmul.prefetch import Prefetch, prefetch_ahead, prefetch_both, prefetch_next_group
+from workers.iree.kernels.matmul.tiling import GemmTiling
 from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
-GROUP_BYTES = 256 << 10
+L2_WEIGHT_BYTES = 256 << 10
 """Weights that all rows are multiplied by before the next are read: what L2 holds."""
 
-_Tile = Callable[[Value, int, Value, int, Fetch], None]
-"""Sums a set of tiles for a block of rows: the first tile, how many, the first row, how many, and what to fetch."""
+_WriteTiles = Callable[[Value, int, Value, int, Prefetch], None]
+"""Writes a tile group for a block of rows: its first tile, how many, the first row, how many, and what to prefetch."""
 
 
 def linear(
@@ -35,32 +35,32 @@ def linear(
     """Packed words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) (, live i32 [1])
     -> f32 [rows, tiles * 16], of which the first `live` rows are computed.
     """
-    cut = Cut(rows, tiles, inputs, arithmetic, 1, live)
-    d = Kernel(name, cut.shares(threads))
+    tiling = GemmTiling(rows, tiles, inputs, arithmetic, 1, live)
+    d = Kernel(name, tiling.partitions(threads))
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((tiles, inputs * LANES), arithmetic.element)
     offsets = d.take((tiles * LANES,), "f32") if bias else None
     number = d.take((1,), "i32") if live else None
     out = d.give((rows, tiles * LANES), "f32")
-    add_linear(d.code, d.share, cut, x, w, out, offsets, number)
+    add_linear(d.code, d.partition, tiling, x, w, out, offsets, number)
     return d.function()
 
 
 def add_linear(
     code: Code,
-    share: Share,
-    cut: Cut,
+    partition: Partition,
+    tiling: GemmTiling,
     x: Memory,
     w: Memory,
     out: Memory,
     offsets: Memory | None = None,
     live: Memory | None = None,
 ) -> None:
-    """Write a share of `linear`."""
+    """Write a partition of the work of `linear`."""
 
-    def tile(at: Value, span: int, first: Value, count: int, fetch: Fetch) -> None:
-        rows, tiles = [first + i for i in range(count)], [at + i for i in range(span)]
-        sums = sums_of(code, x, rows, w, tiles, cut.inputs, cut.arithmetic, fetch)
+    def write(at: Value, group_tiles: int, first: Value, count: int, prefetch: Prefetch) -> None:
+        rows, tiles = [first + i for i in range(count)], [at + i for i in range(group_tiles)]
+        sums = gemm_tile(code, x, rows, w, tiles, tiling.inputs, tiling.arithmetic, prefetch)
         column = at * LANES
         for row, totals in enumerate(sums):
             for i, total in enumerate(totals):
@@ -68,7 +68,7 @@ def add_linear(
                     total = total + offsets.load_vector([column + i * LANES])
                 out.store(total, [first + row, column + i * LANES])
 
-    _each(code, share, cut, live, w, tile)
+    _each_tile_group(code, partition, tiling, live, w, write)
 
 
 def gated(
@@ -87,98 +87,107 @@ def gated(
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
-    cut = Cut(rows, tiles, inputs, arithmetic, 2, live)
-    d = Kernel(name, cut.shares(threads))
+    tiling = GemmTiling(rows, tiles, inputs, arithmetic, 2, live)
+    d = Kernel(name, tiling.partitions(threads))
     x = d.take((rows, stride(inputs, arithmetic)), "i32")
     w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
     number = d.take((1,), "i32") if live else None
     out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
-    add_gated(d.code, d.share, cut, x, w, out, activation, number)
+    add_gated(d.code, d.partition, tiling, x, w, out, activation, number)
     return d.function()
 
 
 def add_gated(
     code: Code,
-    share: Share,
-    cut: Cut,
+    partition: Partition,
+    tiling: GemmTiling,
     x: Memory,
     w: Memory,
     out: Memory,
     activation: Activation,
     live: Memory | None = None,
 ) -> None:
-    """Write a share of `gated`."""
-    arithmetic, words = cut.arithmetic, LANES // cut.arithmetic.per_word
+    """Write a partition of the work of `gated`."""
+    arithmetic, words = tiling.arithmetic, LANES // tiling.arithmetic.per_word
 
-    def tile(at: Value, span: int, first: Value, count: int, fetch: Fetch) -> None:
+    def write(at: Value, group_tiles: int, first: Value, count: int, prefetch: Prefetch) -> None:
         rows = [first + i for i in range(count)]
-        halves = [[at + half + i for i in range(span)] for half in (0, cut.tiles)]
-        turns = [[*halves[0], *halves[1]]] if cut.together(count) else halves
-        parts = [sums_of(code, x, rows, w, each, cut.inputs, arithmetic, fetch) for each in turns]
+        halves = [[at + half + i for i in range(group_tiles)] for half in (0, tiling.tiles)]
+        turns = [[*halves[0], *halves[1]]] if tiling.sums_both_halves(count) else halves
+        parts = [gemm_tile(code, x, rows, w, each, tiling.inputs, arithmetic, prefetch) for each in turns]
         column = at * words
         for row in range(count):
             totals = [total for part in parts for total in part[row]]
-            for i, (gate, up) in enumerate(zip(totals[:span], totals[span:], strict=True)):
+            for i, (gate, up) in enumerate(zip(totals[:group_tiles], totals[group_tiles:], strict=True)):
                 product = ACTIVATIONS[activation](gate) * up
                 at_row, at_column = first + row, column + i * words
                 out.store(arithmetic.pack(product), [at_row, at_column])
 
-    _each(code, share, cut, live, w, tile)
+    _each_tile_group(code, partition, tiling, live, w, write)
 
 
-def _each(code: Code, share: Share, cut: Cut, live: Memory | None, w: Memory, tile: _Tile) -> None:
-    """Call `tile` for a share of the sets of tiles and all rows, or the `live` ones; the rows in blocks."""
+def _each_tile_group(
+    code: Code, partition: Partition, tiling: GemmTiling, live: Memory | None, w: Memory, write: _WriteTiles
+) -> None:
+    """Call `write` for a partition of the tile groups and all rows, or the live ones; the rows in blocks."""
+    if live is not None:
+        _live_rows(code, partition, tiling, live, w, write)
+    else:
+        _all_rows(code, partition, tiling, w, write)
 
-    def live_blocks(height: int, end: Value, last: Value) -> None:
-        span, several = cut.span(height), cut.heights.blocks(height) > 1
-        low, high = share.tapered_range(cut.sets(span))
-        later = share.tapered_start(cut.sets(span), share.next())
 
-        def set_of_tiles(number: Value) -> None:
-            at, following = cut.first_tile(number, span), number + 1
+def _live_rows(
+    code: Code, partition: Partition, tiling: GemmTiling, live: Memory, w: Memory, write: _WriteTiles
+) -> None:
+    """Call `write` for the live rows: all blocks of rows for one tile group, then for the next."""
+
+    def blocks(height: int, end: Value, last: Value) -> None:
+        tiles, several = tiling.group_tiles(height), tiling.row_blocks.min_blocks(height) > 1
+        low, high = partition.tapered_range(tiling.groups(tiles))
+        later = partition.tapered_start(tiling.groups(tiles), partition.next())
+
+        def group(number: Value) -> None:
+            at, following = tiling.first_tile(number, tiles), number + 1
             following = (following < high).select(following, later)
-            distance = cut.first_tile(following, span) - at
+            distance = tiling.first_tile(following, tiles) - at
 
             def block(row: Value) -> None:
-                fetch = straight(w, span, height)
+                prefetch = prefetch_ahead(w, tiles, height)
                 if several:
-                    fetch = both(fetch, shared(w, distance, row // height))
-                tile(at, span, row.minimum(last), height, fetch)
+                    prefetch = prefetch_both(prefetch, prefetch_next_group(w, distance, row // height))
+                write(at, tiles, row.minimum(last), height, prefetch)
 
             code.repeat(0, end, block, height)
 
-        code.repeat(low, high, set_of_tiles)
+        code.repeat(low, high, group)
 
-    if live is not None:
-        cut.heights.choose(code, live, live_blocks)
-    else:
-        _all_rows(code, share, cut, w, tile)
+    tiling.row_blocks.choose(code, live, blocks)
 
 
-def _all_rows(code: Code, share: Share, cut: Cut, w: Memory, tile: _Tile) -> None:
-    """Call `tile` for a share of the sets of tiles and all rows."""
-    height = min(cut.rows, cut.block)
-    span, rest = cut.span(height), cut.rows % height
-    whole = code.index(cut.rows - rest)
-    per = max(1, GROUP_BYTES // cut.size(span))
+def _all_rows(code: Code, partition: Partition, tiling: GemmTiling, w: Memory, write: _WriteTiles) -> None:
+    """Call `write` for all rows: so many tile groups as L2 holds for all blocks of rows, then the next ones."""
+    height = min(tiling.rows, tiling.block_rows)
+    tiles, rest = tiling.group_tiles(height), tiling.rows % height
+    whole = code.index(tiling.rows - rest)
+    groups_in_l2 = max(1, L2_WEIGHT_BYTES // tiling.group_bytes(tiles))
 
-    def some(low: Value, high: Value, first: Value, count: int) -> None:
-        fetch = straight(w, span, count)
-        code.repeat(low, high, lambda at: tile(cut.first_tile(at, span), span, first, count, fetch))
+    def block(low: Value, high: Value, first: Value, count: int) -> None:
+        prefetch = prefetch_ahead(w, tiles, count)
+        code.repeat(low, high, lambda at: write(tiling.first_tile(at, tiles), tiles, first, count, prefetch))
 
-    def group(low: Value, high: Value) -> None:
-        code.repeat(0, whole, lambda first: some(low, high, first, height), height)
+    def all_blocks(low: Value, high: Value) -> None:
+        code.repeat(0, whole, lambda first: block(low, high, first, height), height)
         if rest:
-            some(low, high, whole, rest)
+            block(low, high, whole, rest)
 
-    low, high = share.tapered_range(cut.sets(span))
-    if cut.rows > height:
-        code.repeat(low, high, lambda at: group(at, (at + per).minimum(high)), per)
+    low, high = partition.tapered_range(tiling.groups(tiles))
+    if tiling.rows > height:
+        code.repeat(low, high, lambda at: all_blocks(at, (at + groups_in_l2).minimum(high)), groups_in_l2)
     else:
-        some(low, high, code.index(0), height)
+        block(low, high, code.index(0), height)
 
 
-def sums_of(
+def gemm_tile(
     code: Code,
     x: Memory,
     rows: list[Value],
@@ -186,7 +195,7 @@ def sums_of(
     tiles: list[Value],
     inputs: int,
     arithmetic: Arithmetic,
-    fetch: Fetch,
+    prefetch: Prefetch,
 ) -> list[list[Value]]:
     """Return float32 [16] of each of some rows and tiles."""
     steps, words = inputs // arithmetic.k, arithmetic.k // arithmetic.per_word
@@ -197,7 +206,7 @@ def sums_of(
     def add(at: Value, sums: list[Value]) -> list[Value]:
         sums = list(sums)
         per = LANES * arithmetic.k
-        fetch(tiles, at * per, unroll * per)
+        prefetch(tiles, at * per, unroll * per)
         for ahead in range(unroll):
             step = at + ahead
             offset, word = step * per, step * words

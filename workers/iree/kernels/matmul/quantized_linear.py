@@ -7,13 +7,13 @@ from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
-from workers.iree.kernels.ir.partition import Share
+from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.quantized_product import Factors, Product
 from workers.iree.kernels.matmul.quantized_tile import Fetches, fetch, fetch_straight, tile_sums
-from workers.iree.kernels.matmul.row_blocks import Heights
+from workers.iree.kernels.matmul.row_blocks import RowBlocks
 
-ROWS_IN_CACHE = 64
+L2_ROWS = 64
 """Rows that are multiplied by a tile of weights before the next tile: their activations stay in L2."""
 
 
@@ -26,7 +26,7 @@ def product(name: str, p: Product, *, bias: bool = False, live: bool = False) ->
     offsets = d.take((p.outputs,), "f32") if bias else None
     number = d.take((1,), "i32") if live else None
     out = d.give((p.rounded.rows, p.outputs), "f32")
-    add_product(d.code, d.share, p, factors, out, offsets, number)
+    add_product(d.code, d.partition, p, factors, out, offsets, number)
     return d.function()
 
 
@@ -41,7 +41,7 @@ class _Blocks:
     @property
     def together(self) -> int:
         """Blocks that are multiplied by a tile before the next tile."""
-        return max(1, min(self.most, ROWS_IN_CACHE // self.height))
+        return max(1, min(self.most, L2_ROWS // self.height))
 
     @property
     def sharing(self) -> int:
@@ -51,33 +51,33 @@ class _Blocks:
 
 def add_product(
     code: Code,
-    share: Share,
+    partition: Partition,
     p: Product,
     factors: Factors,
     out: Memory,
     bias: Memory | None = None,
     live: Memory | None = None,
 ) -> None:
-    """Write a share of `product`."""
-    low, high = share.tapered_range(p.tiles)
+    """Write a partition of `product`."""
+    low, high = partition.tapered_range(p.tiles)
     rows, work = p.rounded.rows, _Work(code, p, factors, out, bias, low, high)
-    heights = Heights(rows, p.tallest)
+    row_blocks = RowBlocks(rows, p.max_height)
 
     def of_height(height: int, end: Value, last: Value) -> None:
         count = (end + (height - 1)) // height
-        work.all_tiles(_Blocks(height, heights.blocks(height), -(-rows // height)), count, last)
+        work.all_tiles(_Blocks(height, row_blocks.min_blocks(height), -(-rows // height)), count, last)
 
     if live is not None:
-        heights.choose(code, live, of_height)
+        row_blocks.choose(code, live, of_height)
         return
-    count = -(-rows // p.tallest)
+    count = -(-rows // p.max_height)
     height = -(-rows // count)
     work.all_tiles(_Blocks(height, count, count), code.index(count), code.index(rows - height))
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A share of a product: its operands, and the first of its tiles and their end."""
+    """A partition of a product: its operands, and the first of its tiles and their end."""
 
     code: Code
     p: Product

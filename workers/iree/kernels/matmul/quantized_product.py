@@ -7,7 +7,7 @@ from typing import Literal
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.kernels.ir.partition import workgroups
+from workers.iree.kernels.ir.partition import partition_count
 from workers.iree.kernels.matmul.activation_quantization import Rounded
 from workers.iree.kernels.matmul.packing import RUN, Packing
 
@@ -33,7 +33,7 @@ class Product:
 
     @property
     def workgroups(self) -> int:
-        return workgroups(self.tiles, self.threads)
+        return partition_count(self.tiles, self.threads)
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Product:
         return self.rounded.group * self.packing.format.bits // (8 * RUN)
 
     @property
-    def tallest(self) -> int:
+    def max_height(self) -> int:
         """Rows of one block: their sums, of integers and of floats, stay in registers beside what they are made of."""
         if self.rounded.planes > 1:
             return 4

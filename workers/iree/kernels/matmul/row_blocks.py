@@ -13,29 +13,29 @@ from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.value import Value
 
-SHARE = 8
+ROWS_PER_PADDING_ROW = 8
 """A block has at most one padding row in so many: fewer heights to compile, and no step in the cost that is larger."""
 
 
-def live_rows(code: Code, live: Memory, rows: int) -> Value:
+def live_rows(live: Memory, rows: int) -> Value:
     """Return how many of a graph's `rows` are live, an index: int32 [1] in memory, bounded by `rows`."""
     return live.load_index([0]).minimum(rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Heights:
+class RowBlocks:
     """The heights of a graph's blocks."""
 
     rows: int
     """Rows of the graph."""
-    tallest: int
+    max_height: int
     """Rows of a block that registers hold."""
 
     def height(self, live: int) -> int:
         """Return the height of the blocks of so many live rows."""
-        even = -(-live // -(-live // self.tallest))
-        step = max(1, even // SHARE)
-        return min(-(-even // step) * step, self.tallest, self.rows)
+        even = -(-live // -(-live // self.max_height))
+        step = max(1, even // ROWS_PER_PADDING_ROW)
+        return min(-(-even // step) * step, self.max_height, self.rows)
 
     @property
     def limits(self) -> tuple[tuple[int, int], ...]:
@@ -52,19 +52,19 @@ class Heights:
         return tuple(limits)
 
     @property
-    def all(self) -> tuple[int, ...]:
+    def heights(self) -> tuple[int, ...]:
         return tuple(sorted({height for _, height in self.limits}))
 
-    def blocks(self, height: int) -> int:
+    def min_blocks(self, height: int) -> int:
         """Return the minimum number of blocks of this height, where all rows but those of a smaller graph are live."""
         return min(-(-limit // height) for limit, its in self.limits if its == height)
 
     def choose(self, code: Code, live: Memory, blocks: Callable[[int, Value, Value], None]) -> None:
         """Write `blocks` for every height, with the end of the blocks and the first row of the last one; one is run.
 
-        `live` is as `live_rows` has it.
+        `live` is what `live_rows` reads.
         """
-        count = live_rows(code, live, self.rows)
+        count = live_rows(live, self.rows)
         *limits, (_, last) = self.limits
         chosen = code.index(last)
         for limit, height in reversed(limits):
@@ -77,5 +77,5 @@ class Heights:
 
             return run
 
-        first, *others = self.all
+        first, *others = self.heights
         code.switch(chosen, {height: body(height) for height in others}, body(first))

@@ -13,10 +13,10 @@ from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES, size_of
 from workers.iree.kernels.ir.operations import fma
-from workers.iree.kernels.ir.partition import SHARES
+from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.linear import GROUP_BYTES, sums_of
-from workers.iree.kernels.matmul.prefetch import straight
+from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES, gemm_tile
+from workers.iree.kernels.matmul.prefetch import prefetch_ahead
 from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
@@ -29,7 +29,7 @@ BLOCKS = (8, 2, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class ExpertPartition:
     """How the tiles of every chosen expert are divided: into `each` workgroups, in units of `unit` tiles."""
 
     mixture: Mixture
@@ -39,15 +39,15 @@ class Shares:
     each: int
 
     @classmethod
-    def of(cls, m: Mixture, tiles: int, tile_bytes: int, threads: int, span: int = 1) -> "Shares":
-        """`tile_bytes` of weights are read for a tile. All pairs of a share use weights that the cache holds.
+    def of(cls, m: Mixture, tiles: int, tile_bytes: int, threads: int, span: int = 1) -> "ExpertPartition":
+        """`tile_bytes` of weights are read for a tile. All pairs of a partition use weights that L2 holds.
 
-        Few workgroups are handed out one at a time, as with `partition.SHARES`; otherwise there are many.
+        Few workgroups are handed out one at a time, as `PARTITIONS_PER_THREAD` tells; otherwise there are many.
         """
         unit = math.gcd(tiles, span)
         parts = tiles // unit
-        each = max(-(-tiles * tile_bytes // GROUP_BYTES), SHARES * threads // m.groups)
-        if each * m.groups > SHARES * threads:
+        each = max(-(-tiles * tile_bytes // L2_WEIGHT_BYTES), PARTITIONS_PER_THREAD * threads // m.groups)
+        if each * m.groups > PARTITIONS_PER_THREAD * threads:
             each = max(each, -(-MANY * threads // m.groups))
         return cls(m, tiles, unit, max(1, min(parts, each)))
 
@@ -100,25 +100,25 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
     """
     tiles, words, most = m.up_tiles, LANES // arithmetic.per_word, arithmetic.accumulators // 2
     size = m.hidden * LANES * size_of(arithmetic.element)
-    shares = Shares.of(m, tiles, 2 * size, threads, SPAN)
-    d = Kernel(name, shares.workgroups)
+    partition = ExpertPartition.of(m, tiles, 2 * size, threads, SPAN)
+    d = Kernel(name, partition.workgroups)
     x = d.take((m.rows, stride(m.hidden, arithmetic)), "i32")
     w = d.take((2 * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
-    places = [d.take((length,), "i32") for length in shares.lists]
+    places = [d.take((length,), "i32") for length in partition.lists]
     out = d.give((m.pairs, stride(m.experts.ffn, arithmetic)), "i32")
 
     def tile(expert: Value, pairs: list[Value], first: Value, span: int) -> None:
         rows = [pair // m.experts.per_token for pair in pairs]
         gate = expert * (2 * tiles) + first
         both = [gate + half + i for half in (0, tiles) for i in range(span)]
-        sums = sums_of(d.code, x, rows, w, both, m.hidden, arithmetic, straight(w, span, len(rows)))
+        sums = gemm_tile(d.code, x, rows, w, both, m.hidden, arithmetic, prefetch_ahead(w, span, len(rows)))
         for pair, totals in zip(pairs, sums, strict=True):
             for i, (gates, ups) in enumerate(zip(totals[:span], totals[span:], strict=True)):
                 value = ACTIVATIONS[activation](gates) * ups
                 column = (first + i) * words
                 out.store(arithmetic.pack(value), [pair, column])
 
-    shares.walk(d, places, shares.blocks(most), _spans(shares, most), tile)
+    partition.walk(d, places, partition.blocks(most), _spans(partition, most), tile)
     return d.function()
 
 
@@ -127,28 +127,30 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
     -> f32 [pairs, hidden].
     """
     tiles, inputs = m.down_tiles, m.experts.ffn
-    shares = Shares.of(m, tiles, inputs * LANES * size_of(arithmetic.element), threads, SPAN)
-    d = Kernel(name, shares.workgroups)
+    partition = ExpertPartition.of(m, tiles, inputs * LANES * size_of(arithmetic.element), threads, SPAN)
+    d = Kernel(name, partition.workgroups)
     x = d.take((m.pairs, stride(inputs, arithmetic)), "i32")
     w = d.take((tiles * m.experts.count, inputs * LANES), arithmetic.element)
-    places = [d.take((length,), "i32") for length in shares.lists]
+    places = [d.take((length,), "i32") for length in partition.lists]
     out = d.give((m.pairs, m.hidden), "f32")
 
     def tile(expert: Value, pairs: list[Value], first: Value, span: int) -> None:
         at = expert * tiles + first
-        which, fetch = [at + i for i in range(span)], straight(w, span, len(pairs))
-        sums = sums_of(d.code, x, pairs, w, which, inputs, arithmetic, fetch)
+        which, prefetch = [at + i for i in range(span)], prefetch_ahead(w, span, len(pairs))
+        sums = gemm_tile(d.code, x, pairs, w, which, inputs, arithmetic, prefetch)
         for pair, totals in zip(pairs, sums, strict=True):
             for i, total in enumerate(totals):
                 out.store(total, [pair, (first + i) * LANES])
 
-    shares.walk(d, places, shares.blocks(arithmetic.accumulators // 2), _spans(shares, arithmetic.accumulators), tile)
+    partition.walk(
+        d, places, partition.blocks(arithmetic.accumulators // 2), _spans(partition, arithmetic.accumulators), tile
+    )
     return d.function()
 
 
-def _spans(shares: Shares, sums: int) -> Callable[[int], int]:
+def _spans(partition: ExpertPartition, sums: int) -> Callable[[int], int]:
     """Tiles to sum at once for so many pairs, where `sums` run side by side."""
-    return lambda pairs: max(1, math.gcd(shares.unit, sums // pairs))
+    return lambda pairs: max(1, math.gcd(partition.unit, sums // pairs))
 
 
 def combine(name: str, m: Mixture) -> str:

@@ -15,7 +15,7 @@ from workers.iree.kernels.matmul.activation_quantization import Rounded
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_product import Dot, Factors, Product
 from workers.iree.kernels.matmul.quantized_tile import PREFETCH, Fetches, fetch, fetch_straight, tile_sums
-from workers.iree.kernels.moe.experts import Shares
+from workers.iree.kernels.moe.experts import ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
@@ -35,10 +35,10 @@ class PackedExperts:
         whole = outputs * self.mixture.experts.count
         return Product(self.rounded, whole, self.packing, self.dot, self.threads)
 
-    def shares(self, tiles: int, kinds: int) -> Shares:
+    def partition(self, tiles: int, kinds: int) -> ExpertPartition:
         """`kinds` tiles are read for each of `tiles`."""
         size = kinds * self.packing.tile_bytes(self.rounded.inputs)
-        return Shares.of(self.mixture, tiles, size, self.threads)
+        return ExpertPartition.of(self.mixture, tiles, size, self.threads)
 
 
 def packed_up(name: str, e: PackedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
@@ -46,10 +46,10 @@ def packed_up(name: str, e: PackedExperts, arithmetic: Arithmetic, activation: A
     -> act(gate) * up of each pair, packed words [pairs, stride] of width ffn.
     """
     m, ffn = e.mixture, e.mixture.experts.ffn
-    p, shares, words = e.product(2 * ffn), e.shares(m.up_tiles, kinds=2), LANES // arithmetic.per_word
-    d = Kernel(name, shares.workgroups)
+    p, partition, words = e.product(2 * ffn), e.partition(m.up_tiles, kinds=2), LANES // arithmetic.per_word
+    d = Kernel(name, partition.workgroups)
     factors = Factors.taken(p, d)
-    places = [d.take((length,), "i32") for length in shares.lists]
+    places = [d.take((length,), "i32") for length in partition.lists]
     out = d.give((m.pairs, stride(ffn, arithmetic)), "i32")
 
     def tile(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
@@ -60,7 +60,7 @@ def packed_up(name: str, e: PackedExperts, arithmetic: Arithmetic, activation: A
             value = ACTIVATIONS[activation](gates) * ups
             out.store(arithmetic.pack(value), [pair, first * words])
 
-    shares.walk(d, places, shares.blocks(p.tallest), lambda _: 1, tile)
+    partition.walk(d, places, partition.blocks(p.max_height), lambda _: 1, tile)
     return d.function()
 
 
@@ -69,10 +69,10 @@ def packed_down(name: str, e: PackedExperts) -> str:
     -> f32 [pairs, hidden].
     """
     m = e.mixture
-    p, shares = e.product(m.hidden), e.shares(m.down_tiles, kinds=1)
-    d = Kernel(name, shares.workgroups)
+    p, partition = e.product(m.hidden), e.partition(m.down_tiles, kinds=1)
+    d = Kernel(name, partition.workgroups)
     factors = Factors.taken(p, d)
-    places = [d.take((length,), "i32") for length in shares.lists]
+    places = [d.take((length,), "i32") for length in partition.lists]
     out = d.give((m.pairs, m.hidden), "f32")
 
     def tile(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
@@ -81,7 +81,7 @@ def packed_down(name: str, e: PackedExperts) -> str:
         for pair, total in zip(pairs, sums, strict=True):
             out.store(total, [pair, first * LANES])
 
-    shares.walk(d, places, shares.blocks(p.tallest), lambda _: 1, tile)
+    partition.walk(d, places, partition.blocks(p.max_height), lambda _: 1, tile)
     return d.function()
 
 

@@ -123,7 +123,7 @@ def group(name: str, m: Mixture, *, live: bool = False) -> str:
     experts = d.take((m.rows, per_token), "i32")
     number = d.take((1,), "i32") if live else None
     order, chosen, starts = (d.give((size,), "i32") for size in (pairs, groups + 1, groups + 1))
-    end = code.index(pairs) if number is None else live_rows(code, number, m.rows) * per_token
+    end = code.index(pairs) if number is None else live_rows(number, m.rows) * per_token
     counts, offsets = (code.allocate((count,), "i32") for _ in range(2))
 
     def expert_of(pair: Value) -> Value:

@@ -14,7 +14,7 @@ from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.fused_kernel import Chain, counters
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.kernels.ir.partition import Share
+from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
 
 ROWS, PHASES, CHAINS, LATE = 40, 4, 3, 7
@@ -30,8 +30,8 @@ def reversing(name: str) -> str:
     buffers = [x, *(d.between((ROWS, LANES), "f32") for _ in range(PHASES - 1)), out]
     chain = Chain(d, PHASES, counts, number.load_index([0]), Cpu.of_host().pause)
 
-    def work(phase: int, share: Share) -> None:
-        low, high = share.even_range(code.index(ROWS))
+    def work(phase: int, partition: Partition) -> None:
+        low, high = partition.even_range(code.index(ROWS))
         source, target = buffers[phase : phase + 2]
 
         def row(at: Value) -> None:
@@ -39,14 +39,14 @@ def reversing(name: str) -> str:
 
         code.repeat(low, high, row)
 
-    for phase, shares in enumerate((5, 1, ROWS, 14)):
-        chain.phase(shares, functools.partial(work, phase))
+    for phase, partitions in enumerate((5, 1, ROWS, 14)):
+        chain.phase(partitions, functools.partial(work, phase))
     return chain.end()
 
 
 @pytest.fixture(params=["local-sync", "local-task"])
 def module(request: pytest.FixtureRequest, cache_dir: Path) -> tuple[Device, Module]:
-    """Three chains, one after the other, that share their counters."""
+    """Three chains, one after the other, that partition their counters."""
     device = Device(request.param, 2)
     kind, count = f"tensor<{ROWS}x{LANES}xf32>", counters(CHAINS, PHASES)
     calls = []
@@ -71,9 +71,9 @@ def test_a_phase_without_counters_is_refused() -> None:
     """It would count where the next chain does."""
     d = Kernel("full", 1)
     chain = Chain(d, 1, d.change((counters(1, 1),), "i32"), d.code.index(0), "")
-    chain.phase(1, lambda share: None)
+    chain.phase(1, lambda partition: None)
     with pytest.raises(ValueError, match="a chain of 1 phases has no room for another one"):
-        chain.phase(1, lambda share: None)
+        chain.phase(1, lambda partition: None)
 
 
 def test_phases_follow_each_other(module: tuple[Device, Module]) -> None:

@@ -21,11 +21,11 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.arithmetic import Arithmetic, Singles, Widened, arithmetic_of, stride
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.kernels.ir.partition import SHARES
-from workers.iree.kernels.matmul.linear import GROUP_BYTES
+from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
+from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_product import Dot, choose_dot
-from workers.iree.kernels.moe.experts import MANY, Shares
+from workers.iree.kernels.moe.experts import MANY, ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.model.packed_matrix import Packed
 from workers.iree.model.tiled_ops import TiledOps
@@ -184,15 +184,15 @@ def test_rows_that_choose_the_same_experts(mixtures: Mixtures) -> None:
     np.testing.assert_array_equal(mixtures(x), np.broadcast_to(alone, x.shape))
 
 
-def shares(rows: int, tiles: int, size: int, threads: int, span: int = 1) -> Shares:
+def partition(rows: int, tiles: int, size: int, threads: int, span: int = 1) -> ExpertPartition:
     experts = Experts(count=64, per_token=8, ffn=64, normalize=True)
-    return Shares.of(Mixture(rows, 64, experts), tiles, size, threads, span)
+    return ExpertPartition.of(Mixture(rows, 64, experts), tiles, size, threads, span)
 
 
 def test_shares() -> None:
-    assert shares(1, 64, 1024, 2).workgroups == 8  # handed out one at a time
-    assert shares(1, 64, 1024, 16).workgroups == 14 * 8 == SHARES * 16
-    assert shares(8, 64, 1024, 2).workgroups == MANY * 2
-    assert shares(8, 1, 1024, 2).workgroups == 64  # a tile is not divided
-    assert shares(1, 64, GROUP_BYTES, 1).each == 64  # what passes by fits the cache
-    assert shares(8, 6, LANES, 2, span=4).unit == 2
+    assert partition(1, 64, 1024, 2).workgroups == 8  # handed out one at a time
+    assert partition(1, 64, 1024, 16).workgroups == 14 * 8 == PARTITIONS_PER_THREAD * 16
+    assert partition(8, 64, 1024, 2).workgroups == MANY * 2
+    assert partition(8, 1, 1024, 2).workgroups == 64  # a tile is not divided
+    assert partition(1, 64, L2_WEIGHT_BYTES, 1).each == 64  # what passes by fits the cache
+    assert partition(8, 6, LANES, 2, span=4).unit == 2
