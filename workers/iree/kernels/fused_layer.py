@@ -1,4 +1,4 @@
-"""A dense layer as one kernel of many phases (`chain`), for steps of a few rows."""
+"""A dense layer as one fused kernel, for decode steps of a few rows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from workers.checkpoints.architectures.parts import Activation
 from workers.iree.kernels.attention.attention import Attention, Cached
 from workers.iree.kernels.attention.rope_and_cache import Place, Placing
 from workers.iree.kernels.ir.arithmetic import stride
-from workers.iree.kernels.ir.fused_kernel import Chain, counters
+from workers.iree.kernels.ir.fused_kernel import FusedKernel, barrier_counters
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
@@ -24,12 +24,12 @@ from workers.iree.kernels.matmul.tiling import GemmTiling
 from workers.iree.kernels.rowwise.glu import Gate
 from workers.iree.kernels.rowwise.norm import Norm, Normed
 
-PHASES = 12
-"""At most."""
+MAX_STAGES = 12
+"""Stages that a layer may have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packings:
+class LayerPackings:
     """How the matrices of a layer are stored: of few bits, or None, plainly."""
 
     of: Sequence[Packing | None] = (None, None, None, None)
@@ -45,7 +45,7 @@ class Packings:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class FusedLayer:
     """The sizes of a layer, and which of its weights there are."""
 
     place: Place
@@ -59,27 +59,27 @@ class Layer:
     norms: tuple[Norm, Norm]
     """After attention, and after the MLP."""
     live: bool
-    packings: Packings = Packings()
+    packings: LayerPackings = LayerPackings()
     pause: str = ""
-    """See `Chain`."""
+    """See `FusedKernel`."""
 
     @property
     def rows(self) -> int:
         return self.place.heads.batch * self.place.heads.tokens
 
     @property
-    def counters(self) -> int:
+    def barrier_counters(self) -> int:
         """Of a graph with all layers."""
-        return counters(self.place.heads.layers, PHASES)
+        return barrier_counters(self.place.heads.layers, MAX_STAGES)
 
 
-def layer(name: str, kind: Layer) -> str:
+def fused_layer(name: str, kind: FusedLayer) -> str:
     """Words [rows, stride] of width hidden, x f32 [rows, hidden] (, live int32 [1]), the weights of queries, keys and
     values (, their bias), what `Place.function` takes from the angles on, the weights of o (, its bias), those of the
     norm that follows, of gate and up, of down, those of the last norm; the counters
     -> x after both additions, its norm as words [rows, stride], the cache, the counters.
     """
-    return _Layer(name, kind).text()
+    return _Body(name, kind).text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ class _Left:
     rounding: Rounding | None
 
 
-class _Layer:
-    """The operands and the phases of a layer's kernel."""
+class _Body:
+    """The operands and the stages of the kernel."""
 
-    def __init__(self, name: str, kind: Layer) -> None:
+    def __init__(self, name: str, kind: FusedLayer) -> None:
         self._kind, heads = kind, kind.place.heads
         qkv, o, up, down = kind.packings.of
         self._arithmetic, self._threads = kind.place.arithmetic, kind.attention.threads
@@ -121,11 +121,11 @@ class _Layer:
         self._up = self._matrix(2 * kind.ffn, kind.hidden, up)
         self._down = self._matrix(kind.hidden, kind.ffn, down)
         self._after_mlp = self._norm_weights(kind.norms[1])
-        counts = d.change((kind.counters,), "i32")
+        counts = d.change((kind.barrier_counters,), "i32")
         self._rows = d.code.index(kind.rows) if self._live is None else live_rows(self._live, kind.rows)
         number = self._placing.layer.load_index([0])
         self._room = None if kind.attention.split else kind.attention.room(d.code)
-        self._chain = Chain(d, PHASES, counts, number, kind.pause)
+        self._fused = FusedKernel(d, MAX_STAGES, counts, number, kind.pause)
 
     def _words(self, width: int) -> tuple[int, int]:
         return (self._kind.rows, stride(width, self._arithmetic))
@@ -154,7 +154,7 @@ class _Layer:
         return _Left(words, Rounding(kind, words, levels, sums))
 
     def text(self) -> str:
-        """All phases."""
+        """All stages."""
         kind, d = self._kind, self._d
         floats = (kind.rows, kind.hidden)
         begun = self._left(self._qkv, self._h)
@@ -171,14 +171,14 @@ class _Layer:
         self._gated(normed, gated)
         self._product(gated, self._down, delta)
         self._norm(Normed(between, delta, *self._after_mlp, total, out), None)
-        return self._chain.end()
+        return self._fused.function()
 
     def _product(self, left: _Left, matrix: _Matrix, out: Memory) -> None:
         code, live, words, weights = self._d.code, self._live, left.words, matrix.weights
         if left.rounding is None or matrix.packing is None:
             tiling = GemmTiling(self._kind.rows, weights.shape[0], matrix.inputs, self._arithmetic, 1, self._kind.live)
             partitions = tiling.partitions(self._threads)
-            self._chain.phase(
+            self._fused.stage(
                 partitions,
                 lambda part: add_linear(code, part, tiling, words, weights, out, matrix.bias, live),
             )
@@ -186,7 +186,7 @@ class _Layer:
         rounding, dot = left.rounding, self._kind.packings.dot
         p = Product(rounding.kind, out.shape[-1], matrix.packing, dot, self._threads)
         factors = Factors(rounding.levels, rounding.sums, weights)
-        self._chain.phase(p.workgroups, lambda part: add_product(code, part, p, factors, out, matrix.bias, live))
+        self._fused.stage(p.workgroups, lambda part: add_product(code, part, p, factors, out, matrix.bias, live))
 
     def _gated(self, left: _Left, out: _Left) -> None:
         kind, code, live = self._kind, self._d.code, self._live
@@ -196,7 +196,7 @@ class _Layer:
             def work(partition: Partition) -> None:
                 add_gated(code, partition, tiling, left.words, self._up.weights, out.words, kind.activation, live)
 
-            self._chain.phase(tiling.partitions(self._threads), work)
+            self._fused.stage(tiling.partitions(self._threads), work)
             self._round(out.rounding)
             return
         halves = self._d.between((kind.rows, 2 * kind.ffn), "f32")
@@ -218,18 +218,18 @@ class _Layer:
             self._each_part(rounding.kind.groups, lambda row, number: rounding.group(code, row, number))
 
     def _each_part(self, parts: int, work: Callable[[Value, Value], None]) -> None:
-        """A phase: `work` for every live row and each of its parts."""
+        """A stage: `work` for every live row and each of its parts."""
         self._each(parts, 2 * self._threads, lambda item: work(item // parts, item % parts))
 
     def _each(self, parts: int, most: int, work: Callable[[Value], None]) -> None:
-        """A phase: `work` for each item of the live rows, so many of a row after those of the row before, in `most`
+        """A stage: `work` for each item of the live rows, so many of a row after those of the row before, in `most`
         partitions or fewer. What nobody reads of the other rows stays what it is."""
 
         def some(partition: Partition) -> None:
             low, high = partition.even_range(self._rows * parts)
             self._d.code.repeat(low, high, work)
 
-        self._chain.phase(min(self._kind.rows * parts, most), some)
+        self._fused.stage(min(self._kind.rows * parts, most), some)
 
     def _norm(self, normed: Normed, rounding: Rounding | None) -> None:
         code = self._d.code
@@ -248,10 +248,10 @@ class _Layer:
         cached = Cached(placing.queries, placing.slots, placing.rows, placing.layer, placing.cache)
         room, rows = self._room, self._rows
         if room is not None:
-            self._chain.phase(kind.whole_partitions, lambda part: kind.add_whole(code, part, cached, out, room, rows))
+            self._fused.stage(kind.whole_partitions, lambda part: kind.add_whole(code, part, cached, out, room, rows))
             return
         sums = self._d.between(kind.sums_shape, "f32")
-        self._chain.phase(kind.shared_partitions, lambda part: kind.add_shared(code, part, cached, sums, rows))
-        self._chain.phase(
+        self._fused.stage(kind.shared_partitions, lambda part: kind.add_shared(code, part, cached, sums, rows))
+        self._fused.stage(
             kind.joined_partitions, lambda part: kind.add_joined(code, part, sums, placing.rows, out, rows)
         )

@@ -12,7 +12,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.kernels.attention.attention import Attention
 from workers.iree.kernels.attention.rope_and_cache import Place as PlaceKernel
 from workers.iree.kernels.attention.shape import Heads
-from workers.iree.kernels.fused_layer import Layer, Packings, layer
+from workers.iree.kernels.fused_layer import FusedLayer, LayerPackings, fused_layer
 from workers.iree.kernels.ir.arithmetic import stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.embedding import lookup
@@ -23,7 +23,7 @@ from workers.iree.model.ops import Angles, Cache, Dense, Flow, Place, Shape
 from workers.iree.model.packed_matrix import Packed
 from workers.iree.model.tiled_matmuls import TiledProducts
 
-CHAINED = 64
+FUSED_MAX_ROWS = 64
 """Rows of a decode graph up to which a layer is one kernel: the more rows, the less dispatches count."""
 
 
@@ -82,13 +82,13 @@ class TiledOps(TiledProducts):
         where: Place,
     ) -> Flow | None:
         x, h, kv, counts = flow
-        if len(x) > CHAINED or where.rows.shape[1] != 1:
+        if len(x) > FUSED_MAX_ROWS or where.rows.shape[1] != 1:
             return None
         matrices = (weights.qkv, weights.o, weights.gate_up, weights.down)
         heads = _heads(cache, number, config, where)
         norms = [weights.after_attention, weights.before_mlp, weights.after_mlp, weights.following]
         there = [each is not None for each in norms]
-        kind = Layer(
+        kind = FusedLayer(
             place=PlaceKernel(heads, self.arithmetic, config.rms_eps, config.head_norm),
             attention=self._attention(heads, number, config),
             hidden=config.hidden_size,
@@ -98,23 +98,23 @@ class TiledOps(TiledProducts):
             biases=(weights.qkv_bias is not None, weights.o_bias is not None),
             norms=(Norm(True, *there[:2]), Norm(True, *there[2:])),
             live=where.live is not None,
-            packings=Packings([_packing(each) for each in matrices], self.dot, self.planes),
+            packings=LayerPackings([_packing(each) for each in matrices], self.dot, self.planes),
             pause=self.pause,
         )
         flags = "".join(str(int(each)) for each in (*kind.biases, *there))
         name = f"baton_layer_{heads.batch}_{kind.attention.window}_{heads.rotated}_{flags}{kind.packings.name}"
         name = named(name, live=where.live)
-        self.bodies[name] = layer(name, kind)
+        self.bodies[name] = fused_layer(name, kind)
         qkv, o, up, down = (each.data if isinstance(each, Packed) else each.reshape(len(each), -1) for each in matrices)
         turns = (None, None) if angles is None else (angles.cos, angles.sin)
         operands = [h, x, where.live, qkv, weights.qkv_bias, *turns, where.slots, where.rows, _layer(number, cache)]
         operands += [*(weights.heads or ()), kv, o, weights.o_bias, *norms[:2], up, down, *norms[2:]]
-        operands.append(jnp.zeros((kind.counters,), jnp.int32) if counts is None else counts)
+        operands.append(jnp.zeros((kind.barrier_counters,), jnp.int32) if counts is None else counts)
         results = [
             floats(*x.shape),
             words(*h.shape),
             jax.ShapeDtypeStruct(kv.shape, kv.dtype),
-            numbers(kind.counters),
+            numbers(kind.barrier_counters),
         ]
         done: Flow = tuple(call(name, results, *operands))
         return done

@@ -19,7 +19,7 @@ from workers.iree.kernels.ir.arithmetic import Pairs, Singles
 from workers.iree.model.ops import Cache
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
-from workers.iree.model.tiled_ops import CHAINED, TiledOps
+from workers.iree.model.tiled_ops import FUSED_MAX_ROWS, TiledOps
 from workers.load_options import Quantize
 
 
@@ -107,7 +107,7 @@ def test_a_layer_of_a_decode_step_is_one_kernel(tiled: Plan) -> None:
     """Of a few rows: of many, and in prompts, dispatches cost next to nothing."""
     assert calls(tiled.module(["decode_2"])) == ["norm", "layer", "layer", "linear"]
     assert calls(tiled.module(["prefill_32"])).count("attention") == 2
-    assert "layer" not in calls(replace(tiled, buckets=(CHAINED + 1,)).module([f"decode_{CHAINED + 1}"]))
+    assert "layer" not in calls(replace(tiled, buckets=(FUSED_MAX_ROWS + 1,)).module([f"decode_{FUSED_MAX_ROWS + 1}"]))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
