@@ -27,7 +27,7 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
-from workers.iree.kernels.attention.attention import POSITIONS
+from workers.iree.kernels.attention.shape import KV_TILE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.model.ops import Cache, Place
 from workers.iree.model.tiled_ops import TiledOps
@@ -41,8 +41,8 @@ class Attended:
     def __init__(self, device: Device, folder: Path, model: str, rows: int, longest: int) -> None:
         shape: dict[str, Any] = SHAPES[model]
         depth, self._heads = shape["head_dim"], shape["heads"]
-        capacity = -(-longest // POSITIONS) * POSITIONS + POSITIONS
-        self._cache = Cache(shape["layers"], rows, shape["kv_heads"], depth, capacity, POSITIONS)
+        capacity = -(-longest // KV_TILE) * KV_TILE + KV_TILE
+        self._cache = Cache(shape["layers"], rows, shape["kv_heads"], depth, capacity, KV_TILE)
         self._device, self._rows = device, rows
         self._graph = self._load(Compiler(folder, device.compile_flags(), device.compile_target()))
         self._kv = device.zeros(self._cache.shape, DTYPE)

@@ -27,7 +27,7 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
-from workers.iree.kernels.attention.attention import POSITIONS
+from workers.iree.kernels.attention.shape import KV_TILE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.model.ops import Cache, Place
@@ -56,8 +56,8 @@ def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
         values = taken[1].reshape(batch, KV_HEADS, pages_of_head, DEPTH // LANES, LANES * LANES).swapaxes(2, 3)
         own = jnp.stack([keys, values.reshape(keys.shape)])[None]
         # The kernel wants a spare tile behind the rows.
-        own = jnp.pad(own, ((0, 0),) * 4 + ((0, POSITIONS * DEPTH),))
-        dense = Cache(1, batch, KV_HEADS, DEPTH, positions + POSITIONS, POSITIONS)
+        own = jnp.pad(own, ((0, 0),) * 4 + ((0, KV_TILE * DEPTH),))
+        dense = Cache(1, batch, KV_HEADS, DEPTH, positions + KV_TILE, KV_TILE)
         return (ops.attend(q, own, dense, 0, MODEL, Place(who, rows)),)
 
     words = struct((batch, HEADS * DEPTH // ops.arithmetic.per_word), "int32")
@@ -71,7 +71,7 @@ def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
 
 def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler: Compiler, rounds: int) -> list[float]:
     """Milliseconds of each graph."""
-    cache = Cache(1, slots, KV_HEADS, DEPTH, positions + POSITIONS, POSITIONS)
+    cache = Cache(1, slots, KV_HEADS, DEPTH, positions + KV_TILE, KV_TILE)
     random = np.random.default_rng(0)
     kv = device.zeros(cache.shape, ops.dtype)
     if kv.window is not None:

@@ -9,7 +9,7 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.plan import Plan, decode_buckets, prefill_chunks
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
-from workers.iree.kernels.attention.attention import POSITIONS
+from workers.iree.kernels.attention.shape import KV_TILE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.packing import GROUPS
@@ -70,7 +70,7 @@ class Recipe(Struct, frozen=True):
         if config.experts is not None and not tiled:
             problem = f"the experts of {config.family} run on CPUs only, in widths that are multiples of {LANES}"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
-        cache = Cache.of(config, self.slots, self.context, POSITIONS if isinstance(ops, TiledOps) else PLAIN_TILE)
+        cache = Cache.of(config, self.slots, self.context, KV_TILE if isinstance(ops, TiledOps) else PLAIN_TILE)
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         if self.quantize != "none" and not quantization_of(stored):
             problem = f"no matrix has rows of whole groups of {GROUPS[-1]}: none can be made {self.quantize}"

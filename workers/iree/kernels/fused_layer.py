@@ -5,8 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
-from workers.iree.kernels.attention.attention import Attention, Cached
-from workers.iree.kernels.attention.rope_and_cache import Place, Placing
+from workers.iree.kernels.attention.attention import (
+    allocate_state,
+    write_attention,
+    write_merged_attention,
+    write_split_attention,
+)
+from workers.iree.kernels.attention.item import AttentionInputs
+from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, RopeAndCacheItem
+from workers.iree.kernels.attention.shape import Attention
 from workers.iree.kernels.ir.arithmetic import stride
 from workers.iree.kernels.ir.fused_kernel import FusedKernel, barrier_counters
 from workers.iree.kernels.ir.kernel import Kernel
@@ -48,7 +55,7 @@ class LayerPackings:
 class FusedLayer:
     """The sizes of a layer, and which of its weights there are."""
 
-    place: Place
+    rope_and_cache: RopeAndCache
     attention: Attention
     hidden: int
     ffn: int
@@ -65,17 +72,17 @@ class FusedLayer:
 
     @property
     def rows(self) -> int:
-        return self.place.heads.batch * self.place.heads.tokens
+        return self.rope_and_cache.shape.batch * self.rope_and_cache.shape.tokens
 
     @property
     def barrier_counters(self) -> int:
         """Of a graph with all layers."""
-        return barrier_counters(self.place.heads.layers, MAX_STAGES)
+        return barrier_counters(self.rope_and_cache.shape.layers, MAX_STAGES)
 
 
 def fused_layer(name: str, kind: FusedLayer) -> str:
     """Words [rows, stride] of width hidden, x f32 [rows, hidden] (, live int32 [1]), the weights of queries, keys and
-    values (, their bias), what `Place.function` takes from the angles on, the weights of o (, its bias), those of the
+    values (, their bias), what `rope_and_cache` takes from the angles on, the weights of o (, its bias), those of the
     norm that follows, of gate and up, of down, those of the last norm; the counters
     -> x after both additions, its norm as words [rows, stride], the cache, the counters.
     """
@@ -104,18 +111,18 @@ class _Body:
     """The operands and the stages of the kernel."""
 
     def __init__(self, name: str, kind: FusedLayer) -> None:
-        self._kind, heads = kind, kind.place.heads
+        self._kind, shape = kind, kind.rope_and_cache.shape
         qkv, o, up, down = kind.packings.of
-        self._arithmetic, self._threads = kind.place.arithmetic, kind.attention.threads
+        self._arithmetic, self._threads = kind.rope_and_cache.arithmetic, kind.attention.threads
         self._d = d = Kernel(name, self._threads)
-        self._mixed_width = heads.queries * heads.head_dim
-        width = self._mixed_width + 2 * heads.heads * heads.head_dim
+        self._mixed_width = shape.query_heads * shape.head_dim
+        width = self._mixed_width + 2 * shape.kv_heads * shape.head_dim
         self._h, self._x = d.take(self._words(kind.hidden), "i32"), d.take((kind.rows, kind.hidden), "f32")
         self._live = d.take((1,), "i32") if kind.live else None
         self._qkv = self._matrix(width, kind.hidden, qkv, kind.biases[0])
         self._heads = d.between((kind.rows, width), "f32")
         queries = d.between((kind.rows, self._mixed_width // self._arithmetic.per_word), "i32")
-        self._placing = Placing(kind.place, d, self._heads, queries)
+        self._rope = RopeAndCacheItem(kind.rope_and_cache, d, self._heads, queries)
         self._o = self._matrix(kind.hidden, self._mixed_width, o, kind.biases[1])
         self._after_attention = self._norm_weights(kind.norms[0])
         self._up = self._matrix(2 * kind.ffn, kind.hidden, up)
@@ -123,8 +130,8 @@ class _Body:
         self._after_mlp = self._norm_weights(kind.norms[1])
         counts = d.change((kind.barrier_counters,), "i32")
         self._rows = d.code.index(kind.rows) if self._live is None else live_rows(self._live, kind.rows)
-        number = self._placing.layer.load_index([0])
-        self._room = None if kind.attention.split else kind.attention.room(d.code)
+        number = self._rope.layer.load_index([0])
+        self._state = None if kind.attention.split else allocate_state(d.code, kind.attention)
         self._fused = FusedKernel(d, MAX_STAGES, counts, number, kind.pause)
 
     def _words(self, width: int) -> tuple[int, int]:
@@ -243,15 +250,17 @@ class _Body:
 
     def _attention(self, out: Memory) -> None:
         """Norms of heads, rotation, writing to the cache; then attention."""
-        kind, code, placing = self._kind.attention, self._d.code, self._placing
-        self._each(self._kind.place.heads.heads, 2 * self._threads, placing.item)
-        cached = Cached(placing.queries, placing.slots, placing.rows, placing.layer, placing.cache)
-        room, rows = self._room, self._rows
-        if room is not None:
-            self._fused.stage(kind.whole_partitions, lambda part: kind.add_whole(code, part, cached, out, room, rows))
+        kind, code, rope = self._kind.attention, self._d.code, self._rope
+        self._each(self._kind.rope_and_cache.shape.kv_heads, 2 * self._threads, rope.write)
+        inputs = AttentionInputs(rope.queries, rope.slots, rope.rows, rope.layer, rope.cache)
+        state, live = self._state, self._rows
+        if state is not None:
+            self._fused.stage(kind.partitions, lambda part: write_attention(code, part, kind, inputs, out, state, live))
             return
-        sums = self._d.between(kind.sums_shape, "f32")
-        self._fused.stage(kind.shared_partitions, lambda part: kind.add_shared(code, part, cached, sums, rows))
+        partials = self._d.between(kind.partials_shape, "f32")
         self._fused.stage(
-            kind.joined_partitions, lambda part: kind.add_joined(code, part, sums, placing.rows, out, rows)
+            kind.split_partitions, lambda part: write_split_attention(code, part, kind, inputs, partials, live)
+        )
+        self._fused.stage(
+            kind.merge_partitions, lambda part: write_merged_attention(code, part, kind, partials, rope.rows, out, live)
         )

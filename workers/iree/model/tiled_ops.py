@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.iree.kernels.attention.attention import Attention
-from workers.iree.kernels.attention.rope_and_cache import Place as PlaceKernel
-from workers.iree.kernels.attention.shape import Heads
+from workers.iree.kernels.attention.attention import attention, merge_attention, split_attention
+from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
+from workers.iree.kernels.attention.shape import Attention, AttentionShape
 from workers.iree.kernels.fused_layer import FusedLayer, LayerPackings, fused_layer
 from workers.iree.kernels.ir.arithmetic import stride
 from workers.iree.kernels.ir.mlir_types import LANES
@@ -85,12 +85,12 @@ class TiledOps(TiledProducts):
         if len(x) > FUSED_MAX_ROWS or where.rows.shape[1] != 1:
             return None
         matrices = (weights.qkv, weights.o, weights.gate_up, weights.down)
-        heads = _heads(cache, number, config, where)
+        shape = _attention_shape(cache, number, config, where)
         norms = [weights.after_attention, weights.before_mlp, weights.after_mlp, weights.following]
         there = [each is not None for each in norms]
         kind = FusedLayer(
-            place=PlaceKernel(heads, self.arithmetic, config.rms_eps, config.head_norm),
-            attention=self._attention(heads, number, config),
+            rope_and_cache=RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm),
+            attention=self._attention(shape, number, config),
             hidden=config.hidden_size,
             ffn=config.ffn,
             eps=config.rms_eps,
@@ -102,7 +102,7 @@ class TiledOps(TiledProducts):
             pause=self.pause,
         )
         flags = "".join(str(int(each)) for each in (*kind.biases, *there))
-        name = f"baton_layer_{heads.batch}_{kind.attention.window}_{heads.rotated}_{flags}{kind.packings.name}"
+        name = f"baton_layer_{shape.batch}_{kind.attention.window}_{shape.rope_dims}_{flags}{kind.packings.name}"
         name = named(name, live=where.live)
         self.bodies[name] = fused_layer(name, kind)
         qkv, o, up, down = (each.data if isinstance(each, Packed) else each.reshape(len(each), -1) for each in matrices)
@@ -130,39 +130,39 @@ class TiledOps(TiledProducts):
         config: ModelConfig,
         where: Place,
     ) -> tuple[jax.Array, jax.Array]:
-        heads = _heads(cache, layer, config, where)
-        kind = PlaceKernel(heads, self.arithmetic, config.rms_eps, config.head_norm)
-        name = f"baton_place_{heads.batch}_{heads.tokens}_{heads.rotated}"
-        self.bodies[name] = kind.function(name)
+        shape = _attention_shape(cache, layer, config, where)
+        kind = RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm)
+        name = f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}"
+        self.bodies[name] = rope_and_cache(name, kind)
         turns = () if angles is None else (angles.cos, angles.sin)
         operands = (qkv, *turns, where.slots, where.rows, _layer(layer, cache), *(norms or ()), kv)
-        queries = words(len(qkv), heads.queries * heads.head_dim // self.arithmetic.per_word)
+        queries = words(len(qkv), shape.query_heads * shape.head_dim // self.arithmetic.per_word)
         q, kv = call(name, (queries, jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
         return q, kv
 
     def attend(
         self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
     ) -> jax.Array:
-        heads = _heads(cache, layer, config, where)
-        kind = self._attention(heads, layer, config)
-        name = f"baton_attention_{heads.batch}_{heads.tokens}_{kind.window}"
-        result = words(q.shape[0], stride(heads.queries * heads.head_dim, self.arithmetic))
+        shape = _attention_shape(cache, layer, config, where)
+        kind = self._attention(shape, layer, config)
+        name = f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}"
+        result = words(q.shape[0], stride(shape.query_heads * shape.head_dim, self.arithmetic))
         operands = (q, where.slots, where.rows, _layer(layer, cache), kv)
         if not kind.split:
-            self.bodies[name] = kind.whole(name)
+            self.bodies[name] = attention(name, kind)
             out: jax.Array = call(name, result, *operands)
             return out
         self.bodies |= {
-            name + "_shared": kind.shared(name + "_shared"),
-            name + "_joined": kind.joined(name + "_joined"),
+            name + "_split": split_attention(name + "_split", kind),
+            name + "_merge": merge_attention(name + "_merge", kind),
         }
-        sums = call(name + "_shared", jax.ShapeDtypeStruct(kind.sums_shape, jnp.float32), *operands)
-        joined: jax.Array = call(name + "_joined", result, sums, where.rows)
-        return joined
+        partials = call(name + "_split", jax.ShapeDtypeStruct(kind.partials_shape, jnp.float32), *operands)
+        merged: jax.Array = call(name + "_merge", result, partials, where.rows)
+        return merged
 
-    def _attention(self, heads: Heads, layer: int, config: ModelConfig) -> Attention:
+    def _attention(self, shape: AttentionShape, layer: int, config: ModelConfig) -> Attention:
         window, cap = config.plan[layer].window or 0, config.attention_cap or 0.0
-        return Attention(heads, self.arithmetic, window, cap, self.threads)
+        return Attention(shape, self.arithmetic, window, cap, self.threads)
 
 
 def pack(matrix: NDArray[Any], k: int) -> NDArray[Any]:
@@ -173,21 +173,21 @@ def pack(matrix: NDArray[Any], k: int) -> NDArray[Any]:
     return np.ascontiguousarray(matrix.reshape(-1, LANES, columns // k, k).transpose(0, 2, 1, 3))
 
 
-def _heads(cache: Cache, layer: int, config: ModelConfig, where: Place) -> Heads:
+def _attention_shape(cache: Cache, layer: int, config: ModelConfig, where: Place) -> AttentionShape:
     batch, tokens = where.rows.shape
     rope = config.plan[layer].rope
-    return Heads(
+    return AttentionShape(
         layers=cache.layers,
         slots=cache.slots,
-        queries=config.heads,
-        heads=cache.heads,
+        query_heads=config.heads,
+        kv_heads=cache.heads,
         head_dim=cache.head_dim,
         capacity=cache.capacity,
         attended=cache.attended,
         batch=batch,
         tokens=tokens,
         scale=config.attention_scale,
-        rotated=0 if rope is None else config.ropes[rope].dims,
+        rope_dims=0 if rope is None else config.ropes[rope].dims,
     )
 
 

@@ -14,9 +14,9 @@ from workers.checkpoints.architectures.parts import Activation
 from workers.iree.build.compiler import Compiler
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
-from workers.iree.kernels.attention.attention import POSITIONS, Attention
-from workers.iree.kernels.attention.rope_and_cache import Place
-from workers.iree.kernels.attention.shape import Heads
+from workers.iree.kernels.attention.attention import attention, merge_attention, split_attention
+from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
+from workers.iree.kernels.attention.shape import KV_TILE, Attention, AttentionShape
 from workers.iree.kernels.ir.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of, stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD, partition_count
@@ -206,7 +206,7 @@ class Attended:
         self.run, self.arithmetic, self.eps = run, arithmetic, eps
         self.lengths = {1: 300, 2: 3}
         self.depth, self.queries, self.heads = 32, 4, 2
-        self.capacity = 6 * POSITIONS
+        self.capacity = 6 * KV_TILE
         self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
         shape = (2, 2, 3, self.heads, self.capacity * self.depth)
         kind = NUMPY[arithmetic.element]
@@ -215,11 +215,11 @@ class Attended:
             slot: random(n, self.queries + 2 * self.heads, self.depth, seed=slot) for slot, n in self.lengths.items()
         }
 
-    def heads_of(self, batch: int, tokens: int) -> Heads:
-        return Heads(
-            layers=2, slots=3, queries=self.queries, heads=self.heads, head_dim=self.depth,
-            capacity=self.capacity, attended=self.capacity - POSITIONS, batch=batch, tokens=tokens, scale=0.5,
-            rotated=self.depth,
+    def shape_of(self, batch: int, tokens: int) -> AttentionShape:
+        return AttentionShape(
+            layers=2, slots=3, query_heads=self.queries, kv_heads=self.heads, head_dim=self.depth,
+            capacity=self.capacity, attended=self.capacity - KV_TILE, batch=batch, tokens=tokens, scale=0.5,
+            rope_dims=self.depth,
         )  # fmt: skip
 
     def angles(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -229,26 +229,28 @@ class Attended:
     def place(self, slots: list[int], rows: NDArray[np.int32]) -> NDArray[np.int32]:
         batch, tokens = rows.shape
         qkv = np.concatenate([self.qkv[slot][at % self.lengths[slot]] for slot, at in zip(slots, rows, strict=True)])
-        kind = Place(self.heads_of(batch, tokens), self.arithmetic, self.eps or 0.0, "each" if self.eps else None)
+        kind = RopeAndCache(
+            self.shape_of(batch, tokens), self.arithmetic, self.eps or 0.0, "each" if self.eps else None
+        )
         norms, layer = self.norms if self.eps is not None else [], np.array([1, 2], np.int32)
         operands = (*self.angles(rows), np.array(slots, np.int32), rows, layer, *norms, self.cache)
-        q, cache = self.run(kind.function("place"), qkv.reshape(len(qkv), -1), *operands)
+        q, cache = self.run(rope_and_cache("rope_and_cache", kind), qkv.reshape(len(qkv), -1), *operands)
         self.cache = cache.view(self.cache.dtype)
         return q.reshape(batch * tokens, -1)
 
     def attend(
         self, q: NDArray[np.int32], slots: list[int], rows: NDArray[np.int32], **options: Any
     ) -> NDArray[np.float32]:
-        kind = Attention(self.heads_of(*rows.shape), self.arithmetic, **options)
+        kind = Attention(self.shape_of(*rows.shape), self.arithmetic, **options)
         operands = (q, np.array(slots, np.int32), rows, np.array([1, 2], np.int32), self.cache)
         if kind.split:
-            (sums,) = self.run(kind.shared("shared"), *operands)
-            (out,) = self.run(kind.joined("joined"), sums, rows)
+            (sums,) = self.run(split_attention("split", kind), *operands)
+            (out,) = self.run(merge_attention("merge", kind), sums, rows)
         else:
-            (out,) = self.run(kind.whole("whole"), *operands)
+            (out,) = self.run(attention("attention", kind), *operands)
         return floats(out, self.queries * self.depth, self.arithmetic)
 
-    def expected(self, slot: int, row: int, window: int = 0, cap: float = 0.0) -> NDArray[np.float32]:
+    def expected(self, slot: int, row: int, window: int = 0, softcap: float = 0.0) -> NDArray[np.float32]:
         rows = np.arange(row + 1, dtype=np.int32)
         cos, sin = (x[:, None, :] for x in self.angles(rows))
         half = self.depth // 2
@@ -266,7 +268,7 @@ class Attended:
         out = []
         for head in range(self.queries):
             score = k[:, head // 2] @ q[head]
-            score = cap * np.tanh(score / cap) if cap else score
+            score = softcap * np.tanh(score / softcap) if softcap else score
             score[: max(0, row + 1 - window) if window else 0] = -np.inf
             weight = np.exp(score - score.max())
             out.append(weight @ v[:, head // 2] / weight.sum())
@@ -276,8 +278,8 @@ class Attended:
 @pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], *ARITHMETICS[-2:]])
 @pytest.mark.parametrize(
     ("eps", "options"),
-    [(None, {}), (1e-6, {}), (None, {"window": 70}), (None, {"cap": 2.0})],
-    ids=["plain", "head-norms", "window", "cap"],
+    [(None, {}), (1e-6, {}), (None, {"window": 70}), (None, {"softcap": 2.0})],
+    ids=["plain", "head-norms", "window", "softcap"],
 )
 def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any]) -> None:
     held = Attended(run, arithmetic, eps=eps)

@@ -1,4 +1,7 @@
-"""An online softmax: weights are relative to the greatest score so far, and two partial results become one."""
+"""An online softmax: weights are relative to the greatest score so far, and two partial results merge into one.
+
+Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Dao et al., https://arxiv.org/abs/2205.14135.
+"""
 
 import math
 from collections.abc import Sequence
@@ -23,21 +26,21 @@ SERIES = (
     1.0,
     1.0,
 )
-"""exp(x) / x^0 .. x^7 around 0, the last first."""
+"""Coefficients of exp(x) around 0, from x^7 to x^0."""
 LN2 = (0.693359375, -2.12194440e-4)
-"""The natural logarithm of 2 in two parts, of which the first times a small whole number is exact."""
+"""The natural logarithm of 2 in two parts, of which the first times a small integer is exact."""
 SHIFT = 3.0 * 2**22
-"""Added to a number it leaves no bits behind the point: the sum's last bits are the nearest whole number."""
-LEAST = -87.0
-"""What is smaller is raised to this: its power would have no exponent."""
+"""Rounds a number that it is added to: the sum has no fraction, and its last bits are the nearest integer."""
+MIN_EXPONENT = -87.0
+"""Smaller arguments of exp are raised to this: the result would have no exponent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Softened:
+class SoftmaxState:
     """The softmax of some positions of a row, relative to the greatest score among them."""
 
     top: Value
-    """That score, in every lane."""
+    """The greatest score, in every lane."""
     mass: Value
     """The sums of the weights, by lane."""
     sums: tuple[Value, ...]
@@ -45,7 +48,7 @@ class Softened:
 
     @staticmethod
     def width(head_dim: int) -> int:
-        """Return the float32 values that hold one."""
+        """Return the number of float32 that hold a state."""
         return head_dim + 2 * LANES
 
     @classmethod
@@ -56,47 +59,47 @@ class Softened:
 
     @classmethod
     def of(cls, flat: Sequence[Value]) -> Self:
-        """Return what `flat` gave."""
+        """Return the state whose `flat` this is."""
         *sums, mass, top = flat
         return cls(top, mass, tuple(sums))
 
     @classmethod
-    def read(cls, source: Memory, at: Sequence[Index]) -> Self:
-        """Load what `write` stored to [*at, 0 .. width]."""
+    def load(cls, source: Memory, at: Sequence[Index]) -> Self:
+        """Load what `store` stored to [*at, 0 .. width]."""
         lanes = range(0, source.shape[-1], LANES)
         return cls.of([source.load_vector([*at, lane]) for lane in lanes])
 
     def flat(self) -> list[Value]:
         return [*self.sums, self.mass, self.top]
 
-    def write(self, target: Memory, at: Sequence[Index]) -> None:
+    def store(self, target: Memory, at: Sequence[Index]) -> None:
         for i, part in enumerate(self.flat()):
             target.store(part, [*at, i * LANES])
 
-    def join(self, after: Self) -> "Softened":
-        """Merge two (https://arxiv.org/abs/2205.14135). One of no positions changes no bit of the other."""
+    def merge(self, after: Self) -> "SoftmaxState":
+        """Return the softmax of the positions of both. A state of no positions changes no bit of the other."""
         top = self.top.maximum(after.top)
-        old, new = power(self.top - top), power(after.top - top)
+        old, new = exp(self.top - top), exp(after.top - top)
 
-        def both(a: Value, b: Value) -> Value:
+        def rescaled(a: Value, b: Value) -> Value:
             return fma(a, old, b * new)
 
-        sums = tuple(both(a, b) for a, b in zip(self.sums, after.sums, strict=True))
-        return Softened(top, both(self.mass, after.mass), sums)
+        sums = tuple(rescaled(a, b) for a, b in zip(self.sums, after.sums, strict=True))
+        return SoftmaxState(top, rescaled(self.mass, after.mass), sums)
 
 
-def power(x: Value) -> Value:
+def exp(x: Value) -> Value:
     """Return exp(x) for x <= 0, to two units in the last place and 1 for 0: Cephes' expf with fused multiply-adds.
 
     https://www.netlib.org/cephes/
     """
-    x = constant(x.code, LEAST, x.type).maximum(x)
+    x = constant(x.code, MIN_EXPONENT, x.type).maximum(x)
     shifted = fma(x, math.log2(math.e), SHIFT)
     whole = shifted - SHIFT
     for part in LN2:
         x = fma(whole, -part, x)
     sum_ = constant(x.code, SERIES[0], x.type)
-    for factor in SERIES[1:]:
-        sum_ = fma(sum_, x, factor)
+    for coefficient in SERIES[1:]:
+        sum_ = fma(sum_, x, coefficient)
     bits, exponent = sum_.bitcast("i32"), shifted.bitcast("i32")
     return (bits + (exponent << 23)).bitcast("f32")
