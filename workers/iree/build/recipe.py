@@ -13,7 +13,7 @@ from workers.iree.kernels.attention.shape import KV_TILE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.packing import GROUPS
-from workers.iree.kernels.matmul.quantized_product import choose_dot
+from workers.iree.kernels.matmul.quantized_matmul import choose_integer_dot
 from workers.iree.model.ops import Cache
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
@@ -96,6 +96,6 @@ def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool, threads: int =
     pairs = all(rope.dims % 4 == 0 for rope in config.ropes)  # each half of what is turned, in pairs of bfloat16
     if local and pairs and all(width % LANES == 0 for width in widths):
         cpu = Cpu.of_host()
-        arithmetic, dot = arithmetic_of(cpu.features, kind), choose_dot(cpu.features)
+        arithmetic, dot = arithmetic_of(cpu.features, kind), choose_integer_dot(cpu.features)
         return TiledOps(kind, arithmetic, dot, threads, cpu.pause)
     return PlainOps(kind)

@@ -21,14 +21,14 @@ from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.activation_quantization import ROUND_GROUP, Rounding, rounded_rows
-from workers.iree.kernels.matmul.linear import add_gated, add_linear
+from workers.iree.kernels.matmul.activation_quantization import MAX_GROUP, ActivationQuantization, ActivationQuantizer
+from workers.iree.kernels.matmul.linear import write_glu_linear, write_linear
 from workers.iree.kernels.matmul.packing import Packing
-from workers.iree.kernels.matmul.quantized_linear import add_product
-from workers.iree.kernels.matmul.quantized_product import Dot, Factors, Product
+from workers.iree.kernels.matmul.quantized_linear import write_quantized_linear
+from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, QuantizedMatmul, QuantizedOperands
 from workers.iree.kernels.matmul.row_blocks import live_rows
 from workers.iree.kernels.matmul.tiling import GemmTiling
-from workers.iree.kernels.rowwise.glu import Gate
+from workers.iree.kernels.rowwise.glu import Glu
 from workers.iree.kernels.rowwise.norm import Norm, Normed
 
 MAX_STAGES = 12
@@ -37,17 +37,17 @@ MAX_STAGES = 12
 
 @dataclass(frozen=True, slots=True)
 class LayerPackings:
-    """How the matrices of a layer are stored: of few bits, or None, plainly."""
+    """How the matrices of a layer are stored: quantized with a packing, or None in the model's type."""
 
     of: Sequence[Packing | None] = (None, None, None, None)
     """Those of qkv, o, gate_up and down."""
-    dot: Dot = "plain"
-    planes: int = 1
-    """Of what they are multiplied by: see `rounding.Rounded`."""
+    dot: IntegerDot = "plain"
+    limbs: int = 1
+    """Limbs of the activations that quantized matrices are multiplied by: see `ActivationQuantization`."""
 
     @property
     def name(self) -> str:
-        """For names of kernels; empty where all are plain."""
+        """A part of the kernel's name; empty where no matrix is quantized."""
         return "".join(f"_{packing.name if packing else 'plain'}" for packing in self.of) if any(self.of) else ""
 
 
@@ -66,27 +66,28 @@ class FusedLayer:
     norms: tuple[Norm, Norm]
     """After attention, and after the MLP."""
     live: bool
+    """Only live rows are computed."""
     packings: LayerPackings = LayerPackings()
     pause: str = ""
     """See `FusedKernel`."""
 
     @property
     def rows(self) -> int:
-        return self.rope_and_cache.shape.batch * self.rope_and_cache.shape.tokens
+        return self.attention.shape.batch * self.attention.shape.tokens
 
     @property
     def barrier_counters(self) -> int:
-        """Of a graph with all layers."""
-        return barrier_counters(self.rope_and_cache.shape.layers, MAX_STAGES)
+        """Counters of a graph with all layers."""
+        return barrier_counters(self.attention.shape.layers, MAX_STAGES)
 
 
 def fused_layer(name: str, kind: FusedLayer) -> str:
-    """Words [rows, stride] of width hidden, x f32 [rows, hidden] (, live int32 [1]), the weights of queries, keys and
-    values (, their bias), what `rope_and_cache` takes from the angles on, the weights of o (, its bias), those of the
-    norm that follows, of gate and up, of down, those of the last norm; the counters
-    -> x after both additions, its norm as words [rows, stride], the cache, the counters.
+    """Packed words [rows, stride] of width hidden, x f32 [rows, hidden] (, live int32 [1]), the weights of queries,
+    keys and values (, their bias), what `rope_and_cache` takes from the angles on, the weights of o (, its bias), those
+    of the norm that follows, of gate and up, of down, those of the last norm; the barrier counters
+    -> x after both additions, its norm as packed words [rows, stride], the cache, the counters.
     """
-    return _Body(name, kind).text()
+    return _Body(name, kind).function()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +102,19 @@ class _Matrix:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a matrix is multiplied by: words [rows, stride], and what they are rounded to where it has few bits."""
+    """What a matrix is multiplied by: packed words [rows, stride], and what quantizes them where the matrix is."""
 
     words: Memory
-    rounding: Rounding | None
+    quantizer: ActivationQuantizer | None
 
 
 class _Body:
     """The operands and the stages of the kernel."""
 
     def __init__(self, name: str, kind: FusedLayer) -> None:
-        self._kind, shape = kind, kind.rope_and_cache.shape
+        self._kind, shape = kind, kind.attention.shape
         qkv, o, up, down = kind.packings.of
-        self._arithmetic, self._threads = kind.rope_and_cache.arithmetic, kind.attention.threads
+        self._arithmetic, self._threads = kind.attention.arithmetic, kind.attention.threads
         self._d = d = Kernel(name, self._threads)
         self._mixed_width = shape.query_heads * shape.head_dim
         width = self._mixed_width + 2 * shape.kv_heads * shape.head_dim
@@ -128,11 +129,11 @@ class _Body:
         self._up = self._matrix(2 * kind.ffn, kind.hidden, up)
         self._down = self._matrix(kind.hidden, kind.ffn, down)
         self._after_mlp = self._norm_weights(kind.norms[1])
-        counts = d.change((kind.barrier_counters,), "i32")
+        counters = d.change((kind.barrier_counters,), "i32")
         self._rows = d.code.index(kind.rows) if self._live is None else live_rows(self._live, kind.rows)
         number = self._rope.layer.load_index([0])
         self._state = None if kind.attention.split else allocate_state(d.code, kind.attention)
-        self._fused = FusedKernel(d, MAX_STAGES, counts, number, kind.pause)
+        self._fused = FusedKernel(d, MAX_STAGES, counters, number, kind.pause)
 
     def _words(self, width: int) -> tuple[int, int]:
         return (self._kind.rows, stride(width, self._arithmetic))
@@ -151,17 +152,17 @@ class _Body:
         return after, before
 
     def _left(self, matrix: _Matrix, words: Memory | None = None) -> _Left:
-        """What a matrix will be multiplied by."""
+        """Return the memory of what a matrix will be multiplied by."""
         words = words or self._d.between(self._words(matrix.inputs), "i32")
         if matrix.packing is None:
             return _Left(words, None)
-        planes = self._kind.packings.planes
-        kind = rounded_rows(self._kind.rows, matrix.inputs, matrix.packing, self._arithmetic, planes)
-        levels, sums = self._d.between(kind.levels_shape, "i32"), self._d.between(kind.sums_shape, "f32")
-        return _Left(words, Rounding(kind, words, levels, sums))
+        limbs = self._kind.packings.limbs
+        kind = ActivationQuantization.of(self._kind.rows, matrix.inputs, matrix.packing, self._arithmetic, limbs)
+        levels, scales = self._d.between(kind.levels_shape, "i32"), self._d.between(kind.scales_shape, "f32")
+        return _Left(words, ActivationQuantizer(kind, words, levels, scales))
 
-    def text(self) -> str:
-        """All stages."""
+    def function(self) -> str:
+        """Add all stages and return the kernel's text."""
         kind, d = self._kind, self._d
         floats = (kind.rows, kind.hidden)
         begun = self._left(self._qkv, self._h)
@@ -169,89 +170,93 @@ class _Body:
         delta, between = (d.between(floats, "f32") for _ in range(2))
         total, out = d.give(floats, "f32"), d.give(self._words(kind.hidden), "i32")
 
-        self._round(begun.rounding)
-        self._product(begun, self._qkv, self._heads)
+        self._quantize(begun.quantizer)
+        self._linear(begun, self._qkv, self._heads)
         self._attention(mixed.words)
-        self._round(mixed.rounding)
-        self._product(mixed, self._o, delta)
-        self._norm(Normed(self._x, delta, *self._after_attention, between, normed.words), normed.rounding)
-        self._gated(normed, gated)
-        self._product(gated, self._down, delta)
+        self._quantize(mixed.quantizer)
+        self._linear(mixed, self._o, delta)
+        self._norm(Normed(self._x, delta, *self._after_attention, between, normed.words), normed.quantizer)
+        self._glu(normed, gated)
+        self._linear(gated, self._down, delta)
         self._norm(Normed(between, delta, *self._after_mlp, total, out), None)
         return self._fused.function()
 
-    def _product(self, left: _Left, matrix: _Matrix, out: Memory) -> None:
-        code, live, words, weights = self._d.code, self._live, left.words, matrix.weights
-        if left.rounding is None or matrix.packing is None:
+    def _linear(self, left: _Left, matrix: _Matrix, out: Memory) -> None:
+        code, live, words, weights, bias = self._d.code, self._live, left.words, matrix.weights, matrix.bias
+        if left.quantizer is None or matrix.packing is None:
             tiling = GemmTiling(self._kind.rows, weights.shape[0], matrix.inputs, self._arithmetic, 1, self._kind.live)
-            partitions = tiling.partitions(self._threads)
             self._fused.stage(
-                partitions,
-                lambda part: add_linear(code, part, tiling, words, weights, out, matrix.bias, live),
+                tiling.partitions(self._threads),
+                lambda part: write_linear(code, part, tiling, words, weights, out, bias, live),
             )
             return
-        rounding, dot = left.rounding, self._kind.packings.dot
-        p = Product(rounding.kind, out.shape[-1], matrix.packing, dot, self._threads)
-        factors = Factors(rounding.levels, rounding.sums, weights)
-        self._fused.stage(p.workgroups, lambda part: add_product(code, part, p, factors, out, matrix.bias, live))
+        quantizer, dot = left.quantizer, self._kind.packings.dot
+        matmul = QuantizedMatmul(quantizer.kind, out.shape[-1], matrix.packing, dot, self._threads)
+        operands = QuantizedOperands(quantizer.levels, quantizer.scales, weights)
+        self._fused.stage(
+            matmul.workgroups, lambda part: write_quantized_linear(code, part, matmul, operands, out, bias, live)
+        )
 
-    def _gated(self, left: _Left, out: _Left) -> None:
+    def _glu(self, left: _Left, out: _Left) -> None:
+        """Stages: the products of gate and up, and act(gate) * up, quantized where `down` is."""
         kind, code, live = self._kind, self._d.code, self._live
-        if left.rounding is None:
+        if left.quantizer is None:
             tiling = GemmTiling(kind.rows, kind.ffn // LANES, kind.hidden, self._arithmetic, 2, kind.live)
 
-            def work(partition: Partition) -> None:
-                add_gated(code, partition, tiling, left.words, self._up.weights, out.words, kind.activation, live)
+            def work(part: Partition) -> None:
+                write_glu_linear(code, part, tiling, left.words, self._up.weights, out.words, kind.activation, live)
 
             self._fused.stage(tiling.partitions(self._threads), work)
-            self._round(out.rounding)
+            self._quantize(out.quantizer)
             return
         halves = self._d.between((kind.rows, 2 * kind.ffn), "f32")
-        self._product(left, self._up, halves)
-        gate, rounding = Gate(halves, out.words, self._arithmetic, kind.activation), out.rounding
-        size = math.gcd(kind.ffn, ROUND_GROUP) if rounding is None else rounding.kind.group
+        self._linear(left, self._up, halves)
+        glu, quantizer = Glu(halves, out.words, self._arithmetic, kind.activation), out.quantizer
+        size = math.gcd(kind.ffn, MAX_GROUP) if quantizer is None else quantizer.kind.group
 
-        def part(row: Value, number: Value) -> None:
+        def group(row: Value, number: Value) -> None:
             low = number * size
-            gate.columns(code, row, low, low + size)
-            if rounding is not None:
-                rounding.group(code, row, number)
+            glu.columns(code, row, low, low + size)
+            if quantizer is not None:
+                quantizer.group(code, row, number)
 
-        self._each_part(kind.ffn // size, part)
+        self._each_group(kind.ffn // size, group)
 
-    def _round(self, rounding: Rounding | None) -> None:
-        if rounding is not None:
+    def _quantize(self, quantizer: ActivationQuantizer | None) -> None:
+        """A stage that quantizes the rows, where there is a quantizer."""
+        if quantizer is not None:
             code = self._d.code
-            self._each_part(rounding.kind.groups, lambda row, number: rounding.group(code, row, number))
+            self._each_group(quantizer.kind.groups, lambda row, number: quantizer.group(code, row, number))
 
-    def _each_part(self, parts: int, work: Callable[[Value, Value], None]) -> None:
-        """A stage: `work` for every live row and each of its parts."""
-        self._each(parts, 2 * self._threads, lambda item: work(item // parts, item % parts))
+    def _each_group(self, groups: int, work: Callable[[Value, Value], None]) -> None:
+        """A stage that does `work` for every live row and each of its groups."""
+        self._each(groups, 2 * self._threads, lambda item: work(item // groups, item % groups))
 
-    def _each(self, parts: int, most: int, work: Callable[[Value], None]) -> None:
-        """A stage: `work` for each item of the live rows, so many of a row after those of the row before, in `most`
-        partitions or fewer. What nobody reads of the other rows stays what it is."""
+    def _each(self, items: int, most: int, work: Callable[[Value], None]) -> None:
+        """A stage that does `work` for each item of the live rows, `items` of a row after those of the row before, in
+        `most` partitions or fewer. Padding rows stay what they are."""
 
-        def some(partition: Partition) -> None:
-            low, high = partition.even_range(self._rows * parts)
+        def some(part: Partition) -> None:
+            low, high = part.even_range(self._rows * items)
             self._d.code.repeat(low, high, work)
 
-        self._fused.stage(min(self._kind.rows * parts, most), some)
+        self._fused.stage(min(self._kind.rows * items, most), some)
 
-    def _norm(self, normed: Normed, rounding: Rounding | None) -> None:
+    def _norm(self, normed: Normed, quantizer: ActivationQuantizer | None) -> None:
+        """A stage that norms the rows, and quantizes them where there is a quantizer."""
         code = self._d.code
 
         def row(number: Value) -> None:
             normed.row(code, number, self._kind.eps, self._arithmetic)
-            if rounding is not None:
-                rounding.row(code, number)
+            if quantizer is not None:
+                quantizer.row(code, number)
 
         self._each(1, self._threads, row)
 
     def _attention(self, out: Memory) -> None:
-        """Norms of heads, rotation, writing to the cache; then attention."""
+        """Stages: norms of heads, rotation and writing to the cache; then attention."""
         kind, code, rope = self._kind.attention, self._d.code, self._rope
-        self._each(self._kind.rope_and_cache.shape.kv_heads, 2 * self._threads, rope.write)
+        self._each(kind.shape.kv_heads, 2 * self._threads, rope.write)
         inputs = AttentionInputs(rope.queries, rope.slots, rope.rows, rope.layer, rope.cache)
         state, live = self._state, self._rows
         if state is not None:

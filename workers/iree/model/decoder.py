@@ -24,7 +24,7 @@ ROUTER = "router"
 EXPERTS = (ROUTER, "experts_gate_up", "experts_down")
 """What a layer's mixture is made of."""
 Parameters = dict[str, Any]
-"""By name: an array, or where `Parameter.few_bits` a `quantized.Packed`."""
+"""By name: an array, or where `Parameter.quantizable` a `quantized.PackedMatrix`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Parameter:
     matrix: bool
     """Stored as `Ops.store` does; everything else is kept as it is."""
     dtype: str
-    few_bits: bool
+    quantizable: bool
     """What it is used for takes weights of few bits."""
     offset: float
     """Added to every value."""
@@ -52,8 +52,8 @@ def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
     for tensor in tensors(config):
         matrix = tensor.matrix and tensor.name != "embedding"
         kind = dtype if tensor.matrix else "float32"
-        few_bits = tensor.matrix and tensor.name.rpartition(".")[2] != ROUTER
-        out.append(Parameter(tensor.name, tensor.sources, matrix, kind, few_bits, tensor.offset))
+        quantizable = tensor.matrix and tensor.name.rpartition(".")[2] != ROUTER
+        out.append(Parameter(tensor.name, tensor.sources, matrix, kind, quantizable, tensor.offset))
     return out
 
 
@@ -155,7 +155,7 @@ def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: Inputs) -> jax.A
     x = ops.rows(w["embedding"], inputs.tokens.reshape(-1))
     if config.embedding_scale == 1:
         return x
-    # Rounded like the weights, as where the models were trained.
+    # ActivationQuantization like the weights, as where the models were trained.
     return x * np.asarray(config.embedding_scale, jnp.dtype(ops.dtype)).astype(np.float32)
 
 
@@ -166,7 +166,7 @@ def mlp(
     if layer.experts:
         router, up, down = (w[name + part] for part in EXPERTS)
         return ops.experts(h, router, up, down, config, live)
-    h = ops.gated(h, w[name + "gate_up"], config.hidden_size, config.ffn, config.activation, live)
+    h = ops.glu(h, w[name + "gate_up"], config.hidden_size, config.ffn, config.activation, live)
     return ops.linear(h, w[name + "down"], config.hidden_size, None, live)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.iree.model.packed_matrix import Packed
+from workers.iree.model.packed_matrix import Weight
 
 Shape = tuple[int, ...]
 
@@ -84,16 +84,16 @@ class Dense:
     Norms and biases are float32.
     """
 
-    qkv: jax.Array | Packed
+    qkv: Weight
     qkv_bias: jax.Array | None
     heads: tuple[jax.Array, jax.Array] | None
     """Norms of queries and keys."""
-    o: jax.Array | Packed
+    o: Weight
     o_bias: jax.Array | None
     after_attention: jax.Array | None
     before_mlp: jax.Array | None
-    gate_up: jax.Array | Packed
-    down: jax.Array | Packed
+    gate_up: Weight
+    down: Weight
     after_mlp: jax.Array | None
     following: jax.Array | None
 
@@ -120,7 +120,7 @@ class Ops(Protocol):
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
         """Shape and type of an operand of so many rows and values."""
 
-    def rows(self, table: jax.Array | Packed, which: jax.Array) -> jax.Array:
+    def rows(self, table: Weight, which: jax.Array) -> jax.Array:
         """Some outputs of a matrix that is stored in rows or packed with few bits: float32 [len(which), inputs]."""
 
     def norm(
@@ -139,7 +139,7 @@ class Ops(Protocol):
     def linear(
         self,
         x: jax.Array,
-        weight: jax.Array | Packed,
+        weight: Weight,
         outputs: int,
         bias: jax.Array | None = None,
         live: jax.Array | None = None,
@@ -149,10 +149,10 @@ class Ops(Protocol):
         Of the rows that are not `live` (see `Place`) anything may come out.
         """
 
-    def gated(
+    def glu(
         self,
         x: jax.Array,
-        weight: jax.Array | Packed,
+        weight: Weight,
         inputs: int,
         ffn: int,
         activation: Activation,
@@ -167,8 +167,8 @@ class Ops(Protocol):
         self,
         x: jax.Array,
         router: jax.Array,
-        up: jax.Array | Packed,
-        down: jax.Array | Packed,
+        up: Weight,
+        down: Weight,
         config: ModelConfig,
         live: jax.Array | None = None,
     ) -> jax.Array:

@@ -1,4 +1,4 @@
-"""A packed quantized matrix as the functions that JAX traces see it."""
+"""Quantized matrices in the functions that JAX traces."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,14 @@ from workers.iree.kernels.matmul.packing import Packing
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A packed matrix in a graph: what `Ops.linear` multiplies by in place of a plain array."""
+class PackedMatrix:
+    """A quantized matrix, packed: `Ops.linear` multiplies by it in place of a plain array."""
 
     data: jax.Array
     """int8 [tiles, bytes of a tile]."""
     packing: Packing
     inputs: int
+
+
+Weight = jax.Array | PackedMatrix
+"""A stored matrix, as it is or quantized."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.ops import Angles, Cache, Dense, Flow, Place, Shape
-from workers.iree.model.packed_matrix import Packed
+from workers.iree.model.packed_matrix import PackedMatrix, Weight
 
 NEGATIVE = np.float32(-1e30)
 
@@ -53,8 +53,8 @@ class PlainOps:
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
         return (rows, width), self.dtype
 
-    def rows(self, table: jax.Array | Packed, which: jax.Array) -> jax.Array:
-        if isinstance(table, Packed):
+    def rows(self, table: Weight, which: jax.Array) -> jax.Array:
+        if isinstance(table, PackedMatrix):
             raise TypeError("plain StableHLO has no packed weights")
         return table[which].astype(jnp.float32)
 
@@ -73,20 +73,20 @@ class PlainOps:
     def linear(
         self,
         x: jax.Array,
-        weight: jax.Array | Packed,
+        weight: Weight,
         outputs: int,
         bias: jax.Array | None = None,
         live: jax.Array | None = None,
     ) -> jax.Array:
-        if isinstance(weight, Packed):
+        if isinstance(weight, PackedMatrix):
             raise TypeError("plain StableHLO has no products with packed weights")
         out = jnp.einsum("mk,nk->mn", x, weight, preferred_element_type=jnp.float32)
         return out if bias is None else out + bias
 
-    def gated(
+    def glu(
         self,
         x: jax.Array,
-        weight: jax.Array | Packed,
+        weight: Weight,
         inputs: int,
         ffn: int,
         activation: Activation,
@@ -101,8 +101,8 @@ class PlainOps:
         self,
         x: jax.Array,
         router: jax.Array,
-        up: jax.Array | Packed,
-        down: jax.Array | Packed,
+        up: Weight,
+        down: Weight,
         config: ModelConfig,
         live: jax.Array | None = None,
     ) -> jax.Array:

@@ -17,7 +17,7 @@ from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
 from workers.iree.model.decoder import Parameter, parameters
 from workers.iree.model.ops import Ops, Shape
-from workers.iree.model.packed_matrix import Packed
+from workers.iree.model.packed_matrix import PackedMatrix, Weight
 from workers.iree.model.tiled_ops import TiledOps
 from workers.load_options import Quantize
 
@@ -35,9 +35,9 @@ class Stored:
     packing: Packing | None
     """Of a matrix of few bits; `shape` and `dtype` are then those of its bytes."""
 
-    def typed(self, array: jax.Array) -> jax.Array | Packed:
+    def typed(self, array: jax.Array) -> Weight:
         """The tensor in a graph, as `Ops` takes it."""
-        return array if self.packing is None else Packed(array, self.packing, self.parameter.sources[0][1][1])
+        return array if self.packing is None else PackedMatrix(array, self.packing, self.parameter.sources[0][1][1])
 
     @property
     def name(self) -> str:
@@ -82,8 +82,8 @@ def _few_bits(name: str, shape: Shape, dtype: str, weights: Weights, packing: Pa
 
 def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) -> Stored:
     tail = parameter.sources[0][1][1:]
-    few_bits = parameter.few_bits and isinstance(ops, TiledOps)
-    if few_bits and (format := _format(parameter, weights, kind)) is not None:
+    quantizable = parameter.quantizable and isinstance(ops, TiledOps)
+    if quantizable and (format := _format(parameter, weights, kind)) is not None:
         packing = Packing(format)
         return Stored(parameter, packing.stored_shape(parameter.rows, *tail), "int8", packing)
     if not parameter.matrix:

@@ -15,12 +15,12 @@ from workers.iree.kernels.attention.shape import Attention, AttentionShape
 from workers.iree.kernels.fused_layer import FusedLayer, LayerPackings, fused_layer
 from workers.iree.kernels.ir.arithmetic import stride
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.kernels.matmul.embedding import lookup
+from workers.iree.kernels.matmul.embedding import embedding
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.rowwise.norm import Norm, norm
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
 from workers.iree.model.ops import Angles, Cache, Dense, Flow, Place, Shape
-from workers.iree.model.packed_matrix import Packed
+from workers.iree.model.packed_matrix import PackedMatrix, Weight
 from workers.iree.model.tiled_matmuls import TiledProducts
 
 FUSED_MAX_ROWS = 64
@@ -44,12 +44,12 @@ class TiledOps(TiledProducts):
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
         return (rows, stride(width, self.arithmetic)), "int32"
 
-    def rows(self, table: jax.Array | Packed, which: jax.Array) -> jax.Array:
-        if not isinstance(table, Packed):
+    def rows(self, table: Weight, which: jax.Array) -> jax.Array:
+        if not isinstance(table, PackedMatrix):
             return table[which].astype(jnp.float32)
         rows, tiles = len(which), table.data.shape[0]
-        name = f"baton_lookup_{rows}_{tiles}_{table.inputs}_{table.packing.name}"
-        self.bodies[name] = lookup(name, rows, tiles, table.inputs, table.packing)
+        name = f"baton_embedding_{rows}_{tiles}_{table.inputs}_{table.packing.name}"
+        self.bodies[name] = embedding(name, rows, tiles, table.inputs, table.packing)
         out: jax.Array = call(name, floats(rows, table.inputs), which, table.data)
         return out
 
@@ -98,14 +98,16 @@ class TiledOps(TiledProducts):
             biases=(weights.qkv_bias is not None, weights.o_bias is not None),
             norms=(Norm(True, *there[:2]), Norm(True, *there[2:])),
             live=where.live is not None,
-            packings=LayerPackings([_packing(each) for each in matrices], self.dot, self.planes),
+            packings=LayerPackings([_packing(each) for each in matrices], self.dot, self.limbs),
             pause=self.pause,
         )
         flags = "".join(str(int(each)) for each in (*kind.biases, *there))
         name = f"baton_layer_{shape.batch}_{kind.attention.window}_{shape.rope_dims}_{flags}{kind.packings.name}"
         name = named(name, live=where.live)
         self.bodies[name] = fused_layer(name, kind)
-        qkv, o, up, down = (each.data if isinstance(each, Packed) else each.reshape(len(each), -1) for each in matrices)
+        qkv, o, up, down = (
+            each.data if isinstance(each, PackedMatrix) else each.reshape(len(each), -1) for each in matrices
+        )
         turns = (None, None) if angles is None else (angles.cos, angles.sin)
         operands = [h, x, where.live, qkv, weights.qkv_bias, *turns, where.slots, where.rows, _layer(number, cache)]
         operands += [*(weights.heads or ()), kv, o, weights.o_bias, *norms[:2], up, down, *norms[2:]]
@@ -191,8 +193,8 @@ def _attention_shape(cache: Cache, layer: int, config: ModelConfig, where: Place
     )
 
 
-def _packing(matrix: jax.Array | Packed) -> Packing | None:
-    return matrix.packing if isinstance(matrix, Packed) else None
+def _packing(matrix: Weight) -> Packing | None:
+    return matrix.packing if isinstance(matrix, PackedMatrix) else None
 
 
 def _layer(number: int, cache: Cache) -> jax.Array:

@@ -117,7 +117,7 @@ def test_so_is_one_with_weights_of_few_bits(tmp_path: Path, kind: Quantize, ffn:
     path = make_checkpoint(tmp_path, "qwen2", ffn=ffn)
     plan = make_plan(path, TiledOps("bfloat16", Pairs(), "vpdpbusd"), kind)
     text = plan.module(["decode_2"])
-    assert calls(text) == ["lookup", "norm", "layer", "layer", "round", "dot"]
+    assert calls(text) == ["embedding", "norm", "layer", "layer", "quantize", "quantized"]
     assert len(re.findall(r"@baton_layer\w*_plain\(", text)) == (3 if ffn == 48 else 0)
     assert calls(plan.module(["prefill_32"])).count("attention") == 2
 

@@ -20,7 +20,7 @@ from workers.iree.kernels.attention.shape import KV_TILE, Attention, AttentionSh
 from workers.iree.kernels.ir.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of, stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD, partition_count
-from workers.iree.kernels.matmul.linear import gated, linear
+from workers.iree.kernels.matmul.linear import glu_linear, linear
 from workers.iree.kernels.rowwise.norm import Norm, norm
 from workers.iree.model.tiled_ops import pack
 
@@ -135,7 +135,7 @@ def test_a_product_shared_by_threads_is_the_same(run: Run) -> None:
         pytest.param(Widened(4), 11, (11, 10, 9, 2), id="bf16-widened"),
     ],
 )
-@pytest.mark.parametrize("kind", ["linear", "gated"])
+@pytest.mark.parametrize("kind", ["linear", "glu_linear"])
 def test_live_rows_are_those_of_a_product_of_all(
     run: Run, arithmetic: Arithmetic, rows: int, lives: tuple[int, ...], kind: str
 ) -> None:
@@ -148,8 +148,8 @@ def test_live_rows_are_those_of_a_product_of_all(
 
     def product(live: int | None) -> NDArray[Any]:
         given = [] if live is None else [np.array([live], np.int32)]
-        if kind == "gated":
-            text = gated("gated", rows, tiles, inputs, arithmetic, "silu", threads=2, live=live is not None)
+        if kind == "glu_linear":
+            text = glu_linear("glu_linear", rows, tiles, inputs, arithmetic, "silu", threads=2, live=live is not None)
         else:
             text = linear("linear", rows, 2 * tiles, inputs, arithmetic, bias=False, threads=2, live=live is not None)
         return run(text, words(x, arithmetic, 16), weights, *given)[0][:, :width]
@@ -162,11 +162,11 @@ def test_live_rows_are_those_of_a_product_of_all(
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gated(run: Run, arithmetic: Arithmetic, activation: Activation) -> None:
+def test_glu_linear(run: Run, arithmetic: Arithmetic, activation: Activation) -> None:
     rows, inputs, ffn = 9, 64, 48
     x, w = random(rows, inputs), random(2 * ffn, inputs, seed=1) / np.float32(8)
     packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
-    text = gated("gated", rows, ffn // 16, inputs, arithmetic, activation)
+    text = glu_linear("glu_linear", rows, ffn // 16, inputs, arithmetic, activation)
     padding = stride(inputs, arithmetic) - inputs // arithmetic.per_word
     (out,) = run(text, words(x, arithmetic, padding), packed.reshape(packed.shape[0], -1))
     both = rounded(x, arithmetic) @ rounded(w, arithmetic).T

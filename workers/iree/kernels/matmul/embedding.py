@@ -1,13 +1,13 @@
-"""Rows of a packed matrix as they are: the embeddings of tokens, from the tiles that the head multiplies by."""
+"""Embeddings of tokens from a packed matrix, whose tiles the head multiplies by when the two are tied."""
 
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.mlir_types import ELEMENTS, LANES, Type
 from workers.iree.kernels.ir.operations import math_fma
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.packing import RUN, Packing
+from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
 
 
-def lookup(name: str, rows: int, tiles: int, inputs: int, packing: Packing) -> str:
+def embedding(name: str, rows: int, tiles: int, inputs: int, packing: Packing) -> str:
     """Outputs int32 [rows], a packed matrix int8 [tiles, bytes] -> their weights, float32 [rows, inputs].
 
     An output that the matrix does not have is its last one: nothing is read beyond it.
@@ -18,30 +18,30 @@ def lookup(name: str, rows: int, tiles: int, inputs: int, packing: Packing) -> s
     out = d.give((rows, inputs), "f32")
     output = which.load([row]).minimum(tiles * LANES - 1).astype("index", signed=True)
     tile, lane = output // LANES, output % LANES
-    at_lane, scale_at_lane = lane * RUN, lane * format.scale_size
-    step = RUN * 8 // format.bits
+    at_lane, scale_at_lane = lane * DOT_INPUTS, lane * format.scale_size
+    step = DOT_INPUTS * 8 // format.bits
 
     def number(at: Value) -> Value:
         """A number of the lane and its group, in every lane of a run."""
         narrow = weights.load_vector([tile, at], format.scale_size).bitcast(ELEMENTS[format.scales])
-        return narrow.lane(0).astype("f32").broadcast(RUN)
+        return narrow.lane(0).astype("f32").broadcast(DOT_INPUTS)
 
     def group(at_group: Value) -> None:
         scale_at = at_group * packing.scale_bytes(format.group) + scale_at_lane
         scales = number(packing.level_bytes(inputs) + scale_at)
         if format.zero == "middle":
-            zeros = code.constant(-format.middle, Type("f32", RUN))
+            zeros = code.constant(-format.middle, Type("f32", DOT_INPUTS))
         else:
             zeros = number(packing.level_bytes(inputs) + packing.scale_bytes(inputs) + scale_at)
         first = at_group * (format.group // step)
 
         def run(offset: Value) -> None:
             at = first + offset
-            byte, column = at * packing.run_bytes + at_lane, at * step
-            bytes_ = weights.load_vector([tile, byte], RUN)
+            byte, column = at * packing.vector_bytes + at_lane, at * step
+            bytes_ = weights.load_vector([tile, byte], DOT_INPUTS)
             for part in range(8 // format.bits):
                 weight = _weights(packing, bytes_, part, scales, zeros)
-                out.store(weight, [row, column + code.index(part * RUN)])
+                out.store(weight, [row, column + code.index(part * DOT_INPUTS)])
 
         code.repeat(0, format.group // step, run)
 

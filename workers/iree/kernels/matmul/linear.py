@@ -1,4 +1,4 @@
-"""Products with a packed weight: plain, with a bias, and the gated pair of an MLP."""
+"""Linear layers with a packed weight: plain, with a bias, and the gated linear unit (GLU) of an MLP."""
 
 from collections.abc import Callable
 
@@ -42,11 +42,11 @@ def linear(
     offsets = d.take((tiles * LANES,), "f32") if bias else None
     number = d.take((1,), "i32") if live else None
     out = d.give((rows, tiles * LANES), "f32")
-    add_linear(d.code, d.partition, tiling, x, w, out, offsets, number)
+    write_linear(d.code, d.partition, tiling, x, w, out, offsets, number)
     return d.function()
 
 
-def add_linear(
+def write_linear(
     code: Code,
     partition: Partition,
     tiling: GemmTiling,
@@ -71,7 +71,7 @@ def add_linear(
     _each_tile_group(code, partition, tiling, live, w, write)
 
 
-def gated(
+def glu_linear(
     name: str,
     rows: int,
     tiles: int,
@@ -93,11 +93,11 @@ def gated(
     w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
     number = d.take((1,), "i32") if live else None
     out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
-    add_gated(d.code, d.partition, tiling, x, w, out, activation, number)
+    write_glu_linear(d.code, d.partition, tiling, x, w, out, activation, number)
     return d.function()
 
 
-def add_gated(
+def write_glu_linear(
     code: Code,
     partition: Partition,
     tiling: GemmTiling,
@@ -107,7 +107,7 @@ def add_gated(
     activation: Activation,
     live: Memory | None = None,
 ) -> None:
-    """Write a partition of the work of `gated`."""
+    """Write a partition of the work of `glu_linear`."""
     arithmetic, words = tiling.arithmetic, LANES // tiling.arithmetic.per_word
 
     def write(at: Value, group_tiles: int, first: Value, count: int, prefetch: Prefetch) -> None:

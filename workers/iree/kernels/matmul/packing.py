@@ -18,7 +18,7 @@ from workers.load_options import Quantize
 
 GROUPS = (128, 64, 32)
 """Inputs of a group as they are stored; a larger group becomes several with equal scales."""
-RUN = 4
+DOT_INPUTS = 4
 """Neighbouring inputs of one output whose levels are multiplied in one instruction."""
 
 
@@ -34,9 +34,9 @@ class Packing:
         return f"int{self.format.bits}_{self.format.group}_{self.format.zero}_{self.format.scales}"
 
     @property
-    def run_bytes(self) -> int:
+    def vector_bytes(self) -> int:
         """Bytes of one vector of levels."""
-        return RUN * LANES
+        return DOT_INPUTS * LANES
 
     def level_bytes(self, inputs: int) -> int:
         return inputs * LANES * self.format.bits // 8
@@ -77,9 +77,9 @@ class Packing:
     def _levels(self, levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """[tiles, bytes]."""
         inputs = levels.shape[1]
-        runs = levels.reshape(-1, LANES, inputs // RUN, RUN).transpose(0, 2, 1, 3)
+        runs = levels.reshape(-1, LANES, inputs // DOT_INPUTS, DOT_INPUTS).transpose(0, 2, 1, 3)
         if self.format.bits == 4:
-            pairs = runs.reshape(-1, inputs // (2 * RUN), 2, LANES, RUN)
+            pairs = runs.reshape(-1, inputs // (2 * DOT_INPUTS), 2, LANES, DOT_INPUTS)
             return (pairs[:, :, 0] | pairs[:, :, 1] << np.uint8(4)).reshape(len(runs), -1)
         return np.ascontiguousarray(runs).reshape(len(runs), -1)
 

@@ -11,7 +11,7 @@ FEW_ROWS = 4
 waited for before L2 than before L1."""
 DISTANCES = ((3072, L1),)
 """Bytes of each tile that are on their way to a cache while the tile is summed. The CPU itself looks ahead no further
-than a page's end, and what it fetches alone does not come in time where several rows keep its arithmetic busy."""
+than a page's end, and what it prefetches alone does not come in time where several rows keep its arithmetic busy."""
 FEW_ROWS_DISTANCES = ((4096, L2), (1024, L1_ONCE))
 """The same for few rows. Lines of weights are read once, and those of the rows stay in L1."""
 SHARING_BLOCKS = 2

@@ -9,25 +9,56 @@ from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
 from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.quantized_product import Factors, Product
-from workers.iree.kernels.matmul.quantized_tile import Fetches, fetch, fetch_straight, tile_sums
+from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
+from workers.iree.kernels.matmul.quantized_tile import (
+    Prefetches,
+    prefetch_ahead,
+    prefetch_lines,
+    quantized_gemm_tile,
+)
 from workers.iree.kernels.matmul.row_blocks import RowBlocks
 
 L2_ROWS = 64
 """Rows that are multiplied by a tile of weights before the next tile: their activations stay in L2."""
 
 
-def product(name: str, p: Product, *, bias: bool = False, live: bool = False) -> str:
-    """What `round_rows` gives, weights int8 [tiles, bytes] (, bias f32 [outputs]) (, live i32 [1])
+def quantized_linear(name: str, matmul: QuantizedMatmul, *, bias: bool = False, live: bool = False) -> str:
+    """What `quantize_rows` gives, weights int8 [tiles, bytes] (, bias f32 [outputs]) (, live i32 [1])
     -> f32 [rows, outputs], of which the first `live` rows are computed.
     """
-    d = Kernel(name, p.workgroups)
-    factors = Factors.taken(p, d)
-    offsets = d.take((p.outputs,), "f32") if bias else None
+    d = Kernel(name, matmul.workgroups)
+    operands = QuantizedOperands.of(matmul, d)
+    offsets = d.take((matmul.outputs,), "f32") if bias else None
     number = d.take((1,), "i32") if live else None
-    out = d.give((p.rounded.rows, p.outputs), "f32")
-    add_product(d.code, d.partition, p, factors, out, offsets, number)
+    out = d.give((matmul.activations.rows, matmul.outputs), "f32")
+    write_quantized_linear(d.code, d.partition, matmul, operands, out, offsets, number)
     return d.function()
+
+
+def write_quantized_linear(
+    code: Code,
+    partition: Partition,
+    matmul: QuantizedMatmul,
+    operands: QuantizedOperands,
+    out: Memory,
+    bias: Memory | None = None,
+    live: Memory | None = None,
+) -> None:
+    """Write a partition of `quantized_linear`."""
+    low, high = partition.tapered_range(matmul.tiles)
+    rows, work = matmul.activations.rows, _Work(code, matmul, operands, out, bias, low, high)
+    row_blocks = RowBlocks(rows, matmul.max_height)
+
+    def live_blocks(height: int, end: Value, last: Value) -> None:
+        count = (end + (height - 1)) // height
+        work.all_tiles(_Blocks(height, row_blocks.min_blocks(height), -(-rows // height)), count, last)
+
+    if live is not None:
+        row_blocks.choose(code, live, live_blocks)
+        return
+    count = -(-rows // matmul.max_height)
+    height = -(-rows // count)
+    work.all_tiles(_Blocks(height, count, count), code.index(count), code.index(rows - height))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +76,8 @@ class _Blocks:
 
     @property
     def sharing(self) -> int:
-        """Blocks that fetch the next tile between them."""
+        """Blocks that prefetch the next tile between them."""
         return min(self.least, self.together)
-
-
-def add_product(
-    code: Code,
-    partition: Partition,
-    p: Product,
-    factors: Factors,
-    out: Memory,
-    bias: Memory | None = None,
-    live: Memory | None = None,
-) -> None:
-    """Write a partition of `product`."""
-    low, high = partition.tapered_range(p.tiles)
-    rows, work = p.rounded.rows, _Work(code, p, factors, out, bias, low, high)
-    row_blocks = RowBlocks(rows, p.max_height)
-
-    def of_height(height: int, end: Value, last: Value) -> None:
-        count = (end + (height - 1)) // height
-        work.all_tiles(_Blocks(height, row_blocks.min_blocks(height), -(-rows // height)), count, last)
-
-    if live is not None:
-        row_blocks.choose(code, live, of_height)
-        return
-    count = -(-rows // p.max_height)
-    height = -(-rows // count)
-    work.all_tiles(_Blocks(height, count, count), code.index(count), code.index(rows - height))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,50 +85,51 @@ class _Work:
     """A partition of a product: its operands, and the first of its tiles and their end."""
 
     code: Code
-    p: Product
-    factors: Factors
+    matmul: QuantizedMatmul
+    operands: QuantizedOperands
     out: Memory
     bias: Memory | None
     low: Value
     high: Value
 
-    def all_tiles(self, b: _Blocks, count: Value, last: Value) -> None:
-        """Multiply so many blocks, the last of which begins at a certain row: as many as are multiplied by a tile
-        together by every tile, then the others."""
+    def all_tiles(self, blocks: _Blocks, count: Value, last: Value) -> None:
+        """Multiply `count` blocks of rows, the last of which begins at row `last`: as many as go together by every
+        tile, then the others."""
         code = self.code
 
         def some(first: Value) -> None:
-            end = (first + b.together).minimum(count)
+            end = (first + blocks.together).minimum(count)
 
             def tile(at: Value) -> None:
                 def block(number: Value) -> None:
-                    row = (number * b.height).minimum(last)
-                    self._block(b, row, at, lambda: number - first)
+                    row = (number * blocks.height).minimum(last)
+                    self._block(blocks, row, at, lambda: number - first)
 
                 code.repeat(first, end, block)
 
             code.repeat(self.low, self.high, tile)
 
-        code.repeat(0, count, some, b.together)
+        code.repeat(0, count, some, blocks.together)
 
-    def _block(self, b: _Blocks, first: Value, at: Value, turn: Callable[[], Value]) -> None:
-        """Multiply the rows from `first` on by the tile `at`; `turn` is which of the blocks that it is read for."""
-        rows = [first + row for row in range(b.height)]
-        column = at * LANES
+    def _block(self, blocks: _Blocks, first: Value, tile: Value, turn: Callable[[], Value]) -> None:
+        """Multiply the rows from `first` on by a tile; `turn` is which of the blocks that go together this is."""
+        rows = [first + row for row in range(blocks.height)]
+        column = tile * LANES
 
-        def soon(group: Value, byte: Value) -> Fetches:
-            return self._fetches(b, turn(), at, group, byte)
+        def soon(group: Value, byte: Value) -> Prefetches:
+            return self._prefetches(blocks, turn(), tile, group, byte)
 
-        for row, total in zip(rows, tile_sums(self.code, self.p, self.factors, at, rows, soon), strict=True):
+        sums = quantized_gemm_tile(self.code, self.matmul, self.operands, tile, rows, soon)
+        for row, total in zip(rows, sums, strict=True):
             if self.bias is not None:
                 total = total + self.bias.load_vector([column])
             self.out.store(total, [row, column])
 
-    def _fetches(self, b: _Blocks, turn: Value, at: Value, group: Value, byte: Value) -> Fetches:
-        """A single block of rows reads on in memory, several of them share the next tile."""
-        p = self.p
-        if b.together == 1:
-            return fetch_straight(p, self.factors, at, byte)
-        lines = -(-p.vectors // b.sharing)
-        groups_before = turn * p.rounded.groups + group
-        return fetch(self.factors, at + 1, groups_before * (lines * CACHE_LINE), lines)
+    def _prefetches(self, blocks: _Blocks, turn: Value, tile: Value, group: Value, byte: Value) -> Prefetches:
+        """Prefetch what follows in memory for a single block of rows; several of them share the next tile."""
+        matmul = self.matmul
+        if blocks.together == 1:
+            return prefetch_ahead(matmul, self.operands, tile, byte)
+        lines = -(-matmul.vectors // blocks.sharing)
+        groups_before = turn * matmul.activations.groups + group
+        return prefetch_lines(self.operands, tile + 1, groups_before * (lines * CACHE_LINE), lines)

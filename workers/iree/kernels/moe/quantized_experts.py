@@ -11,85 +11,93 @@ from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.activation_quantization import Rounded
+from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization
 from workers.iree.kernels.matmul.packing import Packing
-from workers.iree.kernels.matmul.quantized_product import Dot, Factors, Product
-from workers.iree.kernels.matmul.quantized_tile import PREFETCH, Fetches, fetch, fetch_straight, tile_sums
+from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, QuantizedMatmul, QuantizedOperands
+from workers.iree.kernels.matmul.quantized_tile import (
+    PREFETCH_DISTANCE,
+    Prefetches,
+    prefetch_ahead,
+    prefetch_lines,
+    quantized_gemm_tile,
+)
 from workers.iree.kernels.moe.experts import ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True)
-class PackedExperts:
-    """One of a mixture's two matrices, and the rows that it is multiplied by."""
+class QuantizedExperts:
+    """One of a mixture's two quantized matrices, and the rows that it is multiplied by."""
 
     mixture: Mixture
-    rounded: Rounded
+    activations: ActivationQuantization
     packing: Packing
-    dot: Dot
+    dot: IntegerDot
     threads: int
 
-    def product(self, outputs: int) -> Product:
+    def product(self, outputs: int) -> QuantizedMatmul:
         """`outputs` are those of one expert."""
         whole = outputs * self.mixture.experts.count
-        return Product(self.rounded, whole, self.packing, self.dot, self.threads)
+        return QuantizedMatmul(self.activations, whole, self.packing, self.dot, self.threads)
 
     def partition(self, tiles: int, kinds: int) -> ExpertPartition:
         """`kinds` tiles are read for each of `tiles`."""
-        size = kinds * self.packing.tile_bytes(self.rounded.inputs)
+        size = kinds * self.packing.tile_bytes(self.activations.inputs)
         return ExpertPartition.of(self.mixture, tiles, size, self.threads)
 
 
-def packed_up(name: str, e: PackedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
+def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
     """Levels and sums of the step's rows, weights int8 [count * 2 * ffn / 16, bytes], what `routing.group` gives
     -> act(gate) * up of each pair, packed words [pairs, stride] of width ffn.
     """
     m, ffn = e.mixture, e.mixture.experts.ffn
-    p, partition, words = e.product(2 * ffn), e.partition(m.up_tiles, kinds=2), LANES // arithmetic.per_word
+    matmul, partition, words = e.product(2 * ffn), e.partition(m.up_tiles, kinds=2), LANES // arithmetic.per_word
     d = Kernel(name, partition.workgroups)
-    factors = Factors.taken(p, d)
+    operands = QuantizedOperands.of(matmul, d)
     places = [d.take((length,), "i32") for length in partition.lists]
     out = d.give((m.pairs, stride(ffn, arithmetic)), "i32")
 
     def tile(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
         rows = [pair // m.experts.per_token for pair in pairs]
         gate = expert * (2 * m.up_tiles) + first
-        sums = _gate_and_up(d.code, p, factors, rows, gate, m.up_tiles)
+        sums = _gate_and_up(d.code, matmul, operands, rows, gate, m.up_tiles)
         for pair, (gates, ups) in zip(pairs, sums, strict=True):
             value = ACTIVATIONS[activation](gates) * ups
             out.store(arithmetic.pack(value), [pair, first * words])
 
-    partition.walk(d, places, partition.blocks(p.max_height), lambda _: 1, tile)
+    partition.walk(d, places, partition.blocks(matmul.max_height), lambda _: 1, tile)
     return d.function()
 
 
-def packed_down(name: str, e: PackedExperts) -> str:
+def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
     """Levels and sums of the pairs, weights int8 [count * hidden / 16, bytes], what `routing.group` gives
     -> f32 [pairs, hidden].
     """
     m = e.mixture
-    p, partition = e.product(m.hidden), e.partition(m.down_tiles, kinds=1)
+    matmul, partition = e.product(m.hidden), e.partition(m.down_tiles, kinds=1)
     d = Kernel(name, partition.workgroups)
-    factors = Factors.taken(p, d)
+    operands = QuantizedOperands.of(matmul, d)
     places = [d.take((length,), "i32") for length in partition.lists]
     out = d.give((m.pairs, m.hidden), "f32")
 
     def tile(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
         its = expert * m.down_tiles + first
-        sums = tile_sums(d.code, p, factors, its, pairs, lambda _, at: fetch_straight(p, factors, its, at))
+        sums = quantized_gemm_tile(
+            d.code, matmul, operands, its, pairs, lambda _, at: prefetch_ahead(matmul, operands, its, at)
+        )
         for pair, total in zip(pairs, sums, strict=True):
             out.store(total, [pair, first * LANES])
 
-    partition.walk(d, places, partition.blocks(p.max_height), lambda _: 1, tile)
+    partition.walk(d, places, partition.blocks(matmul.max_height), lambda _: 1, tile)
     return d.function()
 
 
 def _gate_and_up(
-    code: Code, p: Product, factors: Factors, rows: list[Value], gate: Value, apart: int
+    code: Code, matmul: QuantizedMatmul, operands: QuantizedOperands, rows: list[Value], gate: Value, apart: int
 ) -> list[tuple[Value, Value]]:
     """Return both sums of each row: of the tile `gate` and of the one `apart` tiles further on, one after the other."""
-    size = p.tile_bytes
+    size = matmul.tile_bytes
     # Behind a gate's end lies the next gate, but its other half is read first, and the next gate after that.
     to_up, to_gate = code.index((apart - 1) * size), code.index(-apart * size)
 
@@ -97,12 +105,12 @@ def _gate_and_up(
         tile = gate + which * apart
         jump = which.equals(0).select(to_up, to_gate)
 
-        def soon(_: Value, at: Value) -> Fetches:
-            straight = at + PREFETCH
+        def soon(_: Value, at: Value) -> Prefetches:
+            straight = at + PREFETCH_DISTANCE
             further = (straight >= size).select(jump, 0)
-            return fetch(factors, tile, straight + further, p.vectors)
+            return prefetch_lines(operands, tile, straight + further, matmul.vectors)
 
-        sums = tile_sums(code, p, factors, tile, rows, soon)
+        sums = quantized_gemm_tile(code, matmul, operands, tile, rows, soon)
         return [each for row, total in enumerate(sums) for each in (before[2 * row + 1], total)]
 
     sums = code.loop(0, 2, [code.floats(0.0)] * (2 * len(rows)), half)

@@ -13,7 +13,7 @@ from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Glu:
     """The memory of a gated linear unit: `x` f32 [rows, 2 * ffn], gates first, `out` packed words [rows, stride]."""
 
     x: Memory
@@ -33,9 +33,9 @@ class Gate:
         code.repeat(low, high, some, LANES)
 
 
-def gate(name: str, rows: int, ffn: int, arithmetic: Arithmetic, activation: Activation) -> str:
+def glu(name: str, rows: int, ffn: int, arithmetic: Arithmetic, activation: Activation) -> str:
     """f32 [rows, 2 * ffn], gates first -> packed words [rows, stride]."""
     d = Kernel(name, rows)
     x, out = d.take((rows, 2 * ffn), "f32"), d.give((rows, stride(ffn, arithmetic)), "i32")
-    Gate(x, out, arithmetic, activation).columns(d.code, d.workgroup, 0, ffn)
+    Glu(x, out, arithmetic, activation).columns(d.code, d.workgroup, 0, ffn)
     return d.function()

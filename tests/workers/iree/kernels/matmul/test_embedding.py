@@ -12,7 +12,7 @@ from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.device import Device
 from workers.iree.kernels.ir.arithmetic import Singles
 from workers.iree.kernels.matmul.packing import Packing
-from workers.iree.model.packed_matrix import Packed
+from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 
 WHICH = np.random.default_rng(4).permutation(OUTPUTS).astype(np.int32)
@@ -27,7 +27,7 @@ def test_rows_are_the_weights(cache_dir: Path) -> None:
     def rows(*values: Any) -> tuple[Any, ...]:
         which, *arrays, _ = values
         tables = zip(arrays, packings.values(), strict=True)
-        return tuple(ops.rows(Packed(array, packing, INPUTS), which) for array, packing in tables)
+        return tuple(ops.rows(PackedMatrix(array, packing, INPUTS), which) for array, packing in tables)
 
     inputs = (struct(WHICH.shape, "int32"), *(struct(array.shape, "int8") for array in packed.values()))
     graph = Graph("rows", rows, inputs, pure=True)

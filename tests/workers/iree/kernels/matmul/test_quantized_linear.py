@@ -17,8 +17,8 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.arithmetic import Arithmetic, Singles, Widened, arithmetic_of, stride
 from workers.iree.kernels.matmul.packing import Packing
-from workers.iree.kernels.matmul.quantized_product import Dot, choose_dot
-from workers.iree.model.packed_matrix import Packed
+from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, choose_integer_dot
+from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 
 INPUTS, OUTPUTS = 384, 40
@@ -62,7 +62,7 @@ class Products:
     """Compiles all formats and numbers of rows as one module, and runs them by name."""
 
     def __init__(
-        self, cache_dir: Path, dtype: str, arithmetic: Arithmetic, dot: Dot, formats: dict[str, GroupFormat]
+        self, cache_dir: Path, dtype: str, arithmetic: Arithmetic, dot: IntegerDot, formats: dict[str, GroupFormat]
     ) -> None:
         self.device = Device("local-task", 0)
         self.ops = TiledOps(dtype, arithmetic, dot)
@@ -78,7 +78,7 @@ class Products:
         packing = self.packings[name]
 
         def product(x: Any, data: Any, _: Any) -> tuple[Any, ...]:
-            return (self.ops.linear(x, Packed(data, packing, INPUTS), OUTPUTS),)
+            return (self.ops.linear(x, PackedMatrix(data, packing, INPUTS), OUTPUTS),)
 
         width = stride(INPUTS, self.ops.arithmetic)
         inputs = (struct((rows, width), "int32"), struct(packing.stored_shape(OUTPUTS, INPUTS), "int8"))
@@ -88,7 +88,7 @@ class Products:
         packing, width = self.packings["int4"], stride(INPUTS, self.ops.arithmetic)
 
         def product(x: Any, data: Any, live: Any, _: Any) -> tuple[Any, ...]:
-            return (self.ops.linear(x, Packed(data, packing, INPUTS), OUTPUTS, None, live),)
+            return (self.ops.linear(x, PackedMatrix(data, packing, INPUTS), OUTPUTS, None, live),)
 
         shapes = ((LIVE[0], width), "int32"), (packing.stored_shape(OUTPUTS, INPUTS), "int8"), ((1,), "int32")
         return Graph("live", product, tuple(struct(*shape) for shape in shapes), pure=True)
@@ -121,9 +121,9 @@ class Products:
 
 
 FEATURES = Cpu.of_host().features
-CASES: dict[str, tuple[str, Arithmetic, Dot, tuple[str, ...]]] = {
-    "this CPU's": ("bfloat16", arithmetic_of(FEATURES, "bfloat16"), choose_dot(FEATURES), tuple(FORMATS)),
-    "exact": ("float32", Singles("f32", 16), choose_dot(FEATURES), ("int8", "int4")),
+CASES: dict[str, tuple[str, Arithmetic, IntegerDot, tuple[str, ...]]] = {
+    "this CPU's": ("bfloat16", arithmetic_of(FEATURES, "bfloat16"), choose_integer_dot(FEATURES), tuple(FORMATS)),
+    "exact": ("float32", Singles("f32", 16), choose_integer_dot(FEATURES), ("int8", "int4")),
     "any CPU's": ("bfloat16", Widened(4), "plain", ("int8", "int4")),
 }
 
@@ -174,5 +174,5 @@ def test_zeros(products: Products) -> None:
 
 
 def test_choice() -> None:
-    assert choose_dot({"avx512f", "avx512vnni"}) == "vpdpbusd"
-    assert choose_dot({"avx512f", "avxvnni"}) == "plain"
+    assert choose_integer_dot({"avx512f", "avx512vnni"}) == "vpdpbusd"
+    assert choose_integer_dot({"avx512f", "avxvnni"}) == "plain"

@@ -24,10 +24,10 @@ from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
 from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES
 from workers.iree.kernels.matmul.packing import Packing
-from workers.iree.kernels.matmul.quantized_product import Dot, choose_dot
+from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, choose_integer_dot
 from workers.iree.kernels.moe.experts import MANY, ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
-from workers.iree.model.packed_matrix import Packed
+from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 
 HIDDEN, EXPERTS = 160, Experts(count=5, per_token=2, ffn=96, normalize=True)
@@ -45,13 +45,13 @@ class Kind:
 
     dtype: str
     arithmetic: Arithmetic
-    dot: Dot
+    dot: IntegerDot
     up: GroupFormat | None
     down: GroupFormat | None
     tolerance: float
 
 
-HOST, VNNI = arithmetic_of(FEATURES, "bfloat16"), choose_dot(FEATURES)
+HOST, VNNI = arithmetic_of(FEATURES, "bfloat16"), choose_integer_dot(FEATURES)
 KINDS = {
     "bfloat16": Kind("bfloat16", HOST, VNNI, None, None, 2e-2),
     "float32": Kind("float32", Singles("f32", 16), VNNI, None, None, 2e-6),
@@ -111,7 +111,9 @@ class Mixtures:
     def _graph(self, x: Any, router: Any, up: Any, down: Any, *others: Any) -> tuple[Any, ...]:
         live = others[0] if len(others) > 1 else None
         up, down = (
-            Packed(data, Packing(matrix.format), matrix.levels.shape[1]) if isinstance(matrix, Quantized) else data
+            PackedMatrix(data, Packing(matrix.format), matrix.levels.shape[1])
+            if isinstance(matrix, Quantized)
+            else data
             for data, matrix in zip((up, down), self.weights, strict=True)
         )
         return (self.ops.experts(x, router, up, down, CONFIG, live),)

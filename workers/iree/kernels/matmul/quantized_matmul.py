@@ -8,27 +8,27 @@ from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import partition_count
-from workers.iree.kernels.matmul.activation_quantization import Rounded
-from workers.iree.kernels.matmul.packing import RUN, Packing
+from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization
+from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
 
-Dot = Literal["vpdpbusd", "plain"]
+IntegerDot = Literal["vpdpbusd", "plain"]
 """How four levels of each lane are multiplied by four activations and added up."""
 
 
-def choose_dot(features: AbstractSet[str]) -> Dot:
+def choose_integer_dot(features: AbstractSet[str]) -> IntegerDot:
     """Return the instruction for a CPU with `features` (LLVM's names)."""
     return "vpdpbusd" if "avx512vnni" in features else "plain"
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class QuantizedMatmul:
     """Quantized rows times a packed matrix, transposed: float32 [rows, outputs]."""
 
-    rounded: Rounded
+    activations: ActivationQuantization
     outputs: int
     """Outputs of whole tiles."""
     packing: Packing
-    dot: Dot
+    dot: IntegerDot
     threads: int
 
     @property
@@ -37,7 +37,9 @@ class Product:
 
     @property
     def name(self) -> str:
-        return f"baton_dot_{self.rounded.rows}_{self.outputs}_{self.rounded.inputs}_{self.packing.name}"
+        """The kernel's name, without what it takes besides."""
+        rows, inputs = self.activations.rows, self.activations.inputs
+        return f"baton_quantized_linear_{rows}_{self.outputs}_{inputs}_{self.packing.name}"
 
     @property
     def tiles(self) -> int:
@@ -45,37 +47,37 @@ class Product:
 
     @property
     def tile_bytes(self) -> int:
-        return self.packing.tile_bytes(self.rounded.inputs)
+        return self.packing.tile_bytes(self.activations.inputs)
 
     @property
     def vectors(self) -> int:
         """Vectors of levels in one group of activations."""
-        return self.rounded.group * self.packing.format.bits // (8 * RUN)
+        return self.activations.group * self.packing.format.bits // (8 * DOT_INPUTS)
 
     @property
     def max_height(self) -> int:
         """Rows of one block: their sums, of integers and of floats, stay in registers beside what they are made of."""
-        if self.rounded.planes > 1:
+        if self.activations.limbs > 1:
             return 4
         return 12 if self.dot == "vpdpbusd" else 8
 
     @property
     def dots(self) -> int:
-        """Products of a group, each of four inputs."""
-        return self.rounded.group // RUN
+        """Dot products of a group, each of four inputs."""
+        return self.activations.group // DOT_INPUTS
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """The memory that a product reads: the quantized rows and the matrix."""
+class QuantizedOperands:
+    """The memory that a product reads: the quantized rows, and the matrix."""
 
     levels: Memory
-    sums: Memory
+    scales: Memory
     weights: Memory
 
     @classmethod
-    def taken(cls, p: Product, d: Kernel) -> "Factors":
+    def of(cls, matmul: QuantizedMatmul, d: Kernel) -> "QuantizedOperands":
         """Take the first operands of a kernel."""
-        r = p.rounded
-        levels, sums = d.take(r.levels_shape, "i32"), d.take(r.sums_shape, "f32")
-        return cls(levels, sums, d.take(p.packing.stored_shape(p.outputs, r.inputs), "i8"))
+        kind = matmul.activations
+        levels, scales = d.take(kind.levels_shape, "i32"), d.take(kind.scales_shape, "f32")
+        return cls(levels, scales, d.take(matmul.packing.stored_shape(matmul.outputs, kind.inputs), "i8"))
