@@ -15,7 +15,7 @@ import jaxlib
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.build.source_digest import source_digest
-from workers.iree.kernels.sampling.sample import draw
+from workers.iree.kernels.sampling.sample import sampling_module
 from workers.iree.model.decoder import Inputs, Parameters, forward, head
 from workers.iree.model.ops import Cache, Place
 from workers.iree.model.plain_ops import Apart, PlainOps
@@ -130,14 +130,14 @@ class Plan:
     def describe(self, names: Sequence[str]) -> str:
         """Everything that the text of `module` depends on: equal here means equal there, without tracing."""
         if SAMPLE in names:
-            return "\n".join([*names, str(self.config.vocab_size), source_digest(draw.__module__)])
+            return "\n".join([*names, str(self.config.vocab_size), source_digest(sampling_module.__module__)])
         plan = repr(replace(self, buckets=(), chunks=()))
         return "\n".join([*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)])
 
     def module(self, names: Sequence[str]) -> str:
         """MLIR of one module with these graphs; `SAMPLE` is one by itself."""
         if SAMPLE in names:
-            return draw(SAMPLE, self.config.vocab_size)
+            return sampling_module(SAMPLE, self.config.vocab_size)
         graphs = [self._graph(name) for name in names]
         used = () if all(graph.pure for graph in graphs) else self.weights
         needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}

@@ -14,7 +14,7 @@ from workers.iree.kernels.attention.attention import (
 from workers.iree.kernels.attention.item import AttentionInputs
 from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, RopeAndCacheItem
 from workers.iree.kernels.attention.shape import Attention
-from workers.iree.kernels.ir.arithmetic import stride
+from workers.iree.kernels.ir.arithmetic import row_stride
 from workers.iree.kernels.ir.fused_kernel import FusedKernel, barrier_counters
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
@@ -29,7 +29,7 @@ from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, QuantizedMa
 from workers.iree.kernels.matmul.row_blocks import live_rows
 from workers.iree.kernels.matmul.tiling import GemmTiling
 from workers.iree.kernels.rowwise.glu import Glu
-from workers.iree.kernels.rowwise.norm import Norm, Normed
+from workers.iree.kernels.rowwise.norm import Norm, NormOperands
 
 MAX_STAGES = 12
 """Stages that a layer may have."""
@@ -82,10 +82,10 @@ class FusedLayer:
 
 
 def fused_layer(name: str, kind: FusedLayer) -> str:
-    """Packed words [rows, stride] of width hidden, x f32 [rows, hidden] (, live int32 [1]), the weights of queries,
+    """Packed words [rows, row_stride] of width hidden, x f32 [rows, hidden] (, live int32 [1]), the weights of queries,
     keys and values (, their bias), what `rope_and_cache` takes from the angles on, the weights of o (, its bias), those
     of the norm that follows, of gate and up, of down, those of the last norm; the barrier counters
-    -> x after both additions, its norm as packed words [rows, stride], the cache, the counters.
+    -> x after both additions, its norm as packed words [rows, row_stride], the cache, the counters.
     """
     return _Body(name, kind).function()
 
@@ -102,7 +102,7 @@ class _Matrix:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a matrix is multiplied by: packed words [rows, stride], and what quantizes them where the matrix is."""
+    """What a matrix is multiplied by: packed words [rows, row_stride], and what quantizes them where the matrix is."""
 
     words: Memory
     quantizer: ActivationQuantizer | None
@@ -115,74 +115,74 @@ class _Body:
         self._kind, shape = kind, kind.attention.shape
         qkv, o, up, down = kind.packings.of
         self._arithmetic, self._threads = kind.attention.arithmetic, kind.attention.threads
-        self._d = d = Kernel(name, self._threads)
+        self._kernel = kernel = Kernel(name, self._threads)
         self._mixed_width = shape.query_heads * shape.head_dim
         width = self._mixed_width + 2 * shape.kv_heads * shape.head_dim
-        self._h, self._x = d.take(self._words(kind.hidden), "i32"), d.take((kind.rows, kind.hidden), "f32")
-        self._live = d.take((1,), "i32") if kind.live else None
+        self._h, self._x = kernel.input(self._words(kind.hidden), "i32"), kernel.input((kind.rows, kind.hidden), "f32")
+        self._live = kernel.input((1,), "i32") if kind.live else None
         self._qkv = self._matrix(width, kind.hidden, qkv, kind.biases[0])
-        self._heads = d.between((kind.rows, width), "f32")
-        queries = d.between((kind.rows, self._mixed_width // self._arithmetic.per_word), "i32")
-        self._rope = RopeAndCacheItem(kind.rope_and_cache, d, self._heads, queries)
+        self._heads = kernel.scratch((kind.rows, width), "f32")
+        queries = kernel.scratch((kind.rows, self._mixed_width // self._arithmetic.per_word), "i32")
+        self._rope = RopeAndCacheItem(kind.rope_and_cache, kernel, self._heads, queries)
         self._o = self._matrix(kind.hidden, self._mixed_width, o, kind.biases[1])
         self._after_attention = self._norm_weights(kind.norms[0])
         self._up = self._matrix(2 * kind.ffn, kind.hidden, up)
         self._down = self._matrix(kind.hidden, kind.ffn, down)
         self._after_mlp = self._norm_weights(kind.norms[1])
-        counters = d.change((kind.barrier_counters,), "i32")
-        self._rows = d.code.index(kind.rows) if self._live is None else live_rows(self._live, kind.rows)
+        counters = kernel.in_place((kind.barrier_counters,), "i32")
+        self._rows = kernel.code.index(kind.rows) if self._live is None else live_rows(self._live, kind.rows)
         number = self._rope.layer.load_index([0])
-        self._state = None if kind.attention.split else allocate_state(d.code, kind.attention)
-        self._fused = FusedKernel(d, MAX_STAGES, counters, number, kind.pause)
+        self._state = None if kind.attention.split else allocate_state(kernel.code, kind.attention)
+        self._fused = FusedKernel(kernel, MAX_STAGES, counters, number, kind.pause)
 
     def _words(self, width: int) -> tuple[int, int]:
-        return (self._kind.rows, stride(width, self._arithmetic))
+        return (self._kind.rows, row_stride(width, self._arithmetic))
 
     def _matrix(self, outputs: int, inputs: int, packing: Packing | None, bias: bool = False) -> _Matrix:
         shape, element = (outputs // LANES, inputs * LANES), self._arithmetic.element
         if packing is not None:
             shape, element = packing.stored_shape(outputs, inputs), "i8"
-        weights = self._d.take(shape, element)
-        return _Matrix(inputs, packing, weights, self._d.take((outputs,), "f32") if bias else None)
+        weights = self._kernel.input(shape, element)
+        return _Matrix(inputs, packing, weights, self._kernel.input((outputs,), "f32") if bias else None)
 
     def _norm_weights(self, norm: Norm) -> tuple[Memory | None, Memory | None]:
         after, before = (
-            self._d.take((self._kind.hidden,), "f32") if there else None for there in (norm.after, norm.before)
+            self._kernel.input((self._kind.hidden,), "f32") if there else None for there in (norm.after, norm.before)
         )
         return after, before
 
     def _left(self, matrix: _Matrix, words: Memory | None = None) -> _Left:
         """Return the memory of what a matrix will be multiplied by."""
-        words = words or self._d.between(self._words(matrix.inputs), "i32")
+        words = words or self._kernel.scratch(self._words(matrix.inputs), "i32")
         if matrix.packing is None:
             return _Left(words, None)
         limbs = self._kind.packings.limbs
         kind = ActivationQuantization.of(self._kind.rows, matrix.inputs, matrix.packing, self._arithmetic, limbs)
-        levels, scales = self._d.between(kind.levels_shape, "i32"), self._d.between(kind.scales_shape, "f32")
+        levels, scales = self._kernel.scratch(kind.levels_shape, "i32"), self._kernel.scratch(kind.scales_shape, "f32")
         return _Left(words, ActivationQuantizer(kind, words, levels, scales))
 
     def function(self) -> str:
         """Add all stages and return the kernel's text."""
-        kind, d = self._kind, self._d
+        kind, kernel = self._kind, self._kernel
         floats = (kind.rows, kind.hidden)
         begun = self._left(self._qkv, self._h)
         mixed, normed, gated = (self._left(matrix) for matrix in (self._o, self._up, self._down))
-        delta, between = (d.between(floats, "f32") for _ in range(2))
-        total, out = d.give(floats, "f32"), d.give(self._words(kind.hidden), "i32")
+        delta, between = (kernel.scratch(floats, "f32") for _ in range(2))
+        total, out = kernel.output(floats, "f32"), kernel.output(self._words(kind.hidden), "i32")
 
         self._quantize(begun.quantizer)
         self._linear(begun, self._qkv, self._heads)
         self._attention(mixed.words)
         self._quantize(mixed.quantizer)
         self._linear(mixed, self._o, delta)
-        self._norm(Normed(self._x, delta, *self._after_attention, between, normed.words), normed.quantizer)
+        self._norm(NormOperands(self._x, delta, *self._after_attention, between, normed.words), normed.quantizer)
         self._glu(normed, gated)
         self._linear(gated, self._down, delta)
-        self._norm(Normed(between, delta, *self._after_mlp, total, out), None)
+        self._norm(NormOperands(between, delta, *self._after_mlp, total, out), None)
         return self._fused.function()
 
     def _linear(self, left: _Left, matrix: _Matrix, out: Memory) -> None:
-        code, live, words, weights, bias = self._d.code, self._live, left.words, matrix.weights, matrix.bias
+        code, live, words, weights, bias = self._kernel.code, self._live, left.words, matrix.weights, matrix.bias
         if left.quantizer is None or matrix.packing is None:
             tiling = GemmTiling(self._kind.rows, weights.shape[0], matrix.inputs, self._arithmetic, 1, self._kind.live)
             self._fused.stage(
@@ -199,7 +199,7 @@ class _Body:
 
     def _glu(self, left: _Left, out: _Left) -> None:
         """Stages: the products of gate and up, and act(gate) * up, quantized where `down` is."""
-        kind, code, live = self._kind, self._d.code, self._live
+        kind, code, live = self._kind, self._kernel.code, self._live
         if left.quantizer is None:
             tiling = GemmTiling(kind.rows, kind.ffn // LANES, kind.hidden, self._arithmetic, 2, kind.live)
 
@@ -209,7 +209,7 @@ class _Body:
             self._fused.stage(tiling.partitions(self._threads), work)
             self._quantize(out.quantizer)
             return
-        halves = self._d.between((kind.rows, 2 * kind.ffn), "f32")
+        halves = self._kernel.scratch((kind.rows, 2 * kind.ffn), "f32")
         self._linear(left, self._up, halves)
         glu, quantizer = Glu(halves, out.words, self._arithmetic, kind.activation), out.quantizer
         size = math.gcd(kind.ffn, MAX_GROUP) if quantizer is None else quantizer.kind.group
@@ -225,7 +225,7 @@ class _Body:
     def _quantize(self, quantizer: ActivationQuantizer | None) -> None:
         """A stage that quantizes the rows, where there is a quantizer."""
         if quantizer is not None:
-            code = self._d.code
+            code = self._kernel.code
             self._each_group(quantizer.kind.groups, lambda row, number: quantizer.group(code, row, number))
 
     def _each_group(self, groups: int, work: Callable[[Value, Value], None]) -> None:
@@ -238,13 +238,13 @@ class _Body:
 
         def some(part: Partition) -> None:
             low, high = part.even_range(self._rows * items)
-            self._d.code.repeat(low, high, work)
+            self._kernel.code.repeat(low, high, work)
 
         self._fused.stage(min(self._kind.rows * items, most), some)
 
-    def _norm(self, normed: Normed, quantizer: ActivationQuantizer | None) -> None:
+    def _norm(self, normed: NormOperands, quantizer: ActivationQuantizer | None) -> None:
         """A stage that norms the rows, and quantizes them where there is a quantizer."""
-        code = self._d.code
+        code = self._kernel.code
 
         def row(number: Value) -> None:
             normed.row(code, number, self._kind.eps, self._arithmetic)
@@ -255,14 +255,14 @@ class _Body:
 
     def _attention(self, out: Memory) -> None:
         """Stages: norms of heads, rotation and writing to the cache; then attention."""
-        kind, code, rope = self._kind.attention, self._d.code, self._rope
+        kind, code, rope = self._kind.attention, self._kernel.code, self._rope
         self._each(kind.shape.kv_heads, 2 * self._threads, rope.write)
         inputs = AttentionInputs(rope.queries, rope.slots, rope.rows, rope.layer, rope.cache)
         state, live = self._state, self._rows
         if state is not None:
             self._fused.stage(kind.partitions, lambda part: write_attention(code, part, kind, inputs, out, state, live))
             return
-        partials = self._d.between(kind.partials_shape, "f32")
+        partials = self._kernel.scratch(kind.partials_shape, "f32")
         self._fused.stage(
             kind.split_partitions, lambda part: write_split_attention(code, part, kind, inputs, partials, live)
         )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization, quantize_rows
 from workers.iree.kernels.matmul.linear import glu_linear, linear
@@ -93,7 +93,7 @@ class TiledProducts:
         live: jax.Array | None = None,
     ) -> jax.Array:
         rows, tiles = x.shape[0], ffn // LANES
-        result = words(rows, stride(ffn, self.arithmetic))
+        result = words(rows, row_stride(ffn, self.arithmetic))
         if isinstance(weight, PackedMatrix):
             name = f"baton_glu_{rows}_{ffn}"
             self.bodies[name] = glu(name, rows, ffn, self.arithmetic, activation)
@@ -145,7 +145,7 @@ class TiledProducts:
             self.bodies[name] = experts_up(name, m, self.arithmetic, activation, threads=self.threads)
         else:
             self.bodies[name] = quantized_experts_up(name, e, self.arithmetic, activation)
-        result = words(m.pairs, stride(m.experts.ffn, self.arithmetic))
+        result = words(m.pairs, row_stride(m.experts.ffn, self.arithmetic))
         out: jax.Array = call(name, result, *operands, *places)
         return out
 

@@ -13,7 +13,7 @@ from workers.iree.kernels.attention.attention import attention, merge_attention,
 from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
 from workers.iree.kernels.attention.shape import Attention, AttentionShape
 from workers.iree.kernels.fused_layer import FusedLayer, LayerPackings, fused_layer
-from workers.iree.kernels.ir.arithmetic import stride
+from workers.iree.kernels.ir.arithmetic import row_stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.embedding import embedding
 from workers.iree.kernels.matmul.packing import Packing
@@ -42,7 +42,7 @@ class TiledOps(TiledProducts):
         return pack(matrix, self.arithmetic.k)
 
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
-        return (rows, stride(width, self.arithmetic)), "int32"
+        return (rows, row_stride(width, self.arithmetic)), "int32"
 
     def rows(self, table: Weight, which: jax.Array) -> jax.Array:
         if not isinstance(table, PackedMatrix):
@@ -65,7 +65,7 @@ class TiledOps(TiledProducts):
         kind = Norm(delta is not None, after is not None, before is not None)
         name = f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}"
         self.bodies[name] = norm(name, rows, width, eps, self.arithmetic, kind)
-        result = words(rows, stride(width, self.arithmetic))
+        result = words(rows, row_stride(width, self.arithmetic))
         if delta is None:
             return x, call(name, result, x, after, before)
         out: tuple[jax.Array, jax.Array] = call(name, (floats(rows, width), result), x, delta, after, before)
@@ -148,7 +148,7 @@ class TiledOps(TiledProducts):
         shape = _attention_shape(cache, layer, config, where)
         kind = self._attention(shape, layer, config)
         name = f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}"
-        result = words(q.shape[0], stride(shape.query_heads * shape.head_dim, self.arithmetic))
+        result = words(q.shape[0], row_stride(shape.query_heads * shape.head_dim, self.arithmetic))
         operands = (q, where.slots, where.rows, _layer(layer, cache), kv)
         if not kind.split:
             self.bodies[name] = attention(name, kind)

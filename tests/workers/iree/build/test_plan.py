@@ -15,7 +15,7 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.iree.build import plan as graphs
 from workers.iree.build.plan import PREFILL_CHUNKS, RARE_DRAWS, Plan, decode_buckets, prefill_chunks
 from workers.iree.build.recipe import Recipe
-from workers.iree.kernels.ir.arithmetic import Pairs, Singles
+from workers.iree.kernels.ir.arithmetic import Bf16Dot, FloatFma
 from workers.iree.model.ops import Cache
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
@@ -41,7 +41,7 @@ def make_plan(path: Path, ops: TiledOps | PlainOps, quantize: Quantize = "none")
 
 @pytest.fixture
 def tiled(tmp_path: Path) -> Plan:
-    return make_plan(make_checkpoint(tmp_path), TiledOps("bfloat16", Pairs()))
+    return make_plan(make_checkpoint(tmp_path), TiledOps("bfloat16", Bf16Dot()))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_layer_of_a_decode_step_is_one_kernel(tiled: Plan) -> None:
 def test_so_is_one_with_weights_of_few_bits(tmp_path: Path, kind: Quantize, ffn: int) -> None:
     """Of all matrices or of some: no group divides 48 inputs of down, which has all its bits then."""
     path = make_checkpoint(tmp_path, "qwen2", ffn=ffn)
-    plan = make_plan(path, TiledOps("bfloat16", Pairs(), "vpdpbusd"), kind)
+    plan = make_plan(path, TiledOps("bfloat16", Bf16Dot(), "vpdpbusd"), kind)
     text = plan.module(["decode_2"])
     assert calls(text) == ["embedding", "norm", "layer", "layer", "quantize", "quantized"]
     assert len(re.findall(r"@baton_layer\w*_plain\(", text)) == (3 if ffn == 48 else 0)
@@ -159,7 +159,7 @@ def test_a_description_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
 
 
 def test_models_with_as_many_tokens_share_the_graph_that_draws(tiled: Plan) -> None:
-    other = replace(tiled, ops=TiledOps("float32", Singles("f32", 16)))
+    other = replace(tiled, ops=TiledOps("float32", FloatFma("f32", 16)))
     assert tiled.describe(["sample"]) == other.describe(["sample"])
     more = replace(tiled, config=replace(tiled.config, vocab_size=999))
     assert tiled.describe(["sample"]) != more.describe(["sample"])

@@ -13,13 +13,13 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.errors import LoadRefused
 from workers.iree.build import weight_archive as archive
 from workers.iree.build.weight_archive import ALIGNMENT, Archive, ArchiveError, open_archive
-from workers.iree.kernels.ir.arithmetic import Pairs, Singles
+from workers.iree.kernels.ir.arithmetic import Bf16Dot, FloatFma
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
 from workers.load_options import Progress
 
-OPS = TiledOps("float32", Singles("f32", 16))
+OPS = TiledOps("float32", FloatFma("f32", 16))
 
 
 def open_at(path: Path, ops: TiledOps | PlainOps, cache_dir: Path, progress: Progress, **bound: int) -> Archive:
@@ -57,7 +57,7 @@ def test_made_once(packing: Packing) -> None:
 def test_each_layout_is_its_own(packing: Packing) -> None:
     assert packing.made()
     assert packing.made(PlainOps("float32"))
-    assert packing.made(TiledOps("bfloat16", Pairs()))
+    assert packing.made(TiledOps("bfloat16", Bf16Dot()))
 
 
 def test_renewed_with_the_checkpoint(packing: Packing) -> None:

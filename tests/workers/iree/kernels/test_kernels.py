@@ -17,7 +17,7 @@ from workers.iree.device.device import Device
 from workers.iree.kernels.attention.attention import attention, merge_attention, split_attention
 from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
 from workers.iree.kernels.attention.shape import KV_TILE, Attention, AttentionShape
-from workers.iree.kernels.ir.arithmetic import Arithmetic, Pairs, Singles, Widened, arithmetic_of, stride
+from workers.iree.kernels.ir.arithmetic import Arithmetic, Bf16Dot, FloatFma, WidenedBf16, arithmetic_of, row_stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD, partition_count
 from workers.iree.kernels.matmul.linear import glu_linear, linear
@@ -27,11 +27,11 @@ from workers.iree.model.tiled_ops import pack
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
 ARITHMETICS = [
-    pytest.param(Singles("f32", 16), id="f32"),
-    pytest.param(Singles("f16", 16), id="f16"),
-    pytest.param(Widened(4), id="bf16-widened"),
+    pytest.param(FloatFma("f32", 16), id="f32"),
+    pytest.param(FloatFma("f16", 16), id="f16"),
+    pytest.param(WidenedBf16(4), id="bf16-widened"),
     pytest.param(
-        Pairs(),
+        Bf16Dot(),
         id="bf16-pairs",
         marks=pytest.mark.skipif("avx512bf16" not in Cpu.of_host().features, reason="the CPU has no AVX512-BF16"),
     ),
@@ -97,7 +97,7 @@ def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
     tiles = packed.shape[0]
     (out,) = run(
         linear("linear", rows, tiles, inputs, arithmetic, bias=True),
-        words(x[:rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.per_word),
+        words(x[:rows], arithmetic, row_stride(inputs, arithmetic) - inputs // arithmetic.per_word),
         packed.reshape(tiles, -1),
         bias,
     )
@@ -105,7 +105,7 @@ def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
     np.testing.assert_allclose(out[:, :outputs], expected, atol=TOLERANCE[arithmetic.element] * 20)
     (alone,) = run(
         linear("linear", 1, tiles, inputs, arithmetic, bias=True),
-        words(x[rows - 1 : rows], arithmetic, stride(inputs, arithmetic) - inputs // arithmetic.per_word),
+        words(x[rows - 1 : rows], arithmetic, row_stride(inputs, arithmetic) - inputs // arithmetic.per_word),
         packed.reshape(tiles, -1),
         bias,
     )
@@ -114,7 +114,7 @@ def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
 
 def test_a_product_shared_by_threads_is_the_same(run: Run) -> None:
     # 50 tiles, two at a time, for 7, 14 and 25 workgroups: shares get smaller, and the last ones may be empty.
-    rows, inputs, tiles, arithmetic = 9, 32, 50, Singles("f32", 16)
+    rows, inputs, tiles, arithmetic = 9, 32, 50, FloatFma("f32", 16)
     x, unpacked = random(rows, inputs), random(tiles * 16, inputs, seed=1)
     w = pack(unpacked, 1).reshape(tiles, -1)
     outs = [
@@ -130,9 +130,9 @@ def test_a_product_shared_by_threads_is_the_same(run: Run) -> None:
     ("arithmetic", "rows", "lives"),
     [
         # Blocks and sets of tiles that begin before those in front of them end; parts of weights by a mask or not.
-        pytest.param(Singles("f32", 16), 25, (25, 24, 17, 3, 1), id="f32"),
-        pytest.param(Widened(16), 14, (14, 13, 9, 2), id="bf16-masked"),
-        pytest.param(Widened(4), 11, (11, 10, 9, 2), id="bf16-widened"),
+        pytest.param(FloatFma("f32", 16), 25, (25, 24, 17, 3, 1), id="f32"),
+        pytest.param(WidenedBf16(16), 14, (14, 13, 9, 2), id="bf16-masked"),
+        pytest.param(WidenedBf16(4), 11, (11, 10, 9, 2), id="bf16-widened"),
     ],
 )
 @pytest.mark.parametrize("kind", ["linear", "glu_linear"])
@@ -167,7 +167,7 @@ def test_glu_linear(run: Run, arithmetic: Arithmetic, activation: Activation) ->
     x, w = random(rows, inputs), random(2 * ffn, inputs, seed=1) / np.float32(8)
     packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
     text = glu_linear("glu_linear", rows, ffn // 16, inputs, arithmetic, activation)
-    padding = stride(inputs, arithmetic) - inputs // arithmetic.per_word
+    padding = row_stride(inputs, arithmetic) - inputs // arithmetic.per_word
     (out,) = run(text, words(x, arithmetic, padding), packed.reshape(packed.shape[0], -1))
     both = rounded(x, arithmetic) @ rounded(w, arithmetic).T
     gate = both[:, :ffn]
@@ -308,7 +308,7 @@ def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options:
 
 def test_rows_of_nobody_widen_no_window(run: Run) -> None:
     """A chunk that is filled up with rows of nobody reads no more of its slot than the window of its own rows."""
-    held = Attended(run, Singles("f32", 16), eps=None)
+    held = Attended(run, FloatFma("f32", 16), eps=None)
     held.place([1], np.arange(300, dtype=np.int32)[None])
     chunk = np.array([[*range(290, 300), *[held.capacity - 1] * 6]], np.int32)
     q = held.place([1], chunk)
@@ -319,12 +319,12 @@ def test_rows_of_nobody_widen_no_window(run: Run) -> None:
 
 
 def test_arithmetic_by_cpu_and_type() -> None:
-    assert arithmetic_of({"avx512f", "avx512bf16", "sse4a"}, "bfloat16") == Pairs()
-    assert arithmetic_of({"avx512f", "avx512bf16"}, "bfloat16") == Widened(16)
-    assert arithmetic_of({"avx512f", "avx512bf16"}, "float32") == Singles("f32", 16)
-    assert arithmetic_of({"avx512f", "sse4a"}, "bfloat16") == Widened(16)
-    assert arithmetic_of({"avx2"}, "float16") == Singles("f16", 4)
-    assert arithmetic_of(set(), "bfloat16") == Widened(4)
+    assert arithmetic_of({"avx512f", "avx512bf16", "sse4a"}, "bfloat16") == Bf16Dot()
+    assert arithmetic_of({"avx512f", "avx512bf16"}, "bfloat16") == WidenedBf16(16)
+    assert arithmetic_of({"avx512f", "avx512bf16"}, "float32") == FloatFma("f32", 16)
+    assert arithmetic_of({"avx512f", "sse4a"}, "bfloat16") == WidenedBf16(16)
+    assert arithmetic_of({"avx2"}, "float16") == FloatFma("f16", 4)
+    assert arithmetic_of(set(), "bfloat16") == WidenedBf16(4)
 
 
 def test_pack() -> None:

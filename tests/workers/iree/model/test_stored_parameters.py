@@ -17,14 +17,14 @@ from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantiz
 from workers.host.memory import MemoryRefused
 from workers.iree import runner as runner_module
 from workers.iree.device.device import DeviceError
-from workers.iree.kernels.ir.arithmetic import Pairs
+from workers.iree.kernels.ir.arithmetic import Bf16Dot
 from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import Stored, build, quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
 from workers.load_options import Quantize
 
-OPS = TiledOps("bfloat16", Pairs())
+OPS = TiledOps("bfloat16", Bf16Dot())
 
 
 def stored(path: Path, kind: Quantize = "none", ops: TiledOps | PlainOps = OPS) -> dict[str, Stored]:

@@ -8,7 +8,7 @@ sums a block.
 from workers.iree.kernels.attention.item import AttentionInputs, AttentionItem, finish_row, reach
 from workers.iree.kernels.attention.online_softmax import SoftmaxState
 from workers.iree.kernels.attention.shape import KV_BLOCK, Attention
-from workers.iree.kernels.ir.arithmetic import stride
+from workers.iree.kernels.ir.arithmetic import row_stride
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
@@ -19,16 +19,16 @@ from workers.iree.kernels.ir.value import Value
 def attention(name: str, kind: Attention) -> str:
     """softmax(q k^T) v: packed words [batch * tokens, query_heads * head_dim / per_word] of scaled queries, slots int32
     [batch], rows int32 [batch, tokens], the layer and their number int32 [2], cache -> packed words
-    [batch * tokens, stride] of width query_heads * head_dim.
+    [batch * tokens, row_stride] of width query_heads * head_dim.
 
     A row sees the cache's rows up to its own. Weights are summed as they were rounded for the weighted sum.
     """
-    d = Kernel(name, kind.partitions)
-    inputs = AttentionInputs.of(kind, d)
+    kernel = Kernel(name, kind.partitions)
+    inputs = AttentionInputs.of(kind, kernel)
     rows, width = kind.shape.batch * kind.shape.tokens, kind.shape.query_heads * kind.shape.head_dim
-    out = d.give((rows, stride(width, kind.arithmetic)), "i32")
-    write_attention(d.code, d.partition, kind, inputs, out, allocate_state(d.code, kind))
-    return d.function()
+    out = kernel.output((rows, row_stride(width, kind.arithmetic)), "i32")
+    write_attention(kernel.code, kernel.partition, kind, inputs, out, allocate_state(kernel.code, kind))
+    return kernel.function()
 
 
 def allocate_state(code: Code, kind: Attention) -> Memory:
@@ -65,10 +65,10 @@ def write_attention(
 def split_attention(name: str, kind: Attention) -> str:
     """Like `attention`, each KV block by itself -> float32 `Attention.partials_shape`, without blocks that no row
     sees."""
-    d = Kernel(name, kind.split_partitions)
-    inputs, out = AttentionInputs.of(kind, d), d.give(kind.partials_shape, "f32")
-    write_split_attention(d.code, d.partition, kind, inputs, out)
-    return d.function()
+    kernel = Kernel(name, kind.split_partitions)
+    inputs, out = AttentionInputs.of(kind, kernel), kernel.output(kind.partials_shape, "f32")
+    write_split_attention(kernel.code, kernel.partition, kind, inputs, out)
+    return kernel.function()
 
 
 def write_split_attention(
@@ -112,11 +112,11 @@ def write_split_attention(
 
 def merge_attention(name: str, kind: Attention) -> str:
     """What `split_attention` gives, and rows int32 [batch, 1] -> what `attention` gives, bitwise identical."""
-    shape, d = kind.shape, Kernel(name, kind.merge_partitions)
-    partials, rows = d.take(kind.partials_shape, "f32"), d.take((shape.batch, shape.tokens), "i32")
-    out = d.give((shape.batch, stride(shape.query_heads * shape.head_dim, kind.arithmetic)), "i32")
-    write_merged_attention(d.code, d.partition, kind, partials, rows, out)
-    return d.function()
+    shape, kernel = kind.shape, Kernel(name, kind.merge_partitions)
+    partials, rows = kernel.input(kind.partials_shape, "f32"), kernel.input((shape.batch, shape.tokens), "i32")
+    out = kernel.output((shape.batch, row_stride(shape.query_heads * shape.head_dim, kind.arithmetic)), "i32")
+    write_merged_attention(kernel.code, kernel.partition, kind, partials, rows, out)
+    return kernel.function()
 
 
 def write_merged_attention(

@@ -26,15 +26,17 @@ class AttentionInputs:
     """As one dimension."""
 
     @classmethod
-    def of(cls, kind: Attention, d: Kernel) -> "AttentionInputs":
+    def of(cls, kind: Attention, kernel: Kernel) -> "AttentionInputs":
         """Take the operands of a kernel."""
         shape = kind.shape
         return cls(
-            d.take((shape.batch * shape.tokens, shape.query_heads * shape.head_dim // kind.arithmetic.per_word), "i32"),
-            d.take((shape.batch,), "i32"),
-            d.take((shape.batch, shape.tokens), "i32"),
-            d.take((2,), "i32"),
-            d.take(shape.cache, kind.arithmetic.element, (math.prod(shape.cache),)),
+            kernel.input(
+                (shape.batch * shape.tokens, shape.query_heads * shape.head_dim // kind.arithmetic.per_word), "i32"
+            ),
+            kernel.input((shape.batch,), "i32"),
+            kernel.input((shape.batch, shape.tokens), "i32"),
+            kernel.input((2,), "i32"),
+            kernel.input(shape.cache, kind.arithmetic.element, (math.prod(shape.cache),)),
         )
 
 

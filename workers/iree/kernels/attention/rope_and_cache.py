@@ -46,29 +46,29 @@ def rope_and_cache(name: str, kind: RopeAndCache) -> str:
     -> packed words [batch * tokens, query_heads * head_dim / per_word] of the queries, scaled, and the cache with keys
     and values.
     """
-    d = Kernel(name, kind.items)
-    RopeAndCacheItem(kind, d, None, None).write(d.workgroup)
-    return d.function()
+    kernel = Kernel(name, kind.items)
+    RopeAndCacheItem(kind, kernel, None, None).write(kernel.workgroup)
+    return kernel.function()
 
 
 class RopeAndCacheItem:
     """The memory that is read and written, and the code for an item."""
 
-    def __init__(self, kind: RopeAndCache, d: Kernel, qkv: Memory | None, queries: Memory | None) -> None:
+    def __init__(self, kind: RopeAndCache, kernel: Kernel, qkv: Memory | None, queries: Memory | None) -> None:
         """Take the operands of `rope_and_cache`, except `qkv` and `queries` where they are given: memory that the stage
         before writes, and the one after reads."""
         shape = kind.shape
         rows, depth = shape.batch * shape.tokens, shape.head_dim
-        self._kind, self._code = kind, d.code
-        self._qkv = qkv or d.take((rows, (shape.query_heads + 2 * shape.kv_heads) * depth), "f32")
-        self._angles = [d.take((rows, shape.rope_dims // 2), "f32") for _ in range(2)] if shape.rope_dims else []
-        self.slots, self.rows = d.take((shape.batch,), "i32"), d.take((shape.batch, shape.tokens), "i32")
-        self.layer = d.take((2,), "i32")
+        self._kind, self._code = kind, kernel.code
+        self._qkv = qkv or kernel.input((rows, (shape.query_heads + 2 * shape.kv_heads) * depth), "f32")
+        self._angles = [kernel.input((rows, shape.rope_dims // 2), "f32") for _ in range(2)] if shape.rope_dims else []
+        self.slots, self.rows = kernel.input((shape.batch,), "i32"), kernel.input((shape.batch, shape.tokens), "i32")
+        self.layer = kernel.input((2,), "i32")
         self._normed_heads = (shape.query_heads, shape.kv_heads) if kind.head_norm == "all" else (1, 1)
         """Heads of queries and of keys that are normed together."""
-        self._norms = [d.take((count * depth,), "f32") for count in self._normed_heads] if kind.head_norm else []
-        self.cache = d.change(shape.cache, kind.arithmetic.element, (math.prod(shape.cache),))
-        self.queries = queries or d.give((rows, shape.query_heads * depth // kind.arithmetic.per_word), "i32")
+        self._norms = [kernel.input((count * depth,), "f32") for count in self._normed_heads] if kind.head_norm else []
+        self.cache = kernel.in_place(shape.cache, kind.arithmetic.element, (math.prod(shape.cache),))
+        self.queries = queries or kernel.output((rows, shape.query_heads * depth // kind.arithmetic.per_word), "i32")
 
     def write(self, number: Value) -> None:
         """Write the tokens of an item."""

@@ -16,7 +16,7 @@ from workers.iree.kernels.ir.mlir_types import ELEMENTS, F32_VECTOR, LANES, Type
 from workers.iree.kernels.ir.operations import fma, intrinsic
 from workers.iree.kernels.ir.value import Value
 
-PADDING = LANES
+ROW_PADDING = LANES
 """Words after each row of a left operand: rows a power of two apart would fall into the same cache lines."""
 
 
@@ -66,7 +66,7 @@ class Arithmetic(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class Bf16Dot:
     """bfloat16 on AVX512-BF16: `vdpbf16ps` adds two products to a float32, the second neighbour's first.
 
     Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS.
@@ -106,7 +106,7 @@ class Pairs:
         return elements.astype("f32")
 
 
-class _Floats:
+class _FloatOperands:
     """Left operands that stay float32, so that only weights and KV cache are rounded to the element."""
 
     __slots__ = ()
@@ -132,10 +132,10 @@ class _Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Widened(_Floats):
+class WidenedBf16(_FloatOperands):
     """bfloat16 on any CPU: a pair of neighbours becomes two float32 by a shift and a mask, each fused into the sum.
 
-    On Intel's CPUs this is faster than `Pairs`: two ports take a fused multiply-add a cycle, one port takes a
+    On Intel's CPUs this is faster than `Bf16Dot`: two ports take a fused multiply-add a cycle, one port takes a
     `vdpbf16ps` every other cycle, so the pair costs as much as four single products.
     """
 
@@ -156,7 +156,7 @@ class Widened(_Floats):
 
 
 @dataclass(frozen=True, slots=True)
-class Singles(_Floats):
+class FloatFma(_FloatOperands):
     """float32 and float16 on any CPU: one neighbour after the other, widened and fused into the sum."""
 
     element: str
@@ -175,11 +175,11 @@ def arithmetic_of(features: AbstractSet[str], dtype: str) -> Arithmetic:
     """Return the arithmetic for weights of `dtype` on a CPU with `features` (LLVM's names)."""
     accumulators = 16 if "avx512f" in features else 4
     if dtype != "bfloat16":
-        return Singles(ELEMENTS[dtype], accumulators)
+        return FloatFma(ELEMENTS[dtype], accumulators)
     # Only AMD's CPUs have SSE4A; they take two `vdpbf16ps` a cycle.
-    return Pairs() if {"avx512bf16", "sse4a"} <= features else Widened(accumulators)
+    return Bf16Dot() if {"avx512bf16", "sse4a"} <= features else WidenedBf16(accumulators)
 
 
-def stride(inputs: int, arithmetic: Arithmetic) -> int:
+def row_stride(inputs: int, arithmetic: Arithmetic) -> int:
     """Return the words between rows of a left operand."""
-    return inputs // arithmetic.per_word + PADDING
+    return inputs // arithmetic.per_word + ROW_PADDING

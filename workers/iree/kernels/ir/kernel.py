@@ -61,19 +61,19 @@ class Kernel:
         """The workgroup's partition of the work."""
         return Partition(self.workgroup, self.workgroups)
 
-    def take(self, shape: tuple[int, ...], element: str, seen_as: tuple[int, ...] | None = None) -> Memory:
-        """Add the next input; `seen_as` is another shape for it in the body."""
-        return self._add(self._inputs, "i", shape, element, seen_as)
+    def input(self, shape: tuple[int, ...], element: str, view: tuple[int, ...] | None = None) -> Memory:
+        """Add the next input; `view` is another shape for it in the body."""
+        return self._add(self._inputs, "i", shape, element, view)
 
-    def change(self, shape: tuple[int, ...], element: str, seen_as: tuple[int, ...] | None = None) -> Memory:
-        """Add the next input, which is updated in place: it is a result as well, after those of `give`."""
-        return self._add(self._inputs, "i", shape, element, seen_as, in_place=True)
+    def in_place(self, shape: tuple[int, ...], element: str, view: tuple[int, ...] | None = None) -> Memory:
+        """Add the next input, which is updated in place: it is a result as well, after the outputs."""
+        return self._add(self._inputs, "i", shape, element, view, in_place=True)
 
-    def give(self, shape: tuple[int, ...], element: str) -> Memory:
+    def output(self, shape: tuple[int, ...], element: str) -> Memory:
         """Add the next result."""
         return self._add(self._results, "o", shape, element)
 
-    def between(self, shape: tuple[int, ...], element: str) -> Memory:
+    def scratch(self, shape: tuple[int, ...], element: str) -> Memory:
         """Add memory that all workgroups share and that no caller sees."""
         return self._add(self._scratch, "s", shape, element)
 
@@ -83,11 +83,11 @@ class Kernel:
         kind: str,
         shape: tuple[int, ...],
         element: str,
-        seen_as: tuple[int, ...] | None = None,
+        view: tuple[int, ...] | None = None,
         *,
         in_place: bool = False,
     ) -> Memory:
-        memory = Memory(self.code, f"%{kind}{len(operands)}", seen_as or shape, element)
+        memory = Memory(self.code, f"%{kind}{len(operands)}", view or shape, element)
         operands.append(_Operand(shape, memory, in_place))
         return memory
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Index, Memory
@@ -75,16 +75,16 @@ class ActivationQuantization:
 
 
 def quantize_rows(kind: ActivationQuantization) -> str:
-    """Packed words [rows, stride] -> int32 [limbs, rows, inputs / 4] and float32 [2, rows, groups].
+    """Packed words [rows, row_stride] -> int32 [limbs, rows, inputs / 4] and float32 [2, rows, groups].
 
     A group's largest activation becomes `max_level` or its negative, ties go to the even integer. A NaN or infinity
     makes its group's scale NaN, and so every output.
     """
-    d = Kernel(kind.name, kind.rows)
-    x = d.take((kind.rows, stride(kind.inputs, kind.arithmetic)), "i32")
-    quantizer = ActivationQuantizer(kind, x, d.give(kind.levels_shape, "i32"), d.give(kind.scales_shape, "f32"))
-    quantizer.row(d.code, d.workgroup)
-    return d.function()
+    kernel = Kernel(kind.name, kind.rows)
+    x = kernel.input((kind.rows, row_stride(kind.inputs, kind.arithmetic)), "i32")
+    levels, scales = kernel.output(kind.levels_shape, "i32"), kernel.output(kind.scales_shape, "f32")
+    ActivationQuantizer(kind, x, levels, scales).row(kernel.code, kernel.workgroup)
+    return kernel.function()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ def embedding(name: str, rows: int, tiles: int, inputs: int, packing: Packing) -
 
     An output that the matrix does not have is its last one: nothing is read beyond it.
     """
-    d = Kernel(name, rows)
-    code, row, format = d.code, d.workgroup, packing.format
-    which, weights = d.take((rows,), "i32"), d.take(packing.stored_shape(tiles * LANES, inputs), "i8")
-    out = d.give((rows, inputs), "f32")
+    kernel = Kernel(name, rows)
+    code, row, format = kernel.code, kernel.workgroup, packing.format
+    which, weights = kernel.input((rows,), "i32"), kernel.input(packing.stored_shape(tiles * LANES, inputs), "i8")
+    out = kernel.output((rows, inputs), "f32")
     output = which.load([row]).minimum(tiles * LANES - 1).astype("index", signed=True)
     tile, lane = output // LANES, output % LANES
     at_lane, scale_at_lane = lane * DOT_INPUTS, lane * format.scale_size
@@ -46,7 +46,7 @@ def embedding(name: str, rows: int, tiles: int, inputs: int, packing: Packing) -
         code.repeat(0, format.group // step, run)
 
     code.repeat(0, inputs // format.group, group)
-    return d.function()
+    return kernel.function()
 
 
 def _weights(packing: Packing, levels: Value, part: int, scales: Value, zeros: Value) -> Value:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from workers.checkpoints.architectures.parts import Activation
-from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
@@ -32,18 +32,18 @@ def linear(
     threads: int = 1,
     live: bool = False,
 ) -> str:
-    """Packed words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) (, live i32 [1])
+    """Packed words [rows, row_stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) (, live i32 [1])
     -> f32 [rows, tiles * 16], of which the first `live` rows are computed.
     """
     tiling = GemmTiling(rows, tiles, inputs, arithmetic, 1, live)
-    d = Kernel(name, tiling.partitions(threads))
-    x = d.take((rows, stride(inputs, arithmetic)), "i32")
-    w = d.take((tiles, inputs * LANES), arithmetic.element)
-    offsets = d.take((tiles * LANES,), "f32") if bias else None
-    number = d.take((1,), "i32") if live else None
-    out = d.give((rows, tiles * LANES), "f32")
-    write_linear(d.code, d.partition, tiling, x, w, out, offsets, number)
-    return d.function()
+    kernel = Kernel(name, tiling.partitions(threads))
+    x = kernel.input((rows, row_stride(inputs, arithmetic)), "i32")
+    w = kernel.input((tiles, inputs * LANES), arithmetic.element)
+    offsets = kernel.input((tiles * LANES,), "f32") if bias else None
+    number = kernel.input((1,), "i32") if live else None
+    out = kernel.output((rows, tiles * LANES), "f32")
+    write_linear(kernel.code, kernel.partition, tiling, x, w, out, offsets, number)
+    return kernel.function()
 
 
 def write_linear(
@@ -82,19 +82,19 @@ def glu_linear(
     threads: int = 1,
     live: bool = False,
 ) -> str:
-    """act(gate) * up: packed words [rows, stride], a weight [2 * tiles, inputs / k, 16, k] (, live i32 [1])
-    -> packed words [rows, stride], of which the first `live` rows are computed.
+    """act(gate) * up: packed words [rows, row_stride], a weight [2 * tiles, inputs / k, 16, k] (, live i32 [1])
+    -> packed words [rows, row_stride], of which the first `live` rows are computed.
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
     tiling = GemmTiling(rows, tiles, inputs, arithmetic, 2, live)
-    d = Kernel(name, tiling.partitions(threads))
-    x = d.take((rows, stride(inputs, arithmetic)), "i32")
-    w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
-    number = d.take((1,), "i32") if live else None
-    out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
-    write_glu_linear(d.code, d.partition, tiling, x, w, out, activation, number)
-    return d.function()
+    kernel = Kernel(name, tiling.partitions(threads))
+    x = kernel.input((rows, row_stride(inputs, arithmetic)), "i32")
+    w = kernel.input((2 * tiles, inputs * LANES), arithmetic.element)
+    number = kernel.input((1,), "i32") if live else None
+    out = kernel.output((rows, row_stride(tiles * LANES, arithmetic)), "i32")
+    write_glu_linear(kernel.code, kernel.partition, tiling, x, w, out, activation, number)
+    return kernel.function()
 
 
 def write_glu_linear(

@@ -26,13 +26,13 @@ def quantized_linear(name: str, matmul: QuantizedMatmul, *, bias: bool = False, 
     """What `quantize_rows` gives, weights int8 [tiles, bytes] (, bias f32 [outputs]) (, live i32 [1])
     -> f32 [rows, outputs], of which the first `live` rows are computed.
     """
-    d = Kernel(name, matmul.workgroups)
-    operands = QuantizedOperands.of(matmul, d)
-    offsets = d.take((matmul.outputs,), "f32") if bias else None
-    number = d.take((1,), "i32") if live else None
-    out = d.give((matmul.activations.rows, matmul.outputs), "f32")
-    write_quantized_linear(d.code, d.partition, matmul, operands, out, offsets, number)
-    return d.function()
+    kernel = Kernel(name, matmul.workgroups)
+    operands = QuantizedOperands.of(matmul, kernel)
+    offsets = kernel.input((matmul.outputs,), "f32") if bias else None
+    number = kernel.input((1,), "i32") if live else None
+    out = kernel.output((matmul.activations.rows, matmul.outputs), "f32")
+    write_quantized_linear(kernel.code, kernel.partition, matmul, operands, out, offsets, number)
+    return kernel.function()
 
 
 def write_quantized_linear(

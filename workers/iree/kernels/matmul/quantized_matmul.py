@@ -76,8 +76,8 @@ class QuantizedOperands:
     weights: Memory
 
     @classmethod
-    def of(cls, matmul: QuantizedMatmul, d: Kernel) -> "QuantizedOperands":
+    def of(cls, matmul: QuantizedMatmul, kernel: Kernel) -> "QuantizedOperands":
         """Take the first operands of a kernel."""
         kind = matmul.activations
-        levels, scales = d.take(kind.levels_shape, "i32"), d.take(kind.scales_shape, "f32")
-        return cls(levels, scales, d.take(matmul.packing.stored_shape(matmul.outputs, kind.inputs), "i8"))
+        levels, scales = kernel.input(kind.levels_shape, "i32"), kernel.input(kind.scales_shape, "f32")
+        return cls(levels, scales, kernel.input(matmul.packing.stored_shape(matmul.outputs, kind.inputs), "i8"))

@@ -6,7 +6,7 @@ Rows are quantized as for any other product, so a pair's sums are what the exper
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
-from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.mlir_types import LANES
@@ -48,49 +48,51 @@ class QuantizedExperts:
 
 
 def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
-    """Levels and sums of the step's rows, weights int8 [count * 2 * ffn / 16, bytes], what `routing.group` gives
-    -> act(gate) * up of each pair, packed words [pairs, stride] of width ffn.
+    """Levels and scales of the step's rows, weights int8 [count * 2 * ffn / 16, bytes], what `routing.group` gives
+    -> act(gate) * up of each pair, packed words [pairs, row_stride] of width ffn.
     """
     m, ffn = e.mixture, e.mixture.experts.ffn
     matmul, partition, words = e.product(2 * ffn), e.partition(m.up_tiles, kinds=2), LANES // arithmetic.per_word
-    d = Kernel(name, partition.workgroups)
-    operands = QuantizedOperands.of(matmul, d)
-    places = [d.take((length,), "i32") for length in partition.lists]
-    out = d.give((m.pairs, stride(ffn, arithmetic)), "i32")
+    kernel = Kernel(name, partition.workgroups)
+    operands = QuantizedOperands.of(matmul, kernel)
+    lists = [kernel.input((length,), "i32") for length in m.list_sizes]
+    out = kernel.output((m.pairs, row_stride(ffn, arithmetic)), "i32")
 
-    def tile(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
+    def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
         rows = [pair // m.experts.per_token for pair in pairs]
         gate = expert * (2 * m.up_tiles) + first
-        sums = _gate_and_up(d.code, matmul, operands, rows, gate, m.up_tiles)
+        sums = _gate_and_up(kernel.code, matmul, operands, rows, gate, m.up_tiles)
         for pair, (gates, ups) in zip(pairs, sums, strict=True):
             value = ACTIVATIONS[activation](gates) * ups
             out.store(arithmetic.pack(value), [pair, first * words])
 
-    partition.walk(d, places, partition.blocks(matmul.max_height), lambda _: 1, tile)
-    return d.function()
+    partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
+    return kernel.function()
 
 
 def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
-    """Levels and sums of the pairs, weights int8 [count * hidden / 16, bytes], what `routing.group` gives
+    """Levels and scales of the pairs, weights int8 [count * hidden / 16, bytes], what `routing.group` gives
     -> f32 [pairs, hidden].
     """
     m = e.mixture
     matmul, partition = e.product(m.hidden), e.partition(m.down_tiles, kinds=1)
-    d = Kernel(name, partition.workgroups)
-    operands = QuantizedOperands.of(matmul, d)
-    places = [d.take((length,), "i32") for length in partition.lists]
-    out = d.give((m.pairs, m.hidden), "f32")
+    kernel = Kernel(name, partition.workgroups)
+    operands = QuantizedOperands.of(matmul, kernel)
+    lists = [kernel.input((length,), "i32") for length in m.list_sizes]
+    out = kernel.output((m.pairs, m.hidden), "f32")
 
-    def tile(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
-        its = expert * m.down_tiles + first
-        sums = quantized_gemm_tile(
-            d.code, matmul, operands, its, pairs, lambda _, at: prefetch_ahead(matmul, operands, its, at)
-        )
+    def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
+        at = expert * m.down_tiles + first
+
+        def soon(_: Value, byte: Value) -> Prefetches:
+            return prefetch_ahead(matmul, operands, at, byte)
+
+        sums = quantized_gemm_tile(kernel.code, matmul, operands, at, pairs, soon)
         for pair, total in zip(pairs, sums, strict=True):
             out.store(total, [pair, first * LANES])
 
-    partition.walk(d, places, partition.blocks(matmul.max_height), lambda _: 1, tile)
-    return d.function()
+    partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
+    return kernel.function()
 
 
 def _gate_and_up(

@@ -1,6 +1,6 @@
 """The routing of a mixture of experts: which rows go to which expert.
 
-A *pair* is a row and one of its experts; pair `row * per_token + i` is the row's i-th choice. Pairs are grouped by
+A *pair* is a row and one of its experts; pair `row * per_token + i` is the row's i-th choice. Bf16Dot are grouped by
 expert, so that an expert's weights are read once for all rows that chose it and not at all where none did.
 """
 
@@ -38,6 +38,11 @@ class Mixture:
         return min(self.pairs, self.experts.count)
 
     @property
+    def list_sizes(self) -> tuple[int, int, int]:
+        """The sizes of what `group` gives."""
+        return (self.pairs, self.groups + 1, self.groups + 1)
+
+    @property
     def up_tiles(self) -> int:
         """Tiles of one expert's gate; its other half has as many."""
         return self.experts.ffn // LANES
@@ -53,10 +58,10 @@ def route(name: str, m: Mixture) -> str:
     """
     count, chosen = m.experts.count, m.experts.per_token
     lanes = math.gcd(LANES, count)
-    d = Kernel(name, m.rows)
-    code, row = d.code, d.workgroup
-    logits = d.take((m.rows, count), "f32")
-    experts, weights = d.give((m.rows, chosen), "i32"), d.give((m.rows, chosen), "f32")
+    kernel = Kernel(name, m.rows)
+    code, row = kernel.code, kernel.workgroup
+    logits = kernel.input((m.rows, count), "f32")
+    experts, weights = kernel.output((m.rows, chosen), "i32"), kernel.output((m.rows, chosen), "f32")
     held = code.allocate((count,), "f32")
     code.repeat(0, count, lambda at: held.store(logits.load_vector([row, at], lanes), [at]), lanes)
     powers: list[Value] = []
@@ -76,7 +81,7 @@ def route(name: str, m: Mixture) -> str:
         total = _sum_of_powers(code, logits, row, best, lanes)
     for i, power in enumerate(powers):
         weights.store(power / total, [row, i])
-    return d.function()
+    return kernel.function()
 
 
 def _best(code: Code, held: Memory, lanes: int) -> tuple[Value, Value]:
@@ -87,13 +92,13 @@ def _best(code: Code, held: Memory, lanes: int) -> tuple[Value, Value]:
     best = most.reduce("maxnumf")
     wanted, beyond = best.broadcast(lanes), code.constant(count - 1, Type("i32", lanes))
 
-    def first(at: Value, places: list[Value]) -> list[Value]:
+    def first(at: Value, lists: list[Value]) -> list[Value]:
         here = at.astype("i32", signed=True).broadcast(lanes) + code.iota(0, lanes)
         place = held.load_vector([at], lanes).equals(wanted).select(here, beyond)
-        return [places[0].minimum(place, signed=True)]
+        return [lists[0].minimum(place, signed=True)]
 
-    (places,) = code.loop(0, count, [beyond], first, lanes)
-    return best, places.reduce("minsi")
+    (lists,) = code.loop(0, count, [beyond], first, lanes)
+    return best, lists.reduce("minsi")
 
 
 def _power(value: Value, top: Value) -> Value:
@@ -117,13 +122,13 @@ def group(name: str, m: Mixture, *, live: bool = False) -> str:
     that were chosen int32 [groups + 1], and where in the pairs each begins int32 [groups + 1]; behind the last one
     nothing begins. Where there is `live`, the pairs are those of so many rows.
     """
-    count, pairs, groups, per_token = m.experts.count, m.pairs, m.groups, m.experts.per_token
-    d = Kernel(name, 1)
-    code = d.code
-    experts = d.take((m.rows, per_token), "i32")
-    number = d.take((1,), "i32") if live else None
-    order, chosen, starts = (d.give((size,), "i32") for size in (pairs, groups + 1, groups + 1))
-    end = code.index(pairs) if number is None else live_rows(number, m.rows) * per_token
+    count, per_token = m.experts.count, m.experts.per_token
+    kernel = Kernel(name, 1)
+    code = kernel.code
+    experts = kernel.input((m.rows, per_token), "i32")
+    number = kernel.input((1,), "i32") if live else None
+    order, chosen, starts = (kernel.output((size,), "i32") for size in m.list_sizes)
+    end = code.index(m.pairs) if number is None else live_rows(number, m.rows) * per_token
     counts, offsets = (code.allocate((count,), "i32") for _ in range(2))
 
     def expert_of(pair: Value) -> Value:
@@ -154,7 +159,7 @@ def group(name: str, m: Mixture, *, live: bool = False) -> str:
     _fill(code, starts, end.astype("i32", signed=True))
     code.loop(0, count, [code.constant(0, I32)] * 2, begin)
     code.repeat(0, end, sort)
-    return d.function()
+    return kernel.function()
 
 
 def _fill(code: Code, memory: Memory, value: Value) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
-from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Index, Memory
@@ -14,7 +14,7 @@ from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
 @dataclass(frozen=True, slots=True)
 class Glu:
-    """The memory of a gated linear unit: `x` f32 [rows, 2 * ffn], gates first, `out` packed words [rows, stride]."""
+    """The memory of a GLU: `x` f32 [rows, 2 * ffn], gates first, `out` packed words [rows, row_stride]."""
 
     x: Memory
     out: Memory
@@ -34,8 +34,8 @@ class Glu:
 
 
 def glu(name: str, rows: int, ffn: int, arithmetic: Arithmetic, activation: Activation) -> str:
-    """f32 [rows, 2 * ffn], gates first -> packed words [rows, stride]."""
-    d = Kernel(name, rows)
-    x, out = d.take((rows, 2 * ffn), "f32"), d.give((rows, stride(ffn, arithmetic)), "i32")
-    Glu(x, out, arithmetic, activation).columns(d.code, d.workgroup, 0, ffn)
-    return d.function()
+    """f32 [rows, 2 * ffn], gates first -> packed words [rows, row_stride]."""
+    kernel = Kernel(name, rows)
+    x, out = kernel.input((rows, 2 * ffn), "f32"), kernel.output((rows, row_stride(ffn, arithmetic)), "i32")
+    Glu(x, out, arithmetic, activation).columns(kernel.code, kernel.workgroup, 0, ffn)
+    return kernel.function()

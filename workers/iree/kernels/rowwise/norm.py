@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.iree.kernels.ir.arithmetic import Arithmetic, stride
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Index, Memory
@@ -28,9 +28,9 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Normed:
+class NormOperands:
     """The memory of norms: `x`, `delta` and `total` f32 [rows, width], weights f32 [width], `out` packed words
-    [rows, stride]."""
+    [rows, row_stride]."""
 
     x: Memory
     delta: Memory | None
@@ -75,24 +75,24 @@ class Normed:
 
 def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, kind: Norm) -> str:
     """x f32 [rows, width] (, delta of the same shape) (, the weight f32 [width] of delta's norm) (, that of the sum's)
-    -> (x + delta,) packed words [rows, stride].
+    -> (x + delta,) packed words [rows, row_stride].
 
     A norm is x / sqrt(mean(x^2) + eps) * weight. Width is a multiple of 16.
     """
     per = min(rows, ROWS)
-    d = Kernel(name, -(-rows // per))
-    normed = Normed(
-        d.take((rows, width), "f32"),
-        d.take((rows, width), "f32") if kind.delta else None,
-        d.take((width,), "f32") if kind.after else None,
-        d.take((width,), "f32") if kind.before else None,
-        d.give((rows, width), "f32") if kind.delta else None,
-        d.give((rows, stride(width, arithmetic)), "i32"),
+    kernel = Kernel(name, -(-rows // per))
+    normed = NormOperands(
+        kernel.input((rows, width), "f32"),
+        kernel.input((rows, width), "f32") if kind.delta else None,
+        kernel.input((width,), "f32") if kind.after else None,
+        kernel.input((width,), "f32") if kind.before else None,
+        kernel.output((rows, width), "f32") if kind.delta else None,
+        kernel.output((rows, row_stride(width, arithmetic)), "i32"),
     )
-    low = d.workgroup * per
+    low = kernel.workgroup * per
     high = (low + per).minimum(rows)
-    d.code.repeat(low, high, lambda row: normed.row(d.code, row, eps, arithmetic))
-    return d.function()
+    kernel.code.repeat(low, high, lambda row: normed.row(kernel.code, row, eps, arithmetic))
+    return kernel.function()
 
 
 def inverse_root_mean_square(

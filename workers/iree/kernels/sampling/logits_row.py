@@ -16,10 +16,10 @@ from workers.sampling.vocabulary_blocks import BLOCK
 
 PARAMETERS = 7
 """Numbers of a row, in the order of `workers.sampling.sample.Parameters`: 32 bits each."""
-PER_BLOCK = BLOCK // LANES
+CELLS_PER_BLOCK = BLOCK // LANES
 NEAREST = CELLS + LANES
-"""Where the steps of all cells begin, behind those cells that are looked at."""
-HALF = 128
+"""Where the steps of all cells begin among the candidates, behind their cells."""
+MAX_VECTORS = 128
 """Vectors of weights whose sums stay below 2**32 in each lane."""
 I64 = Type("i64")
 
@@ -34,8 +34,8 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes of one vocabulary, in cells of `LANES` tokens and blocks of `BLOCK`, and their operands."""
+class SamplingShape:
+    """The sizes of one vocabulary in cells of `LANES` tokens and blocks of `BLOCK`, and the kernels' operands."""
 
     vocab: int
 
@@ -80,28 +80,28 @@ class Sizes:
         return Operand("tokens", (ROWS,), "i32")
 
     @property
-    def noted(self) -> Operand:
-        """The cells that are looked at, and from `NEAREST` on the steps of each cell's likeliest token."""
-        return Operand("noted", (ROWS, NEAREST + self.top_vectors * LANES), "i32")
+    def candidates(self) -> Operand:
+        """The cells that have the likeliest tokens, and from `NEAREST` on the steps of each cell's likeliest token."""
+        return Operand("candidates", (ROWS, NEAREST + self.top_vectors * LANES), "i32")
 
     @property
     def lanes(self) -> Operand:
-        """A number for each token, or two for each of those in the cells that are looked at."""
+        """A number for each token, or two for each token of the candidates."""
         return Operand("lanes", (ROWS, max(self.cells, 2 * CELLS) * LANES), "i32")
 
 
-class Row:
+class LogitsRow:
     """Writes the code for one row of a kernel."""
 
     def __init__(
-        self, name: str, workgroups: int, sizes: Sizes, takes: Sequence[Operand], gives: Sequence[Operand]
+        self, name: str, workgroups: int, shape: SamplingShape, takes: Sequence[Operand], gives: Sequence[Operand]
     ) -> None:
         self.kernel = Kernel(name, workgroups)
-        self.sizes = sizes
+        self.shape = shape
         self.code = self.kernel.code
         self.xp = ArrayNamespace(self.code)
-        self._memory = {each: self.kernel.take(each.shape, each.element) for each in takes}
-        self._memory |= {each: self.kernel.give(each.shape, each.element) for each in gives}
+        self._memory = {each: self.kernel.input(each.shape, each.element) for each in takes}
+        self._memory |= {each: self.kernel.output(each.shape, each.element) for each in gives}
 
     def number(self, value: int) -> Value:
         """Return a constant int32."""
@@ -133,18 +133,19 @@ class Row:
 
     def finish(self, token: Value) -> str:
         """Store the row's token and return the kernel's text."""
-        self._memory[self.sizes.tokens].store(token, [self.kernel.row])
+        self._memory[self.shape.tokens].store(token, [self.kernel.row])
         return self.kernel.function()
 
     def cell(self, cell: Value) -> Value:
         """Return the logits of a cell, -inf behind the last one."""
-        logits = self.sizes.logits
-        if self.sizes.vocab % LANES == 0:
+        logits = self.shape.logits
+        if self.shape.vocab % LANES == 0:
             return self.vector(logits, cell)
         return self._memory[logits].load_padded([self.kernel.row, cell * LANES], -math.inf)
 
     def parameter(self, place: int, element: str) -> Value:
-        word = self.load(self.sizes.parameters, place)
+        """Load one of the row's `PARAMETERS`."""
+        word = self.load(self.shape.parameters, place)
         return word.view("f32") if element == "f32" else word
 
     def sum(self, count: Index, value: Callable[[Value], Value]) -> Value:
@@ -152,11 +153,11 @@ class Row:
         code, end = self.code, self.code.index(count)
 
         def some(low: Value, totals: list[Value]) -> list[Value]:
-            high = (low + HALF).minimum(end)
+            high = (low + MAX_VECTORS).minimum(end)
             (part,) = code.loop(low, high, [self.vector_of(0)], lambda at, sums: [sums[0] + value(at)])
             return [totals[0] + part.astype("i64")]
 
-        (total,) = code.loop(0, end, [self.vector_of(0, "i64")], some, HALF)
+        (total,) = code.loop(0, end, [self.vector_of(0, "i64")], some, MAX_VECTORS)
         return total.reduce("add")
 
     def count(self, count: Index, holds: Callable[[Value], Value]) -> Value:
@@ -185,25 +186,24 @@ class Row:
     def search_lane(self, point: Value, count: Index, weights: Callable[[Value], Value]) -> tuple[Value, Value]:
         """Return the vector, of `count`, and its lane that the point is in."""
         vector, point = self.search(point, count, lambda at: weights(at).reduce("add"))
-        self.store(weights(vector.astype("index")), self.sizes.lanes, 0)
-        lane, _ = self.search(point, LANES, lambda at: self.load(self.sizes.lanes, at))
+        self.store(weights(vector.astype("index")), self.shape.lanes, 0)
+        lane, _ = self.search(point, LANES, lambda at: self.load(self.shape.lanes, at))
         return vector, lane
 
 
-class Ask:
-    """A row's sampling parameters, and the weights that its tokens have by them."""
+class RowSampling:
+    """A row's sampling parameters, and the weights of its tokens (`workers.sampling.fixed_point`)."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: LogitsRow) -> None:
         self._row = row
         self.temperature = row.parameter(0, "f32")
         self.top_k = row.parameter(1, "i32")
         self.top_p = row.parameter(2, "f32")
         self.min_p = row.parameter(3, "f32")
         self.greedy = (self.temperature <= 0.0) | self.top_k.equals(1)
-        self.free = self.top_k.equals(0) & (self.top_p >= 1.0) & (self.min_p <= 0.0)
-        """Sampling is from all tokens."""
-        self.by_share = self.top_k.equals(0) & (self.top_p < 1.0)
-        """top_p is a share of the weight of all tokens."""
+        self.unfiltered = self.top_k.equals(0) & (self.top_p >= 1.0) & (self.min_p <= 0.0)
+        self.top_p_of_all = self.top_k.equals(0) & (self.top_p < 1.0)
+        """top_p is a fraction of the weight of all tokens."""
         self.best = self._best()
 
     def _best(self) -> Value:
@@ -211,9 +211,9 @@ class Ask:
         row, xp = self._row, self._row.xp
 
         def larger(at: Value, most: list[Value]) -> list[Value]:
-            return [xp.maximum(row.vector(row.sizes.tops, at), most[0])]
+            return [xp.maximum(row.vector(row.shape.tops, at), most[0])]
 
-        (most,) = row.code.loop(0, row.sizes.top_vectors, [row.vector_of(-math.inf, "f32")], larger)
+        (most,) = row.code.loop(0, row.shape.top_vectors, [row.vector_of(-math.inf, "f32")], larger)
         return most.reduce("maximumf")
 
     def distances(self, logits: Value) -> Value:
@@ -228,17 +228,17 @@ class Ask:
         found: Value = weights_of(self._row.xp, steps)
         return found
 
-    def weigh(self, logits: Value) -> Value:
+    def weights_of(self, logits: Value) -> Value:
         return self.weights(self.steps(self.distances(logits)))
 
-    def all(self) -> Value:
+    def total(self) -> Value:
         """Return the weight of all tokens, from the blocks' sums, which may each pass 2**31."""
         row = self._row
 
         def add(at: Value, totals: list[Value]) -> list[Value]:
-            return [totals[0] + row.vector(row.sizes.sums, at).astype("i64")]
+            return [totals[0] + row.vector(row.shape.sums, at).astype("i64")]
 
-        (total,) = row.code.loop(0, row.sizes.sum_vectors, [row.vector_of(0, "i64")], add)
+        (total,) = row.code.loop(0, row.shape.sum_vectors, [row.vector_of(0, "i64")], add)
         return total.reduce("add")
 
     def point(self, total: Value) -> Value:

@@ -2,7 +2,7 @@
 
 The definition's integers are computed by the definition's own functions (`workers.sampling.fixed_point`,
 `workers.sampling.noise`), through `workers.iree.kernels.ir.array_namespace`. What differs is the order of work: each
-row is by itself, and what it does not ask for is not computed.
+row is by itself, and what its parameters do not need is not computed.
 """
 
 import math
@@ -11,22 +11,22 @@ from workers.iree.kernels.ir.memory import ROWS
 from workers.iree.kernels.ir.mlir_types import LANES, tensor
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.sampling.filters import filtered
-from workers.iree.kernels.sampling.logits_row import PER_BLOCK, Ask, Operand, Row, Sizes
+from workers.iree.kernels.sampling.logits_row import CELLS_PER_BLOCK, LogitsRow, Operand, RowSampling, SamplingShape
 from workers.sampling.fixed_point import is_finite
 
-PART = 128
+BLOCKS_PER_WORKGROUP = 128
 """Blocks that one workgroup of the first two kernels reads."""
 
 
-def draw(name: str, vocab: int) -> str:
+def sampling_module(name: str, vocab: int) -> str:
     """Return a module with one function: logits f32 [rows, vocab], parameters int32 [rows, PARAMETERS] -> tokens int32
     [rows].
 
     The tokens are those of `workers.sampling.sample.sample`.
     """
-    s = Sizes(vocab)
+    s = SamplingShape(vocab)
     given, words, tops, sums = (_tensor(each) for each in (s.logits, s.parameters, s.tops, s.sums))
-    results = ", ".join(_tensor(each) for each in (s.tokens, s.noted, s.lanes))
+    results = ", ".join(_tensor(each) for each in (s.tokens, s.candidates, s.lanes))
     tokens = _tensor(s.tokens)
     return f"""module @baton {{
 {_tops(s)}
@@ -48,16 +48,16 @@ def _tensor(operand: Operand) -> str:
     return tensor(["?" if size == ROWS else size for size in operand.shape], operand.element)
 
 
-def _parts(s: Sizes) -> int:
-    return -(-s.blocks // PART)
+def _workgroups(s: SamplingShape) -> int:
+    return -(-s.blocks // BLOCKS_PER_WORKGROUP)
 
 
-def _tops(s: Sizes) -> str:
+def _tops(s: SamplingShape) -> str:
     """The highest logit of each cell; NaN counts as +inf."""
-    row = Row("baton_tops", _parts(s), s, [s.logits], [s.tops])
+    row = LogitsRow("baton_tops", _workgroups(s), s, [s.logits], [s.tops])
     code, xp = row.code, row.xp
-    low = row.kernel.workgroup * (PART * PER_BLOCK)
-    high = (low + PART * PER_BLOCK).minimum(s.top_vectors * LANES)
+    low = row.kernel.workgroup * (BLOCKS_PER_WORKGROUP * CELLS_PER_BLOCK)
+    high = (low + BLOCKS_PER_WORKGROUP * CELLS_PER_BLOCK).minimum(s.top_vectors * LANES)
     end = high.minimum(s.cells)
 
     def top(cell: Value) -> None:
@@ -70,65 +70,67 @@ def _tops(s: Sizes) -> str:
     return row.kernel.function()
 
 
-def _sums(s: Sizes) -> str:
+def _sums(s: SamplingShape) -> str:
     """The weights of all tokens, summed by blocks, for rows that need them."""
-    row = Row("baton_sums", _parts(s), s, [s.logits, s.parameters, s.tops], [s.sums])
-    code, ask = row.code, Ask(row)
-    low = row.kernel.workgroup * PART
-    high = (low + PART).minimum(s.sum_vectors * LANES)
+    row = LogitsRow("baton_sums", _workgroups(s), s, [s.logits, s.parameters, s.tops], [s.sums])
+    code, sampling = row.code, RowSampling(row)
+    low = row.kernel.workgroup * BLOCKS_PER_WORKGROUP
+    high = (low + BLOCKS_PER_WORKGROUP).minimum(s.sum_vectors * LANES)
 
     def block(at: Value) -> None:
-        first = at * PER_BLOCK
-        last = (first + PER_BLOCK).minimum(s.cells)
-        (total,) = code.loop(first, last, [row.vector_of(0)], lambda cell, sums: [sums[0] + ask.weigh(row.cell(cell))])
+        first = at * CELLS_PER_BLOCK
+        last = (first + CELLS_PER_BLOCK).minimum(s.cells)
+        (total,) = code.loop(
+            first, last, [row.vector_of(0)], lambda cell, sums: [sums[0] + sampling.weights_of(row.cell(cell))]
+        )
         row.store(total.reduce("add"), s.sums, at)
 
-    needed = (ask.temperature > 0.0) & (ask.free | ask.by_share)
+    needed = (sampling.temperature > 0.0) & (sampling.unfiltered | sampling.top_p_of_all)
     code.when(needed, lambda: code.repeat(low, high, block))  # behind the last cell there is nothing to sum
     return row.kernel.function()
 
 
-def _tokens(s: Sizes) -> str:
-    """The tokens, and what was noted down on the way to them."""
+def _tokens(s: SamplingShape) -> str:
+    """The tokens, and the memory that finding them takes."""
     takes = [s.logits, s.parameters, s.tops, s.sums]
-    row = Row("baton_tokens", 1, s, takes, [s.tokens, s.noted, s.lanes])
-    ask, choose = Ask(row), row.code.choose
+    row = LogitsRow("baton_tokens", 1, s, takes, [s.tokens, s.candidates, s.lanes])
+    sampling, choose = RowSampling(row), row.code.choose
 
     def token() -> Value:
-        return choose(ask.greedy, lambda: _highest(row, ask), sampled)
+        return choose(sampling.greedy, lambda: _greedy(row, sampling), sampled)
 
     def sampled() -> Value:
-        return choose(ask.free, lambda: _any(row, ask), lambda: filtered(row, ask))
+        return choose(sampling.unfiltered, lambda: _unfiltered(row, sampling), lambda: filtered(row, sampling))
 
-    return row.finish(choose(is_finite(ask.best), token, lambda: row.number(-1)))
+    return row.finish(choose(is_finite(sampling.best), token, lambda: row.number(-1)))
 
 
-def _highest(row: Row, ask: Ask) -> Value:
+def _greedy(row: LogitsRow, sampling: RowSampling) -> Value:
     """Return the first of the most likely tokens."""
-    code, xp, none = row.code, row.xp, row.sizes.cells
+    code, xp, none = row.code, row.xp, row.shape.cells
     places = code.iota()
 
     def earlier(at: Value, first: list[Value]) -> list[Value]:
         here = places + row.place(at * LANES)
-        high = row.vector(row.sizes.tops, at) >= ask.best
+        high = row.vector(row.shape.tops, at) >= sampling.best
         return [xp.minimum(xp.where(high, here, none), first[0])]
 
-    (cells,) = code.loop(0, row.sizes.top_vectors, [row.vector_of(none)], earlier)
+    (cells,) = code.loop(0, row.shape.top_vectors, [row.vector_of(none)], earlier)
     cell = cells.reduce("minui")
-    lane = xp.where(row.cell(cell.astype("index")) >= ask.best, places, LANES).reduce("minui")
+    lane = xp.where(row.cell(cell.astype("index")) >= sampling.best, places, LANES).reduce("minui")
     return cell * LANES + lane
 
 
-def _any(row: Row, ask: Ask) -> Value:
-    """Return a token of all."""
-    code, s = row.code, row.sizes
-    point = ask.point(ask.all())
+def _unfiltered(row: LogitsRow, sampling: RowSampling) -> Value:
+    """Return a token of all, as no filter is set."""
+    code, s = row.code, row.shape
+    point = sampling.point(sampling.total())
     block, point = row.search(point, s.blocks, lambda at: row.load(s.sums, at))
-    first = row.xp.minimum(block, s.blocks - 1).astype("index") * PER_BLOCK
+    first = row.xp.minimum(block, s.blocks - 1).astype("index") * CELLS_PER_BLOCK
     rest = code.index(s.cells) - first
 
     def weights(at: Value) -> Value:
-        return ask.weigh(row.cell(first + at))
+        return sampling.weights_of(row.cell(first + at))
 
-    cell, lane = row.search_lane(point, rest.minimum(PER_BLOCK), weights)
+    cell, lane = row.search_lane(point, rest.minimum(CELLS_PER_BLOCK), weights)
     return (row.place(first) + cell) * LANES + lane

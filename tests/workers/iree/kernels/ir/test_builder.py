@@ -65,8 +65,8 @@ def test_stores_and_indices_are_checked(code: Code, memory: Memory) -> None:
 
 def test_a_kernel_returns_results_then_what_it_updates() -> None:
     kernel = Kernel("k", 3)
-    x, kept = kernel.take((2, LANES), "f32"), kernel.change((LANES,), "f32")
-    scratch, out = kernel.between((LANES,), "f32"), kernel.give((2, LANES), "f32")
+    x, kept = kernel.input((2, LANES), "f32"), kernel.in_place((LANES,), "f32")
+    scratch, out = kernel.scratch((LANES,), "f32"), kernel.output((2, LANES), "f32")
     for memory in (scratch, out, kept):
         memory.store(x.load_vector([0, 0]), [0] * len(memory.shape))
     text = kernel.function()

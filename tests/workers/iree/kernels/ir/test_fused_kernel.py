@@ -23,12 +23,12 @@ ROWS, STAGES, KERNELS, LATE = 40, 4, 3, 7
 
 def reversing(name: str) -> str:
     """i32 [1], f32 [rows, 16], counters -> the rows in reverse order plus one, once for each stage; the counters."""
-    d = Kernel(name, LATE)
-    code = d.code
-    number, x = d.take((1,), "i32"), d.take((ROWS, LANES), "f32")
-    counts, out = d.change((barrier_counters(KERNELS, STAGES),), "i32"), d.give((ROWS, LANES), "f32")
-    buffers = [x, *(d.between((ROWS, LANES), "f32") for _ in range(STAGES - 1)), out]
-    fused = FusedKernel(d, STAGES, counts, number.load_index([0]), Cpu.of_host().pause)
+    kernel = Kernel(name, LATE)
+    code = kernel.code
+    number, x = kernel.input((1,), "i32"), kernel.input((ROWS, LANES), "f32")
+    counts, out = kernel.in_place((barrier_counters(KERNELS, STAGES),), "i32"), kernel.output((ROWS, LANES), "f32")
+    buffers = [x, *(kernel.scratch((ROWS, LANES), "f32") for _ in range(STAGES - 1)), out]
+    fused = FusedKernel(kernel, STAGES, counts, number.load_index([0]), Cpu.of_host().pause)
 
     def work(stage: int, partition: Partition) -> None:
         low, high = partition.even_range(code.index(ROWS))
@@ -69,8 +69,8 @@ def module(request: pytest.FixtureRequest, cache_dir: Path) -> tuple[Device, Mod
 
 def test_a_stage_without_counters_is_refused() -> None:
     """It would use those of the next kernel."""
-    d = Kernel("full", 1)
-    fused = FusedKernel(d, 1, d.change((barrier_counters(1, 1),), "i32"), d.code.index(0), "")
+    kernel = Kernel("full", 1)
+    fused = FusedKernel(kernel, 1, kernel.in_place((barrier_counters(1, 1),), "i32"), kernel.code.index(0), "")
     fused.stage(1, lambda partition: None)
     with pytest.raises(ValueError, match="a fused kernel of 1 stages has no room for another one"):
         fused.stage(1, lambda partition: None)

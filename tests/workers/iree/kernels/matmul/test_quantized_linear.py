@@ -15,7 +15,7 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
-from workers.iree.kernels.ir.arithmetic import Arithmetic, Singles, Widened, arithmetic_of, stride
+from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, arithmetic_of, row_stride
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, choose_integer_dot
 from workers.iree.model.packed_matrix import PackedMatrix
@@ -80,12 +80,12 @@ class Products:
         def product(x: Any, data: Any, _: Any) -> tuple[Any, ...]:
             return (self.ops.linear(x, PackedMatrix(data, packing, INPUTS), OUTPUTS),)
 
-        width = stride(INPUTS, self.ops.arithmetic)
+        width = row_stride(INPUTS, self.ops.arithmetic)
         inputs = (struct((rows, width), "int32"), struct(packing.stored_shape(OUTPUTS, INPUTS), "int8"))
         return Graph(self._entry(name, rows), product, inputs, pure=True)
 
     def _live_graph(self) -> Graph:
-        packing, width = self.packings["int4"], stride(INPUTS, self.ops.arithmetic)
+        packing, width = self.packings["int4"], row_stride(INPUTS, self.ops.arithmetic)
 
         def product(x: Any, data: Any, live: Any, _: Any) -> tuple[Any, ...]:
             return (self.ops.linear(x, PackedMatrix(data, packing, INPUTS), OUTPUTS, None, live),)
@@ -110,7 +110,7 @@ class Products:
     def words(self, x: NDArray[np.float32]) -> NDArray[np.int32]:
         """Rows as the norm before a product leaves them."""
         kind = np.float32 if self.ops.arithmetic.per_word == 1 else ml_dtypes.bfloat16
-        width = stride(INPUTS, self.ops.arithmetic) * self.ops.arithmetic.per_word
+        width = row_stride(INPUTS, self.ops.arithmetic) * self.ops.arithmetic.per_word
         padded = np.zeros((len(x), width), kind)
         padded[:, :INPUTS] = x
         return padded.view(np.int32)
@@ -123,8 +123,8 @@ class Products:
 FEATURES = Cpu.of_host().features
 CASES: dict[str, tuple[str, Arithmetic, IntegerDot, tuple[str, ...]]] = {
     "this CPU's": ("bfloat16", arithmetic_of(FEATURES, "bfloat16"), choose_integer_dot(FEATURES), tuple(FORMATS)),
-    "exact": ("float32", Singles("f32", 16), choose_integer_dot(FEATURES), ("int8", "int4")),
-    "any CPU's": ("bfloat16", Widened(4), "plain", ("int8", "int4")),
+    "exact": ("float32", FloatFma("f32", 16), choose_integer_dot(FEATURES), ("int8", "int4")),
+    "any CPU's": ("bfloat16", WidenedBf16(4), "plain", ("int8", "int4")),
 }
 
 
