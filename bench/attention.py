@@ -29,7 +29,8 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.attention.shape import KV_TILE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
-from workers.iree.model.ops import Cache, Place
+from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.ops import StepRows
 from workers.iree.model.tiled_ops import TiledOps
 
 DTYPE = "bfloat16"
@@ -42,7 +43,7 @@ class Attended:
         shape: dict[str, Any] = SHAPES[model]
         depth, self._heads = shape["head_dim"], shape["heads"]
         capacity = -(-longest // KV_TILE) * KV_TILE + KV_TILE
-        self._cache = Cache(shape["layers"], rows, shape["kv_heads"], depth, capacity, KV_TILE)
+        self._cache = KvLayout(shape["layers"], rows, shape["kv_heads"], depth, capacity, KV_TILE)
         self._device, self._rows = device, rows
         self._graph = self._load(Compiler(folder, device.compile_flags(), device.compile_target()))
         self._kv = device.zeros(self._cache.shape, DTYPE)
@@ -61,7 +62,7 @@ class Attended:
 
         def main(q: jax.Array, slots: jax.Array, at: jax.Array, kv: jax.Array, _: Any) -> tuple[jax.Array, ...]:
             for number in range(cache.layers):
-                q = ops.attend(q, kv, cache, number, config, Place(slots, at))[:, : self._width]
+                q = ops.attend(q, kv, cache, number, config, StepRows(slots, at))[:, : self._width]
             return (q,)
 
         inputs = [((self._rows, self._width), "int32"), ((self._rows,), "int32"), ((self._rows, 1), "int32")]

@@ -27,7 +27,7 @@ from tests.families import Family
 from tests.gate import run_gate
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Draw, Row
-from workers.iree.batch_inputs import Angles
+from workers.iree.batch_inputs import RopeTable
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.build.plan import KV, Plan, decode_buckets, prefill_chunks
@@ -35,7 +35,7 @@ from workers.iree.build.recipe import PLAIN_TILE
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.decoder import rope_frequencies
-from workers.iree.model.ops import Cache
+from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import build, stored_parameters
 from workers.iree.probe import probe_driver
@@ -185,7 +185,7 @@ def plain_plan(path: Path, dtype: Dtype) -> tuple[Plan, Mapping[str, Any]]:
     config = ModelConfig.from_dir(path)
     ops, files = PlainOps(config.dtype if dtype == "auto" else dtype), open_weights(path)
     stored = stored_parameters(config, ops, files, "none")
-    cache = Cache.of(config, SLOTS, CONTEXT, PLAIN_TILE)
+    cache = KvLayout.of(config, SLOTS, CONTEXT, PLAIN_TILE)
     plan = Plan(config, ops, cache, stored, decode_buckets(SLOTS)[-1:], prefill_chunks(CONTEXT))
     return plan, {each.name: build(each, files, ops) for each in stored}
 
@@ -197,7 +197,7 @@ class Executor:
         self._plan = plan
         self._weights = jax.device_put(dict(weights))
         self._kv = jnp.zeros(plan.cache.shape, plan.ops.dtype)
-        self._angles = Angles(*rope_frequencies(plan.config, CONTEXT), CONTEXT)
+        self._angles = RopeTable(*rope_frequencies(plan.config, CONTEXT), CONTEXT)
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def decode(self, tokens: Sequence[int], at: int) -> list[int]:

@@ -30,7 +30,8 @@ from workers.iree.device.device import Device
 from workers.iree.kernels.attention.shape import KV_TILE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.model.ops import Cache, Place
+from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.ops import StepRows
 from workers.iree.model.tiled_ops import TiledOps
 
 HEADS, KV_HEADS, DEPTH = 12, 4, 64
@@ -39,12 +40,12 @@ MODEL: Any = SimpleNamespace(heads=HEADS, attention_scale=DEPTH**-0.5, attention
 """What the attention asks of a model's config."""
 
 
-def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
+def graphs(ops: TiledOps, cache: KvLayout, positions: int) -> list[Graph]:
     """`slots` and `pages`: words of queries, cache, slots, rows (and a table) -> words."""
     batch, pages_of_head = cache.slots, positions // LANES
 
     def slots(q: jax.Array, kv: jax.Array, who: jax.Array, rows: jax.Array, _: Any) -> tuple[jax.Array, ...]:
-        return (ops.attend(q, kv, cache, 0, MODEL, Place(who, rows)),)
+        return (ops.attend(q, kv, cache, 0, MODEL, StepRows(who, rows)),)
 
     def pages(
         q: jax.Array, kv: jax.Array, who: jax.Array, rows: jax.Array, table: jax.Array, _: Any
@@ -57,8 +58,8 @@ def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
         own = jnp.stack([keys, values.reshape(keys.shape)])[None]
         # The kernel wants a spare tile behind the rows.
         own = jnp.pad(own, ((0, 0),) * 4 + ((0, KV_TILE * DEPTH),))
-        dense = Cache(1, batch, KV_HEADS, DEPTH, positions + KV_TILE, KV_TILE)
-        return (ops.attend(q, own, dense, 0, MODEL, Place(who, rows)),)
+        dense = KvLayout(1, batch, KV_HEADS, DEPTH, positions + KV_TILE, KV_TILE)
+        return (ops.attend(q, own, dense, 0, MODEL, StepRows(who, rows)),)
 
     words = struct((batch, HEADS * DEPTH // ops.arithmetic.per_word), "int32")
     kv, who, rows = struct(cache.shape, ops.dtype), struct((batch,), "int32"), struct((batch, 1), "int32")
@@ -71,7 +72,7 @@ def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
 
 def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler: Compiler, rounds: int) -> list[float]:
     """Milliseconds of each graph."""
-    cache = Cache(1, slots, KV_HEADS, DEPTH, positions + KV_TILE, KV_TILE)
+    cache = KvLayout(1, slots, KV_HEADS, DEPTH, positions + KV_TILE, KV_TILE)
     random = np.random.default_rng(0)
     kv = device.zeros(cache.shape, ops.dtype)
     if kv.window is not None:

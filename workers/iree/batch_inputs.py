@@ -32,7 +32,7 @@ def runs_of(chunk: Chunk, place: int, most: int) -> list[Run]:
     return runs
 
 
-class Angles:
+class RopeTable:
     """cos and sin of RoPE angles: computed once for the positions of a context, on demand beyond it."""
 
     def __init__(self, frequencies: NDArray[np.float32], factors: NDArray[np.float32], context: int) -> None:
@@ -49,7 +49,7 @@ class Angles:
 
     @property
     def width(self) -> int:
-        """Angles of a position."""
+        """RopeTable of a position."""
         return len(self._frequencies)
 
     def of(self, position: int) -> tuple[memoryview, memoryview]:
@@ -72,7 +72,7 @@ class DecodeInputs:
     """What decode graphs of so many rows read, but for the cache. Written number by number, without numpy: after a step
     nothing of Python is in the CPU's caches, and each of its operations takes many times as long as a number."""
 
-    def __init__(self, device: Device, batch: int, angles: Angles, spare_row: int) -> None:
+    def __init__(self, device: Device, batch: int, angles: RopeTable, spare_row: int) -> None:
         """`spare_row` is the cache row of those rows that are nobody's."""
         self._angles = angles
         self._spare_row = spare_row

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.iree.model.ops import Cache
+from workers.iree.model.kv_layout import KvLayout
 
 CAN_DROP = sys.platform == "linux"
 """Elsewhere pages that are dropped may come back with what they held."""
@@ -23,7 +23,9 @@ DROP_BYTES = 1 << 20
 class HostKv:
     """The rows of every slot, whatever their layout, and the pages that they lie in."""
 
-    def __init__(self, window: NDArray[Any], memory: mmap.mmap, cache: Cache, packed: tuple[int, int] | None) -> None:
+    def __init__(
+        self, window: NDArray[Any], memory: mmap.mmap, cache: KvLayout, packed: tuple[int, int] | None
+    ) -> None:
         """`window` has the cache's shape and is a view of `memory`; `packed` has the (n, k) of tiled keys and values,
         None is plain rows."""
         self._memory = memory
@@ -104,7 +106,7 @@ class HostKv:
 
 
 def _parts(
-    window: NDArray[Any], cache: Cache, packed: tuple[int, int] | None
+    window: NDArray[Any], cache: KvLayout, packed: tuple[int, int] | None
 ) -> Sequence[tuple[NDArray[Any], tuple[int, int]]]:
     """Keys and values with the axes of their tiles and of the rows in one."""
     lead = (cache.layers, cache.slots, cache.heads)

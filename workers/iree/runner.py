@@ -25,7 +25,7 @@ from workers.engine.runner import (
 )
 from workers.host.cores import cores_each
 from workers.host.memory import Needed, free_bytes
-from workers.iree.batch_inputs import Angles, DecodeInputs, Run, runs_of
+from workers.iree.batch_inputs import DecodeInputs, RopeTable, Run, runs_of
 from workers.iree.build.compile_client import Builder
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.plan import Plan
@@ -64,7 +64,7 @@ class IreeRunner:
         """By the rows of the graph."""
         self._written = [0] * plan.cache.slots
         self._drawing = Drawing(device, self.graphs, lambda *call: self._call(*call), plan)
-        self._angles = Angles(*rope_frequencies(plan.config, context), context)
+        self._angles = RopeTable(*rope_frequencies(plan.config, context), context)
         self.capabilities = RunnerCapabilities(
             backend="iree",
             device=device.uri,

@@ -16,9 +16,10 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.build.source_digest import source_digest
 from workers.iree.kernels.sampling.sample import sampling_module
-from workers.iree.model.decoder import Inputs, Parameters, forward, head
-from workers.iree.model.ops import Cache, Place
-from workers.iree.model.plain_ops import Apart, PlainOps
+from workers.iree.model.decoder import Parameters, StepInputs, forward, head
+from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.ops import StepRows
+from workers.iree.model.plain_ops import MaterializingNumpy, PlainOps
 from workers.iree.model.stored_parameters import Stored
 from workers.iree.model.tiled_ops import TiledOps
 from workers.sampling import logit_edits as edits
@@ -65,7 +66,7 @@ class Plan:
 
     config: ModelConfig
     ops: TiledOps | PlainOps
-    cache: Cache
+    cache: KvLayout
     weights: Sequence[Stored]
     buckets: tuple[int, ...] = field(default=())
     chunks: tuple[int, ...] = field(default=())
@@ -170,7 +171,7 @@ class Plan:
         self, values: Sequence[Any], weights: Parameters, live: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
         tokens, cos, sin, rows, slots, kv = values
-        inputs = Inputs(tokens, cos, sin, Place(slots, rows, live))
+        inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live))
         return forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv)
 
     def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
@@ -181,7 +182,7 @@ class Plan:
     @property
     def _numpy(self) -> Any:
         """The array namespace in which tokens are drawn."""
-        return Apart() if isinstance(self.ops, PlainOps) else jnp
+        return MaterializingNumpy() if isinstance(self.ops, PlainOps) else jnp
 
     def _head(self, hidden: jax.Array, weights: Parameters, live: jax.Array | None = None) -> jax.Array:
         return head(self.config, self.ops, self._typed(weights), hidden, live)

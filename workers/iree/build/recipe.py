@@ -14,7 +14,7 @@ from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.packing import GROUPS
 from workers.iree.kernels.matmul.quantized_matmul import choose_integer_dot
-from workers.iree.model.ops import Cache
+from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
@@ -70,7 +70,7 @@ class Recipe(Struct, frozen=True):
         if config.experts is not None and not tiled:
             problem = f"the experts of {config.family} run on CPUs only, in widths that are multiples of {LANES}"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
-        cache = Cache.of(config, self.slots, self.context, KV_TILE if isinstance(ops, TiledOps) else PLAIN_TILE)
+        cache = KvLayout.of(config, self.slots, self.context, KV_TILE if isinstance(ops, TiledOps) else PLAIN_TILE)
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         if self.quantize != "none" and not quantization_of(stored):
             problem = f"no matrix has rows of whole groups of {GROUPS[-1]}: none can be made {self.quantize}"

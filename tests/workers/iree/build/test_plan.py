@@ -16,7 +16,7 @@ from workers.iree.build import plan as graphs
 from workers.iree.build.plan import PREFILL_CHUNKS, RARE_DRAWS, Plan, decode_buckets, prefill_chunks
 from workers.iree.build.recipe import Recipe
 from workers.iree.kernels.ir.arithmetic import Bf16Dot, FloatFma
-from workers.iree.model.ops import Cache
+from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
 from workers.iree.model.tiled_ops import FUSED_MAX_ROWS, TiledOps
@@ -35,7 +35,7 @@ def test_jax_looks_for_no_accelerator() -> None:
 
 def make_plan(path: Path, ops: TiledOps | PlainOps, quantize: Quantize = "none") -> Plan:
     config = ModelConfig.from_dir(path)
-    cache = Cache.of(config, 4, 64, 16)
+    cache = KvLayout.of(config, 4, 64, 16)
     return Plan(config, ops, cache, stored_parameters(config, ops, open_weights(path), quantize), (1, 2, 4), (32, 64))
 
 

@@ -21,8 +21,8 @@ from workers.iree.kernels.ir.arithmetic import Arithmetic, Bf16Dot, FloatFma, Wi
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD, partition_count
 from workers.iree.kernels.matmul.linear import glu_linear, linear
+from workers.iree.kernels.matmul.packing import pack_matrix
 from workers.iree.kernels.rowwise.norm import Norm, norm
-from workers.iree.model.tiled_ops import pack
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
@@ -93,7 +93,7 @@ def rounded(x: NDArray[np.float32], arithmetic: Arithmetic) -> NDArray[np.float3
 def test_linear(run: Run, arithmetic: Arithmetic, rows: int) -> None:
     inputs, outputs = 96, 40  # 40 outputs are three tiles, the last not full
     x, w, bias = random(27, inputs), random(outputs, inputs, seed=1), random(48, seed=2)
-    packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
+    packed = pack_matrix(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
     tiles = packed.shape[0]
     (out,) = run(
         linear("linear", rows, tiles, inputs, arithmetic, bias=True),
@@ -116,7 +116,7 @@ def test_a_product_shared_by_threads_is_the_same(run: Run) -> None:
     # 50 tiles, two at a time, for 7, 14 and 25 workgroups: shares get smaller, and the last ones may be empty.
     rows, inputs, tiles, arithmetic = 9, 32, 50, FloatFma("f32", 16)
     x, unpacked = random(rows, inputs), random(tiles * 16, inputs, seed=1)
-    w = pack(unpacked, 1).reshape(tiles, -1)
+    w = pack_matrix(unpacked, 1).reshape(tiles, -1)
     outs = [
         run(linear("linear", rows, tiles, inputs, arithmetic, bias=False, threads=n), words(x, arithmetic, 16), w)[0]
         for n in (1, 2, 5)
@@ -142,7 +142,7 @@ def test_live_rows_are_those_of_a_product_of_all(
     inputs, tiles = 32, 5
     x, w = (
         random(rows, inputs),
-        pack(random(2 * tiles * 16, inputs, seed=1).astype(NUMPY[arithmetic.element]), arithmetic.k),
+        pack_matrix(random(2 * tiles * 16, inputs, seed=1).astype(NUMPY[arithmetic.element]), arithmetic.k),
     )
     weights, width = w.reshape(2 * tiles, -1), tiles * 16
 
@@ -165,7 +165,7 @@ def test_live_rows_are_those_of_a_product_of_all(
 def test_glu_linear(run: Run, arithmetic: Arithmetic, activation: Activation) -> None:
     rows, inputs, ffn = 9, 64, 48
     x, w = random(rows, inputs), random(2 * ffn, inputs, seed=1) / np.float32(8)
-    packed = pack(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
+    packed = pack_matrix(w.astype(NUMPY[arithmetic.element]), arithmetic.k)
     text = glu_linear("glu_linear", rows, ffn // 16, inputs, arithmetic, activation)
     padding = row_stride(inputs, arithmetic) - inputs // arithmetic.per_word
     (out,) = run(text, words(x, arithmetic, padding), packed.reshape(packed.shape[0], -1))
@@ -328,7 +328,7 @@ def test_arithmetic_by_cpu_and_type() -> None:
 
 
 def test_pack() -> None:
-    packed = pack(np.arange(34).reshape(17, 2), 2)
+    packed = pack_matrix(np.arange(34).reshape(17, 2), 2)
     assert packed.shape == (2, 1, 16, 2)
     assert packed[0, 0, 3].tolist() == [6, 7]
     assert packed[1, 0].tolist() == [[32, 33], *[[0, 0]] * 15]

@@ -27,7 +27,7 @@ def test_rows_are_the_weights(cache_dir: Path) -> None:
     def rows(*values: Any) -> tuple[Any, ...]:
         which, *arrays, _ = values
         tables = zip(arrays, packings.values(), strict=True)
-        return tuple(ops.rows(PackedMatrix(array, packing, INPUTS), which) for array, packing in tables)
+        return tuple(ops.embedding(PackedMatrix(array, packing, INPUTS), which) for array, packing in tables)
 
     inputs = (struct(WHICH.shape, "int32"), *(struct(array.shape, "int8") for array in packed.values()))
     graph = Graph("rows", rows, inputs, pure=True)
