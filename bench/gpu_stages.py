@@ -40,7 +40,8 @@ from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import build, stored_parameters
 from workers.iree.probe import probe_driver
 from workers.iree.runner import IreeRunner
-from workers.load_options import Dtype, LoadOptions
+from workers.load_options import LoadOptions
+from workers.precision import Dtype
 
 SLOTS, CONTEXT, PREFILL = 8, 256, 128
 PROMPT, STEPS = 8, 40

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
-from workers.load_options import Quantize
+from workers.precision import Quantize
 
 ENV_PREFIX = "BATON_"
 DEFAULT_FILE = Path("baton.toml")

@@ -3,12 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-"""The type of weights and KV cache; "auto" is the checkpoint's."""
-Quantize = Literal["none", "int8", "int4"]
-"""The type to which matrices are quantized that the checkpoint does not hold quantized already."""
+from workers.precision import Dtype, Quantize
+
 Progress = Callable[[str, int, int], None]
 """Receives phase, done and total while a model loads."""
 

@@ -8,7 +8,7 @@ import structlog
 
 from actors.process.cgroups import cgroups
 from workers.errors import LoadRefused
-from workers.load_options import Quantize
+from workers.precision import Quantize
 
 GB = 1e9
 SHARE = 0.9

@@ -28,9 +28,10 @@ from workers.engine.runner import (
     check_draws,
 )
 from workers.host.memory import Needed, free_bytes
-from workers.load_options import LoadOptions, Progress, Quantize
+from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, SlotKV, Span
+from workers.precision import Quantize
 from workers.sampling.logit_edits import shaped
 from workers.sampling.logprobs import finish, report
 from workers.sampling.sample import greedy, needs_filters, needs_sampling, parameters, sample

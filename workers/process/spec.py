@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Name
 from workers.faults.plan import Fault, of_incarnation
-from workers.load_options import Dtype, Quantize
+from workers.precision import Dtype, Quantize
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from workers.host.memory import MemoryRefused, Needed, free_bytes
-from workers.load_options import Quantize
+from workers.precision import Quantize
 
 NEEDED = Needed(weights=3_000_000_000, kv=1_000_000_000, slots=8, context=4096)
 

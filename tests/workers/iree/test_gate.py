@@ -20,7 +20,7 @@ from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from workers.engine.runner import Chunk, Draw, Row
 from workers.iree.build.plan import SAMPLE
 from workers.iree.runner import IreeRunner
-from workers.load_options import Dtype, Quantize
+from workers.precision import Dtype, Quantize
 
 GREEDY = Draw(Sampling(), 1)
 SEEDED = Draw(Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11), 1)

@@ -18,7 +18,8 @@ from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
-from workers.load_options import Dtype, LoadOptions, Quantize
+from workers.load_options import LoadOptions
+from workers.precision import Dtype, Quantize
 
 PLAIN_TILE = 16
 """Rows to which the plain cache's capacity is rounded."""

@@ -19,7 +19,7 @@ from workers.iree.model.decoder import Parameter, parameters
 from workers.iree.model.ops import Ops, Shape
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
 from workers.iree.model.tiled_ops import TiledOps
-from workers.load_options import Quantize
+from workers.precision import Quantize
 
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 TILES_AT_ONCE = 64

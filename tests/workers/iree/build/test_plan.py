@@ -20,7 +20,7 @@ from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
 from workers.iree.model.tiled_ops import FUSED_MAX_ROWS, TiledOps
-from workers.load_options import Quantize
+from workers.precision import Quantize
 
 
 def test_jax_looks_for_no_accelerator() -> None:

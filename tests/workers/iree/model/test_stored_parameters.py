@@ -22,7 +22,7 @@ from workers.iree.kernels.matmul.packing import Packing, made_format, restore, s
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import Stored, build, quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
-from workers.load_options import Quantize
+from workers.precision import Quantize
 
 OPS = TiledOps("bfloat16", Bf16Dot())
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.quantized_matrix import SCALE_TYPES, GroupFormat, Quantized, ScaleType
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
-from workers.load_options import Quantize
+from workers.precision import Quantize
 
 GROUPS = (128, 64, 32)
 """Sizes of groups that are stored, in inputs; a larger group becomes several with equal scales."""
