@@ -29,8 +29,8 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Draw, Row
 from workers.iree.batch_inputs import RopeTable
 from workers.iree.build.compiler import Compiler
+from workers.iree.build.graph_plan import KV, GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.build.lower import Graph, module, struct
-from workers.iree.build.plan import KV, Plan, decode_buckets, prefill_chunks
 from workers.iree.build.recipe import PLAIN_TILE
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
@@ -181,20 +181,20 @@ def jax_bandwidth(size: int = MEMORY_BYTES) -> float:
     return size / fastest(lambda: read(x).block_until_ready())
 
 
-def plain_plan(path: Path, dtype: Dtype) -> tuple[Plan, Mapping[str, Any]]:
+def plain_plan(path: Path, dtype: Dtype) -> tuple[GraphPlan, Mapping[str, Any]]:
     """The graphs that every device but a CPU's own has, and the weights that they take, as numpy arrays."""
     config = ModelConfig.from_dir(path)
     ops, files = PlainOps(config.dtype if dtype == "auto" else dtype), open_weights(path)
     stored = stored_parameters(config, ops, files, "none")
     cache = KvLayout.of(config, SLOTS, CONTEXT, PLAIN_TILE)
-    plan = Plan(config, ops, cache, stored, decode_buckets(SLOTS)[-1:], prefill_chunks(CONTEXT))
+    plan = GraphPlan(config, ops, cache, stored, decode_buckets(SLOTS)[-1:], prefill_chunks(CONTEXT))
     return plan, {each.name: build(each, files, ops) for each in stored}
 
 
 class Executor:
     """JAX in the place of IREE: graphs of a plan, weights on its device, and a cache that is updated in place."""
 
-    def __init__(self, plan: Plan, weights: Mapping[str, Any]) -> None:
+    def __init__(self, plan: GraphPlan, weights: Mapping[str, Any]) -> None:
         self._plan = plan
         self._weights = jax.device_put(dict(weights))
         self._kv = jnp.zeros(plan.cache.shape, plan.ops.dtype)

@@ -18,7 +18,7 @@ from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from workers.engine.runner import Chunk, Draw, Row
-from workers.iree.build.plan import SAMPLE
+from workers.iree.build.graph_plan import SAMPLE
 from workers.iree.runner import IreeRunner
 from workers.precision import Dtype, Quantize
 

@@ -289,7 +289,7 @@ def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, monkeypatc
         plain.close()
 
 
-@pytest.mark.parametrize("step", ["Recipe.of", "free_bytes", "open_archive", "host_kv", "Library.open"])
+@pytest.mark.parametrize("step", ["Recipe.of", "free_bytes", "open_archive", "host_kv", "GraphRegistry.open"])
 def test_a_load_that_fails_leaves_nothing_open(load: Load, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     closed: list[str] = []
 
@@ -309,7 +309,7 @@ def test_a_load_that_fails_leaves_nothing_open(load: Load, monkeypatch: pytest.M
     monkeypatch.setattr(f"workers.iree.runner.{step}", fail)
     with pytest.raises(LoadRefused, match=step):
         load()
-    opened = ["archive", "device"] if step in ("host_kv", "Library.open") else ["device"]
+    opened = ["archive", "device"] if step in ("host_kv", "GraphRegistry.open") else ["device"]
     assert closed == opened
 
 

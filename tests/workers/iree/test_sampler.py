@@ -11,7 +11,7 @@ from protocol.request import Bias, Sampling
 from workers.engine.logits_processors import AllowedTokens, Shaping
 from workers.engine.request import Request
 from workers.engine.runner import Draw
-from workers.iree.sampler import Drawing
+from workers.iree.sampler import Sampler
 from workers.sampling.logit_edits import edited, masked
 from workers.sampling.logprobs import report
 from workers.sampling.sample import greedy, parameters, sample
@@ -68,11 +68,11 @@ class Numpy:
         return [sample(np, *arguments, filters=kind == "filter")]
 
 
-def make(*ready: str, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[Drawing, Numpy]:
+def make(*ready: str, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[Sampler, Numpy]:
     device: Any = Numpy(ready, sizes)
     required = [(kind,) for kind in ready if kind == "sample"]
-    plan: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), draw_sizes=sizes, required=lambda: required)
-    return Drawing(device, device, device.call, plan), device
+    plan: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), sample_sizes=sizes, required=lambda: required)
+    return Sampler(device, device, device.call, plan), device
 
 
 def result() -> list[Any]:

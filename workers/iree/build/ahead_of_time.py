@@ -1,4 +1,4 @@
-"""Everything that a start would compile or pack, before there is one."""
+"""Ahead-of-time compilation: everything that a worker would pack and compile when it starts."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""How the thread that asks a device waits for the threads that compute."""
+"""The scheduling policy of the thread that waits for a device's compute threads."""
 
 import contextlib
 import os
 
 
-def give_way() -> None:
-    """Have the calling thread take no core from another one when it is woken: it gets the next that is free.
+def yield_to_compute_threads() -> None:
+    """Have the calling thread not preempt another one when it is woken: it gets the next core that is free.
 
     For Linux, whose scheduler lets a woken thread take the core of whoever woke it. IREE's wait for a result then spins
     until the compute thread, which has yet to say that it is done with the wait, gets a core again: milliseconds
