@@ -49,7 +49,7 @@ class RopeTable:
 
     @property
     def width(self) -> int:
-        """RopeTable of a position."""
+        """Angles of a position."""
         return len(self._frequencies)
 
     def of(self, position: int) -> tuple[memoryview, memoryview]:

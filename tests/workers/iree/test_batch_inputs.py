@@ -1,4 +1,4 @@
-"""What decode graphs read: numbers of the step's rows, and nobody's in all other lines."""
+"""The inputs of decode graphs: the step's rows, and padding rows in all other lines."""
 
 import numpy as np
 import pytest

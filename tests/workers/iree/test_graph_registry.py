@@ -16,7 +16,7 @@ SIZES = (1, 2, 4, 8)
 
 
 class Process:
-    """A compile process that answers when it is told to."""
+    """A compile process that returns a result when the test lets it."""
 
     def __init__(self, builder: "Builder") -> None:
         self._builder = builder

@@ -194,7 +194,7 @@ def test_logits_agree_with_greedy_tokens(runner: IreeRunner) -> None:
 
 
 def test_a_rope_position_is_not_a_cache_row(runner: IreeRunner) -> None:
-    """Attention sees differences of positions: a prompt moved as a whole, even past the context, scores alike."""
+    """Attention sees differences of positions: a prompt moved as a whole, even past the context, scores the same."""
     plain = runner.logits(Chunk(0, PROMPT, 0, 0))
     moved = runner.logits(Chunk(1, PROMPT, 0, CONTEXT + 100))
     np.testing.assert_allclose(moved, plain, atol=2e-4)

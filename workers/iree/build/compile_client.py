@@ -116,7 +116,7 @@ class CompileProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(OSError):  # what it was to be told last
+                with contextlib.suppress(OSError):  # the process may have ended before the last request
                     stream.close()
 
     def _tell(self, message: CompileStart | CompileRequest) -> None:

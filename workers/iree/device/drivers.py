@@ -23,7 +23,7 @@ def driver_of(device: str) -> str:
 def choose_device(device: str, threads: int, config: ModelConfig, workers: int = 1) -> tuple[str, int]:
     """Return the device's URI and how many threads compute; an empty URI and 0 threads leave the choice to us.
 
-    `workers` share the cores of this machine. One thread is the one that asks: it waits for nobody, and wakes nobody.
+    `workers` share the cores of this machine. With one thread the caller computes, and wakes no other.
     """
     if not threads:
         small = not device and parameter_count(config) <= SMALL_MODEL_PARAMETERS

@@ -7,12 +7,12 @@ import os
 def yield_to_compute_threads() -> None:
     """Have the calling thread not preempt another one when it is woken: it gets the next core that is free.
 
-    For Linux, whose scheduler lets a woken thread take the core of whoever woke it. IREE's wait for a result then spins
-    until the compute thread, which has yet to say that it is done with the wait, gets a core again: milliseconds
-    (docs/adr/0044). Threads that compute are to be started before, for they would inherit it.
+    For Linux, whose scheduler lets a woken thread preempt the one that woke it. IREE's wait for a result then spins
+    until the compute thread, which still has to leave the wait, gets a core again: milliseconds (docs/adr/0044).
+    Compute threads inherit the policy, so they must be started before.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return  # another system
-    with contextlib.suppress(OSError):  # a sandbox may forbid either call: steps are slower then, and no different
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # nobody has chosen
+    with contextlib.suppress(OSError):  # a sandbox may forbid either call; steps are slower then
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # the default
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

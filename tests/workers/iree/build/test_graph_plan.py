@@ -90,7 +90,7 @@ def test_a_cpu_with_more_slots_takes_more_last_rows_at_once(tiled: GraphPlan) ->
     assert plan.required()[0] == ("decode_32",)
 
 
-def test_products_of_many_rows_leave_out_those_of_nobody(tiled: GraphPlan, tmp_path: Path) -> None:
+def test_products_of_many_rows_leave_out_padding_rows(tiled: GraphPlan, tmp_path: Path) -> None:
     plan = replace(tiled, buckets=(4, 5))
     assert "_live" not in plan.module(["decode_4"])
     text = plan.module(["decode_5"])
@@ -114,7 +114,7 @@ def test_a_layer_of_a_decode_step_is_one_kernel(tiled: GraphPlan) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("ffn", [128, 48])
-def test_so_is_one_with_weights_of_few_bits(tmp_path: Path, kind: Quantize, ffn: int) -> None:
+def test_so_is_one_with_quantized_weights(tmp_path: Path, kind: Quantize, ffn: int) -> None:
     """Of all matrices or of some: no group divides 48 inputs of down, which has all its bits then."""
     path = make_checkpoint(tmp_path, "qwen2", ffn=ffn)
     plan = make_plan(path, TiledOps("bfloat16", Bf16Dot(), "vpdpbusd"), kind)

@@ -66,11 +66,11 @@ def test_renewed_with_the_checkpoint(packing: Packing) -> None:
     assert packing.made()
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone"])
+@pytest.mark.parametrize("damage", ["truncated", "gone"])
 def test_repaired(packing: Packing, damage: str) -> None:
     assert packing.made()
     (file,) = (packing.cache_dir / "weights").glob("*.safetensors")
-    if damage == "cut":
+    if damage == "truncated":
         file.write_bytes(file.read_bytes()[:-64])
     else:
         file.unlink()
@@ -130,7 +130,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(tmp_path: Path, monke
     open_plain(path, tmp_path)
     (lock,) = (tmp_path / "weights").glob("*.lock")
     lock.unlink()
-    lock.mkdir()  # whoever opens it for writing fails, root included
+    lock.mkdir()  # opening it for writing fails, for root as well
     open_plain(path, tmp_path)
     make_checkpoint(path, seed=1)
     monkeypatch.setattr(archive, "_digest", lambda path, wanted: lock.stem)

@@ -45,7 +45,7 @@ def write_attention(
     state: Memory,
     live: Value | None = None,
 ) -> None:
-    """Write a partition of `attention`, for the first `live` sequences where an index says how many."""
+    """Write a partition of `attention`, for the first `live` sequences or all of them."""
     parts, writer = kind.items_per_head, AttentionItem(kind, code, inputs)
     batch = live or code.index(kind.shape.batch)
     low, high = partition.even_range(batch * (kind.shape.kv_heads * parts))

@@ -79,7 +79,7 @@ class Memory:
     def fetch_add(self, number: int, at: Sequence[Index]) -> Value:
         """Add a number atomically and return what the element was, as an index.
 
-        Whoever sees the sum sees everything that was written before it.
+        A thread that sees the sum sees everything that was written before it.
         """
         addend = constant(self.code, number, Type(self.element))
         kinds = f"({self.element}, {self.type}) -> {self.element}"

@@ -106,14 +106,14 @@ def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options:
     for row in (0, 31, 32, 63, 64, 149, 254, 255, 256, 257, 299):
         np.testing.assert_allclose(whole[row], held.expected(1, row, **options), atol=atol)
 
-    # One row of each of two slots, and a row that is nobody's between them, in another order.
+    # One row of each of two slots, and a padding row between them, in another order.
     rows = np.array([[2], [held.capacity - 1], [299]], np.int32)
     slots = [2, 1, 1]
     mixed = held.attend(held.place(slots, rows), slots, rows, **options)
     np.testing.assert_allclose(mixed[0], held.expected(2, 2, **options), atol=atol)
     np.testing.assert_array_equal(mixed[2], whole[299])
 
-    # Three threads share the contexts of two heads: more spans than workgroups, so that some do several.
+    # Three threads share the contexts of two heads: more KV blocks than workgroups, so that some do several.
     rows, slots = np.concatenate([rows, *[rows[2:]] * 5]), slots + [1] * 5
     q = held.place(slots, rows)
     shared = held.attend(q, slots, rows, threads=3, **options)
@@ -121,8 +121,8 @@ def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options:
     np.testing.assert_array_equal(shared[2:], np.repeat(mixed[2:], 6, axis=0))
 
 
-def test_rows_of_nobody_widen_no_window(run: Run) -> None:
-    """A chunk that is filled up with rows of nobody reads no more of its slot than the window of its own rows."""
+def test_padding_rows_widen_no_window(run: Run) -> None:
+    """A chunk that is filled up with padding rows reads no more of its slot than the window of its own rows."""
     held = Attended(run, FloatFma("f32", 16), eps=None)
     held.place([1], np.arange(300, dtype=np.int32)[None])
     chunk = np.array([[*range(290, 300), *[held.capacity - 1] * 6]], np.int32)

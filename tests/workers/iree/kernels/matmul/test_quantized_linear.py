@@ -1,4 +1,4 @@
-"""Products with weights of few bits against numpy: every format, and every row the same whatever is beside it."""
+"""Products with quantized weights against numpy: every format, and every row the same whatever is beside it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -31,7 +31,7 @@ from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 
 HIDDEN, EXPERTS = 160, Experts(count=5, per_token=2, ffn=96, normalize=True)
-"""10 tiles and 6: in spans of two. Five experts for up to 42 pairs."""
+"""10 tiles and 6: two at once. Five experts for up to 42 pairs."""
 ROWS = (1, 5, 21)
 """Blocks of one pair, of up to four, and of up to eight."""
 CONFIG = cast(ModelConfig, SimpleNamespace(hidden_size=HIDDEN, experts=EXPERTS, activation="silu"))
@@ -169,7 +169,7 @@ def test_mixtures(mixtures: Mixtures) -> None:
         np.testing.assert_array_equal(mixtures(x[-rows:]), whole[-rows:])
 
 
-def test_rows_of_nobody_change_nothing(mixtures: Mixtures) -> None:
+def test_padding_rows_change_nothing(mixtures: Mixtures) -> None:
     x = np.random.default_rng(4).standard_normal((max(ROWS), HIDDEN)).astype(np.float32)
     whole = mixtures(x)
     for live in (1, max(ROWS) - 1, max(ROWS)):
@@ -191,10 +191,10 @@ def partition(rows: int, tiles: int, size: int, threads: int, max_tiles: int = 1
     return ExpertPartition.of(Mixture(rows, 64, experts), tiles, size, threads, max_tiles)
 
 
-def test_shares() -> None:
+def test_partitions() -> None:
     assert partition(1, 64, 1024, 2).workgroups == 8  # handed out one at a time
     assert partition(1, 64, 1024, 16).workgroups == 14 * 8 == PARTITIONS_PER_THREAD * 16
     assert partition(8, 64, 1024, 2).workgroups == MANY_WORKGROUPS * 2
     assert partition(8, 1, 1024, 2).workgroups == 64  # a tile is not divided
-    assert partition(1, 64, L2_WEIGHT_BYTES, 1).each == 64  # what passes by fits the cache
+    assert partition(1, 64, L2_WEIGHT_BYTES, 1).each == 64  # a partition's weights fit L2
     assert partition(8, 6, LANES, 2, max_tiles=4).unit == 2
