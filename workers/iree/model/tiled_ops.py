@@ -84,29 +84,14 @@ class TiledOps(TiledMatmuls):
         x, h, kv, counters = state
         if len(x) > FUSED_MAX_ROWS or step.rows.shape[1] != 1:
             return None
-        matrices = (weights.qkv, weights.o, weights.gate_up, weights.down)
-        shape = _attention_shape(cache, number, config, step)
-        norms = [weights.after_attention, weights.before_mlp, weights.after_mlp, weights.following]
-        there = [each is not None for each in norms]
-        kind = FusedLayer(
-            rope_and_cache=RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm),
-            attention=self._attention(shape, number, config),
-            hidden=config.hidden_size,
-            ffn=config.ffn,
-            eps=config.rms_eps,
-            activation=config.activation,
-            biases=(weights.qkv_bias is not None, weights.o_bias is not None),
-            norms=(Norm(True, *there[:2]), Norm(True, *there[2:])),
-            live=step.live is not None,
-            packings=LayerPackings([_packing(each) for each in matrices], self.dot, self.limbs),
-            pause=self.pause,
-        )
-        flags = "".join(str(int(each)) for each in (*kind.biases, *there))
+        kind, norms = self._layer_kind(weights, _attention_shape(cache, number, config, step), number, config, step)
+        flags = "".join(str(int(each)) for each in (*kind.biases, *(norm is not None for norm in norms)))
+        shape = kind.attention.shape
         name = f"baton_layer_{shape.batch}_{kind.attention.window}_{shape.rope_dims}_{flags}{kind.packings.name}"
         name = named(name, live=step.live)
         self.bodies[name] = fused_layer(name, kind)
         qkv, o, up, down = (
-            each.data if isinstance(each, PackedMatrix) else each.reshape(len(each), -1) for each in matrices
+            each.data if isinstance(each, PackedMatrix) else each.reshape(len(each), -1) for each in _matrices(weights)
         )
         rope = (None, None) if angles is None else (angles.cos, angles.sin)
         operands = [h, x, step.live, qkv, weights.qkv_bias, *rope, step.slots, step.rows, _layer_of(number, cache)]
@@ -120,6 +105,27 @@ class TiledOps(TiledMatmuls):
         ]
         done: LayerState = tuple(call(name, results, *operands))
         return done
+
+    def _layer_kind(
+        self, weights: DenseWeights, shape: AttentionShape, number: int, config: ModelConfig, step: StepRows
+    ) -> tuple[FusedLayer, list[jax.Array | None]]:
+        """Return what a fused layer is made of, and the weights of its norms."""
+        norms = [weights.after_attention, weights.before_mlp, weights.after_mlp, weights.following]
+        there = [each is not None for each in norms]
+        kind = FusedLayer(
+            rope_and_cache=RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm),
+            attention=self._attention(shape, number, config),
+            hidden=config.hidden_size,
+            ffn=config.ffn,
+            eps=config.rms_eps,
+            activation=config.activation,
+            biases=(weights.qkv_bias is not None, weights.o_bias is not None),
+            norms=(Norm(True, *there[:2]), Norm(True, *there[2:])),
+            live=step.live is not None,
+            packings=LayerPackings([_packing(each) for each in _matrices(weights)], self.dot, self.limbs),
+            pause=self.pause,
+        )
+        return kind, norms
 
     def rope_and_cache(
         self,
@@ -183,6 +189,10 @@ def _attention_shape(cache: KvLayout, layer: int, config: ModelConfig, step: Ste
         scale=config.attention_scale,
         rope_dims=0 if rope is None else config.ropes[rope].dims,
     )
+
+
+def _matrices(weights: DenseWeights) -> tuple[Weight, Weight, Weight, Weight]:
+    return weights.qkv, weights.o, weights.gate_up, weights.down
 
 
 def _packing(matrix: Weight) -> Packing | None:

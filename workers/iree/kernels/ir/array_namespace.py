@@ -5,7 +5,7 @@ mlx.core. `ArrayNamespace` is one more such namespace, as far as they use it: an
 vector of `LANES`. Integers are unsigned.
 """
 
-from workers.iree.kernels.ir.lines import Lines
+from workers.iree.kernels.ir.mlir_lines import MlirLines
 from workers.iree.kernels.ir.mlir_types import Type
 from workers.iree.kernels.ir.value import Number, Value, constant
 
@@ -16,7 +16,7 @@ class ArrayNamespace:
     uint32 = int32 = "i32"
     float32 = "f32"
 
-    def __init__(self, code: Lines) -> None:
+    def __init__(self, code: MlirLines) -> None:
         self._code = code
 
     def array(self, value: Number, dtype: str) -> Value:

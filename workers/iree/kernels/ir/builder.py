@@ -6,13 +6,13 @@ bits.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from workers.iree.kernels.ir.lines import Lines
 from workers.iree.kernels.ir.memory import Index, Memory, memref
+from workers.iree.kernels.ir.mlir_lines import MlirLines
 from workers.iree.kernels.ir.mlir_types import F32_VECTOR, INDEX, LANES, Type
 from workers.iree.kernels.ir.value import Number, Value, constant
 
 
-class Code(Lines):
+class Code(MlirLines):
     """The body of one workgroup, as methods that append to it. Regions are functions that append their operations."""
 
     def constant(self, value: Number, type: Type) -> Value:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.iree.kernels.ir.lines import Lines
+from workers.iree.kernels.ir.mlir_lines import MlirLines
 from workers.iree.kernels.ir.mlir_types import INDEX, LANES, Type, tensor
 from workers.iree.kernels.ir.value import Value, constant
 
@@ -27,7 +27,7 @@ class Memory:
     `at` is one index for each dimension; a vector lies along the last one.
     """
 
-    code: Lines
+    code: MlirLines
     name: str
     shape: tuple[int, ...]
     element: str

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from workers.iree.kernels.ir.lines import Lines
+from workers.iree.kernels.ir.mlir_lines import MlirLines
 from workers.iree.kernels.ir.mlir_types import BITS, INDEX, LANES, Type
 
 Number = int | float
@@ -25,7 +25,7 @@ _ORDERS = {"lt": ("olt", "ult"), "le": ("ole", "ule"), "gt": ("ogt", "ugt"), "ge
 class Value:
     """An SSA value of one type."""
 
-    code: Lines
+    code: MlirLines
     name: str
     type: Type
 
@@ -276,7 +276,7 @@ class Value:
         return Value(self.code, self.code.let(expression), type)
 
 
-def constant(code: Lines, value: Number, type: Type) -> Value:
+def constant(code: MlirLines, value: Number, type: Type) -> Value:
     """Return a constant scalar, or a vector with the number in every lane."""
     text = literal(value, type.element)
     text = f"dense<{text}> : {type}" if type.lanes else f"{text} : {type}"

@@ -1,7 +1,7 @@
 """Lines of MLIR text in SSA form, with the names of their values."""
 
 
-class Lines:
+class MlirLines:
     """The body of one workgroup. Constants are made once and stand before everything else."""
 
     def __init__(self) -> None:
