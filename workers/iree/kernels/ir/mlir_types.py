@@ -23,6 +23,10 @@ class Type:
     lanes: int = 0
     """0 is a scalar."""
 
+    def __post_init__(self) -> None:
+        if self.element not in BITS:
+            raise TypeError(f"{self.element!r} is not one of {', '.join(BITS)}")
+
     def __str__(self) -> str:
         return f"vector<{self.lanes}x{self.element}>" if self.lanes else self.element
 

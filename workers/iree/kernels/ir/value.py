@@ -32,11 +32,13 @@ class Value:
     def astype(self, element: str, *, signed: bool = False) -> "Value":
         """Convert each lane: numbers keep their value as far as the type has it, and a bit becomes 0 or 1.
 
-        An integer that is made of a float is signed.
+        An integer that is made of a float is signed. Raises `TypeError` between floats and indices.
         """
         source, target = self.type, self.type.of(element)
         if source == target:
             return self
+        if "index" in (source.element, element) and (source.is_float or target.is_float):
+            raise TypeError(f"astype: {source} cannot become {target}")
         sign = "s" if signed else "u"
         if "index" in (source.element, element):
             operation = "index_cast" if signed else "index_castui"
@@ -58,6 +60,7 @@ class Value:
 
     def bitcast(self, element: str) -> "Value":
         """Return a vector's bits as a vector of another element type, with more or fewer lanes."""
+        self._check_vector("bitcast")
         target = Type(element, self.type.bits // BITS[element])
         self._check_bits("bitcast", target)
         return self._let(f"vector.bitcast {self.name} : {self.type} to {target}", target)
