@@ -45,5 +45,5 @@ class Partition:
 
 
 def partition_count(parts: int, threads: int) -> int:
-    """Return how many workgroups partition `parts` of the work."""
+    """Return how many workgroups the work is divided among, of which `parts` is the finest division."""
     return min(parts, PARTITIONS_PER_THREAD * threads)
