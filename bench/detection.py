@@ -82,7 +82,7 @@ async def measure(settings: Settings, rounds: int) -> None:
         for name, number in FAULTS.items():
             times = Times()
             for _ in range(rounds if number is not signal.SIGSTOP else max(1, rounds // 4)):
-                live = router.open(decoder.completion(body % (model.name.encode(), 1000)), "live")
+                live = router.open(decoder.completion(body % (model.name.encode(), 1000)).request, "live")
                 await live.wait()
                 router.lost = anyio.Event()
                 victim = fleet[live.worker]
@@ -90,7 +90,7 @@ async def measure(settings: Settings, rounds: int) -> None:
                 os.kill(victim.process.status.pid or 0, number)
                 await router.lost.wait()
                 times.lost.append((router.lost_at - began) * 1000)
-                call = router.open(decoder.completion(body % (model.name.encode(), 1)), "next")
+                call = router.open(decoder.completion(body % (model.name.encode(), 1)).request, "next")
                 await call.wait()
                 times.first_token.append((time.perf_counter() - began) * 1000)
                 live.cancel_nowait()

@@ -23,7 +23,6 @@ from gateway.http.server import BindError, listen, serve
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import ResumableStreams
-from gateway.streaming.resume_endpoint import PickUp
 
 _log = structlog.get_logger("gateway.daemon")
 
@@ -123,7 +122,7 @@ class _Daemon:
         self._on_listening = on_listening
         self._predecessor = predecessor
         self._streams = ResumableStreams(settings, router.metrics)
-        self._operations = Operations(fleet, router.roster)
+        self._operations = Operations(fleet, router.pool)
         self._listener: Listener | None = None
         self._handing_over = False
         self._operating = anyio.CancelScope()
@@ -184,8 +183,7 @@ class _Daemon:
     async def _serve(self, listener: Listener) -> None:
         settings = self._settings
         hand_over = HandOver(listener, self._leave)
-        pick_up = PickUp(settings, self._streams, self._predecessor)
-        app = create_app(self._router, settings, self._operations, pick_up, hand_over)
+        app = create_app(self._router, settings, self._operations, hand_over, self._streams, self._predecessor)
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)
             if self._predecessor is not None:

@@ -16,7 +16,7 @@ from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
 from actors.supervision.worker_process import WorkerProcess
 from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
 from gateway.routing.router import Router
-from gateway.routing.worker_handle import Role, Seat
+from gateway.routing.worker_handle import Role, WorkerHandle
 from protocol.events import Event
 
 MOVE_S = 5.0
@@ -193,9 +193,9 @@ class Fleet:
             raise LaunchRefused(f"there is no other way to start {member.name}")
         return await anyio.to_thread.run_sync(member.launch.like, name, checkpoint or member.checkpoint)
 
-    def seat(self, member: Member) -> Seat:
+    def seat(self, member: Member) -> WorkerHandle:
         """What the router knows of it."""
-        return self._router.roster[member.name]
+        return self._router.pool[member.name]
 
     async def _empty(self, member: Member, incarnation: int, grace_s: float) -> None:
         """Until that incarnation has nothing more. What it still has after the grace goes on elsewhere."""

@@ -11,7 +11,7 @@ from actors.supervision.worker import WorkerState
 from gateway.fleet.fleet import Fleet, Member
 from gateway.fleet.launch import LaunchRefused
 from gateway.fleet.rolling_restart import OperationFailed, Replacement, release_extras
-from gateway.routing.worker_pool import Roster
+from gateway.routing.worker_pool import WorkerPool
 
 MAX_LINES = 1000
 """Lines that one operation may say of itself; each worker has two."""
@@ -51,7 +51,7 @@ class Operation:
 class Operations:
     """Runs operations over the fleet in a task of its own, so that nobody who asks needs to wait."""
 
-    def __init__(self, fleet: Fleet, roster: Roster) -> None:
+    def __init__(self, fleet: Fleet, roster: WorkerPool) -> None:
         self.latest: Operation | None = None
         self._fleet = fleet
         self._roster = roster

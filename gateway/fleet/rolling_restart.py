@@ -7,7 +7,7 @@ from actors.supervision.worker_process import WorkerProcess
 from gateway.fleet.fleet import Fleet, Member
 from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.routing.worker_handle import Role
-from gateway.routing.worker_pool import Roster
+from gateway.routing.worker_pool import WorkerPool
 
 
 class OperationFailed(Exception):
@@ -23,7 +23,9 @@ class Replacement:
     anew like the others. However it ends, `release_extras` is to follow.
     """
 
-    def __init__(self, fleet: Fleet, roster: Roster, model: str, say: Callable[[str], None], grace_s: float) -> None:
+    def __init__(
+        self, fleet: Fleet, roster: WorkerPool, model: str, say: Callable[[str], None], grace_s: float
+    ) -> None:
         self._fleet = fleet
         self._roster = roster
         self._model = model
@@ -98,7 +100,7 @@ class Replacement:
         self._new.append(extra)
 
 
-async def release_extras(fleet: Fleet, roster: Roster, say: Callable[[str], None]) -> None:
+async def release_extras(fleet: Fleet, roster: WorkerPool, say: Callable[[str], None]) -> None:
     """Let the extra workers leave, whatever became of the operation that they were started for. One stays while it
     serves and nobody can take its place: the next operation sees to it."""
     for extra in [member for member in fleet if member.extra_grace_s is not None]:
@@ -109,7 +111,7 @@ async def release_extras(fleet: Fleet, roster: Roster, say: Callable[[str], None
         say(f"{extra.name} has left")
 
 
-async def _hand_over(fleet: Fleet, roster: Roster, extra: Member) -> bool:
+async def _hand_over(fleet: Fleet, roster: WorkerPool, extra: Member) -> bool:
     """Let an extra worker stand by. False when it serves, and those that stand by cannot."""
     seat = fleet.seat(extra)
 

@@ -11,12 +11,12 @@ from gateway.fleet.fleet import Fleet, Member
 from gateway.http.listener import Listener
 from gateway.http.server import BindError, adopt, listen
 from gateway.settings import GatewaySettings
-from gateway.streaming.resume_endpoint import Elsewhere
+from gateway.streaming.peer import PeerGateway
 
 SETTLED = frozenset({WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED})
 
 
-class Predecessor(Elsewhere, Protocol):
+class Predecessor(PeerGateway, Protocol):
     """The gateway whose port is taken over."""
 
     async def meet(self) -> int | None:

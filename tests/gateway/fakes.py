@@ -94,7 +94,7 @@ class FakeWorker:
         return self.cancels
 
     def change(self, **changes: Any) -> None:
-        """A new status, told to the gateway."""
+        """Change the status, and notify the gateway."""
         self.status = replace(self.status, **changes)
         self.router.worker_changed(self.status)
 

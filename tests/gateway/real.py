@@ -130,7 +130,7 @@ async def real_gateway(
     fleet = Fleet(router, policy=RestartPolicy(first_delay_s=0.01), deadlines=deadlines)
     for each in launches:
         fleet.add(each)
-    operations = Operations(fleet, router.roster)
+    operations = Operations(fleet, router.pool)
     listener = listen(chosen)
     port = listener.getsockname()[1]
     shutdown = anyio.Event()

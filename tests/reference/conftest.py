@@ -1,4 +1,4 @@
-"""The independent implementation: Hugging Face transformers on torch, on the CPU in float32."""
+"""The reference implementation: Hugging Face transformers on torch, on the CPU in float32."""
 
 import json
 import shutil
@@ -15,6 +15,7 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Runner
 from workers.load_options import LoadOptions, Progress
+from workers.precision import Dtype
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
@@ -40,20 +41,21 @@ PROMPT = tuple(map(int, np.random.default_rng(7).integers(3, 500, 107)))
 
 
 class Reference:
-    """One checkpoint in transformers, with eager attention: what the runners are compared with."""
+    """One checkpoint in transformers, with eager attention."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dtype: Any = None) -> None:
+        """`dtype` is one of torch's, float32 by default."""
         import torch
         from transformers import AutoModelForCausalLM
 
         self._torch = torch
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or torch.float32, attn_implementation="eager")
         self._model = model.eval()
 
     def logits(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         """float32 [len(tokens), vocab]."""
         with self._torch.no_grad():
-            logits: NDArray[np.float32] = self._model(self._torch.tensor([tokens])).logits[0].numpy()
+            logits: NDArray[np.float32] = self._model(self._torch.tensor([tokens])).logits[0].float().numpy()
         return logits
 
     def log_likelihoods(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
@@ -72,7 +74,7 @@ class Reference:
 
 
 def dequantize(path: Path, target: Path) -> Path:
-    """The same checkpoint with plain weights, for an implementation that does not know the quantized format."""
+    """Write the checkpoint with plain weights, for an implementation without the quantized format."""
     target.mkdir()
     for file in path.iterdir():
         if file.suffix != ".safetensors":
@@ -84,22 +86,25 @@ def dequantize(path: Path, target: Path) -> Path:
     return target
 
 
-def load_runner(backend: str, path: Path, cache_dir: Path, context: int = CONTEXT, *, score: bool = False) -> Runner:
-    """The backend's runner in float32 on the CPU; skips when the backend is not installed.
+def load_runner(
+    backend: str, path: Path, cache_dir: Path, context: int = CONTEXT, *, score: bool = False, dtype: Dtype = "float32"
+) -> Runner:
+    """The backend's runner on the CPU; skips when the backend is not installed. "generic" is IREE's with the
+    graphs of GPUs.
 
     IREE's has the fewest graphs that serve everything, and with `score` the one that scores. Nothing comes in the
     background: which graphs a test meets would depend on how fast they are compiled.
     """
-    device = {"mlx": "cpu", "iree": "local-task"}[backend]
-    options = LoadOptions(device=device, dtype="float32", slots=SLOTS, context=context, cache_dir=cache_dir)
+    device = {"mlx": "cpu", "iree": "local-task", "generic": "generic-task"}[backend]
+    options = LoadOptions(device=device, dtype=dtype, slots=SLOTS, context=context, cache_dir=cache_dir)
     quiet: Progress = lambda phase, done, total: None  # noqa: E731
     config = ModelConfig.from_dir(path)
     if backend == "mlx":
-        pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton[mlx]'")
+        pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
         from workers.mlx.runner import MlxRunner
 
         return MlxRunner.load(path, config, options, quiet)
-    pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+    pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
     from tests.compiling import compiling_here
     from workers.iree.runner import IreeRunner
 

@@ -14,7 +14,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.remote_join import Reception
 from gateway.http.server import BindError
 from gateway.routing.router import Router
-from gateway.settings import GatewaySettings, SettingsError
+from gateway.settings import GatewaySettings, GatewaySettingsError
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ def prepare(folder: Path) -> None:
 
 
 def test_keys_are_not_left_out() -> None:
-    with pytest.raises(SettingsError, match="listen_workers needs keys_dir"):
+    with pytest.raises(GatewaySettingsError, match="listen_workers needs keys_dir"):
         GatewaySettings(listen_workers="tcp://127.0.0.1:0")
 
 

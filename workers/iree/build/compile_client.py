@@ -13,6 +13,7 @@ from typing import Self
 
 import msgspec
 
+from baton_serve.start import module_command
 from workers.errors import LoadRefused
 from workers.iree.build import parent_death
 from workers.iree.build.compile_server import CompileRequest, CompileResult, CompileStart
@@ -35,8 +36,6 @@ class Built:
 
 BACKGROUND = 19
 """The niceness of a compiler beside a running engine, whose threads go first."""
-PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from workers.iree.build.compile_server import main; main()"
-"""The compile process imports what this one would import, wherever that is."""
 SILENCE_S = 2 * COMPILE_SECONDS
 """A compile process without a result for so long is killed."""
 
@@ -68,7 +67,7 @@ class CompileProcess:
 
     def __init__(self, builder: Builder, parallel: int, niceness: int) -> None:
         self._builder = builder
-        job = [sys.executable, "-P", "-c", PROGRAM, *sys.path]
+        job = module_command("workers.iree.build.compile_server")
         command = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), f"--nice={niceness}", *job]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._tell(CompileStart(builder.recipe, parallel))

@@ -99,7 +99,12 @@ class CompileServer:
 
 
 def main() -> None:
+    """Read requests from standard input and write their results to standard output."""
     # Output of libraries must not come between the results.
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     CompileServer(sys.stdin.buffer, results).run()
+
+
+if __name__ == "__main__":
+    main()

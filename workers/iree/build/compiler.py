@@ -11,6 +11,7 @@ from pathlib import Path
 from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
+from workers.errors import LoadRefused
 from workers.iree.build import parent_death
 from workers.iree.build.cache import MAX_BYTES, CacheError, GraphCache
 
@@ -21,6 +22,10 @@ NO_ROOM = "No space left on device"
 
 class CompileError(Exception):
     """Raised when iree-compile rejects a graph, crashes, or takes too long; the text is its output."""
+
+
+class GraphRefused(CompileError, LoadRefused):
+    """iree-compile rejects a graph, as it would each time."""
 
 
 class Compiler:
@@ -69,4 +74,7 @@ class Compiler:
             if done.returncode < 0:  # most likely by the kernel, which had no memory left
                 raise CompileError(f"iree-compile was ended by signal {-done.returncode}")
             errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()[-3:]
-            raise CompileError(f"iree-compile ended with {done.returncode}: " + "; ".join(errors)[:2000])
+            raise GraphRefused(
+                f"iree-compile ended with {done.returncode}: {'; '.join(errors)[:2000]}. It would again: take another "
+                "--device, --dtype or --backend"
+            )

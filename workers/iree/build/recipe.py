@@ -49,7 +49,10 @@ class Recipe(Struct, frozen=True):
         ops = choose_ops(config, options.dtype, local=device.local, threads=device.threads)
         device.check(ops.dtype)
         if options.quantize != "none" and not isinstance(ops, TiledOps):
-            raise DeviceError(f"device: {device.uri!r} has no products with {options.quantize} weights for this model")
+            raise DeviceError(
+                f"device: {device.uri!r} has no products with {options.quantize} weights for this model: "
+                "leave --quantize out"
+            )
         return cls(
             model=str(path),
             dtype=options.dtype,
@@ -69,7 +72,8 @@ class Recipe(Struct, frozen=True):
         ops = choose_ops(config, self.dtype, local=self.local, threads=self.threads)
         tiled = isinstance(ops, TiledOps)
         if config.experts is not None and not tiled:
-            problem = f"the experts of {config.family} run on CPUs only, in widths that are multiples of {LANES}"
+            only = f"run on CPUs only, in widths that are multiples of {LANES}: take a CPU or --backend mlx"
+            problem = f"the experts of {config.family} {only}"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
         cache = KvLayout.of(config, self.slots, self.context, KV_TILE if isinstance(ops, TiledOps) else PLAIN_TILE)
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)

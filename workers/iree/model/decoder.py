@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.parts import Layer
+from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
@@ -79,7 +79,7 @@ class StepInputs:
     """float32 [batch, tokens, angles]: the rows' RoPE angles, in the order of `rope_frequencies`."""
     step: StepRows
 
-    def angles(self, config: ModelConfig, layer: Layer) -> RopeAngles | None:
+    def angles(self, config: ModelConfig, layer: LayerConfig) -> RopeAngles | None:
         """Return the angles of the layer's rotation; None for a layer without positions."""
         if layer.rope is None:
             return None
@@ -147,9 +147,10 @@ def unfused_layer(
     q, kv = ops.rope_and_cache(qkv, angles, head_norms(config, w, name), kv, cache, number, config, step)
     mixed = ops.attend(q, kv, cache, number, config, step)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
-    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps)
+    multiplier = config.residual_multiplier
+    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps, multiplier)
     delta = mlp(config, ops, w, name, layer, h, live)
-    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps)
+    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier)
     return x, h, kv, counters
 
 
@@ -158,12 +159,12 @@ def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: StepInputs) -> j
     x = ops.embedding(w["embedding"], inputs.tokens.reshape(-1))
     if config.embedding_scale == 1:
         return x
-    # Rounded like the weights, as where the models were trained.
-    return x * np.asarray(config.embedding_scale, jnp.dtype(ops.dtype)).astype(np.float32)
+    kind = jnp.dtype(ops.dtype) if config.rounds_embedding_scale else np.float32
+    return x * np.asarray(config.embedding_scale, kind).astype(np.float32)
 
 
 def mlp(
-    config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: Layer, h: jax.Array, live: jax.Array | None
+    config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: LayerConfig, h: jax.Array, live: jax.Array | None
 ) -> jax.Array:
     """Return what the MLP adds to an operand's rows: float32 [rows, hidden]."""
     if layer.experts:
@@ -179,4 +180,6 @@ def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array, live: 
     # A quantized tied head is stored once.
     matrix = w.get("head", w["embedding"])
     logits, cap = ops.linear(hidden, matrix, config.vocab_size, None, live), config.logit_cap
+    if config.logits_scaling != 1:
+        logits = logits / np.float32(config.logits_scaling)
     return logits if cap is None else jnp.tanh(logits / np.float32(cap)) * np.float32(cap)

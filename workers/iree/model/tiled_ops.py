@@ -60,9 +60,10 @@ class TiledOps(TiledMatmuls):
         after: jax.Array | None,
         before: jax.Array | None,
         eps: float,
+        multiplier: float = 1.0,
     ) -> tuple[jax.Array, jax.Array]:
         rows, width = x.shape
-        kind = Norm(delta is not None, after is not None, before is not None)
+        kind = Norm(delta is not None, after is not None, before is not None, multiplier)
         name = f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}"
         self.bodies[name] = norm(name, rows, width, eps, self.arithmetic, kind)
         result = words(rows, row_stride(width, self.arithmetic))
@@ -112,6 +113,9 @@ class TiledOps(TiledMatmuls):
         """Return what a fused layer is made of, and the weights of its norms."""
         norms = [weights.after_attention, weights.before_mlp, weights.after_mlp, weights.following]
         there = [each is not None for each in norms]
+        after_attention, after_mlp = (
+            Norm(True, after, before, config.residual_multiplier) for after, before in (there[:2], there[2:])
+        )
         kind = FusedLayer(
             rope_and_cache=RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm),
             attention=self._attention(shape, number, config),
@@ -120,7 +124,7 @@ class TiledOps(TiledMatmuls):
             eps=config.rms_eps,
             activation=config.activation,
             biases=(weights.qkv_bias is not None, weights.o_bias is not None),
-            norms=(Norm(True, *there[:2]), Norm(True, *there[2:])),
+            norms=(after_attention, after_mlp),
             live=step.live is not None,
             packings=LayerPackings([_packing(each) for each in _matrices(weights)], self.dot, self.limbs),
             pause=self.pause,

@@ -25,6 +25,8 @@ class Norm:
     """The delta is normed before it is added (a norm after the block)."""
     before: bool
     """The next block gets the norm of the sum (a norm before the block); otherwise the sum itself."""
+    multiplier: float = 1.0
+    """What is added is multiplied by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class NormOperands:
     before: Memory | None
     total: Memory | None
     out: Memory
+    multiplier: float = 1.0
+    """See `Norm`."""
 
     def row(self, code: Code, row: Index, eps: float, arithmetic: Arithmetic) -> None:
         """Write one row of `total` and `out`."""
@@ -64,11 +68,11 @@ class NormOperands:
 
         def some(column: Value) -> None:
             a, b = self.x.load_vector([row, column]), delta.load_vector([row, column])
-            if self.after is None or scale is None:
-                value = a + b
-            else:
-                value = fma(b * scale, self.after.load_vector([column]), a)
-            total.store(value, [row, column])
+            factor = None if self.multiplier == 1 else code.constant(self.multiplier, b.type)
+            if self.after is not None and scale is not None:
+                b = b * scale if factor is None else b * scale * factor
+                factor = self.after.load_vector([column])
+            total.store(a + b if factor is None else fma(b, factor, a), [row, column])
 
         code.repeat(0, width, some, LANES)
 
@@ -77,7 +81,8 @@ def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, k
     """x f32 [rows, width] (, delta of the same shape) (, the weight f32 [width] of delta's norm) (, that of the sum's)
     -> (x + delta,) packed words [rows, row_stride].
 
-    A norm is x / sqrt(mean(x^2) + eps) * weight. Width is a multiple of 16.
+    A norm is x / sqrt(mean(x^2) + eps) * weight; delta, or its norm, is multiplied by `kind.multiplier`. Width is a
+    multiple of 16.
     """
     per = min(rows, ROWS)
     kernel = Kernel(name, -(-rows // per))
@@ -88,6 +93,7 @@ def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, k
         kernel.input((width,), "f32") if kind.before else None,
         kernel.output((rows, width), "f32") if kind.delta else None,
         kernel.output((rows, row_stride(width, arithmetic)), "i32"),
+        kind.multiplier,
     )
     low = kernel.workgroup * per
     high = (low + per).minimum(rows)
