@@ -45,7 +45,7 @@ from cli.chaos.rounds import Noticed, Strike, compare, percentile, play
 from cli.chaos.trial import requests
 
 KILL = signal.SIGKILL
-MAX_STAGES = ("admitted", "first", "middle", "last")
+PHASES = ("admitted", "first", "middle", "last")
 
 
 def options(workers: str, slots: int, cache: Path) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--streams", type=levels, default="8,64", help="streams at once, separated by commas")
     parser.add_argument("--workers", default="1,1+1,2", help="set-ups, separated by commas; 1+1 is one and a standby")
-    parser.add_argument("--phases", default=",".join(MAX_STAGES), help="when to kill, separated by commas")
+    parser.add_argument("--phases", default=",".join(PHASES), help="when to kill, separated by commas")
     parser.add_argument("--slots", type=at_least(1), default=8, help="sequences that run at once in one worker")
     parser.add_argument("--prompt-words", type=at_least(1), default=32, help="words of a prompt")
     parser.add_argument("--tokens", type=at_least(1), default=160, help="tokens of an answer")

@@ -91,7 +91,7 @@ def plot_curves(series: Mapping[str, Sequence["Point"]], file: Path) -> None:
 
 
 def plot_memory(samples: Sequence["Sample"], file: Path) -> None:
-    """DeviceBuffer memory, device bytes, and what is counted in pieces, against requests."""
+    """Resident memory, device bytes, and what is counted in pieces, against requests."""
     if not drawable(file):
         return
     drawn, axes = figure(1, 3)

@@ -81,7 +81,7 @@ class CompileProcess:
         self.close()
 
     def request(self, group: Group) -> None:
-        """Request one module; `answers` yields it."""
+        """Request one module; `results` yields it."""
         self._tell(CompileRequest(group, self._builder.key(group)))
 
     def results(self, count: int) -> Iterator[Built]:

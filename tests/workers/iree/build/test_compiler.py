@@ -83,7 +83,7 @@ def test_refusal_says_why_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_a_compiler_dies_with_its_parent() -> None:
-    """The parent starts a command on the parent_death, says its id, and is killed."""
+    """The parent starts a command with `parent_death`, prints its process id, and is killed."""
     program = (
         "import os, subprocess, sys\n"
         f"command = [sys.executable, '-I', '-S', {parent_death.__file__!r}, str(os.getpid()), sys.executable, '-c',\n"

@@ -162,7 +162,7 @@ def test_a_description_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
     assert plan.describe(["decode_2"]) == before
 
 
-def test_models_with_as_many_tokens_share_the_graph_that_draws(tiled: GraphPlan) -> None:
+def test_models_of_one_vocabulary_size_share_the_sampling_graph(tiled: GraphPlan) -> None:
     other = replace(tiled, ops=TiledOps("float32", FloatFma("f32", 16)))
     assert tiled.describe(["sample"]) == other.describe(["sample"])
     more = replace(tiled, config=replace(tiled.config, vocab_size=999))

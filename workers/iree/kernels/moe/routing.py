@@ -1,6 +1,6 @@
 """The routing of a mixture of experts: which rows go to which expert.
 
-A *pair* is a row and one of its experts; pair `row * per_token + i` is the row's i-th choice. Bf16Dot are grouped by
+A *pair* is a row and one of its experts; pair `row * per_token + i` is the row's i-th choice. Pairs are grouped by
 expert, so that an expert's weights are read once for all rows that chose it and not at all where none did.
 """
 

@@ -1,4 +1,4 @@
-"""How live rows are tiling into blocks; nothing is compiled."""
+"""How live rows are divided into blocks. Nothing is compiled."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The kernels that sampling_module, against the definition in numpy: the same token, whatever is asked for."""
+"""The sampling kernels against the definition in numpy: the same tokens for any parameters."""
 
 from collections.abc import Callable
 from pathlib import Path
