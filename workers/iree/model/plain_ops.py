@@ -193,7 +193,7 @@ def _norm_heads(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Arr
 
 
 def _rotate(x: jax.Array, angles: RopeAngles) -> jax.Array:
-    """RoPE on the first lanes of x, float32 [rows, heads, head_dim]. Pairs are made of the halves of the rotated lanes."""
+    """RoPE on the first lanes of x, float32 [rows, heads, head_dim]: its pairs are the halves of the rotated lanes."""
     half = angles.cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = angles.cos[:, None, :], angles.sin[:, None, :]
