@@ -25,9 +25,9 @@ from actors.process.logs import configure_logging
 from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker import Deadlines, WorkerState
 from bench.command_line import at_least, command_line
-from cli.model import ChosenModel
-from cli.serve import worker_launches
-from cli.settings import Settings
+from cli.config.launch import worker_launches
+from cli.config.model import ChosenModel
+from cli.config.settings import Settings
 from gateway.fleet.fleet import Fleet, Member
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.router import Router

@@ -7,7 +7,7 @@ from actors.transport.rejections import Refusal
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
-from protocol.events import SILENT_S, Beat, Bye, Event, Failed, Finished, Gauges, Hello, Loading, Ready, Step
+from protocol.events import SILENT_S, Bye, Event, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Ready, Step
 
 
 class PeerMisbehaved(Exception):
@@ -86,8 +86,8 @@ class Incarnation:
                 if self.state is WorkerState.LOADING:
                     self.state = WorkerState.READY
                 self._progress(now)
-            case Step(gauges=gauges) | Beat(gauges=gauges):
-                self._expect(event, self.ready is not None or isinstance(event, Beat))
+            case Step(gauges=gauges) | Heartbeat(gauges=gauges):
+                self._expect(event, self.ready is not None or isinstance(event, Heartbeat))
                 self._measure(gauges, now)
             case Failed(code=ErrorCode.LOST):
                 # It is about to end, and owes that still: until then its work counts as in flight.

@@ -18,7 +18,7 @@ from actors.transport.rejections import Refusal
 from protocol.codec import decode_event, encode
 from protocol.commands import Cancel, Command, Stop, Welcome
 from protocol.errors import ByeReason, ProtocolError
-from protocol.events import Beat, Bye, Failed, Finished, Hello, Loading, Ready, Step
+from protocol.events import Bye, Failed, Finished, Heartbeat, Hello, Loading, Ready, Step
 
 if TYPE_CHECKING:
     from actors.supervision.supervisor import Supervisor
@@ -118,7 +118,7 @@ class IncarnationActor(Actor[None]):
                 self._drop(error)
                 return
             worker = self._worker
-            if isinstance(event, Step | Beat | Finished | Failed):
+            if isinstance(event, Step | Heartbeat | Finished | Failed):
                 worker.notify(worker.listener.worker_event, worker.name, self.seen.number, event)
             elif isinstance(event, Hello | Loading | Ready | Bye):
                 self._note(event)

@@ -77,7 +77,7 @@ class WorkerListener(Protocol):
     """Who hears of a worker. All calls are made synchronously on the event loop, in order; none may raise."""
 
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        """A `Step`, `Beat`, `Finished` or `Failed` arrived."""
+        """A `Step`, `Heartbeat`, `Finished` or `Failed` arrived."""
 
     def worker_changed(self, status: WorkerStatus) -> None:
         """The state or the loading progress changed."""

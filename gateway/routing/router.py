@@ -23,7 +23,7 @@ from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Beat, Delta, Event, Failed, Finished, Step
+from protocol.events import Delta, Event, Failed, Finished, Heartbeat, Step
 
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline. If it does not, the gateway does so this much later."""
@@ -134,7 +134,7 @@ class Router:
             return
         if isinstance(event, Finished | Failed):
             handle.answered(event.stream)
-        if isinstance(event, Step | Beat):
+        if isinstance(event, Step | Heartbeat):
             handle.counters.add(incarnation, event.gauges)
             handle.reached = event.gauges.reached
         if isinstance(event, Step):

@@ -23,7 +23,7 @@ from protocol.bounds import MAX_FRAMES_PER_MESSAGE, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
-from protocol.events import BEAT_S, Beat, Bye, Event, Failed, Finished, Hello, Loading
+from protocol.events import HEARTBEAT_S, Bye, Event, Failed, Finished, Heartbeat, Hello, Loading
 
 WELCOME_S = 15.0
 LAST_WORDS_S = 0.2
@@ -65,7 +65,7 @@ class Session:
         return frozenset(self._live)
 
     async def run(self, hello: Hello) -> None:
-        """Say `Hello` and beat until the link is lost."""
+        """Say `Hello` and send heartbeats until the link is lost."""
         try:
             with anyio.move_on_after(WELCOME_S):
                 await self._link.send([encode(_anonymous(hello))])
@@ -76,10 +76,10 @@ class Session:
             self.end(f"no answer within {WELCOME_S:g} s")
         while self.ended is None:
             sent = self._sent
-            with anyio.move_on_after(BEAT_S):
+            with anyio.move_on_after(HEARTBEAT_S):
                 await self._over.wait()
             if self._sent == sent:
-                self.say(Beat(self._worker.status.gauges))
+                self.say(Heartbeat(self._worker.status.gauges))
 
     def end(self, reason: str) -> None:
         """Close the link. The first reason counts."""

@@ -14,7 +14,7 @@ from actors.process.exit_cause import Origin
 from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker_process import Deadlines, WorkerProcess, WorkerState, WorkerStatus
 from protocol.commands import Submit
-from protocol.events import Beat, Event
+from protocol.events import Event, Heartbeat
 from protocol.request import Limits, Sampling, TokensInput
 
 HERE = Path(__file__).parent
@@ -76,7 +76,7 @@ class Recorder:
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
         assert incarnation in self._greeted
         assert incarnation not in [number for number, _ in self.lost]
-        if not isinstance(event, Beat):
+        if not isinstance(event, Heartbeat):
             self.events.append((incarnation, event))
         self._changed.set()
 

@@ -20,7 +20,7 @@ from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Welcome
 from protocol.errors import ByeReason
-from protocol.events import Beat, Bye, Capabilities, Event, Gauges, Hello, Ready
+from protocol.events import Bye, Capabilities, Event, Gauges, Heartbeat, Hello, Ready
 from tests.actors.supervision.processes import PATIENT, WAIT_S, Recorder, submit
 
 pytestmark = pytest.mark.anyio
@@ -123,7 +123,7 @@ async def test_a_second_one_is_declined_until_the_first_has_been_silent(monkeypa
             await second.until_heard(1)
             assert isinstance(second.heard[0], Welcome)
             assert "is here already" in second.heard[0].refusal
-        first.say(Beat(Gauges()))
+        first.say(Heartbeat(Gauges()))
         monkeypatch.setattr(remote_worker, "TAKE_OVER_S", 0.0)
         async with far(worker) as third:
             await third.until_heard(1)
@@ -177,7 +177,7 @@ async def test_one_whose_machine_beats_for_it_hangs_by_itself() -> None:
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         while not heard.lost:
-            there.say(Beat(Gauges(slots_active=1)))
+            there.say(Heartbeat(Gauges(slots_active=1)))
             await anyio.sleep(0.02)
         assert heard.origins == [Origin.WITHIN]
 

@@ -15,7 +15,7 @@ from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker_process import WorkerProcess, WorkerState, WorkerUnavailable
 from actors.transport.endpoint import sweep
 from protocol.commands import Cancel, Command, Submit
-from protocol.events import Beat, Event, Finished, Step
+from protocol.events import Event, Finished, Heartbeat, Step
 from protocol.request import Limits, Sampling, TokensInput
 from tests.actors.supervision.processes import (
     HERE,
@@ -192,7 +192,7 @@ async def test_a_listener_that_raises_is_logged_and_passed_over() -> None:
     class Fragile(Recorder):
         def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
             super().worker_event(worker, incarnation, event)
-            if not isinstance(event, Beat):
+            if not isinstance(event, Heartbeat):
                 raise LookupError("a defect")
 
     heard = Fragile()

@@ -47,7 +47,7 @@ FAULTS = {
     "too_many_frames": ("", "breaks the link's bounds"),
     "wrong_incarnation": ("", "incarnation 8 is not 1"),
     "wrong_name": ("", "worker 'other' is not 'w'"),
-    "no_hello_first": ("", "Beat came before Hello"),
+    "no_hello_first": ("", "Heartbeat came before Hello"),
     "hello_twice": ("", "a second Hello came"),
     "closes_link": ("", "its link was lost"),
     "load_fails": ("", r"it left \(load_failed\): no such weights"),

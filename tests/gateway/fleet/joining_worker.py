@@ -15,7 +15,7 @@ from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker import Deadlines
 from actors.transport.keys import read_key, to_z85
 from actors.transport.link import CurveKeys
-from cli.serve import worker_command
+from cli.config.launch import worker_command
 from workers.process.remote_agent import Joining
 from workers.process.spec import WorkerSpec
 

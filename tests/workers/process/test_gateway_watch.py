@@ -42,7 +42,7 @@ def test_a_process_that_ends_by_itself_is_not_killed(pipe: tuple[int, int]) -> N
     assert not killed.is_set()
 
 
-def test_after_the_end_nobody_is_called(pipe: tuple[int, int]) -> None:
+def test_no_callback_follows_the_end(pipe: tuple[int, int]) -> None:
     called = threading.Event()
     watch = GatewayWatch(called.set, kill=called.set, descriptor=pipe[0])
     watch.start()
@@ -52,7 +52,7 @@ def test_after_the_end_nobody_is_called(pipe: tuple[int, int]) -> None:
     assert not called.is_set()
 
 
-def test_a_descriptor_that_is_closed_is_a_gateway_that_is_gone(pipe: tuple[int, int]) -> None:
+def test_a_closed_descriptor_means_that_the_gateway_is_gone(pipe: tuple[int, int]) -> None:
     gone, killed = threading.Event(), threading.Event()
     os.close(pipe[0])
     GatewayWatch(gone.set, kill=killed.set, descriptor=pipe[0], grace_s=0.0).start()
@@ -60,7 +60,7 @@ def test_a_descriptor_that_is_closed_is_a_gateway_that_is_gone(pipe: tuple[int, 
     assert killed.wait(PATIENCE_S)
 
 
-def test_a_defect_in_the_call_does_not_spare_the_process(
+def test_the_process_is_killed_although_the_callback_raises(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)

@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p of one row (`workers.sampling.sample.filtered`).
+"""top_k, top_p and min_p of one row (`workers.sampling.sample.filter_weights`).
 
 The thresholds are searched for in the candidates, the cells that have the likeliest tokens, as in
 `workers.sampling.top_candidates`. Where these do not decide what the filters keep, all cells are searched.
