@@ -15,7 +15,7 @@ from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
 from workers.iree.build.compile_client import Built
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.spec import WorkerSpec
 
 

@@ -6,7 +6,7 @@ import functools
 import anyio
 
 from workers.__main__ import decode_spec
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.loading import Loaded, load
 from workers.process.service import WorkerService
 from workers.process.spec import WorkerSpec

@@ -51,7 +51,7 @@ def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, drawing: tupl
 
 
 def test_quantized_checkpoints_are_widened(load: Load, tmp_path: Path) -> None:
-    """Their tokens are those of kernels that multiply by few bits, but for what rounding turns."""
+    """Their tokens are those of the quantized kernels, but for what rounding changes."""
     path = make_checkpoint(tmp_path / "model", layers=1, quantized_bits=8)
     wide, packed = load_generic(load, path, context=32), load(path, slots=4, context=32)
     try:
@@ -64,7 +64,7 @@ def test_quantized_checkpoints_are_widened(load: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_weights_of_few_bits_are_not_made(load: Load, checkpoint: Path, kind: str) -> None:
+def test_weights_are_not_quantized(load: Load, checkpoint: Path, kind: str) -> None:
     with pytest.raises(DeviceError, match=f"device: 'generic-task' has no products with {kind} weights"):
         load_generic(load, checkpoint, quantize=kind)
 

@@ -72,7 +72,7 @@ class Numpy:
 def make(*ready: str, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[Sampler, Numpy]:
     device: Any = Numpy(ready, sizes)
     required = [(kind,) for kind in ready if kind == "sample"]
-    plan: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), draw_sizes=sizes, required=lambda: required)
+    plan: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), sample_sizes=sizes, required=lambda: required)
     return Sampler(device, device, device.call, plan), device
 
 

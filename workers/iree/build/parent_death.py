@@ -1,9 +1,9 @@
-"""Runs a command that the kernel ends together with its parent.
+"""Runs a command that the kernel kills when its parent dies (Linux).
 
-`python -I -S leash.py PARENT_PID [--nice=N] COMMAND...`
+`python -I -S parent_death.py PARENT_PID [--nice=N] COMMAND...`
 
-A compiler that outlives its killed worker would keep the cores from the worker's replacement. Set here, between two
-execs, because a `preexec_fn` forks the parent's threads and locks; so is the niceness by which it gives way to others.
+A compiler that outlives its killed worker would keep the cores from the worker's replacement. The signal and the
+niceness are set between two execs, because a `preexec_fn` forks the parent's threads and locks.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ NICE = "--nice="
 def main(parent: int, command: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the kernel was told
+        if os.getppid() != parent:  # it died before prctl
             raise SystemExit(1)
     if command[0].startswith(NICE):
         os.nice(int(command.pop(0)[len(NICE) :]))
