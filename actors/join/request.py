@@ -1,4 +1,4 @@
-"""A worker of another machine that stands at the door: authenticated, its `Hello` read, and not yet let in."""
+"""A request to join: from a worker of another machine that is authenticated, and whose `Hello` was read."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ DECLINE_LINGER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """Who comes. Whoever gets it owns the link: takes it over, or declines."""
+class JoinRequest:
+    """Its receiver owns the link: it takes the link over, or declines."""
 
     name: str
     """Of its key on the allow-list."""
@@ -24,7 +24,7 @@ class Arrival:
     link: Link
 
     def decline(self, why: str) -> None:
-        """Tell it why it must go, as far as it can be told, and close the link."""
+        """Tell the worker why it may not join, as far as it can be told, and close the link."""
         try:
             self.link.send_nowait([encode(Welcome(self.hello.incarnation, refusal=clip(why)))])
         except (LinkClosed, LinkFull):

@@ -1,9 +1,9 @@
 """File descriptors: how many the process may have, and how many of them it keeps for itself.
 
 Without a descriptor libzmq cannot make the threads of a context, and aborts the process (`epoll_t`, which asserts). So
-a link is made only where there are some left, and what strangers open never takes the last ones. The rule for them
-needs no counting: a new descriptor has the lowest number that is free (POSIX, open(2)), so whoever gets a number from
-the upper end came when all below it were taken.
+a link is made only where there are some left, and connections of clients and pending peers never take the last ones.
+The rule for them needs no counting: a new descriptor has the lowest number that is free (POSIX, open(2)), so a number
+from the upper end is given only when all below it are taken.
 """
 
 import os
@@ -16,8 +16,8 @@ LINK = 16
 """That must be free for a link to be made; it takes 10."""
 WORKER = 24
 """That a worker process takes at most: its link, its pipes, and those to start it."""
-GUEST = 16
-"""That a connection through the door takes: itself, a link, and the way between the two."""
+REMOTE_WORKER = 16
+"""That the connection of a remote worker takes: itself, a link, and the proxy between the two."""
 OWN = 64
 """Of the event loop, the log, listening sockets, and files that are read and closed."""
 
@@ -34,15 +34,15 @@ class Descriptors:
     """That the process may have."""
     kept: int
     """The upper ones of them, that no connection gets."""
-    guests: int
-    """Connections through the door, at once, for which those that are kept suffice; at least 1."""
+    remote_workers: int
+    """Connections of remote workers, at once, for which those that are kept suffice; at least 1."""
 
     @classmethod
-    def plan(cls, limit: int, workers: int, guests: int = 0) -> "Descriptors":
-        """For so many worker processes, and at most so many guests at once."""
+    def plan(cls, limit: int, workers: int, remote_workers: int = 0) -> "Descriptors":
+        """For so many worker processes, and at most so many connections of remote workers at once."""
         base = OWN + WORKER * workers
-        kept = min(base + GUEST * guests, limit // 2)
-        return cls(limit, kept, min(guests, max(1, (kept - base) // GUEST)))
+        kept = min(base + REMOTE_WORKER * remote_workers, limit // 2)
+        return cls(limit, kept, min(remote_workers, max(1, (kept - base) // REMOTE_WORKER)))
 
     @property
     def first_kept(self) -> int:

@@ -1,10 +1,12 @@
-"""What a gateway holds of a worker, local or remote: its status, its events, and a way to send it commands."""
+"""What others know of a worker, local or remote: its status, what it notifies its watchers of, and its interface."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+from msgspec import Struct
 
 from actors.process.exit_cause import Origin
 from protocol.commands import Command
@@ -67,28 +69,53 @@ class WorkerStatus:
     """Where a remote worker connected from; empty for one of this machine. Its `pid` is its own machine's."""
     last_failure: LastFailure | None = None
     """Stays when it serves again; None before the first."""
+    running: bool = True
+    """It is kept alive; false once it was stopped or given up, and before its first start."""
+
+
+class WorkerEvent(Struct, frozen=True):
+    """A `Step`, `Beat`, `Finished` or `Failed` arrived."""
+
+    worker: str
+    incarnation: int
+    event: Event
+
+
+class WorkerChanged(Struct, frozen=True):
+    """The state or the loading progress changed."""
+
+    status: WorkerStatus
+
+
+class GraceEnded(Struct, frozen=True):
+    """An incarnation that was asked to leave still runs, and has had the time to finish what it has."""
+
+    worker: str
+    incarnation: int
+
+
+class IncarnationLost(Struct, frozen=True):
+    """An incarnation that had said `Hello` is gone: once, after its last event. Its live streams must be ended."""
+
+    worker: str
+    incarnation: int
+    reason: str
+    origin: Origin
+    """Whether something in it or somebody else ended it."""
+    asked: bool = False
+    """It left because it was asked to."""
+
+
+WorkerNotice = WorkerEvent | WorkerChanged | GraceEnded | IncarnationLost
+"""What a worker notifies its watchers of, in the order in which it happened."""
 
 
 class WorkerUnavailable(Exception):
     """Raised by `send_nowait` when the worker does not take these commands now. None of them was sent."""
 
 
-class WorkerListener(Protocol):
-    """Who hears of a worker. All calls are made synchronously on the event loop, in order; none may raise."""
-
-    def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        """A `Step`, `Beat`, `Finished` or `Failed` arrived."""
-
-    def worker_changed(self, status: WorkerStatus) -> None:
-        """The state or the loading progress changed."""
-
-    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
-        """An incarnation that had said `Hello` is gone: once, after its last event. Its live streams must be ended.
-        `origin` says whether something in it or somebody else ended it."""
-
-
 class Worker(Protocol):
-    """A worker process somewhere."""
+    """A worker as those see it who send it commands. Both calls act at once, also inside a handler."""
 
     @property
     def status(self) -> WorkerStatus: ...
@@ -96,47 +123,6 @@ class Worker(Protocol):
     def send_nowait(self, commands: Sequence[Command]) -> None:
         """Send commands as one message. Raises `WorkerUnavailable`: it is not READY, or the link is full."""
 
-    def pardon_nowait(self, incarnation: int) -> None:
-        """The end of that incarnation, whose loss was told, was not the worker's fault: it does not count when it is
-        decided how long to wait with the next one, and whether there is to be one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """How long a worker may take, in seconds."""
-
-    hello: float = 60.0
-    """From the start of the process to its `Hello`."""
-    loading: float = 900.0
-    """Between two signs of progress while it loads."""
-    beat: float = 30.0
-    """Between two frames of any kind after `Hello`."""
-    idle: float = 10.0
-    """The same of a worker without work, which beats each second: nothing of its own can keep it from that."""
-    hang: float = 10.0
-    """Without an advance of `gauges.steps` while work is in flight, at least: see `hang_factor`."""
-    hang_factor: float = 8.0
-    """As many times the longest step that the worker has shown, or has said to be possible, if that is longer."""
-    hang_most: float = 900.0
-    """No worker is given longer than this for a step, whatever it says; at least `hang`."""
-    suspended: float = 0.5
-    """Stopped by a signal, on a system that tells. Nobody but who stopped it can let it go on."""
-    stop: float = 5.0
-    """From `Stop` or `Bye` (or the end of a drain's grace) to its exit."""
-    term: float = 2.0
-    """From SIGTERM to SIGKILL."""
-    shortage: float = 1.0
-    """From a start for which the system had no room (`actors.process.shortage`) to the next, of one that was ready
-    before."""
-
-    def __post_init__(self) -> None:
-        """Raises `ValueError` that names the field which is not above 0, or contradicts another one."""
-        for name in self.__dataclass_fields__:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
-        if self.hang_most < self.hang:
-            raise ValueError(f"hang_most: {self.hang_most} is below hang, {self.hang}")
-
-    def step(self, longest_s: float) -> float:
-        """Seconds that a worker may go without finishing a step, when its longest legitimate one takes `longest_s`."""
-        return min(max(self.hang, self.hang_factor * longest_s), self.hang_most)
+    def exempt_nowait(self, incarnation: int) -> None:
+        """Post that the end of that incarnation was not the worker's fault: it does not count when it is decided
+        whether and when the next one is started."""

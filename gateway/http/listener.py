@@ -62,7 +62,7 @@ class Listener(Acceptor):
         """It was accepted beyond `max_connections`."""
         return any(connection.fileno() == descriptor for connection in self._spare)
 
-    def turn_away(self, connection: socket.socket) -> None:
+    def reject(self, connection: socket.socket) -> None:
         """Answer a request that may not have come yet."""
         with suppress(OSError):
             connection.setblocking(False)

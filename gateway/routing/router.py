@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import Worker, WorkerState, WorkerStatus
-from actors.transport.rejections import Refusals
+from actors.transport.rejections import Rejections
 from gateway.http.body_budget import BodyRoom, HeldBody
 from gateway.http.credentials import tenant_of
 from gateway.http.errors import ApiError, from_code
@@ -41,10 +41,10 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self.roster = Roster(self._clock)
-        self.refusals = Refusals()
+        self.rejections = Rejections()
         """What the links to the workers refused."""
         self.bodies = BodyRoom(settings.max_total_body_bytes, settings.retry_after_s)
-        self.metrics = Metrics(self.samples, self.waiting, lambda: self.refusals.total)
+        self.metrics = Metrics(self.samples, self.waiting, lambda: self.rejections.total)
         self.metrics.watch_bodies(lambda: self.bodies.held)
         self._placement = Placement(settings, self.roster, self.metrics, self._fail)
 

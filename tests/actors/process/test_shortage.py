@@ -29,7 +29,7 @@ def test_what_time_does_not_mend_is_none() -> None:
     assert not is_shortage(None)
     assert not is_shortage(ValueError("no errno"))
     with pytest.raises(SpawnFailed) as absent:
-        ChildProcess.spawn(["/no/such/program"], lambda line: None)
+        ChildProcess.spawn(["/no/such/program"], lambda line: None, lambda: None)
     assert not is_shortage(absent.value)
     with pytest.raises(EndpointError) as nowhere:
         LocalEndpoint(["/no/such/folder"])

@@ -101,7 +101,7 @@ async def test_bytes_that_are_not_zeromq_are_counted_and_disturb_nobody(endpoint
         there.link.send_nowait([b"hello"])
         await here.until(lambda: len(here.messages) == 2)
         with anyio.fail_after(60):
-            while not here.link.refused:
+            while not here.link.rejected:
                 await settle()
         assert (here.messages, here.lost) == ([[b"open"], [b"hello"]], [])
 

@@ -1,6 +1,7 @@
 """Supervision of real child processes: their start, what they say, and their end when they are asked to."""
 
 import asyncio
+import functools
 import os
 import subprocess
 import sys
@@ -11,38 +12,33 @@ import anyio
 import pytest
 import structlog
 
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.worker_process import WorkerProcess, WorkerState, WorkerUnavailable
+from actors.actor import AskTimeout, Terminated
+from actors.supervision.messages import AwaitReady, DrainWorker, RestartWorker, StartWorker, StopWorker
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import WorkerEvent, WorkerNotice, WorkerState, WorkerStatus, WorkerUnavailable
+from actors.supervision.worker_actor import WorkerRef
 from actors.transport.endpoint import sweep
 from protocol.commands import Cancel, Command, Submit
-from protocol.events import Beat, Event, Finished, Step
+from protocol.events import Beat, Finished, Step
 from protocol.request import Limits, Sampling, TokensInput
-from tests.actors.supervision.processes import (
-    HERE,
-    PATIENT,
-    Recorder,
-    fake_worker,
-    make,
-    running,
-    submit,
-    wait_gone,
-)
+from tests.actors.supervision.processes import HERE, PATIENT, WAIT_S, Recorder, submit, supervised, wait_gone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_sockets")]
 
 
 async def test_a_worker_serves_and_stops_when_asked() -> None:
-    worker, heard = make("good")
-    with pytest.raises(WorkerUnavailable, match="stopped"):
-        worker.send_nowait([submit()])
-    async with running(worker, heard):
+    async with supervised("good", start=False) as (worker, heard, _):
+        assert not worker.status.running
+        with pytest.raises(WorkerUnavailable, match="stopped"):
+            worker.send_nowait([submit()])
+        worker.ref.tell(StartWorker())
         status = await heard.until_state(WorkerState.READY)
         assert (status.incarnation, status.restarts, status.reason) == (1, 0, "")
         assert status.hello is not None
         assert status.hello.pid == status.pid
         worker.send_nowait([submit(1), submit(2)])
         await heard.until(lambda: len(heard.events) == 4)
-        worker.stop_nowait()
+        worker.ref.tell(StopWorker())
         await heard.until_state(WorkerState.STOPPED)
     assert [type(event) for _, event in heard.events] == [Step, Finished, Step, Finished]
     assert heard.lost == [(1, "stopped")]
@@ -60,8 +56,7 @@ async def test_a_worker_serves_and_stops_when_asked() -> None:
 async def test_a_worker_does_not_get_the_servers_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_API_KEY", "secret")
     monkeypatch.setenv("BATON_TEST_OTHER", "handed-on")
-    worker, heard = make("good")
-    async with running(worker, heard):
+    async with supervised("good") as (_, heard, _):
         status = await heard.until_state(WorkerState.READY)
         environment = await anyio.Path(f"/proc/{status.pid}/environ").read_bytes()
     assert b"BATON_TEST_OTHER=handed-on" in environment
@@ -69,8 +64,7 @@ async def test_a_worker_does_not_get_the_servers_key(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_socket_file_lives_only_until_the_worker_has_come(tmp_path: Path) -> None:
-    worker, heard = make("good")
-    async with running(worker, heard):
+    async with supervised("good") as (worker, heard, _):
         await heard.until(lambda: bool(heard.states))
         assert len(os.listdir(tmp_path)) == 1
         await heard.until_state(WorkerState.READY)
@@ -80,11 +74,10 @@ async def test_a_socket_file_lives_only_until_the_worker_has_come(tmp_path: Path
 
 
 async def test_a_cancel_lets_a_willing_worker_leave_by_itself() -> None:
-    worker, heard = make("good")
     with structlog.testing.capture_logs() as logs:
-        async with running(worker, heard) as group:
+        async with supervised("good") as (_, heard, system):
             await heard.until_state(WorkerState.READY)
-            group.cancel_scope.cancel()
+            system.cancel()
     assert heard.lost == [(1, "stopped")]
     assert WorkerState.BACKOFF not in heard.states
     assert [line["status"] for line in logs if line["event"] == "worker_exited"] == [0]
@@ -93,8 +86,7 @@ async def test_a_cancel_lets_a_willing_worker_leave_by_itself() -> None:
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
 async def test_a_cancel_at_any_moment_leaves_nothing(turns: int) -> None:
     descriptors = len(os.listdir("/dev/fd"))
-    worker, heard = make("good", deadlines=replace(PATIENT, term=0.2))
-    async with running(worker, heard):
+    async with supervised("good", deadlines=replace(PATIENT, term=0.2)) as (worker, _, _):
         for _ in range(turns):
             await asyncio.sleep(0)
     assert worker.status.state is WorkerState.STOPPED
@@ -104,24 +96,22 @@ async def test_a_cancel_at_any_moment_leaves_nothing(turns: int) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 async def test_a_worker_that_ignores_everything_is_killed(how: str) -> None:
-    worker, heard = make("deaf", deadlines=replace(PATIENT, stop=0.3, term=0.2))
-    async with running(worker, heard) as group:
+    async with supervised("deaf", deadlines=replace(PATIENT, stop=0.3, term=0.2)) as (worker, heard, system):
         await heard.until_state(WorkerState.READY)
         if how == "stop":
-            worker.stop_nowait()
+            worker.ref.tell(StopWorker())
             await heard.until_state(WorkerState.STOPPED)
         else:
-            group.cancel_scope.cancel()
+            system.cancel()
     assert worker.status.state is WorkerState.STOPPED
     assert heard.lost == [(1, "stopped")]
 
 
 async def test_a_draining_worker_takes_only_cancels_and_loses_nothing() -> None:
-    worker, heard = make("slow_drain")
-    async with running(worker, heard):
+    async with supervised("slow_drain") as (worker, heard, _):
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
-        worker.drain_nowait(30.0)
+        worker.ref.tell(DrainWorker(30.0))
         assert worker.status.state is WorkerState.DRAINING
         with pytest.raises(WorkerUnavailable, match="draining"):
             worker.send_nowait([Cancel(stream=1), submit(2)])
@@ -131,44 +121,82 @@ async def test_a_draining_worker_takes_only_cancels_and_loses_nothing() -> None:
 
 
 async def test_a_drain_that_takes_too_long_ends_by_force() -> None:
-    worker, heard = make("deaf", deadlines=replace(PATIENT, stop=0.2, term=0.2))
-    async with running(worker, heard):
+    async with supervised("deaf", deadlines=replace(PATIENT, stop=0.2, term=0.2)) as (worker, heard, _):
         await heard.until_state(WorkerState.READY)
-        worker.drain_nowait(0.1)
+        worker.ref.tell(DrainWorker(0.1))
         await heard.until_state(WorkerState.STOPPED)
 
 
 @pytest.mark.parametrize("mode", ["silent_start", "stuck_loading"])
 async def test_a_worker_is_stopped_before_it_is_ready(mode: str) -> None:
-    worker, heard = make(mode, deadlines=replace(PATIENT, term=0.2))
-    async with running(worker, heard):
+    async with supervised(mode, deadlines=replace(PATIENT, term=0.2)) as (worker, heard, _):
         await heard.until_state(WorkerState.STARTING if mode == "silent_start" else WorkerState.LOADING)
-        worker.drain_nowait(1000.0)
+        worker.ref.tell(DrainWorker(1000.0))
         await heard.until_state(WorkerState.STOPPED)
 
 
 async def test_a_stop_while_it_waits_for_its_restart() -> None:
-    worker, heard = make("exits", policy=RestartPolicy(first_delay_s=3600, max_delay_s=3600))
-    async with running(worker, heard):
+    async with supervised("exits", policy=RestartPolicy(first_delay_s=3600, max_delay_s=3600)) as (worker, heard, _):
         await heard.until_state(WorkerState.BACKOFF)
-        worker.stop_nowait()
+        worker.ref.tell(StopWorker())
         await heard.until_state(WorkerState.STOPPED)
     assert worker.status.incarnation == 1
 
 
-async def test_a_stop_before_the_run_keeps_it_from_starting() -> None:
-    worker, heard = make("good")
-    worker.stop_nowait()
-    await worker.run()
-    assert heard.statuses == []
+async def test_a_stop_of_a_worker_that_was_not_started_is_answered_and_changes_nothing() -> None:
+    async with supervised("good", start=False) as (worker, heard, _):
+        status = await worker.ref.ask(StopWorker, timeout=WAIT_S)
+        assert (status.state, status.incarnation) == (WorkerState.STOPPED, 0)
+        assert heard.statuses == []
+
+
+async def test_a_stopped_worker_can_be_started_again() -> None:
+    async with supervised("good") as (worker, _, _):
+        for incarnation in (1, 2):
+            status: WorkerStatus = await worker.ref.ask(lambda reply: AwaitReady(0, reply), timeout=WAIT_S)
+            assert (status.state, status.incarnation) == (WorkerState.READY, incarnation)
+            stopped = await worker.ref.ask(StopWorker, timeout=WAIT_S)
+            assert (stopped.state, stopped.pid, stopped.running) == (WorkerState.STOPPED, None, False)
+            worker.ref.tell(StartWorker())
+
+
+async def test_operations_are_messages_that_are_answered_when_they_are_done() -> None:
+    async with supervised("slow_drain") as (worker, heard, _):
+        await heard.until_state(WorkerState.READY)
+        worker.send_nowait([submit()])
+        with pytest.raises(AskTimeout):
+            await worker.ref.ask(functools.partial(RestartWorker, 30.0, 0.0), timeout=0.01)
+        assert worker.status.state is WorkerState.DRAINING, "who gave up does not undo it"
+        async with anyio.create_task_group() as group:
+
+            async def ready() -> None:
+                status: WorkerStatus = await worker.ref.ask(lambda reply: AwaitReady(1, reply), timeout=WAIT_S)
+                assert (status.incarnation, status.restarts) == (2, 0), "nothing failed"
+
+            group.start_soon(ready)
+            await anyio.wait_all_tasks_blocked()
+            worker.send_nowait([Cancel(stream=1)])
+        stopped = await worker.ref.ask(StopWorker, timeout=WAIT_S)
+        assert (stopped.state, stopped.incarnation) == (WorkerState.STOPPED, 2)
+
+
+async def test_the_end_of_a_grace_is_told_while_the_worker_still_runs() -> None:
+    async with supervised("slow_drain") as (worker, heard, _):
+        await heard.until_state(WorkerState.READY)
+        worker.send_nowait([submit()])
+        worker.ref.tell(RestartWorker(0.05, 60.0))
+        await heard.until(lambda: heard.graces == [1])
+        assert worker.status.state is WorkerState.DRAINING
+        worker.send_nowait([Cancel(stream=1)])  # as whoever moves its streams does
+        assert (await heard.until_state(WorkerState.READY)).incarnation == 2
+    assert heard.graces == [1]
 
 
 async def test_a_flood_on_stderr_is_bounded_and_holds_nobody_up() -> None:
-    worker, heard = make("flood")
     with structlog.testing.capture_logs() as logs:
-        async with running(worker, heard):
+        async with supervised("flood") as (worker, heard, _):
             await heard.until_state(WorkerState.READY)
-            worker.stop_nowait()
+            worker.ref.tell(StopWorker())
             await heard.until_state(WorkerState.STOPPED)
     said = [line["text"] for line in logs if line["event"] == "worker_output"]
     assert len(said) < 25_000
@@ -177,9 +205,8 @@ async def test_a_flood_on_stderr_is_bounded_and_holds_nobody_up() -> None:
 
 
 async def test_worker_logs_are_carried_with_the_worker_s_name() -> None:
-    worker, heard = make("logs")
     with structlog.testing.capture_logs() as logs:
-        async with running(worker, heard):
+        async with supervised("logs") as (_, heard, _):
             await heard.until_state(WorkerState.READY)
     carried = [line for line in logs if line["event"] in ("from_worker", "worker_output")]
     assert carried == [
@@ -188,36 +215,36 @@ async def test_worker_logs_are_carried_with_the_worker_s_name() -> None:
     ]
 
 
-async def test_a_listener_that_raises_is_logged_and_passed_over() -> None:
+async def test_a_watcher_that_raises_is_logged_and_passed_over() -> None:
     class Fragile(Recorder):
-        def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-            super().worker_event(worker, incarnation, event)
-            if not isinstance(event, Beat):
-                raise LookupError("a defect")
+        def handle(self, message: WorkerNotice | Terminated) -> None:
+            super().handle(message)
+            if isinstance(message, WorkerEvent) and not isinstance(message.event, Beat):
+                raise LookupError("a bug")
 
-    heard = Fragile()
-    worker = WorkerProcess("w", fake_worker("good"), heard, deadlines=PATIENT)
     with structlog.testing.capture_logs() as logs:
-        async with running(worker, heard):
+        async with supervised("good", recorder=Fragile()) as (worker, heard, _):
             await heard.until_state(WorkerState.READY)
             worker.send_nowait([submit()])
             await heard.until(lambda: len(heard.events) == 2)
-    assert len([line for line in logs if line["event"] == "listener_failed"]) == 2
+    failed = [line for line in logs if line["event"] == "actor_failed"]
+    assert [(line["actor"], line["at"], str(line["exc_info"])) for line in failed] == [
+        ("recorder", "WorkerEvent", "a bug")
+    ] * 2
 
 
 async def test_a_full_link_makes_the_worker_unavailable() -> None:
-    worker, heard = make("stopped_process", deadlines=replace(PATIENT, term=0.2))
     large = Submit(
         stream=2, request="r", input=TokensInput(tokens=(70_000,) * 10_000), sampling=Sampling(), limits=Limits()
     )
-    async with running(worker, heard):
+    async with supervised("stopped_process", deadlines=replace(PATIENT, term=0.2)) as (worker, heard, _):
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         with pytest.raises(WorkerUnavailable, match="messages wait already"):
             _send_for_ever(worker, large)
 
 
-def _send_for_ever(worker: WorkerProcess, command: Command) -> None:
+def _send_for_ever(worker: WorkerRef, command: Command) -> None:
     for _ in range(100_000):
         worker.send_nowait([command])
 

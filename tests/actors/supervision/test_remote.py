@@ -1,4 +1,4 @@
-"""A worker that comes by itself: who is let in, when, and what becomes of the one that was there."""
+"""A worker that joins by itself: which join requests are admitted, when, and what becomes of the one before."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,20 +8,24 @@ import anyio
 import msgspec
 import pytest
 
-from actors.join.request import Arrival
+from actors.join.request import JoinRequest
 from actors.process.exit_cause import Origin
-from actors.supervision import remote_worker
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.remote_worker import RemoteWorker
-from actors.supervision.worker import Deadlines, WorkerState
+from actors.supervision import life
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.messages import StartWorker, StopWorker
+from actors.supervision.remote import spawn_remote
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import WorkerState
+from actors.supervision.worker_actor import WorkerRef
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
+from actors.transport.rejections import Rejections
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Welcome
 from protocol.errors import ByeReason
 from protocol.events import Beat, Bye, Capabilities, Event, Gauges, Hello, Ready
-from tests.actors.supervision.processes import PATIENT, WAIT_S, Recorder, submit
+from tests.actors.supervision.processes import PATIENT, WAIT_S, Recorder, Watched, submit
 
 pytestmark = pytest.mark.anyio
 
@@ -51,16 +55,16 @@ class Far:
 
 
 @asynccontextmanager
-async def far(worker: RemoteWorker, hello: Hello = HELLO) -> AsyncIterator[Far]:
-    """Somebody comes and says hello."""
+async def far(worker: WorkerRef, hello: Hello = HELLO) -> AsyncIterator[Far]:
+    """A worker connects and says Hello."""
     with LocalEndpoint() as endpoint:
         link = Link.bind(endpoint.address, lambda frames: None)
         there = Far(endpoint.address)
         try:
-            await there.link.send([b"the door has read it"])
+            await there.link.send([b"the listener has read it"])
             while not link.received:  # noqa: ASYNC110
                 await anyio.sleep(0.002)
-            worker.arrive(Arrival("w", "10.0.0.7:1", hello, link))
+            worker.ref.tell(JoinRequest("w", "10.0.0.7:1", hello, link))
             yield there
         finally:
             there.link.close(0)
@@ -69,19 +73,20 @@ async def far(worker: RemoteWorker, hello: Hello = HELLO) -> AsyncIterator[Far]:
 @asynccontextmanager
 async def awaited(
     policy: RestartPolicy = AT_ONCE, deadlines: Deadlines = PATIENT
-) -> AsyncIterator[tuple[RemoteWorker, Recorder]]:
-    heard = Recorder()
-    worker = RemoteWorker("w", heard, policy=policy, deadlines=deadlines)
+) -> AsyncIterator[tuple[WorkerRef, Recorder, Rejections]]:
+    rejections = Rejections()
     with anyio.fail_after(WAIT_S):
-        async with anyio.create_task_group() as group:
-            group.start_soon(worker.run)
-            yield worker, heard
-            group.cancel_scope.cancel()
-    heard.check()
+        async with Watched(None) as system:
+            worker = spawn_remote(system, "w", policy=policy, deadlines=deadlines, rejections=rejections)
+            system.watch(worker)
+            worker.ref.tell(StartWorker())
+            yield worker, system.recorder, rejections
+            system.cancel()
+    system.recorder.check()
 
 
-async def test_each_arrival_is_another_incarnation() -> None:
-    async with awaited() as (worker, heard):
+async def test_each_join_is_another_incarnation() -> None:
+    async with awaited() as (worker, heard, _):
         for number in (1, 2, 3):
             async with far(worker) as there:
                 await there.until_heard(1)
@@ -104,27 +109,27 @@ async def test_each_arrival_is_another_incarnation() -> None:
     ],
 )
 async def test_an_earlier_life_and_another_version_are_refused_and_may_come_again(hello: Hello, reason: str) -> None:
-    async with awaited() as (worker, heard):
+    async with awaited() as (worker, heard, rejections):
         async with far(worker, hello) as there:
             await there.until_heard(1)
             assert isinstance(there.heard[0], Welcome)
             assert "is not" in there.heard[0].refusal
             await heard.until_state(WorkerState.BACKOFF)
-        assert {why: count for why, count in worker.refusals.total.items() if count} == {reason: 1}
+        assert {why: count for why, count in rejections.total.items() if count} == {reason: 1}
         async with far(worker) as there:
             await there.until_heard(1)
             assert there.heard == [Welcome(2)]
 
 
 async def test_a_second_one_is_declined_until_the_first_has_been_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with awaited() as (worker, heard), far(worker) as first:
+    async with awaited() as (worker, heard, rejections), far(worker) as first:
         await first.until_heard(1)
         async with far(worker) as second:
             await second.until_heard(1)
             assert isinstance(second.heard[0], Welcome)
             assert "is here already" in second.heard[0].refusal
         first.say(Beat(Gauges()))
-        monkeypatch.setattr(remote_worker, "TAKE_OVER_S", 0.0)
+        monkeypatch.setattr(life, "TAKE_OVER_S", 0.0)
         async with far(worker) as third:
             await third.until_heard(1)
             assert third.heard == [Welcome(2)]
@@ -132,7 +137,7 @@ async def test_a_second_one_is_declined_until_the_first_has_been_silent(monkeypa
             with anyio.fail_after(WAIT_S):
                 while not first.lost:  # noqa: ASYNC110
                     await anyio.sleep(0.002)
-        assert worker.refusals.total["taken"] == 1
+        assert rejections.total["taken"] == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +152,7 @@ async def test_a_second_one_is_declined_until_the_first_has_been_silent(monkeypa
     ids=lambda value: value or "link lost",
 )
 async def test_how_it_went_says_who_ended_it(reason: ByeReason | None, origin: Origin) -> None:
-    async with awaited() as (worker, heard), far(worker) as there:
+    async with awaited() as (worker, heard, _), far(worker) as there:
         await there.until_heard(1)
         if reason is None:
             there.link.close(0)
@@ -157,10 +162,10 @@ async def test_how_it_went_says_who_ended_it(reason: ByeReason | None, origin: O
         assert heard.origins == [origin]
 
 
-@pytest.mark.parametrize("limit", ["beat", "loading", "hang"])
+@pytest.mark.parametrize("limit", ["heartbeat", "loading", "hang"])
 async def test_one_that_says_nothing_is_cut_off_and_one_that_does_not_get_on_hangs(limit: str) -> None:
     deadlines = replace(PATIENT, **{limit: 0.2})
-    async with awaited(deadlines=deadlines) as (worker, heard), far(worker) as there:
+    async with awaited(deadlines=deadlines) as (worker, heard, _), far(worker) as there:
         await there.until_heard(1)
         if limit == "hang":
             there.say(Ready(capabilities=Capabilities()))
@@ -171,7 +176,7 @@ async def test_one_that_says_nothing_is_cut_off_and_one_that_does_not_get_on_han
 
 
 async def test_one_whose_machine_beats_for_it_hangs_by_itself() -> None:
-    async with awaited(deadlines=replace(PATIENT, hang=1.0)) as (worker, heard), far(worker) as there:
+    async with awaited(deadlines=replace(PATIENT, hang=1.0)) as (worker, heard, _), far(worker) as there:
         await there.until_heard(1)
         there.say(Ready(capabilities=Capabilities()))
         await heard.until_state(WorkerState.READY)
@@ -183,22 +188,44 @@ async def test_one_whose_machine_beats_for_it_hangs_by_itself() -> None:
 
 
 async def test_one_that_failed_waits_and_one_that_fails_for_ever_is_given_up() -> None:
-    slow = replace(AT_ONCE, max_failures=2, first_delay_s=30.0, max_delay_s=30.0)
-    async with awaited(slow) as (worker, heard):
+    slow = replace(AT_ONCE, max_failures=2, first_delay_s=0.5, max_delay_s=0.5)
+    async with awaited(slow) as (worker, heard, _):
         async with far(worker) as there:
             await there.until_heard(1)
             there.say(Bye(ByeReason.DIED, "killed"))
             await heard.until_state(WorkerState.BACKOFF)
-        async with far(worker) as there:
-            await there.until_heard(1)
-            assert isinstance(there.heard[0], Welcome)
-            assert "come again in" in there.heard[0].refusal
-        worker._not_before = 0.0
-        async with far(worker) as there:
-            await there.until_heard(1)
-            there.say(Bye(ByeReason.DIED, "killed"))
-            await heard.until_state(WorkerState.GIVEN_UP)
+        declined = []
+        while heard.states[-1] is not WorkerState.GIVEN_UP:
+            async with far(worker) as there:
+                await there.until_heard(1)
+                assert isinstance(there.heard[0], Welcome)
+                if there.heard[0].refusal:
+                    declined.append(there.heard[0].refusal)
+                    continue
+                there.say(Bye(ByeReason.DIED, "killed"))
+                await heard.until_state(WorkerState.GIVEN_UP)
+        assert "come again in" in declined[0]
         async with far(worker) as there:
             await there.until_heard(1)
             assert isinstance(there.heard[0], Welcome)
             assert there.heard[0].refusal
+
+
+async def test_one_that_is_stopped_is_left_and_kept_out_until_it_is_started() -> None:
+    async with awaited() as (worker, heard, _):
+        async with far(worker) as there:
+            await there.until_heard(1)
+            stopped = await worker.ref.ask(StopWorker, timeout=WAIT_S)
+            assert (stopped.state, heard.lost) == (WorkerState.STOPPED, [(1, "stopped")])
+            with anyio.fail_after(WAIT_S):
+                while not there.lost:  # noqa: ASYNC110
+                    await anyio.sleep(0.002)
+            assert there.heard == [Welcome(1)], "it may serve another gateway"
+        async with far(worker) as there:
+            await there.until_heard(1)
+            assert isinstance(there.heard[0], Welcome)
+            assert "was stopped here" in there.heard[0].refusal
+        worker.ref.tell(StartWorker())
+        async with far(worker) as there:
+            await there.until_heard(1)
+            assert there.heard == [Welcome(2)]

@@ -13,23 +13,14 @@ import pytest
 import structlog
 
 from actors.process.exit_cause import Origin
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.worker_process import MAX_FAILED_STARTS, WorkerProcess, WorkerState, WorkerUnavailable
+from actors.supervision.messages import RestartWorker, StopWorker
+from actors.supervision.restart_policy import MAX_FAILED_STARTS, RestartPolicy
+from actors.supervision.worker import WorkerState, WorkerUnavailable
 from actors.transport.link import Link
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
 from protocol.events import Hello
-from tests.actors.supervision.processes import (
-    AT_ONCE,
-    ONCE,
-    PATIENT,
-    WAIT_S,
-    Recorder,
-    fake_worker,
-    make,
-    running,
-    submit,
-)
+from tests.actors.supervision.processes import ONCE, PATIENT, WAIT_S, fake_worker, submit, supervised
 from tests.pids import pid_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_sockets")]
@@ -39,8 +30,10 @@ FAULTS = {
     "exits": ("", "exited with status 4"),
     "silent_start": ("hello", "no Hello for"),
     "stuck_loading": ("loading", "no loading progress for"),
-    "silent": ("beat", "no frame for"),
-    "stopped_process": ("suspended", "it was suspended for") if sys.platform == "linux" else ("beat", "no frame for"),
+    "silent": ("heartbeat", "no frame for"),
+    "stopped_process": ("suspended", "it was suspended for")
+    if sys.platform == "linux"
+    else ("heartbeat", "no frame for"),
     "hangs_in_step": ("hang", "no step finished with work in flight for"),
     "garbage": ("", "broke the protocol"),
     "oversized": ("", "its link was lost"),
@@ -61,16 +54,17 @@ FROM_OUTSIDE = {"stopped_process", "killed"}
 @pytest.mark.parametrize(("mode", "limit", "reason"), [(mode, *rest) for mode, rest in FAULTS.items()], ids=FAULTS)
 async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str, reason: str) -> None:
     deadlines = replace(PATIENT, term=0.2, stop=1, **({limit: 0.4} if limit else {}))
-    worker, heard = make(mode, policy=ONCE, deadlines=deadlines)
     outside = mode in FROM_OUTSIDE and sys.platform == "linux"  # elsewhere nobody tells
-    async with running(worker, heard):
+    async with supervised(mode, policy=ONCE, deadlines=deadlines) as (worker, heard, _):
         await heard.until(lambda: heard.states[-1:] in ([WorkerState.READY], [WorkerState.GIVEN_UP]))
         if heard.states[-1] is WorkerState.READY:
             if mode == "killed":
                 os.kill(pid_of(worker.status), signal.SIGKILL)
             else:
                 worker.send_nowait([submit()])
-        status = await heard.until_state(WorkerState.BACKOFF if outside else WorkerState.GIVEN_UP)
+        end = WorkerState.BACKOFF if outside else WorkerState.GIVEN_UP
+        await heard.until(lambda: end in heard.states)
+        status = heard.statuses[[each.state for each in heard.statuses].index(end)]
     assert re.search(reason, status.reason), status.reason
     if sys.platform == "linux":
         assert set(heard.origins) <= {Origin.OUTSIDE if outside else Origin.WITHIN}
@@ -83,9 +77,8 @@ async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str,
 async def test_who_fell_silent_without_work_is_soon_replaced_whatever_it_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("actors.supervision.incarnation.SILENT_S", 0.2)
-    worker, heard = make("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0))
-    async with running(worker, heard):
+    monkeypatch.setattr("actors.supervision.conversation.SILENT_S", 0.2)
+    async with supervised("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0)) as (worker, heard, _):
         status = await heard.until_state(WorkerState.READY)
         os.kill(pid_of(status), signal.SIGSTOP)
         while anyio.current_time() - worker.status.last_frame < 0.2:  # noqa: ASYNC110  silence does not tell
@@ -107,9 +100,7 @@ async def test_a_stranger_at_the_socket_is_not_taken_for_the_worker() -> None:
         endpoints.append(endpoint)
         return silent(endpoint, incarnation)
 
-    heard = Recorder()
-    worker = WorkerProcess("w", command, heard, policy=AT_ONCE, deadlines=replace(PATIENT, term=0.2))
-    async with running(worker, heard):
+    async with supervised(command=command, deadlines=replace(PATIENT, term=0.2)) as (worker, heard, _):
         await heard.until(lambda: worker.status.pid is not None)
         stranger = Link.connect(endpoints[0], lambda frames: None)
         hello = Hello(PROTOCOL_VERSION, "w", 1, pid_of(worker.status), "m", "fake", "none", 4, 128)
@@ -122,9 +113,8 @@ async def test_a_stranger_at_the_socket_is_not_taken_for_the_worker() -> None:
 
 
 async def test_another_protocol_version_is_refused_for_good() -> None:
-    worker, heard = make("wrong_version")
     with structlog.testing.capture_logs() as logs:
-        async with running(worker, heard):
+        async with supervised("wrong_version") as (_, heard, _):
             status = await heard.until_state(WorkerState.GIVEN_UP)
     assert "protocol version 2 is not 1" in status.reason
     assert status.incarnation == 1
@@ -132,16 +122,14 @@ async def test_another_protocol_version_is_refused_for_good() -> None:
 
 
 async def test_a_worker_that_can_never_load_is_given_up_at_once() -> None:
-    worker, heard = make("load_refused", "good")
-    async with running(worker, heard):
+    async with supervised("load_refused", "good") as (_, heard, _):
         status = await heard.until_state(WorkerState.GIVEN_UP)
     assert status.reason == "cannot be healed by a restart: it left (load_refused): no such device"
     assert status.incarnation == 1
 
 
 async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
-    worker, heard = make("good")
-    async with running(worker, heard):
+    async with supervised("good") as (worker, heard, _):
         first = await heard.until_state(WorkerState.READY)
         os.kill(pid_of(first), signal.SIGKILL)
         await heard.until(lambda: bool(heard.lost))
@@ -166,8 +154,7 @@ async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody tells who sent a SIGKILL")
 async def test_it_may_be_killed_as_often_as_somebody_likes() -> None:
     policy = RestartPolicy(max_failures=2, first_delay_s=0.0, max_delay_s=0.0)
-    worker, heard = make("good", policy=policy)
-    async with running(worker, heard):
+    async with supervised("good", policy=policy) as (_, heard, _):
         for incarnation in range(1, 6):
             status = await heard.until_state(WorkerState.READY)
             assert status.incarnation == incarnation
@@ -179,13 +166,12 @@ async def test_it_may_be_killed_as_often_as_somebody_likes() -> None:
 async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> None:
     """Neither for the deadlines of a start, nor for an answer to SIGTERM."""
     deadlines = replace(PATIENT, suspended=0.2, term=2 * WAIT_S)
-    worker, heard = make("silent_start", "stuck_loading", "good", deadlines=deadlines)
 
     async def suspend(incarnation: int) -> None:
         await heard.until(lambda: worker.status.incarnation == incarnation and worker.status.pid is not None)
         os.kill(pid_of(worker.status), signal.SIGSTOP)
 
-    async with running(worker, heard):
+    async with supervised("silent_start", "stuck_loading", "good", deadlines=deadlines) as (worker, heard, _):
         for incarnation in (1, 2):
             await suspend(incarnation)
         assert (await heard.until_state(WorkerState.READY)).incarnation == 3
@@ -194,22 +180,20 @@ async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> N
 
 async def test_it_is_given_up_after_too_many_failures() -> None:
     policy = RestartPolicy(max_failures=3, first_delay_s=0.0, max_delay_s=0.0)
-    worker, heard = make("exits", policy=policy)
-    with anyio.fail_after(WAIT_S):
-        await worker.run()
+    async with supervised("exits", policy=policy) as (worker, heard, _):
+        await heard.until_state(WorkerState.GIVEN_UP)
     assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, 3)
     assert worker.status.reason == "failed 3 times within 300 s: its process exited with status 4"
     assert heard.lost == []
 
 
-async def test_ends_that_were_pardoned_do_not_count() -> None:
+async def test_ends_that_are_exempt_do_not_count() -> None:
     policy = RestartPolicy(max_failures=2, first_delay_s=0.0, max_delay_s=0.0)
-    worker, heard = make("last_words", policy=policy)
-    async with running(worker, heard):
+    async with supervised("last_words", policy=policy) as (worker, heard, _):
         for incarnation in range(1, 6):
             await heard.until_state(WorkerState.READY)
             if incarnation <= 3:
-                worker.pardon_nowait(incarnation)
+                worker.exempt_nowait(incarnation)
             worker.send_nowait([submit(incarnation)])
             await heard.until_lost(incarnation)
         await heard.until_state(WorkerState.GIVEN_UP)
@@ -220,14 +204,13 @@ async def test_ends_that_were_pardoned_do_not_count() -> None:
 async def test_starts_that_keep_failing_are_given_up_however_long_each_takes() -> None:
     """The policy forgets a failure at once, as it does those of starts that take longer than its window."""
     forgetful = RestartPolicy(window_s=1e-9, first_delay_s=0.0, max_delay_s=0.0)
-    worker, heard = make("last_words", "last_words", *["exits"] * 8, policy=forgetful)
 
     async def fail(incarnation: int) -> None:
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit(incarnation)])
         await heard.until(lambda: worker.status.incarnation > incarnation)
 
-    async with running(worker, heard):
+    async with supervised("last_words", "last_words", *["exits"] * 8, policy=forgetful) as (worker, heard, _):
         for incarnation in (1, 2):
             await fail(incarnation)
         await heard.until_state(WorkerState.GIVEN_UP)
@@ -237,7 +220,6 @@ async def test_starts_that_keep_failing_are_given_up_however_long_each_takes() -
 
 async def test_one_that_served_is_tried_until_the_system_has_room_for_it() -> None:
     """Ten starts: twice what ends one that cannot be started for another reason."""
-    heard = Recorder()
     starts = fake_worker("ok")
 
     def command(endpoint: str, incarnation: int) -> Sequence[str]:
@@ -245,8 +227,11 @@ async def test_one_that_served_is_tried_until_the_system_has_room_for_it() -> No
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return starts(endpoint, incarnation)
 
-    worker = WorkerProcess("w", command, heard, deadlines=replace(PATIENT, shortage=0.001))
-    async with running(worker, heard):
+    async with supervised(command=command, policy=RestartPolicy(), deadlines=replace(PATIENT, shortage=0.001)) as (
+        worker,
+        heard,
+        _,
+    ):
         await heard.until_state(WorkerState.READY)
         os.kill(pid_of(worker.status), signal.SIGKILL)
         await heard.until(lambda: worker.status.incarnation == 12)
@@ -259,30 +244,32 @@ async def test_one_that_never_served_is_not() -> None:
     def command(endpoint: str, incarnation: int) -> Sequence[str]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    worker = WorkerProcess("w", command, Recorder(), policy=AT_ONCE, deadlines=PATIENT)
-    await worker.run()
+    async with supervised(command=command) as (worker, heard, _):
+        await heard.until_state(WorkerState.GIVEN_UP)
     assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, MAX_FAILED_STARTS)
 
 
 async def test_a_worker_that_dies_while_it_drains_has_failed() -> None:
-    worker, heard = make("slow_drain", deadlines=PATIENT)
-    async with running(worker, heard):
+    async with supervised("slow_drain", deadlines=PATIENT) as (worker, heard, _):
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
-        worker.restart_nowait(30.0)
+        worker.ref.tell(RestartWorker(30.0))
         await heard.until_state(WorkerState.DRAINING)
         os.kill(pid_of(worker.status), signal.SIGKILL)
         await heard.until(lambda: worker.status.incarnation == 2)
-        worker.stop_nowait()
+        worker.ref.tell(StopWorker())
     (state,) = {status.state for status in heard.statuses if "SIGKILL" in status.reason}
     assert state is WorkerState.BACKOFF
     assert "SIGKILL" in heard.lost[0][1]
 
 
 async def test_a_program_that_is_not_there_is_given_up() -> None:
-    heard = Recorder()
-    worker = WorkerProcess("w", lambda endpoint, incarnation: ["/no/such/program"], heard, policy=ONCE)
-    await worker.run()
+    async with supervised(command=lambda endpoint, incarnation: ["/no/such/program"], policy=ONCE) as (
+        worker,
+        heard,
+        _,
+    ):
+        await heard.until_state(WorkerState.GIVEN_UP)
     assert "cannot start '/no/such/program'" in worker.status.reason
     assert worker.status.last_failure is not None
     assert worker.status.last_failure.reason.startswith("cannot start '/no/such/program'")

@@ -1,0 +1,113 @@
+"""When the failure of a worker is followed by another start, and after what delay. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actors.process.exit_cause import Origin
+from actors.supervision.messages import Loss
+
+MAX_REMEMBERED = 64
+"""Failures of one worker that are remembered, the newest."""
+MAX_FAILED_STARTS = 5
+"""Failed starts in a row after which a worker is given up. The policy's window alone would never do so where a start
+takes minutes before it fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start again after `delay_s` seconds."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Do not start again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Restart with a delay that doubles with each failure within `window_s`, until there were too many of them; at once
+    where none counts."""
+
+    max_failures: int = 5
+    """Failures within the window that end it: the one with this number is not followed by a restart."""
+    window_s: float = 300.0
+    first_delay_s: float = 0.25
+    max_delay_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` that names the field which is out of its range."""
+        if not 1 <= self.max_failures <= MAX_REMEMBERED:
+            raise ValueError(f"max_failures: {self.max_failures} is not between 1 and {MAX_REMEMBERED}")
+        if not self.window_s > 0:
+            raise ValueError(f"window_s: {self.window_s} is not above 0")
+        if not 0 <= self.first_delay_s <= self.max_delay_s:
+            raise ValueError(f"first_delay_s: {self.first_delay_s} is not between 0 and max_delay_s")
+
+    def decide(self, failures: Sequence[float], now: float) -> Restart | GiveUp:
+        """Decide after a failure. `failures` are the times of all that are remembered and count, the newest last, on
+        the steady clock of `now`; none, when the latest does not count. Equal arguments give equal decisions."""
+        recent = sum(1 for failed in failures if now - failed < self.window_s)
+        if recent >= self.max_failures:
+            return GiveUp(f"failed {recent} times within {self.window_s:g} s")
+        if not recent:
+            return Restart(0.0)
+        return Restart(min(self.first_delay_s * 2.0 ** min(recent - 1, 64), self.max_delay_s))
+
+
+class FailureRecord:
+    """The failures of one worker, by the number of the incarnation that each ended.
+
+    What somebody did from outside to an incarnation that was ready does not count: it may be killed at any moment, and
+    as often. A failure that was attributed to something else is exempt, before or after it is recorded.
+    """
+
+    def __init__(self, policy: RestartPolicy, shortage_s: float, *, joins: bool = False) -> None:
+        """`joins`: another machine starts it, which may mend what ended one start. `shortage_s`: until the next start
+        after one that failed for a shortage, of a worker that was ready before: it is tried until there is none."""
+        self._policy = policy
+        self._shortage_s = shortage_s
+        self._joins = joins
+        self._failures: dict[int, float] = {}
+        self._exempt: dict[int, None] = {}
+        self._failed_starts = 0
+        self._last_ready = 0  # the number of the last incarnation that was
+
+    def forget(self) -> None:
+        """Let the worker begin anew, with all its tries."""
+        self._failures.clear()
+        self._failed_starts = 0
+
+    def ready(self, number: int) -> None:
+        """That incarnation takes requests."""
+        self._last_ready = number
+
+    def exempt(self, number: int) -> None:
+        """Do not count the failure of that incarnation, past or about to be recorded."""
+        self._exempt[number] = None
+        _keep_newest(self._exempt)
+
+    def failed(self, loss: Loss, number: int, now: float) -> Restart | GiveUp:
+        """Record how an incarnation ended, and decide what follows."""
+        was_ready = self._last_ready == number
+        if loss.shortage and self._last_ready:
+            return Restart(self._shortage_s)
+        self._failed_starts = 0 if was_ready else self._failed_starts + 1
+        if was_ready and loss.origin is Origin.OUTSIDE:
+            self.exempt(number)
+        self._failures[number] = now
+        _keep_newest(self._failures)
+        if loss.lasting and not self._joins:
+            return GiveUp("cannot be healed by a restart")
+        if self._failed_starts >= MAX_FAILED_STARTS and not self._joins:
+            return GiveUp(f"failed {self._failed_starts} starts in a row")
+        return self._policy.decide([at for each, at in self._failures.items() if each not in self._exempt], now)
+
+
+def _keep_newest(entries: dict[int, Any]) -> None:
+    if len(entries) > MAX_REMEMBERED:
+        del entries[next(iter(entries))]

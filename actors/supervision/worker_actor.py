@@ -1,0 +1,252 @@
+"""A worker as an actor: carries out what its life decides, on its link, its peer and its timer.
+
+Frames are handled inside the link's callback, and so is what the watchers make of them. Before the worker is judged,
+by a deadline or an exit, what has arrived on its link is handled.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import anyio
+
+from actors.actor import Actor, ActorStopped, Context, OnFailure, Ref, Reply
+from actors.join.request import JoinRequest
+from actors.mailbox import MailboxFull
+from actors.process.child import SpawnFailed
+from actors.process.exit_cause import Origin
+from actors.process.shortage import is_shortage
+from actors.supervision import messages as msg
+from actors.supervision.conversation import PeerMisbehaved
+from actors.supervision.life import Life
+from actors.supervision.peer import Peer
+from actors.supervision.worker import WorkerEvent, WorkerState, WorkerStatus, WorkerUnavailable
+from actors.transport.endpoint import EndpointError
+from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
+from protocol.codec import decode_event, encode
+from protocol.commands import Command, Welcome
+from protocol.errors import ProtocolError
+from protocol.events import Event, Hello
+
+REFUSAL_LINGER_S = 0.1
+"""How long a refusal may take to leave; the event loop waits for it, in the rare case that there is one."""
+END_S = 10.0
+"""Time to stop beyond the deadlines that the worker has for it; it is killed before."""
+
+
+class WorkerRef:
+    """What others hold of a worker: `ref` takes `WorkerMessage`. Implements `Worker`."""
+
+    def __init__(self, actor: "WorkerActor", ref: Ref[msg.WorkerMessage]) -> None:
+        self._actor = actor
+        self.ref = ref
+
+    @property
+    def name(self) -> str:
+        return self._actor.life.name
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The worker now, as far as its messages were handled."""
+        return self._actor.life.status
+
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        """See `Worker`."""
+        self._actor.send_nowait(commands)
+
+    def exempt_nowait(self, incarnation: int) -> None:
+        """See `Worker`."""
+        self.ref.tell(msg.Exempt(incarnation), urgent=True)
+
+
+def spawn_worker(context: Context, life: Life, peer: Peer) -> WorkerRef:
+    """Start a worker's actor as a child. If it fails on a message, its incarnation has failed."""
+    actor = WorkerActor(life, peer)
+    stop_s = life.deadlines.stop + life.deadlines.term + END_S
+    return WorkerRef(actor, context.spawn(f"worker {life.name}", actor, on_failure=OnFailure.RESTART, stop_s=stop_s))
+
+
+class WorkerActor(Actor[msg.WorkerMessage]):
+    """Owns the link and the timer of one worker. Its watchers get `WorkerNotice` messages."""
+
+    def __init__(self, life: Life, peer: Peer) -> None:
+        self.life = life
+        self._peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._link: Link | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._awaited: list[tuple[Callable[[], bool], Reply[WorkerStatus]]] = []
+        self._idle = anyio.Event()
+
+    def handle(self, message: msg.WorkerMessage) -> None:
+        """See `WorkerMessage`."""
+        life, number = self.life, self.life.number
+        match message:
+            case msg.Frames(incarnation, frames):
+                if incarnation == number and self._link is not None:
+                    self._take(self._read(self._link, frames))
+            case msg.LinkLost(incarnation) | msg.Exited(incarnation) | msg.Ended(incarnation):
+                if incarnation == number:
+                    self._take(message)
+            case JoinRequest():
+                self._loop.call_soon(self._report, msg.Admit(message))
+            case msg.Due():
+                self._take(self._look())
+            case msg.AwaitReady(after, reply):
+                self._await(lambda: life.number > after and life.status.state is WorkerState.READY, reply)
+            case msg.RestartWorker(reply=answer):
+                self._take(message)
+                self._await(lambda: life.gone(number), answer)
+            case msg.DrainWorker(reply=answer) | msg.StopWorker(reply=answer):
+                self._take(message)
+                self._await(lambda: False, answer)
+            case _:
+                self._take(message)
+        self._settle()
+
+    def restarted(self, error: Exception) -> None:
+        """Its incarnation is lost, and followed by another one as after any other failure."""
+        if self.life.ending:
+            raise error  # of one that is being ended already: nothing else would follow
+        self._take(msg.Loss(f"its supervision failed: {type(error).__name__}: {error}"))
+        self._settle()
+
+    async def stopped(self) -> None:
+        """Stop the worker: ask, wait, kill."""
+        self._idle = anyio.Event()
+        try:
+            self._take(msg.StopWorker())
+            self._settle()
+            await self._idle.wait()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._close("")
+            self._peer.end(self.life.number, 0.0)
+
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        """See `Worker`."""
+        self.life.check_sendable(commands)
+        try:
+            self._send(commands)
+        except (LinkFull, LinkClosed, MessageRefused) as error:
+            raise WorkerUnavailable(f"worker {self.life.name!r}: {error}") from error
+        self.life.sent(commands, self._loop.time())
+
+    # What reaches it.
+
+    def _report(self, message: msg.WorkerReport) -> None:
+        """Called from callbacks of the event loop. If the mailbox has no room for a message of the link, the link
+        counts as lost: nothing that comes after the gap may be taken for what was to come."""
+        try:
+            if isinstance(message, msg.Frames):
+                self.context.ref.tell(message)
+                return
+            if self._link is not None:
+                self._link.drain_now()
+            self.context.ref.tell(message, urgent=True)
+        except MailboxFull as error:
+            if isinstance(message, msg.Frames):
+                self._report(msg.LinkLost(message.incarnation, str(error), Origin.WITHIN, final=True))
+                return
+            raise
+        except ActorStopped:
+            if isinstance(message, msg.Admit):
+                message.request.decline("the gateway is shutting down")
+
+    def _read(self, link: Link, frames: Sequence[bytes]) -> msg.Received:
+        events: list[Event] = []
+        for frame in frames:
+            try:
+                event = decode_event(frame)
+                if isinstance(event, Hello):
+                    self._peer.check(link)
+            except (ProtocolError, PeerMisbehaved) as error:
+                return msg.Received(tuple(events), str(error))
+            events.append(event)
+        return msg.Received(tuple(events))
+
+    def _look(self) -> msg.Look:
+        if self._link is None:
+            return msg.Look()
+        status = self.life.status
+        suspended, origin = self._peer.look(self._loop.time() - status.last_frame, status.hang_s)
+        return msg.Look(suspended, origin, self._link.dropped > 0)
+
+    # What its life decides.
+
+    def _take(self, message: msg.Input) -> None:
+        inputs = deque([message])
+        while inputs:
+            for decision in self.life.take(inputs.popleft(), self._loop.time()):
+                if (answer := self._carry_out(decision)) is not None:
+                    inputs.append(answer)
+
+    def _carry_out(self, decision: msg.Decision) -> msg.Input | None:
+        match decision:
+            case msg.StartIncarnation(number, request):
+                try:
+                    self._link, started = self._peer.start(number, request, self._report)
+                except (EndpointError, SpawnFailed, OSError) as error:
+                    return msg.Loss(str(error), shortage=is_shortage(error))
+                return started
+            case msg.SendCommand(command):
+                try:
+                    self._send([command])
+                except (LinkFull, LinkClosed):
+                    return msg.NotSent(command)
+                if isinstance(command, Welcome):
+                    self._peer.welcomed()
+            case msg.CloseLink(refusal):
+                self._close(refusal)
+            case msg.EndIncarnation(number, ask_s):
+                self._peer.end(number, ask_s)
+            case msg.DeclineJoin(request, why):
+                request.decline(why)
+            case _:
+                self.context.notify(decision, urgent=not isinstance(decision, WorkerEvent))
+        return None
+
+    def _send(self, commands: Sequence[Command]) -> None:
+        if self._link is None:
+            raise LinkClosed("the link is closed")
+        self._link.send_nowait([encode(command) for command in commands])
+
+    def _close(self, refusal: str) -> None:
+        try:
+            if refusal:
+                self._send([Welcome(self.life.number, refusal=refusal)])
+        except (LinkFull, LinkClosed):
+            pass  # it cannot be told
+        if self._link is not None:
+            self._link.close(REFUSAL_LINGER_S if refusal else 0.0)
+            self._link = None
+
+    # What others wait for.
+
+    def _await(self, reached: Callable[[], bool], reply: Reply[WorkerStatus] | None) -> None:
+        if reply is not None:
+            self._awaited.append((reached, reply))
+
+    def _settle(self) -> None:
+        """After each message: answer those whose wait is over, and set the timer."""
+        running, due = self.life.running, self.life.due
+        if self._awaited:
+            status, waiting = self.life.status, []
+            for reached, reply in self._awaited:
+                if not running or reached():
+                    reply.send(status)
+                elif not reply.abandoned:
+                    waiting.append((reached, reply))
+            self._awaited = waiting
+        if not running:
+            self._idle.set()
+        if due < (math.inf if self._timer is None else self._timer.when()):  # one that fires too early does no harm
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(due, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._report(msg.Due())
