@@ -22,8 +22,9 @@ import anyio
 
 from actors.process.exit_cause import Origin
 from actors.process.logs import configure_logging
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.worker import Deadlines, WorkerState
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.worker import WorkerState
 from bench.command_line import at_least, command_line
 from cli.model import ChosenModel
 from cli.serve import worker_launches

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from cli.chaos.asking import Server
 from cli.chaos.own import HOST, Launcher, own_server
 from cli.chaos.watched import Watched

@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import msgspec
 
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from bench.command_line import above_zero, at_least, command_line
 from bench.leaks import Sample, leaks, sample
 from bench.mix import Visit, deterministic, requests, visits

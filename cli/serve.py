@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from actors.process.logs import configure_logging
+from actors.supervision.local import CommandLine
 from actors.transport.endpoint import is_loopback
 from cli.client.predecessor import HttpPredecessor
 from cli.model import ChosenModel, check_model, worker_spec
@@ -18,7 +19,7 @@ from cli.settings import Settings, flag
 from cli.terminal.invitation import Invitation
 from cli.terminal.loading import LoadingDisplay, choose_display
 from gateway.daemon import WorkersGaveUp, run_daemon
-from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
+from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.http.server import BindError
 from gateway.settings import GatewaySettings, SettingsError

@@ -1,16 +1,14 @@
 """`baton worker`: a worker of this machine that computes for a gateway on another."""
 
-import functools
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 
 from actors.process.logs import configure_logging
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from actors.transport.endpoint import EndpointError, sweep
 from actors.transport.keys import KeyFileError, read_key, to_z85
 from actors.transport.link import CurveKeys
@@ -19,7 +17,7 @@ from cli.options import CommandFailed
 from cli.serve import log_level, worker_command
 from cli.settings import Settings, flag
 from protocol.bounds import MAX_NAME
-from workers.process.remote_agent import Joining, WorkerGaveUp
+from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
 _NEEDED = {
     "join": "the address that the gateway has as --listen-workers",
@@ -37,15 +35,15 @@ def run_worker(settings: Settings) -> None:
     configure_logging("worker-host", log_level(settings, sys.stderr.isatty()))
     sweep()
     try:
-        joining = functools.partial(
-            Joining,
+        agent = RemoteAgent(
             spec.name,
             worker_command(spec),
             settings.join,
             keys,
             deadlines=Deadlines(hang=settings.hang_timeout_s),
+            signals=(signal.SIGINT, signal.SIGTERM),
         )
-        anyio.run(keep_joined, joining)
+        anyio.run(run_agent, agent)
     except (EndpointError, WorkerGaveUp) as error:
         raise CommandFailed(str(error)) from error
 
@@ -60,24 +58,3 @@ def worker_keys(settings: Settings) -> CurveKeys:
         return CurveKeys(own.public, own.secret, server=to_z85(settings.server_key, flag("server_key")))
     except KeyFileError as error:
         raise CommandFailed(str(error)) from error
-
-
-async def keep_joined(make: Callable[[], Joining]) -> None:
-    """Run what is made until a signal. Raises `WorkerGaveUp`, and `EndpointError` for an address that is none."""
-    joining = make()
-    gave_up: WorkerGaveUp | None = None
-    async with anyio.create_task_group() as group:
-        group.start_soon(_stop_on_signals, joining)
-        try:
-            await joining.run()
-        except WorkerGaveUp as error:  # raised behind the group, which would make a group of it
-            gave_up = error
-        group.cancel_scope.cancel()
-    if gave_up is not None:
-        raise gave_up
-
-
-async def _stop_on_signals(joining: Joining) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            joining.stop()

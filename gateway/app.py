@@ -10,10 +10,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from actors.actor import Ref
 from gateway.admin.endpoints import Admin, Succession
 from gateway.admin.status import Status
 from gateway.fleet.hand_over import HandOver
-from gateway.fleet.operations import Operations
+from gateway.fleet.messages import FleetMessage
 from gateway.http.errors import ApiError, from_code
 from gateway.http.front_door import Gate
 from gateway.openai.decoding import RequestDecoder
@@ -29,13 +30,13 @@ from protocol.errors import ErrorCode
 def create_app(
     router: Router,
     settings: GatewaySettings,
-    operations: Operations | None = None,
+    fleet: Ref[FleetMessage] | None = None,
     pick_up: PickUp | None = None,
     hand_over: HandOver | None = None,
 ) -> ASGIApp:
     """All routes over one router. It starts nothing, and runs on any ASGI server.
 
-    Without `operations` there are no routes that change something about the workers, and without `hand_over` none for
+    Without a `fleet` there are no routes that change something about the workers, and without `hand_over` none for
     another gateway. `pick_up` is for who wants to know the streams that are kept.
     """
     decoder = RequestDecoder(settings)
@@ -61,7 +62,7 @@ def create_app(
         Route("/health/ready", status.ready),
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
-        *(Admin(operations, settings).routes() if operations is not None else ()),
+        *(Admin(fleet, settings).routes() if fleet is not None else ()),
         *(Succession(hand_over, settings).routes() if hand_over is not None else ()),
         Route("/", status.page),
     ]

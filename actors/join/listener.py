@@ -14,11 +14,10 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from actors.actor import ActorStopped, Ref
+from actors.actor import Ref
 from actors.join.pending_peers import PendingLimits, PendingPeers, source_of
 from actors.join.proxy import ProxyEnd
 from actors.join.request import JoinRequest
-from actors.mailbox import MailboxFull
 from actors.transport.allow_list import MAX_ALLOWED, AllowList, WatchedList
 from actors.transport.endpoint import EndpointError, LocalEndpoint
 from actors.transport.keys import KeyPair
@@ -164,11 +163,7 @@ class JoinListener:
             self._rejections.count(Rejection.TAKEN)
             request.decline("the gateway is shutting down")
             return
-        try:
-            self._recipient.tell(request)
-        except (MailboxFull, ActorStopped) as error:
-            self._log.warning("worker_declined", worker=request.name, address=request.address, reason=str(error))
-            request.decline("the gateway has no room for another join request: come again")
+        request.hand_to(self._recipient)
 
     def gone(self, connection: "_Connection") -> None:
         self._connections.discard(connection)

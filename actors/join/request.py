@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from actors.actor import ActorStopped, Ref
+from actors.mailbox import MailboxFull
 from actors.transport.link import Link, LinkClosed, LinkFull
 from protocol.bounds import clip
 from protocol.codec import encode
@@ -22,6 +24,13 @@ class JoinRequest:
     """Where it connected from."""
     hello: Hello
     link: Link
+
+    def hand_to(self, recipient: "Ref[JoinRequest]") -> None:
+        """Tell an actor of it, which owns the link then; decline if that takes no more messages."""
+        try:
+            recipient.tell(self)
+        except (MailboxFull, ActorStopped):
+            self.decline("the gateway has no room for another join request: come again")
 
     def decline(self, why: str) -> None:
         """Tell the worker why it may not join, as far as it can be told, and close the link."""

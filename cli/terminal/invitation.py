@@ -3,7 +3,7 @@
 import json
 import shlex
 
-from actors.supervision.worker_process import WorkerStatus
+from actors.supervision.worker import WorkerStatus
 from cli.settings import Settings
 
 

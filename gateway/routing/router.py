@@ -3,8 +3,17 @@
 import asyncio
 from collections.abc import Iterator
 
+from actors.actor import Actor, Terminated
 from actors.process.exit_cause import Origin
-from actors.supervision.worker import Worker, WorkerState, WorkerStatus
+from actors.supervision.worker import (
+    GraceEnded,
+    IncarnationLost,
+    Worker,
+    WorkerChanged,
+    WorkerEvent,
+    WorkerNotice,
+    WorkerStatus,
+)
 from actors.transport.rejections import Rejections
 from gateway.http.body_budget import BodyRoom, HeldBody
 from gateway.http.credentials import tenant_of
@@ -27,11 +36,11 @@ DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline; the gateway does so this much later, should the worker not."""
 
 
-class Router:
-    """Admits requests, and hands the sequences what their workers say. Synchronous, on one event loop.
+class Router(Actor[WorkerNotice | Terminated]):
+    """Admits requests, and hands the sequences what their workers send. Synchronous, on one event loop.
 
-    It listens to the workers (`WorkerListener`). A sequence is released exactly once: at its terminal event, when no
-    worker can go on with it, or when its client lets go, whichever comes first.
+    It watches the workers: their notices are its messages. A sequence is released exactly once: at its terminal event,
+    when no worker can go on with it, or when its client lets go, whichever comes first.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -120,7 +129,23 @@ class Router:
             self._placement.remove(stream)
         return streams
 
-    # What workers say (`WorkerListener`).
+    # What workers notify it of.
+
+    def handle(self, message: WorkerNotice | Terminated) -> None:
+        """Takes effect at once: what is lost goes to other workers before this returns."""
+        match message:
+            case WorkerEvent(worker, incarnation, event):
+                self.worker_event(worker, incarnation, event)
+            case WorkerChanged(status):
+                self.worker_changed(status)
+            case IncarnationLost():
+                self.worker_lost(message)
+            case GraceEnded(worker, incarnation):
+                if incarnation == self.roster[worker].incarnation:
+                    self.migrate(worker)
+            case Terminated(worker):
+                if self.roster.find(worker) is not None:  # its supervision has failed
+                    self.migrate(worker)
 
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
         """A step, a beat, an end or a failure."""
@@ -154,15 +179,14 @@ class Router:
         self.roster.promote(seat.model)
         self._placement.serve(seat.model)
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
+    def worker_lost(self, lost: IncarnationLost) -> None:
         """An incarnation is gone; what it held goes on elsewhere."""
-        seat = self.roster[worker]
-        if incarnation == seat.incarnation:
-            cause = Cause.KILLED if origin is Origin.OUTSIDE else Cause.DIED
-            if seat.status.state in (WorkerState.STOPPED, WorkerState.DRAINING):
-                cause = Cause.LEFT
+        seat = self.roster[lost.worker]
+        if lost.incarnation == seat.incarnation:
+            cause = Cause.KILLED if lost.origin is Origin.OUTSIDE else Cause.DIED
             seat.forget()
-            self._placement.lose(seat, cause, f"worker {worker} was lost: {reason}")
+            reason = f"worker {lost.worker} was lost: {lost.reason}"
+            self._placement.lose(seat, Cause.LEFT if lost.asked else cause, reason)
 
     def migrate(self, worker: str) -> None:
         """Take every live sequence off a worker, which gets nothing more until its next incarnation. They go on with

@@ -128,7 +128,7 @@ class Seat:
             return
         incarnation, step = failure
         if step is None:
-            self.worker.pardon_nowait(incarnation)
+            self.worker.exempt_nowait(incarnation)
         else:
             self.breaker.pardon(failure)
 

@@ -1,6 +1,5 @@
 """`baton worker`: what it must be told, what it joins with, and that it serves, as a process."""
 
-import functools
 import signal
 from pathlib import Path
 
@@ -8,16 +7,16 @@ import anyio
 import httpx
 import pytest
 
-from actors.supervision.policy import RestartPolicy
+from actors.supervision.restart_policy import RestartPolicy
 from actors.transport.allow_list import AllowList
 from actors.transport.keys import make_gateway_key, make_key
 from actors.transport.link import CurveKeys
 from cli.options import CommandFailed
 from cli.settings import Settings
-from cli.worker import keep_joined, worker_keys
+from cli.worker import worker_keys
 from tests.cli.test_serve import DEADLINE_S, SERVE, read_until, serving, url_of
 from tests.ports import port_for_later
-from workers.process.remote_agent import Joining, WorkerGaveUp
+from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
 
 def test_it_needs_an_address_and_both_keys(tmp_path: Path) -> None:
@@ -41,7 +40,7 @@ def test_a_worker_that_cannot_be_kept_alive_is_a_sentence(tmp_path: Path) -> Non
     command = lambda endpoint, incarnation: ["false"]  # noqa: E731
     once = RestartPolicy(max_failures=1)
     with pytest.raises(WorkerGaveUp, match="exited with status 1"):
-        anyio.run(keep_joined, functools.partial(Joining, "w", command, "tcp://127.0.0.1:9", keys, policy=once))
+        anyio.run(run_agent, RemoteAgent("w", command, "tcp://127.0.0.1:9", keys, policy=once))
 
 
 def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> None:

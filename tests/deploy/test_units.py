@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from cli.settings import CONFIG_VARIABLE, JOINING, Settings, load, of_panels
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

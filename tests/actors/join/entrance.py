@@ -42,6 +42,8 @@ class Entrance(Actor[JoinRequest]):
         self.listed.add("far", self.worker.public_text)
         self.rejections = Rejections()
         self.requests: list[JoinRequest] = []
+        self.answers: list[Callable[[JoinRequest], None]] = []
+        """What is done with the next requests, instead."""
         self.heard: list[list[bytes]] = []
         self.lost: list[str] = []
         recipient = system.spawn("entrance", self)
@@ -50,6 +52,9 @@ class Entrance(Actor[JoinRequest]):
         self.port: int = self.listener.getsockname()[1]
 
     def handle(self, message: JoinRequest) -> None:
+        if self.answers:
+            self.answers.pop(0)(message)
+            return
         self.requests.append(message)
         message.link.hand_over(self.heard.append, self.lost.append)
         message.link.send_nowait([encode(Welcome(1))])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.supervision.worker_process import WorkerState, WorkerStatus
+from actors.supervision.worker import WorkerState, WorkerStatus
 from cli.settings import Settings
 from cli.terminal.invitation import Invitation, base_url, curl_line
 from protocol.events import Gauges
