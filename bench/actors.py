@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ import zmq.asyncio
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from actors.actor import Actor
+from actors.actor import Actor, Reply
 from actors.system import ActorSystem
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
@@ -274,26 +275,36 @@ def pipe_child(address: str, frames: int) -> None:
 # ---- actors ----
 
 
-class Adder(Actor[int]):
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Ask for the sum so far."""
+
+    reply: Reply[int]
+
+
+class Adder(Actor[int | Total]):
     def __init__(self) -> None:
         self.total = 0
 
-    async def handle(self, message: int) -> int:
-        self.total += message
-        return self.total
+    def handle(self, message: int | Total) -> None:
+        if isinstance(message, Total):
+            message.reply.send(self.total)
+        else:
+            self.total += message
 
 
 async def local_figures(messages: int) -> Figures:
     async with ActorSystem() as system:
-        ref = system.spawn("adder", Adder, capacity=1024)
+        ref = system.spawn("adder", Adder())
+        await ref.ask(Total, timeout=60)
         began = time.perf_counter()
         for _ in range(messages // 1000):
             for _ in range(1000):
                 ref.tell(1)
-            await ref.ask(0, timeout=60)
+            await ref.ask(Total, timeout=60)
         told = time.perf_counter()
         for _ in range(messages // 10):
-            await ref.ask(1, timeout=60)
+            await ref.ask(Total, timeout=60)
         asked = time.perf_counter()
         ref.stop()
     return {"tell_s": messages / (told - began), "ask_s": messages / 10 / (asked - told)}

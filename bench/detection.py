@@ -4,7 +4,7 @@
 
 A gateway without its HTTP side runs one active worker and one standby. In each round the active one, which has a
 stream, is ended (SIGKILL, or SIGABRT as native code does) or suspended (SIGSTOP). Measured from that moment are: the
-router hears of the loss; the first token of a request that was given to the standby at once. `idle` is the CPU
+router is notified of the loss; the first token of a request that was given to the standby at once. `idle` is the CPU
 time of the standby while nothing happens, in percent of one core.
 """
 
@@ -20,38 +20,42 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import anyio
 
-from actors.process.exit_cause import Origin
+from actors.actor import Ref
 from actors.process.logs import configure_logging
-from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.deadlines import Deadlines
-from actors.supervision.worker import WorkerState
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import IncarnationLost
+from actors.system import ActorSystem
 from bench.command_line import at_least, command_line
 from cli.model import ChosenModel
 from cli.serve import worker_launches
 from cli.settings import Settings
-from gateway.fleet.fleet import Fleet, Member
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.member import Member
+from gateway.fleet.messages import AwaitSettled, FleetMessage, StopAll
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 
+READY_S = 600.0
 HANG_S = 1.0
 """The least bound for a hang in this benchmark; as one is a suspension noticed where the system does not tell of it."""
 FAULTS = {"SIGKILL": signal.SIGKILL, "SIGABRT": signal.SIGABRT, "SIGSTOP": signal.SIGSTOP}
 
 
 class Observer(Router):
-    """A router that notes when it hears of a loss."""
+    """A router that notes when it is notified of a loss."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         super().__init__(settings)
         self.lost_at = 0.0
         self.lost = anyio.Event()
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
-        """Note the time, then go on as ever."""
+    def worker_lost(self, lost: IncarnationLost) -> None:
+        """Note the time, then do as ever."""
         self.lost_at = time.perf_counter()
-        super().worker_lost(worker, incarnation, reason, origin)
+        super().worker_lost(lost)
         self.lost.set()
 
 
@@ -69,15 +73,15 @@ async def measure(settings: Settings, rounds: int) -> None:
     router = Observer(GatewaySettings())
     limits = Deadlines(hang=HANG_S, stop=0.2, term=0.2)
     policy = RestartPolicy(max_failures=64, window_s=0.001, first_delay_s=0.0)
-    fleet = Fleet(router, policy=policy, deadlines=limits)
-    for launch in worker_launches(settings, model):
-        fleet.add(launch)
     decoder = RequestDecoder(GatewaySettings())
     body = b'{"model": "%s", "prompt": "The capital of", "stream": true, "max_tokens": %d, "ignore_eos": true}'
-    async with anyio.create_task_group() as group:
-        group.start_soon(fleet.run)
-        await ready(fleet)
-        idle = await idle_cpu(next(member for member in fleet if fleet.seat(member).role is Role.STANDBY))
+    async with ActorSystem() as system:
+        routes = system.spawn("router", router)
+        fleet = Fleet(router, routes, worker_launches(settings, model), policy=policy, deadlines=limits)
+        ref = system.spawn("fleet", fleet)
+        await ready(ref)
+        standby = next(member for member in fleet.members.values() if router.roster[member.name].role is Role.STANDBY)
+        idle = await idle_cpu(standby)
         print(f"{settings.backend}: a standby that idles uses {idle:.2f} % of a core")
         print(f"{'fault':<9}{'known after, ms':>36}{'first token after, ms':>36}")
         for name, number in FAULTS.items():
@@ -86,9 +90,9 @@ async def measure(settings: Settings, rounds: int) -> None:
                 live = router.open(decoder.completion(body % (model.name.encode(), 1000)), "live")
                 await live.wait()
                 router.lost = anyio.Event()
-                victim = fleet[live.worker]
+                victim = fleet.members[live.worker]
                 began = time.perf_counter()
-                os.kill(victim.process.status.pid or 0, number)
+                os.kill(victim.status.pid or 0, number)
                 await router.lost.wait()
                 times.lost.append((router.lost_at - began) * 1000)
                 call = router.open(decoder.completion(body % (model.name.encode(), 1)), "next")
@@ -96,20 +100,21 @@ async def measure(settings: Settings, rounds: int) -> None:
                 times.first_token.append((time.perf_counter() - began) * 1000)
                 live.cancel_nowait()
                 call.cancel_nowait()
-                await ready(fleet)
+                await ready(ref)
             print(f"{name:<9}{summary(times.lost):>36}{summary(times.first_token):>36}")
-        await fleet.stop(30)
-        group.cancel_scope.cancel()
+        await ref.ask(StopAll, timeout=30)
+        system.cancel()
 
 
-async def ready(fleet: Fleet) -> None:
+async def ready(fleet: Ref[FleetMessage]) -> None:
     """Until all workers take requests."""
-    await fleet.until(lambda: all(member.state is WorkerState.READY for member in fleet))
+    if unserved := await fleet.ask(AwaitSettled, timeout=READY_S):
+        raise RuntimeError(unserved)
 
 
 async def idle_cpu(member: Member, seconds: float = 5.0) -> float:
     """CPU time of a worker in percent of one core (Linux)."""
-    stat = anyio.Path(f"/proc/{member.process.status.pid}/stat")
+    stat = anyio.Path(f"/proc/{member.status.pid}/stat")
     before = await stat.read_text()
     await anyio.sleep(seconds)
     ticks = _ticks(await stat.read_text()) - _ticks(before)

@@ -71,7 +71,7 @@ REST_S = 30.0
 """In which everything must be given back; what a worker still compiles in the background among it."""
 AT_ONCE = 16
 """References that are computed at the same time."""
-DEADLINES = Deadlines(hello=20.0, hang=1.0, beat=5.0, stop=0.5, term=0.3)
+DEADLINES = Deadlines(hello=20.0, hang=1.0, heartbeat=5.0, stop=0.5, term=0.3)
 """Impatient, so that a hang costs little time."""
 
 

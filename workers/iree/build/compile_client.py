@@ -1,7 +1,6 @@
 """Gets the modules of a plan: from the cache, or from a compile process, which costs the engine's thread nothing."""
 
 import contextlib
-import os
 import subprocess
 import sys
 import threading
@@ -13,8 +12,8 @@ from typing import Self
 
 import msgspec
 
+from actors.process.parent_death import tied
 from workers.errors import LoadRefused
-from workers.iree.build import leash
 from workers.iree.build.compile_server import Answer, Request, Start
 from workers.iree.build.compiler import COMPILE_SECONDS, CompileError
 from workers.iree.build.recipe import Recipe
@@ -69,8 +68,7 @@ class CompileProcess:
     def __init__(self, builder: Builder, parallel: int, niceness: int) -> None:
         self._builder = builder
         job = [sys.executable, "-P", "-c", PROGRAM, *sys.path]
-        command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), f"--nice={niceness}", *job]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(tied(job, niceness), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._tell(Start(builder.recipe, parallel))
 
     def __enter__(self) -> Self:
