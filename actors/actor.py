@@ -47,7 +47,7 @@ class Terminated(Struct, frozen=True):
     error: Exception | None
 
 
-class Reply(Generic[R]):
+class ReplyTo(Generic[R]):
     """Where the answer to one `ask` goes: at once, or later when the actor's state allows it. The first one counts."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Asked(Struct, frozen=True):
     """A message of an `ask`: it is not handled once nobody waits for its reply."""
 
     message: Any
-    reply: Reply[Any]
+    reply: ReplyTo[Any]
 
 
 class Ref(Generic[M_contra]):
@@ -95,7 +95,7 @@ class Ref(Generic[M_contra]):
         """Set when the actor has ended."""
         self._mailbox = mailbox
         self._watchers: dict[Ref[Any], tuple[type, ...]] = {}
-        self._unanswered: set[Reply[Any]] = set()
+        self._unanswered: set[ReplyTo[Any]] = set()
         self._stopping = anyio.Event()
         self._ended = anyio.Event()
 
@@ -105,14 +105,14 @@ class Ref(Generic[M_contra]):
             raise ActorStopped(f"actor {self.name!r} has ended")
         self._mailbox.post(message, urgent)
 
-    async def ask(self, message: Callable[[Reply[R]], M_contra], *, timeout: float) -> R:  # noqa: ASYNC109
-        """Post the message that `message` makes around a `Reply`, and wait up to `timeout` seconds (finite) for that.
+    async def ask(self, message: Callable[[ReplyTo[R]], M_contra], *, timeout: float) -> R:  # noqa: ASYNC109
+        """Post the message that `message` makes around a `ReplyTo`, and wait up to `timeout` seconds (finite) for that.
 
         Raises what the actor answers with, `AskTimeout`, `AskFailed`, `MailboxFull` and `ActorStopped`.
         """
         if not math.isfinite(timeout):
             raise ValueError(f"timeout: {timeout} is not a finite number of seconds")
-        reply: Reply[R] = Reply()
+        reply: ReplyTo[R] = ReplyTo()
         self._unanswered.add(reply)
         try:
             self.tell(_Asked(message(reply), reply))  # type: ignore[arg-type]  # unwrapped before it is handled
@@ -224,7 +224,7 @@ class Context:
             self.ref._finish(self._error)
 
     def _deliver(self, message: Any) -> None:
-        reply: Reply[Any] | None = None
+        reply: ReplyTo[Any] | None = None
         if type(message) is _Asked:
             message, reply = message.message, message.reply
             if reply.abandoned:

@@ -34,7 +34,7 @@ import zmq.asyncio
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from actors.actor import Actor, Reply
+from actors.actor import Actor, ReplyTo
 from actors.system import ActorSystem
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
@@ -279,7 +279,7 @@ def pipe_child(address: str, frames: int) -> None:
 class Total:
     """Ask for the sum so far."""
 
-    reply: Reply[int]
+    reply: ReplyTo[int]
 
 
 class Adder(Actor[int | Total]):

@@ -9,13 +9,14 @@ from msgspec import Struct
 
 from actors.actor import Actor, AskTimeout, OnFailure, Terminated
 from actors.join.listener import MAX_CONNECTIONS
-from actors.process.descriptors import Descriptors, raise_limit
+from actors.process.descriptors import raise_limit
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerStatus
 from actors.system import ActorSystem
 from actors.transport.endpoint import sweep
 from gateway.app import create_app
+from gateway.fleet.descriptors import Descriptors
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.hand_over import HandOver, SuccessorListens
 from gateway.fleet.launch import WorkerLaunch

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from actors.process.exit_cause import STOPPED, Origin, of_exit, of_hang
+from actors.process.exit_cause import STOPPED, Origin, of_exit
 from actors.process.proc import OomKills, killed_for_memory, state_of
 from actors.process.stderr_lines import LineCutter
 
@@ -35,16 +35,19 @@ class ChildProcess:
 
     def __init__(self, popen: "subprocess.Popen[bytes]", on_line: OnLine, on_exit: OnExit, oom_kills: OomKills) -> None:
         assert popen.stderr is not None
+        self.pid = popen.pid
+        self.returncode: int | None = None
+        """The exit status once it has exited, as in `subprocess`: negative is the signal that killed it."""
+        self.origin = Origin.UNKNOWN
+        """Who ended it, once it has exited. UNKNOWN if `end` did."""
         self._popen = popen
         self._on_line = on_line
         self._on_exit = on_exit
         self._oom_kills = oom_kills  # before it was started
         self._sent: set[int] = set()
-        self._origin = Origin.UNKNOWN
         self._out_of_memory: bool | None = None
         self._lines = LineCutter()
         self._loop = asyncio.get_running_loop()
-        self._returncode: int | None = None
         self._stderr = popen.stderr.fileno()
         os.set_blocking(self._stderr, False)
         self._reading = True
@@ -80,28 +83,9 @@ class ChildProcess:
         return cls(popen, on_line, on_exit, oom_kills)
 
     @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit status once it has exited, as in `subprocess`: negative is the signal that killed it."""
-        return self._returncode
-
-    @property
-    def origin(self) -> Origin:
-        """Who ended it, once it has exited. UNKNOWN if `end` did."""
-        return self._origin
-
-    @property
-    def hang_origin(self) -> Origin:
-        """Who is to blame when it makes no progress, now."""
-        return of_hang(state_of(self.pid) if self._returncode is None else None)
-
-    @property
-    def suspended(self) -> bool:
-        """A signal has stopped it. False where the kernel does not report it."""
-        return self._returncode is None and state_of(self.pid) == STOPPED
+    def state(self) -> str | None:
+        """See `state_of`; None when it has exited."""
+        return state_of(self.pid) if self.returncode is None else None
 
     def owns(self, pid: int) -> bool:
         """Whether a process is this child or one that it has started, by its session."""
@@ -112,7 +96,7 @@ class ChildProcess:
 
     def describe_exit(self) -> str:
         """How it ended, in words."""
-        code = self._returncode
+        code = self.returncode
         if code is None:
             return "is running"
         if code >= 0:
@@ -131,8 +115,8 @@ class ChildProcess:
         if self._escalates is not None:
             self._escalates.cancel()
         self._steps = [(signal.SIGTERM, term_s), (signal.SIGKILL, KILL_S)]
-        if self._returncode is None:
-            self._escalates = self._loop.call_later(0.0 if self.suspended else ask_s, self._escalate)
+        if self.returncode is None:
+            self._escalates = self._loop.call_later(0.0 if self.state == STOPPED else ask_s, self._escalate)
 
     def _escalate(self) -> None:
         if not self._steps:
@@ -141,7 +125,9 @@ class ChildProcess:
         number, wait_s = self._steps.pop(0)
         self._sent.add(number)
         self._signal(number)
-        self._escalates = self._loop.call_later(0.0 if self._steps and self.suspended else wait_s, self._escalate)
+        self._escalates = self._loop.call_later(
+            0.0 if self._steps and self.state == STOPPED else wait_s, self._escalate
+        )
 
     def close_stdin(self) -> None:
         """Let the child see the end of file, as it would if this process were gone."""
@@ -150,7 +136,7 @@ class ChildProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         """Signal the group while its leader is not reaped: only until then does the number surely belong to it."""
-        if self._returncode is None:
+        if self.returncode is None:
             try:
                 os.killpg(self.pid, number)
             except ProcessLookupError:
@@ -172,11 +158,11 @@ class ChildProcess:
     def _exited(self) -> None:
         oom_kills = OomKills.now(self.pid)  # while it is a zombie: its cgroup is still known
         self._signal(signal.SIGKILL)  # what the child left behind in its group
-        self._returncode = self._popen.wait()
+        self.returncode = self._popen.wait()
         if self._escalates is not None:
             self._escalates.cancel()
         self._out_of_memory = killed_for_memory(self._oom_kills, oom_kills)
-        self._origin = of_exit(self._returncode, self._sent, self._out_of_memory)
+        self.origin = of_exit(self.returncode, self._sent, self._out_of_memory)
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)

@@ -5,25 +5,24 @@ Its methods are generators of what is to be done, in order: a `Changed` stands f
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import structlog
 from msgspec import Struct
 
 from actors.process.exit_cause import Origin
 from actors.supervision import messages as msg
-from actors.supervision.conversation import Conversation, PeerMisbehaved, PeerRefused
 from actors.supervision.deadlines import Deadlines
-from actors.supervision.worker import GraceEnded, IncarnationLost, LastFailure, WorkerEvent
+from actors.supervision.protocol_state import PeerMisbehaved, PeerRefused, ProtocolState
+from actors.supervision.worker import GraceEnded, IncarnationLost, LastFailure, WorkerEvent, WorkerStatus
 from actors.transport.rejections import Rejection, Rejections
 from protocol.commands import Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason
 from protocol.events import Beat, Bye, Event, Failed, Finished, Hello, Ready, Step
 
-LAST_FRAMES_S = 1.0
-"""How long the frames of a process that has exited may take to arrive."""
 EXIT_LAG_S = 1.0
-"""How long its exit may lag behind its link's end: the kernel closes a process's sockets just before it reports the
-exit, but on a busy machine others may run in between. Who ended it is known only by its exit."""
+"""How long the exit of a process and the end of its link may be apart, on a busy machine. The kernel closes a process's
+sockets just before it reports the exit, which alone says who ended it; its last frames may still be on their way."""
 _ENDED_BY_OTHERS = frozenset({ByeReason.STOPPED, ByeReason.KILLED})
 
 
@@ -41,7 +40,7 @@ class Incarnation:
     """Runs until it is `ending`: either it was lost, which its watchers learn at once, or it leaves because it was
     asked to. Then it is seen to its end; frames of one that was asked to leave count until then."""
 
-    def __init__(self, seen: Conversation, deadlines: Deadlines, rejections: Rejections, now: float) -> None:
+    def __init__(self, seen: ProtocolState, deadlines: Deadlines, rejections: Rejections, now: float) -> None:
         self.seen = seen
         self.pid: int | None = None
         self.address = ""
@@ -68,6 +67,23 @@ class Incarnation:
         """When the next `Look` is to be taken."""
         return math.inf if self.ending else min(self._look_at, self._grace_until, self._judge_at)
 
+    def describe(self, status: WorkerStatus) -> WorkerStatus:
+        """The status of the worker, with what is known of this incarnation."""
+        seen = self.seen
+        return replace(
+            status,
+            state=seen.state,
+            pid=self.pid,
+            hello=seen.hello,
+            ready=seen.ready,
+            gauges=seen.gauges,
+            loading=seen.loading,
+            last_progress=seen.last_progress,
+            last_frame=seen.last_frame,
+            hang_s=seen.hang_s,
+            address=self.address,
+        )
+
     def take(self, message: msg.Input, now: float) -> Iterator[Moment]:
         """What follows from one input."""
         match message:
@@ -79,14 +95,14 @@ class Incarnation:
             case msg.NotSent(Welcome()) if self.loss is None:
                 yield from self.lose(msg.Loss("it could not be welcomed"), now)
             case msg.NotSent() if not self.ending:
-                yield from self.leave_now(now)
+                yield from self._leave_now(now)
             case msg.Exited() if not self.ending:
                 self._exited = message
-                self._judge_at = now + LAST_FRAMES_S if self.seen.hello is not None and not self._link_lost else now
+                self._judge_at = now if self._link_lost or self.seen.hello is None else now + EXIT_LAG_S
                 yield from self._settle(self._end(now), now)
             case msg.LinkLost() if not self.ending:
                 self._link_lost = message
-                self._judge_at = now if message.final or self._exited else now + EXIT_LAG_S
+                self._judge_at = now if self._exited or message.final else now + EXIT_LAG_S
                 yield from self._settle(self._end(now), now)
             case msg.Look() if not self.ending:
                 yield from self._look(message, now)
@@ -130,31 +146,31 @@ class Incarnation:
     def _reject(self, error: PeerMisbehaved, now: float) -> Iterator[Moment]:
         """Take nothing more from a peer that broke the protocol; tell it why if it has only just come."""
         self._log.warning("worker_frame_refused", reason=str(error))
-        refused = isinstance(error, PeerRefused)
-        self._rejections.count(error.kind if isinstance(error, PeerRefused) else Rejection.FRAME)
-        lasting = isinstance(error, PeerRefused) and error.lasting
-        yield from self.lose(
-            msg.Loss(f"it broke the protocol: {error}", lasting=lasting), now, refusal=str(error) if refused else ""
-        )
+        refused = error if isinstance(error, PeerRefused) else None
+        self._rejections.count(refused.kind if refused else Rejection.FRAME)
+        loss = msg.Loss(f"it broke the protocol: {error}", lasting=refused is not None and refused.lasting)
+        yield from self.lose(loss, now, refusal=str(refused or ""))
 
     # Ends.
 
-    def leave(self, command: Command, grace_s: float, move_s: float, now: float) -> Iterator[Moment]:
-        """Ask it to leave, and see that it does: at once when it has nothing to finish."""
+    def leave(self, message: msg.DrainWorker | msg.RestartWorker | msg.StopWorker, now: float) -> Iterator[Moment]:
+        """Ask it to leave, and see that it does: at once when it has nothing to finish. A remote one is not told to
+        stop: it may serve another gateway, or this one's successor."""
         seen = self.seen
-        if seen.ready is None:
-            command, grace_s, move_s = Stop(), 0.0, 0.0
-        if seen.hello is None:
-            yield from self.leave_now(now)
+        if seen.hello is None or (seen.joins and isinstance(message, msg.StopWorker)):
+            yield from self._leave_now(now)
             return
-        seen.leave(now + grace_s + move_s + self._deadlines.stop)
-        if isinstance(command, Drain):
-            self._grace_until = now + grace_s
+        command: Command = Stop()
+        time_s = 0.0
+        if not isinstance(message, msg.StopWorker) and seen.ready is not None:
+            time_s = message.grace_s + message.move_s
+            command = Drain(grace_ms=max(0, int(time_s * 1000)))
+            self._grace_until = now + message.grace_s
+        seen.leave(now + time_s + self._deadlines.stop)
         yield msg.SendCommand(command)
         yield Changed()
 
-    def leave_now(self, now: float) -> Iterator[Moment]:
-        """Let it end at once."""
+    def _leave_now(self, now: float) -> Iterator[Moment]:
         self.seen.leave(now)
         yield Changed()
         yield from self._settle(LEFT, now)
@@ -248,7 +264,7 @@ class Incarnation:
         self._checked_at = now
         if self._stood_still:
             return None
-        if self.seen.must_be_gone(now):
+        if self.seen.leave_by is not None and now >= self.seen.leave_by:
             return LEFT
         if look.dropped:
             return msg.Loss("it sent a message that breaks the link's bounds")

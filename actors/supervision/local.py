@@ -2,57 +2,50 @@
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 from collections.abc import Callable, Sequence
 
 import structlog
 
-from actors.actor import Context
 from actors.join.request import JoinRequest
 from actors.process.child import ChildProcess
-from actors.process.exit_cause import Origin
+from actors.process.descriptors import NoDescriptors
+from actors.process.exit_cause import STOPPED, Origin, of_hang
 from actors.process.logs import forward
-from actors.supervision.conversation import PeerMisbehaved
-from actors.supervision.deadlines import Deadlines
-from actors.supervision.life import Life
+from actors.supervision.life import Terms
 from actors.supervision.messages import Ended, Exited, Frames, LinkLost, Started
 from actors.supervision.peer import Report
-from actors.supervision.restart_policy import RestartPolicy
-from actors.supervision.worker_actor import WorkerRef, spawn_worker
+from actors.supervision.protocol_state import PeerMisbehaved
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
 from actors.transport.rate_limit import PeerRate
-from actors.transport.rejections import Rejections
 
 CommandLine = Callable[[str, int], Sequence[str]]
 """`command(endpoint, incarnation)` gives the program and its arguments, for the next incarnation."""
+PASSING = frozenset({errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
 KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY", "BATON_ADMIN_KEY"})
 """Variables that no worker needs: it runs native code on what a checkpoint and a client gave it."""
 
 
-def spawn_local(
-    context: Context,
-    name: str,
-    command: CommandLine,
-    *,
-    policy: RestartPolicy | None = None,
-    deadlines: Deadlines | None = None,
-    rejections: Rejections | None = None,
-) -> WorkerRef:
-    """Supervise a worker of this machine, as a child of that actor. It starts with `StartWorker`."""
-    life = Life(name, policy=policy, deadlines=deadlines, rejections=rejections)
-    return spawn_worker(context, life, LocalPeer(name, command, life.deadlines, life.rejections))
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised from, is for want of something that the system may have again soon:
+    room on a disk, processes, memory, descriptors. Pure."""
+    while error is not None:
+        if isinstance(error, NoDescriptors) or getattr(error, "errno", None) in PASSING:
+            return True
+        error = error.__cause__
+    return False
 
 
 class LocalPeer:
     """Implements `Peer` by a child process. Owns it and the folder of its socket."""
 
-    def __init__(self, name: str, command: CommandLine, deadlines: Deadlines, rejections: Rejections) -> None:
+    def __init__(self, name: str, command: CommandLine, terms: Terms) -> None:
         self._name = name
         self._command = command
-        self._deadlines = deadlines
-        self._rejections = rejections
+        self._terms = terms
         self._log = structlog.get_logger("worker").bind(worker=name)
         self._report: Report = lambda report: None
         self._number = 0
@@ -64,26 +57,24 @@ class LocalPeer:
         """Bind a link in a fresh folder of mode 0700, and spawn a process that connects to it."""
         self._report, self._number, self._ending = report, number, False
         with contextlib.ExitStack() as undo:
-            endpoint = undo.enter_context(LocalEndpoint())
+            self._endpoint = undo.enter_context(LocalEndpoint())
             link = Link.bind(
-                endpoint.address,
+                self._endpoint.address,
                 lambda frames: report(Frames(number, frames)),
                 on_lost=lambda reason: report(LinkLost(number, reason, Origin.WITHIN, link.cut_off)),
                 rate=PeerRate(),
-                on_rejected=self._rejections.count,
+                on_rejected=self._terms.rejections.count,
             )
             undo.callback(link.close, 0.0)
-            argv = self._command(endpoint.address, number)
+            argv = self._command(self._endpoint.address, number)
+            on_line = functools.partial(forward, worker=self._name, incarnation=number)
             env = {name: value for name, value in os.environ.items() if name not in KEPT_FROM_WORKERS}
-            forwarded = functools.partial(forward, worker=self._name, incarnation=number)
-            child = ChildProcess.spawn(argv, forwarded, functools.partial(self._exited, number), env)
+            self._child = ChildProcess.spawn(argv, on_line, functools.partial(self._exited, number), env)
             undo.pop_all()
-        self._endpoint, self._child = endpoint, child
-        self._log.info("worker_started", incarnation=number, pid=child.pid)
-        return link, Started(child.pid)
+        self._log.info("worker_started", incarnation=number, pid=self._child.pid)
+        return link, Started(self._child.pid)
 
     def check(self, link: Link) -> None:
-        """Raises `PeerMisbehaved` when not the child but another process has connected to its socket."""
         pid = link.peer_pid
         if pid is not None and self._child is not None and not self._child.owns(pid):
             raise PeerMisbehaved(f"process {pid} said Hello, which was not started here")
@@ -95,16 +86,15 @@ class LocalPeer:
 
     def look(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
         """By the state of its process: one that was suspended hangs for no reason of its own."""
-        child = self._child
-        return (False, Origin.UNKNOWN) if child is None else (child.suspended, child.hang_origin)
+        state = None if self._child is None else self._child.state
+        return state == STOPPED, of_hang(state)
 
     def end(self, number: int, ask_s: float) -> None:
-        """Wait, SIGTERM, wait, SIGKILL."""
         self._ending = True
         if self._child is None or self._child.returncode is not None:
             asyncio.get_running_loop().call_soon(self._gone, number)
         else:
-            self._child.end(ask_s, self._deadlines.term)
+            self._child.end(ask_s, self._terms.deadlines.term)
 
     def _exited(self, number: int) -> None:
         child = self._child

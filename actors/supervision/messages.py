@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from actors.actor import Reply
+from actors.actor import ReplyTo
 from actors.join.request import JoinRequest
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerNotice, WorkerStatus
@@ -22,7 +22,7 @@ class DrainWorker(Struct, frozen=True):
     grace_s: float
     move_s: float = 0.0
     """Time after the grace (`GraceEnded`) in which the watchers may take away what it still has."""
-    reply: Reply[WorkerStatus] | None = None
+    reply: ReplyTo[WorkerStatus] | None = None
 
 
 class RestartWorker(Struct, frozen=True):
@@ -31,20 +31,20 @@ class RestartWorker(Struct, frozen=True):
 
     grace_s: float
     move_s: float = 0.0
-    reply: Reply[WorkerStatus] | None = None
+    reply: ReplyTo[WorkerStatus] | None = None
 
 
 class StopWorker(Struct, frozen=True):
     """Stop for good: ask, wait for `Deadlines.stop`, then kill. A remote one is disconnected."""
 
-    reply: Reply[WorkerStatus] | None = None
+    reply: ReplyTo[WorkerStatus] | None = None
 
 
 class AwaitReady(Struct, frozen=True):
     """Ask for the status once an incarnation later than `after` takes requests, or the worker has ended."""
 
     after: int
-    reply: Reply[WorkerStatus]
+    reply: ReplyTo[WorkerStatus]
 
 
 class Exempt(Struct, frozen=True):

@@ -8,41 +8,23 @@ import asyncio
 
 import structlog
 
-from actors.actor import Context
 from actors.join.request import JoinRequest
 from actors.process.exit_cause import Origin
-from actors.supervision.deadlines import Deadlines
-from actors.supervision.life import Life
+from actors.supervision.life import Terms
 from actors.supervision.messages import Ended, Frames, LinkLost, Started
 from actors.supervision.peer import Report
-from actors.supervision.restart_policy import RestartPolicy
-from actors.supervision.worker_actor import WorkerRef, spawn_worker
 from actors.transport.link import Link
-from actors.transport.rejections import Rejections
 from protocol.codec import encode
 from protocol.events import SILENT_S
-
-
-def spawn_remote(
-    context: Context,
-    name: str,
-    *,
-    policy: RestartPolicy | None = None,
-    deadlines: Deadlines | None = None,
-    rejections: Rejections | None = None,
-) -> WorkerRef:
-    """Supervise a worker of another machine, as a child of that actor. It comes with `JoinRequest` messages."""
-    life = Life(name, joins=True, policy=policy, deadlines=deadlines, rejections=rejections)
-    return spawn_worker(context, life, RemotePeer(name, life.deadlines))
 
 
 class RemotePeer:
     """Implements `Peer` by the link of a join request. It cannot be killed, only left: its own supervisor, on its
     machine, ends what hangs."""
 
-    def __init__(self, name: str, deadlines: Deadlines) -> None:
+    def __init__(self, name: str, terms: Terms) -> None:
         self._log = structlog.get_logger("worker").bind(worker=name)
-        self._deadlines = deadlines
+        self._deadlines = terms.deadlines
         self._report: Report = lambda report: None
 
     def start(self, number: int, request: JoinRequest | None, report: Report) -> tuple[Link, Started]:

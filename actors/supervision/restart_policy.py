@@ -1,8 +1,10 @@
 """When the failure of a worker is followed by another start, and after what delay. Pure."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import Struct
 
 from actors.process.exit_cause import Origin
 from actors.supervision.messages import Loss
@@ -14,15 +16,13 @@ MAX_FAILED_STARTS = 5
 takes minutes before it fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """Start again after `delay_s` seconds."""
 
     delay_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(Struct, frozen=True):
     """Do not start again."""
 
     reason: str
@@ -72,8 +72,8 @@ class FailureRecord:
         self._policy = policy
         self._shortage_s = shortage_s
         self._joins = joins
-        self._failures: dict[int, float] = {}
-        self._exempt: dict[int, None] = {}
+        self._failures: deque[tuple[int, float]] = deque(maxlen=MAX_REMEMBERED)
+        self._exempt: deque[int] = deque(maxlen=MAX_REMEMBERED)
         self._failed_starts = 0
         self._last_ready = 0  # the number of the last incarnation that was
 
@@ -88,8 +88,8 @@ class FailureRecord:
 
     def exempt(self, number: int) -> None:
         """Do not count the failure of that incarnation, past or about to be recorded."""
-        self._exempt[number] = None
-        _keep_newest(self._exempt)
+        if number not in self._exempt:
+            self._exempt.append(number)
 
     def failed(self, loss: Loss, number: int, now: float) -> Restart | GiveUp:
         """Record how an incarnation ended, and decide what follows."""
@@ -99,15 +99,9 @@ class FailureRecord:
         self._failed_starts = 0 if was_ready else self._failed_starts + 1
         if was_ready and loss.origin is Origin.OUTSIDE:
             self.exempt(number)
-        self._failures[number] = now
-        _keep_newest(self._failures)
+        self._failures.append((number, now))
         if loss.lasting and not self._joins:
             return GiveUp("cannot be healed by a restart")
         if self._failed_starts >= MAX_FAILED_STARTS and not self._joins:
             return GiveUp(f"failed {self._failed_starts} starts in a row")
-        return self._policy.decide([at for each, at in self._failures.items() if each not in self._exempt], now)
-
-
-def _keep_newest(entries: dict[int, Any]) -> None:
-    if len(entries) > MAX_REMEMBERED:
-        del entries[next(iter(entries))]
+        return self._policy.decide([at for each, at in self._failures if each not in self._exempt], now)

@@ -1,15 +1,12 @@
-"""What others know of a worker, local or remote: its status, what it notifies its watchers of, and its interface."""
+"""What others know of a worker, local or remote: its status, and what it notifies its watchers of."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from msgspec import Struct
 
 from actors.process.exit_cause import Origin
-from protocol.commands import Command
 from protocol.events import Event, Gauges, Hello, Loading, Ready
 
 
@@ -112,17 +109,3 @@ WorkerNotice = WorkerEvent | WorkerChanged | GraceEnded | IncarnationLost
 
 class WorkerUnavailable(Exception):
     """Raised by `send_nowait` when the worker does not take these commands now. None of them was sent."""
-
-
-class Worker(Protocol):
-    """A worker as those see it who send it commands. Both calls act at once, also inside a handler."""
-
-    @property
-    def status(self) -> WorkerStatus: ...
-
-    def send_nowait(self, commands: Sequence[Command]) -> None:
-        """Send commands as one message. Raises `WorkerUnavailable`: it is not READY, or the link is full."""
-
-    def exempt_nowait(self, incarnation: int) -> None:
-        """Post that the end of that incarnation was not the worker's fault: it does not count when it is decided
-        whether and when the next one is started."""

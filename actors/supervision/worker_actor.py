@@ -11,16 +11,17 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from actors.actor import Actor, ActorStopped, Context, OnFailure, Ref, Reply
+from actors.actor import Actor, ActorStopped, Context, OnFailure, Ref, ReplyTo
 from actors.join.request import JoinRequest
 from actors.mailbox import MailboxFull
 from actors.process.child import SpawnFailed
 from actors.process.exit_cause import Origin
-from actors.process.shortage import is_shortage
 from actors.supervision import messages as msg
-from actors.supervision.conversation import PeerMisbehaved
-from actors.supervision.life import Life
+from actors.supervision.life import Life, Terms
+from actors.supervision.local import CommandLine, LocalPeer, is_shortage
 from actors.supervision.peer import Peer
+from actors.supervision.protocol_state import PeerMisbehaved
+from actors.supervision.remote import RemotePeer
 from actors.supervision.worker import WorkerEvent, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.transport.endpoint import EndpointError
 from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
@@ -36,7 +37,7 @@ END_S = 10.0
 
 
 class WorkerRef:
-    """What others hold of a worker: `ref` takes `WorkerMessage`. Implements `Worker`."""
+    """What others hold of a worker: `ref` takes `WorkerMessage`. The methods act at once, also inside a handler."""
 
     def __init__(self, actor: "WorkerActor", ref: Ref[msg.WorkerMessage]) -> None:
         self._actor = actor
@@ -52,19 +53,23 @@ class WorkerRef:
         return self._actor.life.status
 
     def send_nowait(self, commands: Sequence[Command]) -> None:
-        """See `Worker`."""
+        """Send commands as one message. Raises `WorkerUnavailable`: it is not READY (cancels are taken while it
+        drains), or the link is full."""
         self._actor.send_nowait(commands)
 
     def exempt_nowait(self, incarnation: int) -> None:
-        """See `Worker`."""
+        """Post that the end of that incarnation was not the worker's fault: it does not count when it is decided
+        whether and when the next one is started."""
         self.ref.tell(msg.Exempt(incarnation), urgent=True)
 
 
-def spawn_worker(context: Context, life: Life, peer: Peer) -> WorkerRef:
-    """Start a worker's actor as a child. If it fails on a message, its incarnation has failed."""
-    actor = WorkerActor(life, peer)
-    stop_s = life.deadlines.stop + life.deadlines.term + END_S
-    return WorkerRef(actor, context.spawn(f"worker {life.name}", actor, on_failure=OnFailure.RESTART, stop_s=stop_s))
+def spawn_worker(context: Context, name: str, terms: Terms, command: CommandLine | None = None) -> WorkerRef:
+    """Supervise a worker as a child of that actor: of this machine, started by the command after `StartWorker`; without
+    one, of another machine, after `StartWorker` and a `JoinRequest`. If the actor fails, its incarnation has failed."""
+    peer = RemotePeer(name, terms) if command is None else LocalPeer(name, command, terms)
+    actor = WorkerActor(Life(name, terms, joins=command is None), peer)
+    stop_s = terms.deadlines.stop + terms.deadlines.term + END_S
+    return WorkerRef(actor, context.spawn(name, actor, on_failure=OnFailure.RESTART, stop_s=stop_s))
 
 
 class WorkerActor(Actor[msg.WorkerMessage]):
@@ -76,7 +81,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._awaited: list[tuple[Callable[[], bool], Reply[WorkerStatus]]] = []
+        self._awaited: list[tuple[Callable[[], bool], ReplyTo[WorkerStatus]]] = []
         self._idle = anyio.Event()
 
     def handle(self, message: msg.WorkerMessage) -> None:
@@ -126,7 +131,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             self._peer.end(self.life.number, 0.0)
 
     def send_nowait(self, commands: Sequence[Command]) -> None:
-        """See `Worker`."""
+        """See `WorkerRef`."""
         self.life.check_sendable(commands)
         try:
             self._send(commands)
@@ -140,17 +145,13 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         """Called from callbacks of the event loop. If the mailbox has no room for a message of the link, the link
         counts as lost: nothing that comes after the gap may be taken for what was to come."""
         try:
-            if isinstance(message, msg.Frames):
-                self.context.ref.tell(message)
-                return
-            if self._link is not None:
+            if not isinstance(message, msg.Frames) and self._link is not None:
                 self._link.drain_now()
-            self.context.ref.tell(message, urgent=True)
+            self.context.ref.tell(message, urgent=not isinstance(message, msg.Frames))
         except MailboxFull as error:
-            if isinstance(message, msg.Frames):
-                self._report(msg.LinkLost(message.incarnation, str(error), Origin.WITHIN, final=True))
-                return
-            raise
+            if not isinstance(message, msg.Frames):
+                raise
+            self._report(msg.LinkLost(message.incarnation, str(error), Origin.WITHIN, final=True))
         except ActorStopped:
             if isinstance(message, msg.Admit):
                 message.request.decline("the gateway is shutting down")
@@ -225,7 +226,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
 
     # What others wait for.
 
-    def _await(self, reached: Callable[[], bool], reply: Reply[WorkerStatus] | None) -> None:
+    def _await(self, reached: Callable[[], bool], reply: ReplyTo[WorkerStatus] | None) -> None:
         if reply is not None:
             self._awaited.append((reached, reply))
 

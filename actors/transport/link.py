@@ -13,12 +13,11 @@ from typing import Self
 import zmq
 
 from actors.transport.curve_authentication import key_of
-from actors.transport.message import MessageRefused, check_message
+from actors.transport.message import MessageRefused, check_message, number_frame
 from actors.transport.monitor import Change
 from actors.transport.rate_limit import PeerRate
 from actors.transport.receiver import MessageRejected, Receiver
 from actors.transport.rejections import Rejection
-from actors.transport.sequence_number import number_frame
 from actors.transport.zmq_socket import HIGH_WATER, CurveKeys, LinkSocket
 
 __all__ = ["HIGH_WATER", "CurveKeys", "Link", "LinkClosed", "LinkFull", "MessageRefused"]
@@ -72,8 +71,8 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._bound = bind
         self._on_message = on_message
-        self._on_lost = on_lost
-        self._on_rejected = on_rejected
+        self._on_lost: OnLost = on_lost or (lambda reason: None)
+        self._on_rejected: OnRejected = on_rejected or (lambda why: None)
         self._owned = LinkSocket(endpoint, bind, keys)
         self._socket, self._monitor = self._owned.socket, self._owned.monitor
         self._receiver = Receiver(self._socket, rate, self._loop.time, self._identify)
@@ -202,13 +201,8 @@ class Link:
         self._closed = True
         if self._again is not None:
             self._again.cancel()
-        self._end_wait()
         self._stop_reading()
         self._owned.close(0 if self._lost else int(linger_s * 1000))
-
-    def _stop_reading(self) -> None:
-        self._loop.remove_reader(self._owned.descriptor)
-        self._loop.remove_reader(self._monitor.descriptor)
 
     def _events(self) -> int:
         return self._socket.getsockopt(_EVENTS)  # type: ignore[return-value]  # EVENTS is an int
@@ -245,7 +239,7 @@ class Link:
                 try:
                     frames = self._receiver.receive()
                 except MessageRejected as rejected:
-                    self._reject(rejected.kind)
+                    self._on_rejected(rejected.kind)
                     if rejected.ends:
                         self.cut_off = True
                         self._end(rejected.ends)
@@ -266,10 +260,6 @@ class Link:
         if not here:  # it ended before, and its end could not be distinguished from another one's
             self._loop.call_soon(self._lose, _ENDED)
 
-    def _reject(self, why: Rejection) -> None:
-        if self._on_rejected is not None:
-            self._on_rejected(why)
-
     def _on_monitor(self) -> None:
         """Follow the one connection that counts. A second peer is rejected by the PAIR socket itself."""
         while not (self._closed or self._lost) and (change := self._monitor.next()) is not None:
@@ -285,7 +275,7 @@ class Link:
                 case Change.REJECTED | Change.KEY_REJECTED:
                     self.rejected += 1
                     key = change is Change.KEY_REJECTED
-                    self._reject(Rejection.KEY if key else Rejection.HANDSHAKE)
+                    self._on_rejected(Rejection.KEY if key else Rejection.HANDSHAKE)
                     if not self._bound:
                         self._lose(_NO_KEY if key else _NO_HANDSHAKE)
 
@@ -310,10 +300,10 @@ class Link:
             return
         self._lost = True
         self._stop_reading()
-        self._end_wait()
-        if self._on_lost is not None:
-            self._on_lost(reason)
+        self._on_lost(reason)
 
-    def _end_wait(self) -> None:
+    def _stop_reading(self) -> None:
+        self._loop.remove_reader(self._owned.descriptor)
+        self._loop.remove_reader(self._monitor.descriptor)
         if self._writable is not None and not self._writable.done():
             self._writable.set_exception(LinkClosed("the link is closed"))

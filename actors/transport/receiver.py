@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import zmq
 
-from actors.transport.message import MAX_MESSAGE_BYTES
+from actors.transport.message import MAX_MESSAGE_BYTES, gap
 from actors.transport.rate_limit import PeerBudget, PeerRate
 from actors.transport.rejections import Rejection
-from actors.transport.sequence_number import gap
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 
 _RCVMORE = int(zmq.RCVMORE)

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from actors.actor import Ref, Reply
+from actors.actor import Ref, ReplyTo
 from gateway.fleet.hand_over import AlreadyGiven, HandOver
 from gateway.fleet.messages import DrainOne, FleetMessage, LatestOperation, ReplaceAll, RestartAll, RestartOne
 from gateway.fleet.operation import Busy, Operation
@@ -110,7 +110,7 @@ class Admin:
     def _grace(self, leave: Leave) -> float:
         return self._settings.shutdown_grace_s if leave.grace_s is None else leave.grace_s
 
-    async def _begin(self, message: Callable[[Reply[Operation]], FleetMessage], kind: str, name: str) -> Response:
+    async def _begin(self, message: Callable[[ReplyTo[Operation]], FleetMessage], kind: str, name: str) -> Response:
         try:
             operation: Operation = await self._fleet.ask(message, timeout=ANSWER_S)
             return _answer(operation, 202)

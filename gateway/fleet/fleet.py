@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import anyio
 import structlog
 
-from actors.actor import Actor, Ref, Reply, Terminated
+from actors.actor import Actor, Ref, ReplyTo, Terminated
 from actors.join.request import JoinRequest
 from actors.supervision.deadlines import Deadlines
-from actors.supervision.local import spawn_local
+from actors.supervision.life import Terms
 from actors.supervision.messages import StartWorker, StopWorker
-from actors.supervision.remote import spawn_remote
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerChanged, WorkerNotice, WorkerState, WorkerStatus
+from actors.supervision.worker_actor import spawn_worker
 from actors.transport.rejections import Rejection
 from gateway.fleet import messages as msg
 from gateway.fleet import operations
@@ -59,8 +59,7 @@ class Fleet(Actor[msg.FleetMessage]):
         self._routes = routes
         self._launches = launches
         self._on_status = on_status
-        self._policy = policy
-        self._deadlines = deadlines or Deadlines()
+        self._terms = Terms(policy, deadlines or Deadlines(), router.rejections)
         self._latest: Operation | None = None
         self._operating = anyio.CancelScope()
         self._operable = True
@@ -107,23 +106,16 @@ class Fleet(Actor[msg.FleetMessage]):
     # Workers.
 
     def _add(self, launch: WorkerLaunch, checkpoint: str = "", extra_grace_s: float | None = None) -> Member:
-        worker = spawn_local(
-            self.context,
-            launch.name,
-            lambda endpoint, incarnation: self._command(launch.name, endpoint, incarnation),
-            policy=self._policy,
-            deadlines=self._deadlines,
-            rejections=self._router.rejections,
-        )
+        def command(endpoint: str, incarnation: int) -> Sequence[str]:
+            """How it is started now."""
+            command = self.members[launch.name].command
+            assert command is not None, "it was launched here"
+            return command(endpoint, incarnation)
+
+        worker = spawn_worker(self.context, launch.name, self._terms, command)
         member = Member(worker, launch.model, launch, launch.command, checkpoint, extra_grace_s)
         self._take_in(member, Role.STANDBY if launch.standby else Role.ACTIVE)
         return member
-
-    def _command(self, name: str, endpoint: str, incarnation: int) -> Sequence[str]:
-        """How a worker of this machine is started now."""
-        command = self.members[name].command
-        assert command is not None, "it was launched here"
-        return command(endpoint, incarnation)
 
     def _take_in(self, member: Member, role: Role) -> None:
         self._router.add(member.worker, member.name, member.model, role)
@@ -145,8 +137,7 @@ class Fleet(Actor[msg.FleetMessage]):
             request.decline(against.why)
             return
         if name not in self.members:
-            rejections = self._router.rejections
-            worker = spawn_remote(self.context, name, deadlines=self._deadlines, rejections=rejections)
+            worker = spawn_worker(self.context, name, replace(self._terms, policy=None))
             self._take_in(Member(worker, hello.model), Role.ACTIVE)
         if (other := differs(self.members, name, hello)) is not None:
             _log.warning("worker_unlike", worker=name, other=other, model=hello.model)
@@ -171,7 +162,7 @@ class Fleet(Actor[msg.FleetMessage]):
             if member.status.state is WorkerState.GIVEN_UP
         )
 
-    def _stop(self, ended: Reply[bool]) -> None:
+    def _stop(self, ended: ReplyTo[bool]) -> None:
         self._stopping, self._operable = True, False
         self._operating.cancel()
         for member in self.members.values():
@@ -194,7 +185,7 @@ class Fleet(Actor[msg.FleetMessage]):
         else:
             self._latest = Operation(1 if latest is None else latest.number + 1, name)
             self._operating = anyio.CancelScope()
-            steps = Steps(self.members, self.context.ref, self._deadlines, message.grace_s)
+            steps = Steps(self.members, self.context.ref, self._terms.deadlines, message.grace_s)
             self.context.start_soon(self._operate, script, steps)
             message.reply.send(self._latest)
 
@@ -242,7 +233,7 @@ class Fleet(Actor[msg.FleetMessage]):
 
     # What others wait for, until the state of the workers allows an answer.
 
-    def _await(self, reply: Reply[R], answer: Callable[[], R | None]) -> None:
+    def _await(self, reply: ReplyTo[R], answer: Callable[[], R | None]) -> None:
         def settled() -> bool:
             value = None if reply.abandoned else answer()
             if value is not None:

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from actors.actor import Reply, Terminated
+from actors.actor import ReplyTo, Terminated
 from actors.join.request import JoinRequest
 from actors.supervision.local import CommandLine
 from actors.supervision.worker import WorkerChanged
@@ -19,7 +19,7 @@ class DrainOne(Struct, frozen=True):
 
     worker: str
     grace_s: float
-    reply: Reply[Operation]
+    reply: ReplyTo[Operation]
 
 
 class RestartOne(Struct, frozen=True):
@@ -27,7 +27,7 @@ class RestartOne(Struct, frozen=True):
 
     worker: str
     grace_s: float
-    reply: Reply[Operation]
+    reply: ReplyTo[Operation]
 
 
 class RestartAll(Struct, frozen=True):
@@ -35,7 +35,7 @@ class RestartAll(Struct, frozen=True):
 
     model: str
     grace_s: float
-    reply: Reply[Operation]
+    reply: ReplyTo[Operation]
 
 
 class ReplaceAll(Struct, frozen=True):
@@ -45,13 +45,13 @@ class ReplaceAll(Struct, frozen=True):
     model: str
     grace_s: float
     checkpoint: str
-    reply: Reply[Operation]
+    reply: ReplyTo[Operation]
 
 
 class LatestOperation(Struct, frozen=True):
     """Ask for the latest operation, running or ended."""
 
-    reply: Reply[Operation | None]
+    reply: ReplyTo[Operation | None]
 
 
 # What the gateway asks for as it starts and ends.
@@ -61,7 +61,7 @@ class AwaitSettled(Struct, frozen=True):
     """Ask, once every worker that this gateway starts is as ready as it will be, why not all models are served; empty
     when they are."""
 
-    reply: Reply[str]
+    reply: ReplyTo[str]
 
 
 class EndOperations(Struct, frozen=True):
@@ -71,7 +71,7 @@ class EndOperations(Struct, frozen=True):
 class StopAll(Struct, frozen=True):
     """Stop every worker for good; the reply is sent when all have ended. None starts any more."""
 
-    reply: Reply[bool]
+    reply: ReplyTo[bool]
 
 
 # What an operation asks for and reports as it goes.
@@ -83,7 +83,7 @@ class AddExtra(Struct, frozen=True):
     launch: WorkerLaunch
     checkpoint: str
     grace_s: float
-    reply: Reply[Member]
+    reply: ReplyTo[Member]
 
 
 class RemoveWorker(Struct, frozen=True):
@@ -106,7 +106,7 @@ class Relieve(Struct, frozen=True):
 
     worker: str
     by: frozenset[str] | None
-    reply: Reply[bool]
+    reply: ReplyTo[bool]
 
 
 class OperationReport(Struct, frozen=True):

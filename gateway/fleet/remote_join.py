@@ -10,11 +10,11 @@ from actors.actor import Ref
 from actors.join.address import join_address, listen_at
 from actors.join.listener import JoinLimits, JoinListener
 from actors.join.request import JoinRequest
-from actors.process.descriptors import Descriptors
 from actors.transport.allow_list import AllowList
 from actors.transport.endpoint import EndpointError
 from actors.transport.keys import GATEWAY_KEY, KeyFileError, read_key
 from actors.transport.rejections import Rejection, Rejections
+from gateway.fleet.descriptors import Descriptors
 from gateway.http.server import BindError
 from gateway.settings import GatewaySettings
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import anyio.to_thread
 
-from actors.actor import AskTimeout, Ref, Reply
+from actors.actor import AskTimeout, Ref, ReplyTo
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.local import CommandLine
 from actors.supervision.messages import AwaitReady, DrainWorker, RestartWorker, StartWorker, WorkerMessage
@@ -64,7 +64,7 @@ class Steps:
     async def ready(self, member: Member, after: int = 0) -> WorkerStatus:
         """Wait until a later incarnation takes requests or the worker is given up: its status then."""
         try:
-            ready: Callable[[Reply[WorkerStatus]], WorkerMessage] = functools.partial(AwaitReady, after)
+            ready: Callable[[ReplyTo[WorkerStatus]], WorkerMessage] = functools.partial(AwaitReady, after)
             return await member.worker.ref.ask(ready, timeout=RETURN_S if member.remote else READY_S)
         except AskTimeout:
             return member.status
@@ -106,7 +106,7 @@ class Steps:
         self._fleet.tell(UseCommand(member.name, command, checkpoint))
 
     async def _leave(
-        self, member: Member, message: Callable[[Reply[WorkerStatus]], WorkerMessage], grace_s: float
+        self, member: Member, message: Callable[[ReplyTo[WorkerStatus]], WorkerMessage], grace_s: float
     ) -> None:
         try:
             await member.worker.ref.ask(message, timeout=grace_s + self._leave_s)

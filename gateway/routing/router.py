@@ -8,12 +8,12 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import (
     GraceEnded,
     IncarnationLost,
-    Worker,
     WorkerChanged,
     WorkerEvent,
     WorkerNotice,
     WorkerStatus,
 )
+from actors.supervision.worker_actor import WorkerRef
 from actors.transport.rejections import Rejections
 from gateway.http.body_budget import BodyRoom, HeldBody
 from gateway.http.credentials import tenant_of
@@ -57,7 +57,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.metrics.watch_bodies(lambda: self.bodies.held)
         self._placement = Placement(settings, self.roster, self.metrics, self._fail)
 
-    def add(self, worker: Worker, name: str, model: str, role: Role = Role.ACTIVE) -> None:
+    def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
         """Let a worker serve a model. Its name is the one in its events. Raises `ValueError` for a name twice."""
         self.roster.add(Seat(worker, name, model, self.metrics, role))
 

@@ -5,19 +5,19 @@ from typing import Any
 
 import anyio
 
-from actors.actor import Actor, Reply
+from actors.actor import Actor, ReplyTo
 
 
 @dataclass(frozen=True)
 class Add:
     number: int
-    reply: Reply[int] | None = None
+    reply: ReplyTo[int] | None = None
 
 
 @dataclass(frozen=True)
 class Fail:
     text: str
-    reply: Reply[int] | None = None
+    reply: ReplyTo[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class AnswerAt:
     """Answered when the count has reached this."""
 
     count: int
-    reply: Reply[int]
+    reply: ReplyTo[int]
 
 
 @dataclass(frozen=True)

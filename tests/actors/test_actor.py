@@ -15,7 +15,7 @@ from actors.actor import (
     AskTimeout,
     OnFailure,
     Ref,
-    Reply,
+    ReplyTo,
 )
 from actors.mailbox import CAPACITY, RESERVE, MailboxFull
 from actors.system import ActorSystem
@@ -98,7 +98,7 @@ class TestAsk:
 
     async def test_the_first_answer_counts(self) -> None:
         for first_fails in (False, True):
-            reply: Reply[int] = Reply()
+            reply: ReplyTo[int] = ReplyTo()
             if first_fails:
                 reply.fail(LookupError("first"))
             reply.send(1)

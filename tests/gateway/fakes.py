@@ -14,6 +14,7 @@ from actors.supervision.worker import (
     WorkerStatus,
     WorkerUnavailable,
 )
+from actors.supervision.worker_actor import WorkerRef
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 from protocol.commands import Cancel, Command, Submit
@@ -38,9 +39,11 @@ DIGEST = "0123456789abcdef0123"
 ONE_TOKEN = Usage(3, 1)
 
 
-class FakeWorker:
-    """Implements `actors.supervision.worker.Worker`. `sent` has every message that the gateway posted,
-    whole."""
+class FakeWorker(WorkerRef):
+    """`sent` has every message that the gateway posted, whole."""
+
+    name: str = ""
+    status: WorkerStatus = None  # type: ignore[assignment]  # attributes here, which the tests set
 
     def __init__(self, name: str = "w0", *, model: str = "tiny", slots: int = 4, context: int = 128) -> None:
         hello = Hello(1, name, 1, 4242, model, "scripted", "none", slots, context, DIGEST)

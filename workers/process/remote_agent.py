@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from actors.actor import Actor, OnFailure, Terminated
 from actors.supervision.deadlines import Deadlines
-from actors.supervision.local import CommandLine, spawn_local
+from actors.supervision.life import Terms
+from actors.supervision.local import CommandLine
 from actors.supervision.messages import RestartWorker, StartWorker, StopWorker
 from actors.supervision.restart_policy import Restart, RestartPolicy
 from actors.supervision.worker import (
@@ -28,7 +29,7 @@ from actors.supervision.worker import (
     WorkerStatus,
     WorkerUnavailable,
 )
-from actors.supervision.worker_actor import WorkerRef
+from actors.supervision.worker_actor import WorkerRef, spawn_worker
 from actors.system import ActorSystem
 from actors.transport.endpoint import EndpointError, check_address
 from actors.transport.keys import from_z85
@@ -102,8 +103,7 @@ class RemoteAgent(Actor[AgentMessage]):
         self._command = command
         self._address = address
         self._keys = keys
-        self._policy = policy
-        self._deadlines = deadlines
+        self._terms = Terms(policy, deadlines or Deadlines())
         self._signals = signals
         self._log = structlog.get_logger("joining").bind(worker=name, gateway=address, key=from_z85(keys.public))
         self._link: GatewayLink | None = None
@@ -122,7 +122,7 @@ class RemoteAgent(Actor[AgentMessage]):
 
     def supervise(self) -> WorkerRef:
         """Start the worker's actor."""
-        return spawn_local(self.context, self._name, self._command, policy=self._policy, deadlines=self._deadlines)
+        return spawn_worker(self.context, self._name, self._terms, self._command)
 
     async def _stop_at_signals(self) -> None:
         with anyio.open_signal_receiver(*self._signals) as signals:

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from actors.process.child import ChildProcess, SpawnFailed
-from actors.process.exit_cause import Origin
+from actors.process.exit_cause import STOPPED, Origin, of_hang
 from actors.process.proc import OomKills
 from actors.process.stderr_lines import LINES_PER_SECOND, MAX_LINE_BYTES
 from tests.actors.supervision.processes import WAIT_S, wait_gone
@@ -151,7 +151,7 @@ async def test_one_that_was_suspended_is_not_to_blame_for_its_hang() -> None:
     child = shell("echo up >&2; kill -STOP $$", lines)
 
     def blamed() -> Origin:
-        return child.hang_origin
+        return of_hang(child.state)
 
     await lines.until(lambda: bool(lines.said))
     with anyio.fail_after(WAIT_S):
@@ -228,7 +228,7 @@ async def test_one_that_is_suspended_is_killed_at_once(ask_s: float) -> None:
     child = shell("echo up >&2; kill -STOP $$", lines)
     await lines.until(lambda: bool(lines.said))
     with anyio.fail_after(WAIT_S):
-        while not child.suspended:
+        while child.state != STOPPED:
             await anyio.lowlevel.checkpoint()
     assert await child.ended(ask_s=ask_s, term_s=3600.0) == -signal.SIGKILL
 

@@ -7,9 +7,10 @@ import anyio
 
 from actors.actor import Actor
 from actors.process.logs import configure_logging
-from actors.supervision.local import spawn_local
+from actors.supervision.life import Terms
 from actors.supervision.messages import StartWorker
 from actors.supervision.worker import WorkerChanged, WorkerState
+from actors.supervision.worker_actor import spawn_worker
 from actors.system import ActorSystem
 
 
@@ -27,7 +28,7 @@ def command(endpoint: str, incarnation: int) -> list[str]:
 
 async def main() -> None:
     async with ActorSystem() as system:
-        worker = spawn_local(system, "w", command)
+        worker = spawn_worker(system, "w", Terms(), command)
         worker.ref.watch(system.spawn("announcer", Announcer()), WorkerChanged)
         worker.ref.tell(StartWorker())
 

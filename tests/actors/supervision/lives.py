@@ -7,7 +7,7 @@ import structlog
 from actors.join.request import JoinRequest
 from actors.process.exit_cause import Origin
 from actors.supervision.deadlines import Deadlines
-from actors.supervision.life import Life
+from actors.supervision.life import Life, Terms
 from actors.supervision.messages import (
     Decision,
     Ended,
@@ -20,6 +20,7 @@ from actors.supervision.messages import (
 )
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import IncarnationLost, WorkerChanged, WorkerState
+from actors.transport.rejections import Rejections
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.events import Capabilities, Event, Hello, Ready
 
@@ -35,7 +36,8 @@ class Story:
     def __init__(self, *, joins: bool = False, policy: RestartPolicy = POLICY, deadlines: Deadlines = LIMITS) -> None:
         self.now = 100.0
         self.joins = joins
-        self.life = Life("w", joins=joins, policy=policy, deadlines=deadlines)
+        self.rejections = Rejections()
+        self.life = Life("w", Terms(policy, deadlines, self.rejections), joins=joins)
         self.told: list[Decision] = []
         self.new: list[Decision] = []
 

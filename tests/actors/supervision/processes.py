@@ -13,7 +13,8 @@ import anyio
 from actors.actor import Actor, Terminated
 from actors.process.exit_cause import Origin
 from actors.supervision.deadlines import Deadlines
-from actors.supervision.local import CommandLine, spawn_local
+from actors.supervision.life import Terms
+from actors.supervision.local import CommandLine
 from actors.supervision.messages import StartWorker
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import (
@@ -25,7 +26,7 @@ from actors.supervision.worker import (
     WorkerState,
     WorkerStatus,
 )
-from actors.supervision.worker_actor import WorkerRef
+from actors.supervision.worker_actor import WorkerRef, spawn_worker
 from actors.system import ActorSystem
 from protocol.commands import Submit
 from protocol.events import Beat, Event
@@ -156,7 +157,7 @@ async def supervised(
     """Run a worker for the length of the block, then cancel it, and check that nothing of it is left."""
     with anyio.fail_after(WAIT_S):
         async with Watched(recorder) as system:
-            worker = spawn_local(system, "w", command or fake_worker(*modes), policy=policy, deadlines=deadlines)
+            worker = spawn_worker(system, "w", Terms(policy, deadlines), command or fake_worker(*modes))
             system.watch(worker)
             if start:
                 worker.ref.tell(StartWorker())

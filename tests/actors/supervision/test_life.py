@@ -199,7 +199,7 @@ def test_nothing_is_taken_from_one_that_broke_the_protocol() -> None:
     assert story.kinds() == ["WorkerEvent", "CloseLink", "IncarnationLost", "EndIncarnation"]
     assert story.lost == [(1, "it broke the protocol: not a frame")]
     assert story.frames(STEP) == []
-    assert story.life.rejections.total["frame"] == 1
+    assert story.rejections.total["frame"] == 1
 
 
 def test_one_that_cannot_be_welcomed_is_told_why_and_leaves_by_itself() -> None:
@@ -210,7 +210,7 @@ def test_one_that_cannot_be_welcomed_is_told_why_and_leaves_by_itself() -> None:
     assert story.of(EndIncarnation) == [EndIncarnation(1, LIMITS.stop)]
     story.ended()
     assert story.state is WorkerState.GIVEN_UP
-    assert story.life.rejections.total["version"] == 1
+    assert story.rejections.total["version"] == 1
 
 
 class TestLeaving:
@@ -398,7 +398,7 @@ class TestRemote:
         (declined,) = story.take(Admit(joins))
         assert isinstance(declined, DeclineJoin)
         assert "is here already" in declined.why
-        assert story.life.rejections.total["taken"] == 1
+        assert story.rejections.total["taken"] == 1
         story.later(0.1)
         story.take(Admit(joins))
         assert story.kinds() == ["CloseLink", "IncarnationLost", "EndIncarnation"]

@@ -77,7 +77,7 @@ async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str,
 async def test_who_fell_silent_without_work_is_soon_replaced_whatever_it_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("actors.supervision.conversation.SILENT_S", 0.2)
+    monkeypatch.setattr("actors.supervision.protocol_state.SILENT_S", 0.2)
     async with supervised("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0)) as (worker, heard, _):
         status = await heard.until_state(WorkerState.READY)
         os.kill(pid_of(status), signal.SIGSTOP)

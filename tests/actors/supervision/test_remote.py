@@ -13,10 +13,9 @@ from actors.process.exit_cause import Origin
 from actors.supervision import life
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.messages import StartWorker, StopWorker
-from actors.supervision.remote import spawn_remote
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerState
-from actors.supervision.worker_actor import WorkerRef
+from actors.supervision.worker_actor import WorkerRef, spawn_worker
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
 from actors.transport.rejections import Rejections
@@ -77,7 +76,7 @@ async def awaited(
     rejections = Rejections()
     with anyio.fail_after(WAIT_S):
         async with Watched(None) as system:
-            worker = spawn_remote(system, "w", policy=policy, deadlines=deadlines, rejections=rejections)
+            worker = spawn_worker(system, "w", life.Terms(policy, deadlines, rejections))
             system.watch(worker)
             worker.ref.tell(StartWorker())
             yield worker, system.recorder, rejections

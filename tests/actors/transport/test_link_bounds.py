@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from actors.transport.link import HIGH_WATER, LinkClosed, MessageRefused
-from actors.transport.sequence_number import NUMBER_BYTES
+from actors.transport.message import NUMBER_BYTES
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
 from tests.actors.transport.ends import fill, pair, raw_peer, settle
 

@@ -7,7 +7,7 @@ import pytest
 
 from actors.process.child import ChildProcess, SpawnFailed
 from actors.process.descriptors import NoDescriptors
-from actors.process.shortage import PASSING, is_shortage
+from actors.supervision.local import PASSING, is_shortage
 from actors.transport.endpoint import EndpointError, LocalEndpoint
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.supervision.conversation import Conversation, PeerMisbehaved, PeerRefused
 from actors.supervision.deadlines import Deadlines
+from actors.supervision.protocol_state import PeerMisbehaved, PeerRefused, ProtocolState
 from actors.supervision.worker import WorkerState
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel
@@ -42,8 +42,8 @@ STEP = Step(deltas=())
 LOADING = Loading(phase="weights", done=1, total=2)
 
 
-def live(*events: Event, at: float = 0.0) -> Conversation:
-    seen = Conversation("w", 3, LIMITS, at)
+def live(*events: Event, at: float = 0.0) -> ProtocolState:
+    seen = ProtocolState("w", 3, LIMITS, at)
     for event in events:
         seen.receive(event, at)
     return seen
@@ -130,8 +130,8 @@ class TestIdle:
 
     LIMITS = replace(LIMITS, heartbeat=30, idle=4)
 
-    def live(self, *events: Event) -> Conversation:
-        seen = Conversation("w", 3, self.LIMITS, 0.0)
+    def live(self, *events: Event) -> ProtocolState:
+        seen = ProtocolState("w", 3, self.LIMITS, 0.0)
         for event in (HELLO, *events):
             seen.receive(event, 0.0)
         return seen
@@ -171,14 +171,14 @@ class TestIdle:
         assert seen.overdue(19.9) is None, "it lives: its steps count from now on"
 
     def test_a_shorter_bound_than_three_beats_holds_as_well(self) -> None:
-        seen = Conversation("w", 3, replace(self.LIMITS, idle=1.0), 0.0)
+        seen = ProtocolState("w", 3, replace(self.LIMITS, idle=1.0), 0.0)
         for event in (HELLO, READY):
             seen.receive(event, 0.0)
         seen.sent([submit(1)], 1.0)
         assert seen.overdue(1.0) == "no beat without work for 1 s"
 
 
-def hang(seen: Conversation, event: Event, start: float, seconds: int) -> str | None:
+def hang(seen: ProtocolState, event: Event, start: float, seconds: int) -> str | None:
     for second in range(seconds + 1):
         seen.receive(event, start + second)
         if late := seen.overdue(start + second):
@@ -266,13 +266,11 @@ def test_steps_that_advance_are_progress() -> None:
 
 def test_leaving() -> None:
     seen = live(HELLO, READY)
-    assert not seen.must_be_gone(1e9)
-    seen.leave(30.0)
-    seen.leave(20.0)
-    seen.leave(40.0)
+    assert live(HELLO, READY).leave_by is None
+    for by in (30.0, 20.0, 40.0):
+        seen.leave(by)
     assert seen.state is WorkerState.DRAINING
-    assert not seen.must_be_gone(19.9)
-    assert seen.must_be_gone(20.0)
+    assert seen.leave_by == 20.0
 
 
 def test_ready_does_not_undo_a_drain() -> None:

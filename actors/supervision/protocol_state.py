@@ -25,8 +25,8 @@ class PeerRefused(PeerMisbehaved):
         self.lasting = lasting
 
 
-class Conversation:
-    """The gateway's side of the protocol with one incarnation, from its start to its `Bye`."""
+class ProtocolState:
+    """The gateway's side of the protocol, from the start of an incarnation to its `Bye`."""
 
     def __init__(self, worker: str, number: int, deadlines: Deadlines, now: float, *, joins: bool = False) -> None:
         """One that `joins` was not started here: it learns its number by its `Welcome`, and its name is its key's."""
@@ -131,10 +131,6 @@ class Conversation:
         # What was cancelled, or was refused unseen, may have kept it busy.
         since = max(self.last_frame, self._last_sent) if self._idle_since is None else self._idle_since
         return silent or _late("no beat without work", since, limits.idle, now)
-
-    def must_be_gone(self, now: float) -> bool:
-        """It was asked to leave and has had its time."""
-        return self.leave_by is not None and now >= self.leave_by
 
     def _greet(self, hello: Hello) -> None:
         if hello.protocol != PROTOCOL_VERSION:
