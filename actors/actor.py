@@ -30,14 +30,12 @@ class AskFailed(Exception):
 
 
 class OnFailure(Enum):
-    """The supervisor's rule for an actor whose handler or task raised. The exception is logged in full first."""
+    """The supervisor's rule for an actor whose handler or task raised, after the exception was logged in full: keep its
+    state and handle the next message, let it begin anew (`Actor.restarted`), or end it (`Terminated` has the error)."""
 
     RESUME = auto()
-    """Keep the state, and handle the next message."""
     RESTART = auto()
-    """Let the actor give up what it holds and begin anew (`Actor.restarted`)."""
     STOP = auto()
-    """End the actor. `Terminated` has the exception."""
 
 
 class Terminated(Struct, frozen=True):
@@ -77,6 +75,28 @@ class ReplyTo(Generic[R]):
         finally:
             self._future.cancel()
         raise AskTimeout(f"no reply within {timeout:g} s")
+
+
+class Waiting:
+    """Replies of one actor that wait until its state allows an answer."""
+
+    def __init__(self) -> None:
+        self._settled: list[Callable[[], bool]] = []
+
+    def add(self, reply: ReplyTo[R], answer: Callable[[], R | None]) -> None:
+        """Send what `answer` returns, at the first `settle` at which that is not None."""
+
+        def settled() -> bool:
+            value = None if reply.abandoned else answer()
+            if value is not None:
+                reply.send(value)
+            return value is not None or reply.abandoned
+
+        self._settled.append(settled)
+
+    def settle(self) -> None:
+        """The state may have changed."""
+        self._settled = [each for each in self._settled if not each()]
 
 
 class _Asked(Struct, frozen=True):

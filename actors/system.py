@@ -8,7 +8,7 @@ from actors.mailbox import Dispatcher
 
 
 class ActorSystem(Context):
-    """`async with ActorSystem() as system`: leaving the block waits until every actor has ended; a cancel ends them.
+    """`async with ActorSystem() as system`: leaving the block ends every actor, and waits until all have ended.
 
     Structured: a child's task is inside its parent's task group, so children end before their parent, and nothing
     outlives the block. Needs asyncio underneath.
@@ -24,8 +24,5 @@ class ActorSystem(Context):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return await self._group.__aexit__(kind, error, trace)
-
-    def cancel(self) -> None:
-        """End every actor now."""
         self._group.cancel_scope.cancel()
+        return await self._group.__aexit__(kind, error, trace)

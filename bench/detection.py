@@ -103,7 +103,6 @@ async def measure(settings: Settings, rounds: int) -> None:
                 await ready(ref)
             print(f"{name:<9}{summary(times.lost):>36}{summary(times.first_token):>36}")
         await ref.ask(StopAll, timeout=30)
-        system.cancel()
 
 
 async def ready(fleet: Ref[FleetMessage]) -> None:

@@ -77,7 +77,6 @@ async def run_daemon(
         if listener is not None:
             daemon.has(listener)
         end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
-        system.cancel()
     if (error := end.error or daemon.problem) is not None:
         raise error
     if daemon.reasons:

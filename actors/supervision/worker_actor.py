@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from actors.actor import Actor, ActorStopped, Context, OnFailure, Ref, ReplyTo
+from actors.actor import Actor, ActorStopped, Context, OnFailure, Ref, ReplyTo, Waiting
 from actors.join.request import JoinRequest
 from actors.mailbox import MailboxFull
 from actors.process.child import SpawnFailed
@@ -40,12 +40,9 @@ class WorkerRef:
     """What others hold of a worker: `ref` takes `WorkerMessage`. The methods act at once, also inside a handler."""
 
     def __init__(self, actor: "WorkerActor", ref: Ref[msg.WorkerMessage]) -> None:
-        self._actor = actor
+        self.name = ref.name
         self.ref = ref
-
-    @property
-    def name(self) -> str:
-        return self._actor.life.name
+        self._actor = actor
 
     @property
     def status(self) -> WorkerStatus:
@@ -81,7 +78,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._awaited: list[tuple[Callable[[], bool], ReplyTo[WorkerStatus]]] = []
+        self._waiting = Waiting()
         self._idle = anyio.Event()
 
     def handle(self, message: msg.WorkerMessage) -> None:
@@ -99,13 +96,13 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             case msg.Due():
                 self._take(self._look())
             case msg.AwaitReady(after, reply):
-                self._await(lambda: life.number > after and life.status.state is WorkerState.READY, reply)
+                self._await(reply, lambda: life.number > after and life.status.state is WorkerState.READY)
             case msg.RestartWorker(reply=answer):
                 self._take(message)
-                self._await(lambda: life.gone(number), answer)
+                self._await(answer, lambda: life.gone(number))
             case msg.DrainWorker(reply=answer) | msg.StopWorker(reply=answer):
                 self._take(message)
-                self._await(lambda: False, answer)
+                self._await(answer, lambda: False)
             case _:
                 self._take(message)
         self._settle()
@@ -226,23 +223,17 @@ class WorkerActor(Actor[msg.WorkerMessage]):
 
     # What others wait for.
 
-    def _await(self, reached: Callable[[], bool], reply: ReplyTo[WorkerStatus] | None) -> None:
+    def _await(self, reply: ReplyTo[WorkerStatus] | None, reached: Callable[[], bool]) -> None:
+        """Answer with the status once that is reached, or the worker has ended."""
         if reply is not None:
-            self._awaited.append((reached, reply))
+            self._waiting.add(reply, lambda: self.life.status if reached() or not self.life.running else None)
 
     def _settle(self) -> None:
-        """After each message: answer those whose wait is over, and set the timer."""
-        running, due = self.life.running, self.life.due
-        if self._awaited:
-            status, waiting = self.life.status, []
-            for reached, reply in self._awaited:
-                if not running or reached():
-                    reply.send(status)
-                elif not reply.abandoned:
-                    waiting.append((reached, reply))
-            self._awaited = waiting
-        if not running:
+        """After each message."""
+        self._waiting.settle()
+        if not self.life.running:
             self._idle.set()
+        due = self.life.due
         if due < (math.inf if self._timer is None else self._timer.when()):  # one that fires too early does no harm
             if self._timer is not None:
                 self._timer.cancel()

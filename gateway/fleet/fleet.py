@@ -3,12 +3,12 @@
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import structlog
 
-from actors.actor import Actor, Ref, ReplyTo, Terminated
+from actors.actor import Actor, Ref, ReplyTo, Terminated, Waiting
 from actors.join.request import JoinRequest
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
@@ -31,7 +31,6 @@ from gateway.routing.worker_handle import Role
 SETTLED = frozenset({WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED})
 _log = structlog.get_logger("gateway.fleet.fleet")
 
-R = TypeVar("R")
 Script = Callable[[Steps], Coroutine[Any, Any, None]]
 
 
@@ -64,7 +63,7 @@ class Fleet(Actor[msg.FleetMessage]):
         self._operating = anyio.CancelScope()
         self._operable = True
         self._stopping = False
-        self._awaited: list[Callable[[], bool]] = []
+        self._waiting = Waiting()
 
     def started(self) -> None:
         for launch in self._launches:
@@ -85,7 +84,7 @@ class Fleet(Actor[msg.FleetMessage]):
                 self._operable = False
                 self._operating.cancel()
             case msg.AwaitSettled(reply):
-                self._await(reply, self._unserved)
+                self._waiting.add(reply, self._unserved)
             case msg.StopAll(ended):
                 self._stop(ended)
             case msg.AddExtra(launch, checkpoint, grace_s, added):
@@ -96,12 +95,12 @@ class Fleet(Actor[msg.FleetMessage]):
                 self.members.pop(worker).worker.ref.stop()
                 self._router.remove(worker)
             case msg.Relieve(worker, by, relieved):
-                self._await(relieved, functools.partial(self._relieved, worker, by))
+                self._waiting.add(relieved, functools.partial(self._relieved, worker, by))
             case msg.OperationReport(line, outcome):
                 self._report(line, outcome)
             case Terminated():
                 pass  # a worker's own failure: it was logged, and its last status says that it does not run
-        self._settle()
+        self._waiting.settle()
 
     # Workers.
 
@@ -150,7 +149,7 @@ class Fleet(Actor[msg.FleetMessage]):
                 _log.error("worker_is_out", worker=status.name, left=left, reason=status.reason)
             else:  # whoever is notified says why
                 self.context.notify(msg.FleetGaveUp(self._reasons()))
-        self._settle()
+        self._waiting.settle()
         if self._on_status is not None:
             self._on_status(status)
 
@@ -167,7 +166,7 @@ class Fleet(Actor[msg.FleetMessage]):
         self._operating.cancel()
         for member in self.members.values():
             member.worker.ref.tell(StopWorker(), urgent=True)
-        self._await(ended, lambda: None if any(each.status.running for each in self.members.values()) else True)
+        self._waiting.add(ended, lambda: None if any(each.status.running for each in self.members.values()) else True)
 
     # Operations.
 
@@ -232,18 +231,6 @@ class Fleet(Actor[msg.FleetMessage]):
         self._latest = replace(latest, lines=lines, outcome=outcome)
 
     # What others wait for, until the state of the workers allows an answer.
-
-    def _await(self, reply: ReplyTo[R], answer: Callable[[], R | None]) -> None:
-        def settled() -> bool:
-            value = None if reply.abandoned else answer()
-            if value is not None:
-                reply.send(value)
-            return value is not None or reply.abandoned
-
-        self._awaited.append(settled)
-
-    def _settle(self) -> None:
-        self._awaited = [each for each in self._awaited if not each()]
 
     def _unserved(self) -> str | None:
         own = [member for member in self.members.values() if not member.remote]

@@ -90,7 +90,6 @@ class TestAsk:
             ref = system.spawn("c", Counter())
             outside.start_soon(ask, ref)
             await anyio.wait_all_tasks_blocked()
-            system.cancel()
         assert len(outcomes) == 1
         with pytest.raises(ActorStopped):
             ref.tell(Add(1))
@@ -112,7 +111,7 @@ class TestAsk:
 
 
 class TestWatch:
-    @pytest.mark.parametrize("end", ["stop", "failure", "before", "cancel"])
+    @pytest.mark.parametrize("end", ["stop", "failure", "before"])
     async def test_a_watcher_learns_of_the_end_exactly_once(self, end: str) -> None:
         watcher = Counter()
         watcher.hold = anyio.Event()
@@ -126,8 +125,6 @@ class TestWatch:
                 await anyio.wait_all_tasks_blocked()
                 if end == "failure":
                     ref.tell(Fail("x"))
-                elif end == "cancel":
-                    system.cancel()
                 else:
                     ref.stop()
                 with anyio.CancelScope(shield=True):
@@ -151,7 +148,6 @@ class TestWatch:
             for notice in ("a", 1, 2.5, None):
                 ref.tell(Notify(notice))
             assert diary == ["a", "a", "1", "1", "2.5", "2.5", "None"]
-            system.cancel()
 
     async def test_a_watcher_that_has_ended_is_passed_over(self) -> None:
         diary: list[str] = []
@@ -163,7 +159,6 @@ class TestWatch:
             await gone.wait_stopped()
             ref.tell(Notify("a"))
             assert diary[-1] == "a"
-            system.cancel()
 
     async def test_a_watcher_without_room_is_a_failure_of_the_one_who_notifies(self) -> None:
         """It is told: nothing is dropped in silence. What is urgent still has room, and the end always."""
@@ -186,7 +181,6 @@ class TestWatch:
             assert any("Terminated" in line for line in stuck.diary)
             assert "urgent" in stuck.diary
             assert "too much" not in stuck.diary
-            system.cancel()
 
 
 class TestFailure:
@@ -288,10 +282,9 @@ async def test_children_and_tasks_end_before_their_parent(cancel: bool) -> None:
     async with ActorSystem() as system:
         ref = system.spawn("parent", Parent(diary))
         await anyio.wait_all_tasks_blocked()
-        if cancel:
-            system.cancel()
-        else:
+        if not cancel:
             ref.stop()
+            await ref.wait_stopped()
     assert sorted(diary[1:3]) == ["stopped", "task ended"]
     assert diary[3:] == ["parent stopped", "parent: handled to the last"]
 

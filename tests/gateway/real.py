@@ -147,7 +147,6 @@ async def real_gateway(
                 yield served
             await ref.ask(StopAll, timeout=30)
             shutdown.set()
-        system.cancel()
 
 
 async def gather(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:

@@ -247,7 +247,6 @@ async def run_agent(agent: RemoteAgent) -> None:
     """Keep a worker joined until it was stopped. A cancel stops it. Raises `WorkerGaveUp`."""
     async with ActorSystem() as system:
         end = await system.spawn("agent", agent, on_failure=OnFailure.STOP).wait_stopped()
-        system.cancel()
     if end.error is not None:
         raise end.error
     if agent.gave_up:

@@ -106,7 +106,6 @@ async def entrance(
         finally:
             for request in made.requests:
                 request.link.close(0)
-            system.cancel()
 
 
 @asynccontextmanager

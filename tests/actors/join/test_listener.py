@@ -47,7 +47,6 @@ async def test_a_listener_that_was_shut_before_it_opened_stays_shut(tmp_path: Pa
         await made.until(lambda: made.listener.fileno() < 0)
         with pytest.raises(ConnectionRefusedError):
             made.dial()
-        system.cancel()
 
 
 async def test_one_that_is_shut_declines_what_is_still_pending(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ async def main() -> None:
         worker = spawn_worker(system, "w", Terms(), command)
         worker.ref.watch(system.spawn("announcer", Announcer()), WorkerChanged)
         worker.ref.tell(StartWorker())
+        await anyio.sleep_forever()
 
 
 configure_logging("gateway", "info")

@@ -153,7 +153,7 @@ async def supervised(
     deadlines: Deadlines = PATIENT,
     recorder: Recorder | None = None,
     start: bool = True,
-) -> AsyncIterator[tuple[WorkerRef, Recorder, ActorSystem]]:
+) -> AsyncIterator[tuple[WorkerRef, Recorder]]:
     """Run a worker for the length of the block, then cancel it, and check that nothing of it is left."""
     with anyio.fail_after(WAIT_S):
         async with Watched(recorder) as system:
@@ -161,8 +161,7 @@ async def supervised(
             system.watch(worker)
             if start:
                 worker.ref.tell(StartWorker())
-            yield worker, system.recorder, system
-            system.cancel()
+            yield worker, system.recorder
     system.recorder.check()
     for pid in {status.pid for status in system.recorder.statuses if status.pid is not None}:
         wait_gone(pid)

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_sockets")]
 
 
 async def test_a_worker_serves_and_stops_when_asked() -> None:
-    async with supervised("good", start=False) as (worker, heard, _):
+    async with supervised("good", start=False) as (worker, heard):
         assert not worker.status.running
         with pytest.raises(WorkerUnavailable, match="stopped"):
             worker.send_nowait([submit()])
@@ -56,7 +56,7 @@ async def test_a_worker_serves_and_stops_when_asked() -> None:
 async def test_a_worker_does_not_get_the_servers_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_API_KEY", "secret")
     monkeypatch.setenv("BATON_TEST_OTHER", "handed-on")
-    async with supervised("good") as (_, heard, _):
+    async with supervised("good") as (_, heard):
         status = await heard.until_state(WorkerState.READY)
         environment = await anyio.Path(f"/proc/{status.pid}/environ").read_bytes()
     assert b"BATON_TEST_OTHER=handed-on" in environment
@@ -64,7 +64,7 @@ async def test_a_worker_does_not_get_the_servers_key(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_socket_file_lives_only_until_the_worker_has_come(tmp_path: Path) -> None:
-    async with supervised("good") as (worker, heard, _):
+    async with supervised("good") as (worker, heard):
         await heard.until(lambda: bool(heard.states))
         assert len(os.listdir(tmp_path)) == 1
         await heard.until_state(WorkerState.READY)
@@ -75,9 +75,8 @@ async def test_a_socket_file_lives_only_until_the_worker_has_come(tmp_path: Path
 
 async def test_a_cancel_lets_a_willing_worker_leave_by_itself() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with supervised("good") as (_, heard, system):
+        async with supervised("good") as (_, heard):
             await heard.until_state(WorkerState.READY)
-            system.cancel()
     assert heard.lost == [(1, "stopped")]
     assert WorkerState.BACKOFF not in heard.states
     assert [line["status"] for line in logs if line["event"] == "worker_exited"] == [0]
@@ -86,7 +85,7 @@ async def test_a_cancel_lets_a_willing_worker_leave_by_itself() -> None:
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
 async def test_a_cancel_at_any_moment_leaves_nothing(turns: int) -> None:
     descriptors = len(os.listdir("/dev/fd"))
-    async with supervised("good", deadlines=replace(PATIENT, term=0.2)) as (worker, _, _):
+    async with supervised("good", deadlines=replace(PATIENT, term=0.2)) as (worker, _):
         for _ in range(turns):
             await asyncio.sleep(0)
     assert worker.status.state is WorkerState.STOPPED
@@ -96,19 +95,17 @@ async def test_a_cancel_at_any_moment_leaves_nothing(turns: int) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 async def test_a_worker_that_ignores_everything_is_killed(how: str) -> None:
-    async with supervised("deaf", deadlines=replace(PATIENT, stop=0.3, term=0.2)) as (worker, heard, system):
+    async with supervised("deaf", deadlines=replace(PATIENT, stop=0.3, term=0.2)) as (worker, heard):
         await heard.until_state(WorkerState.READY)
         if how == "stop":
             worker.ref.tell(StopWorker())
             await heard.until_state(WorkerState.STOPPED)
-        else:
-            system.cancel()
     assert worker.status.state is WorkerState.STOPPED
     assert heard.lost == [(1, "stopped")]
 
 
 async def test_a_draining_worker_takes_only_cancels_and_loses_nothing() -> None:
-    async with supervised("slow_drain") as (worker, heard, _):
+    async with supervised("slow_drain") as (worker, heard):
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         worker.ref.tell(DrainWorker(30.0))
@@ -121,7 +118,7 @@ async def test_a_draining_worker_takes_only_cancels_and_loses_nothing() -> None:
 
 
 async def test_a_drain_that_takes_too_long_ends_by_force() -> None:
-    async with supervised("deaf", deadlines=replace(PATIENT, stop=0.2, term=0.2)) as (worker, heard, _):
+    async with supervised("deaf", deadlines=replace(PATIENT, stop=0.2, term=0.2)) as (worker, heard):
         await heard.until_state(WorkerState.READY)
         worker.ref.tell(DrainWorker(0.1))
         await heard.until_state(WorkerState.STOPPED)
@@ -129,14 +126,14 @@ async def test_a_drain_that_takes_too_long_ends_by_force() -> None:
 
 @pytest.mark.parametrize("mode", ["silent_start", "stuck_loading"])
 async def test_a_worker_is_stopped_before_it_is_ready(mode: str) -> None:
-    async with supervised(mode, deadlines=replace(PATIENT, term=0.2)) as (worker, heard, _):
+    async with supervised(mode, deadlines=replace(PATIENT, term=0.2)) as (worker, heard):
         await heard.until_state(WorkerState.STARTING if mode == "silent_start" else WorkerState.LOADING)
         worker.ref.tell(DrainWorker(1000.0))
         await heard.until_state(WorkerState.STOPPED)
 
 
 async def test_a_stop_while_it_waits_for_its_restart() -> None:
-    async with supervised("exits", policy=RestartPolicy(first_delay_s=3600, max_delay_s=3600)) as (worker, heard, _):
+    async with supervised("exits", policy=RestartPolicy(first_delay_s=3600, max_delay_s=3600)) as (worker, heard):
         await heard.until_state(WorkerState.BACKOFF)
         worker.ref.tell(StopWorker())
         await heard.until_state(WorkerState.STOPPED)
@@ -144,14 +141,14 @@ async def test_a_stop_while_it_waits_for_its_restart() -> None:
 
 
 async def test_a_stop_of_a_worker_that_was_not_started_is_answered_and_changes_nothing() -> None:
-    async with supervised("good", start=False) as (worker, heard, _):
+    async with supervised("good", start=False) as (worker, heard):
         status = await worker.ref.ask(StopWorker, timeout=WAIT_S)
         assert (status.state, status.incarnation) == (WorkerState.STOPPED, 0)
         assert heard.statuses == []
 
 
 async def test_a_stopped_worker_can_be_started_again() -> None:
-    async with supervised("good") as (worker, _, _):
+    async with supervised("good") as (worker, _):
         for incarnation in (1, 2):
             status: WorkerStatus = await worker.ref.ask(lambda reply: AwaitReady(0, reply), timeout=WAIT_S)
             assert (status.state, status.incarnation) == (WorkerState.READY, incarnation)
@@ -161,7 +158,7 @@ async def test_a_stopped_worker_can_be_started_again() -> None:
 
 
 async def test_operations_are_messages_that_are_answered_when_they_are_done() -> None:
-    async with supervised("slow_drain") as (worker, heard, _):
+    async with supervised("slow_drain") as (worker, heard):
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         with pytest.raises(AskTimeout):
@@ -181,7 +178,7 @@ async def test_operations_are_messages_that_are_answered_when_they_are_done() ->
 
 
 async def test_the_end_of_a_grace_is_told_while_the_worker_still_runs() -> None:
-    async with supervised("slow_drain") as (worker, heard, _):
+    async with supervised("slow_drain") as (worker, heard):
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         worker.ref.tell(RestartWorker(0.05, 60.0))
@@ -194,7 +191,7 @@ async def test_the_end_of_a_grace_is_told_while_the_worker_still_runs() -> None:
 
 async def test_a_flood_on_stderr_is_bounded_and_holds_nobody_up() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with supervised("flood") as (worker, heard, _):
+        async with supervised("flood") as (worker, heard):
             await heard.until_state(WorkerState.READY)
             worker.ref.tell(StopWorker())
             await heard.until_state(WorkerState.STOPPED)
@@ -206,7 +203,7 @@ async def test_a_flood_on_stderr_is_bounded_and_holds_nobody_up() -> None:
 
 async def test_worker_logs_are_carried_with_the_worker_s_name() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with supervised("logs") as (_, heard, _):
+        async with supervised("logs") as (_, heard):
             await heard.until_state(WorkerState.READY)
     carried = [line for line in logs if line["event"] in ("from_worker", "worker_output")]
     assert carried == [
@@ -223,7 +220,7 @@ async def test_a_watcher_that_raises_is_logged_and_passed_over() -> None:
                 raise LookupError("a bug")
 
     with structlog.testing.capture_logs() as logs:
-        async with supervised("good", recorder=Fragile()) as (worker, heard, _):
+        async with supervised("good", recorder=Fragile()) as (worker, heard):
             await heard.until_state(WorkerState.READY)
             worker.send_nowait([submit()])
             await heard.until(lambda: len(heard.events) == 2)
@@ -237,7 +234,7 @@ async def test_a_full_link_makes_the_worker_unavailable() -> None:
     large = Submit(
         stream=2, request="r", input=TokensInput(tokens=(70_000,) * 10_000), sampling=Sampling(), limits=Limits()
     )
-    async with supervised("stopped_process", deadlines=replace(PATIENT, term=0.2)) as (worker, heard, _):
+    async with supervised("stopped_process", deadlines=replace(PATIENT, term=0.2)) as (worker, heard):
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         with pytest.raises(WorkerUnavailable, match="messages wait already"):

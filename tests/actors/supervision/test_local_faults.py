@@ -55,7 +55,7 @@ FROM_OUTSIDE = {"stopped_process", "killed"}
 async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str, reason: str) -> None:
     deadlines = replace(PATIENT, term=0.2, stop=1, **({limit: 0.4} if limit else {}))
     outside = mode in FROM_OUTSIDE and sys.platform == "linux"  # elsewhere nobody tells
-    async with supervised(mode, policy=ONCE, deadlines=deadlines) as (worker, heard, _):
+    async with supervised(mode, policy=ONCE, deadlines=deadlines) as (worker, heard):
         await heard.until(lambda: heard.states[-1:] in ([WorkerState.READY], [WorkerState.GIVEN_UP]))
         if heard.states[-1] is WorkerState.READY:
             if mode == "killed":
@@ -78,7 +78,7 @@ async def test_who_fell_silent_without_work_is_soon_replaced_whatever_it_is_sent
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("actors.supervision.protocol_state.SILENT_S", 0.2)
-    async with supervised("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0)) as (worker, heard, _):
+    async with supervised("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0)) as (worker, heard):
         status = await heard.until_state(WorkerState.READY)
         os.kill(pid_of(status), signal.SIGSTOP)
         while anyio.current_time() - worker.status.last_frame < 0.2:  # noqa: ASYNC110  silence does not tell
@@ -100,7 +100,7 @@ async def test_a_stranger_at_the_socket_is_not_taken_for_the_worker() -> None:
         endpoints.append(endpoint)
         return silent(endpoint, incarnation)
 
-    async with supervised(command=command, deadlines=replace(PATIENT, term=0.2)) as (worker, heard, _):
+    async with supervised(command=command, deadlines=replace(PATIENT, term=0.2)) as (worker, heard):
         await heard.until(lambda: worker.status.pid is not None)
         stranger = Link.connect(endpoints[0], lambda frames: None)
         hello = Hello(PROTOCOL_VERSION, "w", 1, pid_of(worker.status), "m", "fake", "none", 4, 128)
@@ -114,7 +114,7 @@ async def test_a_stranger_at_the_socket_is_not_taken_for_the_worker() -> None:
 
 async def test_another_protocol_version_is_refused_for_good() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with supervised("wrong_version") as (_, heard, _):
+        async with supervised("wrong_version") as (_, heard):
             status = await heard.until_state(WorkerState.GIVEN_UP)
     assert "protocol version 2 is not 1" in status.reason
     assert status.incarnation == 1
@@ -122,14 +122,14 @@ async def test_another_protocol_version_is_refused_for_good() -> None:
 
 
 async def test_a_worker_that_can_never_load_is_given_up_at_once() -> None:
-    async with supervised("load_refused", "good") as (_, heard, _):
+    async with supervised("load_refused", "good") as (_, heard):
         status = await heard.until_state(WorkerState.GIVEN_UP)
     assert status.reason == "cannot be healed by a restart: it left (load_refused): no such device"
     assert status.incarnation == 1
 
 
 async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
-    async with supervised("good") as (worker, heard, _):
+    async with supervised("good") as (worker, heard):
         first = await heard.until_state(WorkerState.READY)
         os.kill(pid_of(first), signal.SIGKILL)
         await heard.until(lambda: bool(heard.lost))
@@ -154,7 +154,7 @@ async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody tells who sent a SIGKILL")
 async def test_it_may_be_killed_as_often_as_somebody_likes() -> None:
     policy = RestartPolicy(max_failures=2, first_delay_s=0.0, max_delay_s=0.0)
-    async with supervised("good", policy=policy) as (_, heard, _):
+    async with supervised("good", policy=policy) as (_, heard):
         for incarnation in range(1, 6):
             status = await heard.until_state(WorkerState.READY)
             assert status.incarnation == incarnation
@@ -171,7 +171,7 @@ async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> N
         await heard.until(lambda: worker.status.incarnation == incarnation and worker.status.pid is not None)
         os.kill(pid_of(worker.status), signal.SIGSTOP)
 
-    async with supervised("silent_start", "stuck_loading", "good", deadlines=deadlines) as (worker, heard, _):
+    async with supervised("silent_start", "stuck_loading", "good", deadlines=deadlines) as (worker, heard):
         for incarnation in (1, 2):
             await suspend(incarnation)
         assert (await heard.until_state(WorkerState.READY)).incarnation == 3
@@ -180,7 +180,7 @@ async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> N
 
 async def test_it_is_given_up_after_too_many_failures() -> None:
     policy = RestartPolicy(max_failures=3, first_delay_s=0.0, max_delay_s=0.0)
-    async with supervised("exits", policy=policy) as (worker, heard, _):
+    async with supervised("exits", policy=policy) as (worker, heard):
         await heard.until_state(WorkerState.GIVEN_UP)
     assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, 3)
     assert worker.status.reason == "failed 3 times within 300 s: its process exited with status 4"
@@ -189,7 +189,7 @@ async def test_it_is_given_up_after_too_many_failures() -> None:
 
 async def test_ends_that_are_exempt_do_not_count() -> None:
     policy = RestartPolicy(max_failures=2, first_delay_s=0.0, max_delay_s=0.0)
-    async with supervised("last_words", policy=policy) as (worker, heard, _):
+    async with supervised("last_words", policy=policy) as (worker, heard):
         for incarnation in range(1, 6):
             await heard.until_state(WorkerState.READY)
             if incarnation <= 3:
@@ -210,7 +210,7 @@ async def test_starts_that_keep_failing_are_given_up_however_long_each_takes() -
         worker.send_nowait([submit(incarnation)])
         await heard.until(lambda: worker.status.incarnation > incarnation)
 
-    async with supervised("last_words", "last_words", *["exits"] * 8, policy=forgetful) as (worker, heard, _):
+    async with supervised("last_words", "last_words", *["exits"] * 8, policy=forgetful) as (worker, heard):
         for incarnation in (1, 2):
             await fail(incarnation)
         await heard.until_state(WorkerState.GIVEN_UP)
@@ -230,7 +230,6 @@ async def test_one_that_served_is_tried_until_the_system_has_room_for_it() -> No
     async with supervised(command=command, policy=RestartPolicy(), deadlines=replace(PATIENT, shortage=0.001)) as (
         worker,
         heard,
-        _,
     ):
         await heard.until_state(WorkerState.READY)
         os.kill(pid_of(worker.status), signal.SIGKILL)
@@ -244,13 +243,13 @@ async def test_one_that_never_served_is_not() -> None:
     def command(endpoint: str, incarnation: int) -> Sequence[str]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async with supervised(command=command) as (worker, heard, _):
+    async with supervised(command=command) as (worker, heard):
         await heard.until_state(WorkerState.GIVEN_UP)
     assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, MAX_FAILED_STARTS)
 
 
 async def test_a_worker_that_dies_while_it_drains_has_failed() -> None:
-    async with supervised("slow_drain", deadlines=PATIENT) as (worker, heard, _):
+    async with supervised("slow_drain", deadlines=PATIENT) as (worker, heard):
         await heard.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         worker.ref.tell(RestartWorker(30.0))
@@ -264,11 +263,7 @@ async def test_a_worker_that_dies_while_it_drains_has_failed() -> None:
 
 
 async def test_a_program_that_is_not_there_is_given_up() -> None:
-    async with supervised(command=lambda endpoint, incarnation: ["/no/such/program"], policy=ONCE) as (
-        worker,
-        heard,
-        _,
-    ):
+    async with supervised(command=lambda endpoint, incarnation: ["/no/such/program"], policy=ONCE) as (worker, heard):
         await heard.until_state(WorkerState.GIVEN_UP)
     assert "cannot start '/no/such/program'" in worker.status.reason
     assert worker.status.last_failure is not None

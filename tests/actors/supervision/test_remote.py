@@ -80,7 +80,6 @@ async def awaited(
             system.watch(worker)
             worker.ref.tell(StartWorker())
             yield worker, system.recorder, rejections
-            system.cancel()
     system.recorder.check()
 
 

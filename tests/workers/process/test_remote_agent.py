@@ -55,16 +55,13 @@ class Stub(WorkerRef):
     """A worker for which the test speaks."""
 
     def __init__(self) -> None:
+        self.name = "w"
         self.inbox = Inbox()
         self.ref = self.inbox.ref
         self.now = NEVER
         self.sent: list[Command] = []
         self.messages: list[int] = []
         self.full = False
-
-    @property
-    def name(self) -> str:
-        return "w"
 
     @property
     def status(self) -> WorkerStatus:
@@ -103,7 +100,6 @@ async def agent(address: str, keys: CurveKeys) -> AsyncIterator[Agent]:
         system.spawn("agent", made)
         await anyio.wait_all_tasks_blocked()
         yield made
-        system.cancel()
 
 
 class Joined:
