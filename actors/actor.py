@@ -52,9 +52,9 @@ class ReplyTo(Generic[R]):
         self._future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
 
     @property
-    def abandoned(self) -> bool:
-        """Nobody waits for it any more."""
-        return self._future.cancelled()
+    def done(self) -> bool:
+        """It was answered, or nobody waits for it any more."""
+        return self._future.done()
 
     def send(self, value: R) -> None:
         """Answer with a value."""
@@ -81,22 +81,24 @@ class Waiting:
     """Replies of one actor that wait until its state allows an answer."""
 
     def __init__(self) -> None:
-        self._settled: list[Callable[[], bool]] = []
+        self._replies: list[tuple[ReplyTo[Any], Callable[[], Any]]] = []
 
     def add(self, reply: ReplyTo[R], answer: Callable[[], R | None]) -> None:
-        """Send what `answer` returns, at the first `settle` at which that is not None."""
-
-        def settled() -> bool:
-            value = None if reply.abandoned else answer()
-            if value is not None:
-                reply.send(value)
-            return value is not None or reply.abandoned
-
-        self._settled.append(settled)
+        """Send what `answer` returns, at the first `settle` at which that is not None, or what it raises."""
+        self._replies.append((reply, answer))
 
     def settle(self) -> None:
-        """The state may have changed."""
-        self._settled = [each for each in self._settled if not each()]
+        """To be called when the state may have changed."""
+        for reply, answer in self._replies:
+            if not reply.done:
+                try:
+                    value = answer()
+                except Exception as error:  # noqa: BLE001  it is the answer
+                    reply.fail(error)
+                else:
+                    if value is not None:
+                        reply.send(value)
+        self._replies = [each for each in self._replies if not each[0].done]
 
 
 class _Asked(Struct, frozen=True):
@@ -247,7 +249,7 @@ class Context:
         reply: ReplyTo[Any] | None = None
         if type(message) is _Asked:
             message, reply = message.message, message.reply
-            if reply.abandoned:
+            if reply.done:
                 return
         try:
             self._actor.handle(message)

@@ -70,7 +70,7 @@ class Mailbox(Generic[M]):
         self._handle = handle
         self._messages: deque[M] = deque()
         self._idle = False
-        """Open, empty, and no message is being handled: the dispatcher must be told of the next one."""
+        """Open, empty, and no message is being handled: the next one must schedule it."""
 
     def post(self, message: M, urgent: bool = False) -> None:
         """Append a message. Raises `MailboxFull`; then it was not taken."""

@@ -26,14 +26,14 @@ class JoinRequest:
     link: Link
 
     def hand_to(self, recipient: "Ref[JoinRequest]") -> None:
-        """Tell an actor of it, which owns the link then; decline if that takes no more messages."""
+        """Post it to an actor, which owns the link then; decline if that takes no more messages."""
         try:
             recipient.tell(self)
         except (MailboxFull, ActorStopped):
             self.decline("the gateway has no room for another join request: come again")
 
     def decline(self, why: str) -> None:
-        """Tell the worker why it may not join, as far as it can be told, and close the link."""
+        """Tell the worker why it may not join, unless it has gone, and close the link."""
         try:
             self.link.send_nowait([encode(Welcome(self.hello.incarnation, refusal=clip(why)))])
         except (LinkClosed, LinkFull):

@@ -84,7 +84,7 @@ def tied(command: Sequence[str], niceness: int = 0) -> list[str]:
 def main(parent: int, command: list[str]) -> None:
     """Become the command, tied to that parent."""
     try:
-        if die_with_parent() and os.getppid() != parent:  # it died before the kernel was told
+        if die_with_parent() and os.getppid() != parent:  # it died before the request
             raise SystemExit(1)
     except OSError:
         pass  # a sandbox without this call: it may outlive its parent

@@ -10,19 +10,21 @@ from dataclasses import replace
 import structlog
 from msgspec import Struct
 
+from actors.join.request import DECLINE_LINGER_S
 from actors.process.exit_cause import Origin
 from actors.supervision import messages as msg
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.protocol_state import PeerMisbehaved, PeerRefused, ProtocolState
 from actors.supervision.worker import GraceEnded, IncarnationLost, LastFailure, WorkerEvent, WorkerStatus
 from actors.transport.rejections import Rejection, Rejections
+from protocol.codec import decode_event
 from protocol.commands import Command, Drain, Stop, Welcome
-from protocol.errors import ByeReason
+from protocol.errors import ByeReason, ProtocolError
 from protocol.events import Beat, Bye, Event, Failed, Finished, Hello, Ready, Step
 
 EXIT_LAG_S = 1.0
 """How long the exit of a process and the end of its link may be apart, on a busy machine. The kernel closes a process's
-sockets just before it reports the exit, which alone says who ended it; its last frames may still be on their way."""
+sockets just before it reports the exit, which alone shows who ended it; its last frames may still be on their way."""
 _ENDED_BY_OTHERS = frozenset({ByeReason.STOPPED, ByeReason.KILLED})
 
 
@@ -90,8 +92,8 @@ class Incarnation:
             case msg.Started(pid, address):
                 self.pid, self.address = pid, address
                 yield Changed()
-            case msg.Received(events, fault) if self.loss is None:
-                yield from self._receive(events, fault, now)
+            case msg.Frames(_, frames, fault) if self.loss is None:
+                yield from self._receive(frames, fault, now)
             case msg.NotSent(Welcome()) if self.loss is None:
                 yield from self.lose(msg.Loss("it could not be welcomed"), now)
             case msg.NotSent() if not self.ending:
@@ -111,13 +113,16 @@ class Incarnation:
 
     # Frames.
 
-    def _receive(self, events: Sequence[Event], fault: str | None, now: float) -> Iterator[Moment]:
+    def _receive(self, frames: Sequence[bytes], fault: str, now: float) -> Iterator[Moment]:
         seen = self.seen
-        for event in events:
+        for frame in frames:
             before = seen.state, seen.loading
             try:
+                if fault:
+                    raise PeerMisbehaved(fault)
+                event = decode_event(frame)
                 seen.receive(event, now)
-            except PeerMisbehaved as error:
+            except (ProtocolError, PeerMisbehaved) as error:
                 yield from self._reject(error, now)
                 return
             if isinstance(event, Step | Beat | Finished | Failed):
@@ -131,8 +136,6 @@ class Incarnation:
                 return
             if before != (seen.state, seen.loading):
                 yield Changed()
-        if fault is not None:
-            yield from self._reject(PeerMisbehaved(fault), now)
 
     def _note(self, event: Event) -> None:
         log = self._log
@@ -143,7 +146,7 @@ class Incarnation:
         elif isinstance(event, Bye):
             log.info("worker_bye", reason=event.reason, text=event.text)
 
-    def _reject(self, error: PeerMisbehaved, now: float) -> Iterator[Moment]:
+    def _reject(self, error: Exception, now: float) -> Iterator[Moment]:
         """Take nothing more from a peer that broke the protocol; tell it why if it has only just come."""
         self._log.warning("worker_frame_refused", reason=str(error))
         refused = error if isinstance(error, PeerRefused) else None
@@ -154,8 +157,8 @@ class Incarnation:
     # Ends.
 
     def leave(self, message: msg.DrainWorker | msg.RestartWorker | msg.StopWorker, now: float) -> Iterator[Moment]:
-        """Ask it to leave, and see that it does: at once when it has nothing to finish. A remote one is not told to
-        stop: it may serve another gateway, or this one's successor."""
+        """Ask it to leave, and see that it does: at once when it has nothing to finish. A remote one gets no `Stop`: it
+        may serve another gateway, or this one's successor."""
         seen = self.seen
         if seen.hello is None or (seen.joins and isinstance(message, msg.StopWorker)):
             yield from self._leave_now(now)
@@ -189,7 +192,9 @@ class Incarnation:
 
     def _close(self, loss: msg.Loss, refusal: str = "") -> Iterator[Moment]:
         self.loss = loss
-        yield msg.CloseLink(refusal)
+        if refusal:
+            yield msg.SendCommand(Welcome(self.seen.number, refusal=refusal))
+        yield msg.CloseLink(DECLINE_LINGER_S if refusal else 0.0)
         yield Changed()
         if self.seen.hello is not None:
             yield IncarnationLost(self.seen.worker, self.seen.number, loss.reason, loss.origin, loss.asked)
@@ -209,7 +214,7 @@ class Incarnation:
     def _end_process(self, ask_s: float) -> Iterator[Moment]:
         if not self.ending:
             self.ending = True
-            yield msg.EndIncarnation(self.seen.number, ask_s)
+            yield msg.EndIncarnation(ask_s)
 
     def _patience(self, now: float) -> float:
         """Seconds that it has left to end by itself."""

@@ -19,7 +19,6 @@ from actors.supervision.restart_policy import MAX_REMEMBERED, FailureRecord, Res
 from actors.supervision.worker import LastFailure, WorkerChanged, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.transport.rejections import Rejection, Rejections
 from protocol.commands import Cancel, Command
-from protocol.events import Gauges
 
 TAKE_OVER_S = 5.0
 """A remote worker that has sent nothing for this long (it sends a heartbeat each second) is dropped for the same one
@@ -74,21 +73,8 @@ class Life:
         """The worker now."""
         there = self._current
         state, reason, running = self._standing(None if there is None else there.loss)
-        status = WorkerStatus(
-            name=self.name,
-            state=state,
-            pid=None,
-            incarnation=self.number,
-            restarts=self._restarts,
-            hello=None,
-            ready=None,
-            gauges=Gauges(),
-            loading=None,
-            last_progress=0.0,
-            reason=reason,
-            last_failure=self._last_failure if there is None else there.failure or self._last_failure,
-            running=running,
-        )
+        failure = self._last_failure if there is None else there.failure or self._last_failure
+        status = WorkerStatus(self.name, state, self.number, self._restarts, reason, failure, running)
         return status if there is None or there.loss is not None else there.describe(status)
 
     @property
@@ -124,9 +110,13 @@ class Life:
             self._current.seen.sent(commands, now)
 
     def take(self, message: msg.Input, now: float) -> list[msg.Decision]:
-        """Take one input: the decisions that follow, in order. What is about an incarnation is about the latest."""
+        """Take one input: the decisions that follow, in order."""
         self._out, current = [], self._current
         match message:
+            case msg.Frames(number) | msg.LinkLost(number) | msg.Exited(number) | msg.Ended(number) if (
+                number != self.number
+            ):
+                pass  # of an earlier incarnation
             case msg.StartWorker():
                 if not self.running:
                     self.running, self._stop_asked = True, False

@@ -17,7 +17,6 @@ from actors.process.logs import forward
 from actors.supervision.life import Terms
 from actors.supervision.messages import Ended, Exited, Frames, LinkLost, Started
 from actors.supervision.peer import Report
-from actors.supervision.protocol_state import PeerMisbehaved
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
 from actors.transport.rate_limit import PeerRate
@@ -52,15 +51,16 @@ class LocalPeer:
         self._endpoint: LocalEndpoint | None = None
         self._child: ChildProcess | None = None
         self._ending = False
+        self._greeted = False
 
     def start(self, number: int, request: JoinRequest | None, report: Report) -> tuple[Link, Started]:
         """Bind a link in a fresh folder of mode 0700, and spawn a process that connects to it."""
-        self._report, self._number, self._ending = report, number, False
+        self._report, self._number, self._ending, self._greeted = report, number, False, False
         with contextlib.ExitStack() as undo:
             self._endpoint = undo.enter_context(LocalEndpoint())
             link = Link.bind(
                 self._endpoint.address,
-                lambda frames: report(Frames(number, frames)),
+                lambda frames: report(Frames(number, frames, "" if self._greeted else self._intruder(link))),
                 on_lost=lambda reason: report(LinkLost(number, reason, Origin.WITHIN, link.cut_off)),
                 rate=PeerRate(),
                 on_rejected=self._terms.rejections.count,
@@ -74,13 +74,9 @@ class LocalPeer:
         self._log.info("worker_started", incarnation=number, pid=self._child.pid)
         return link, Started(self._child.pid)
 
-    def check(self, link: Link) -> None:
-        pid = link.peer_pid
-        if pid is not None and self._child is not None and not self._child.owns(pid):
-            raise PeerMisbehaved(f"process {pid} said Hello, which was not started here")
-
     def welcomed(self) -> None:
         """Remove the folder of the socket: a gateway that is killed leaves no file then."""
+        self._greeted = True
         if self._endpoint is not None:
             self._endpoint.remove()
 
@@ -89,12 +85,19 @@ class LocalPeer:
         state = None if self._child is None else self._child.state
         return state == STOPPED, of_hang(state)
 
-    def end(self, number: int, ask_s: float) -> None:
+    def end(self, ask_s: float) -> None:
         self._ending = True
         if self._child is None or self._child.returncode is not None:
-            asyncio.get_running_loop().call_soon(self._gone, number)
+            asyncio.get_running_loop().call_soon(self._gone, self._number)
         else:
             self._child.end(ask_s, self._terms.deadlines.term)
+
+    def _intruder(self, link: Link) -> str:
+        """What is wrong with the process that sends, if it is another one than was started."""
+        pid = link.peer_pid
+        if pid is None or self._child is None or self._child.owns(pid):
+            return ""
+        return f"process {pid} said Hello, which was not started here"
 
     def _exited(self, number: int) -> None:
         child = self._child

@@ -7,7 +7,6 @@ from actors.join.request import JoinRequest
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerNotice, WorkerStatus
 from protocol.commands import Command
-from protocol.events import Event
 
 # From those who supervise the worker. A `JoinRequest` is one of these.
 
@@ -37,8 +36,6 @@ class RestartWorker(Struct, frozen=True):
 class StopWorker(Struct, frozen=True):
     """Stop for good: ask, wait for `Deadlines.stop`, then kill. A remote one is disconnected."""
 
-    reply: ReplyTo[WorkerStatus] | None = None
-
 
 class AwaitReady(Struct, frozen=True):
     """Ask for the status once an incarnation later than `after` takes requests, or the worker has ended."""
@@ -57,10 +54,11 @@ class Exempt(Struct, frozen=True):
 
 
 class Frames(Struct, frozen=True):
-    """A message arrived on the link."""
+    """A message arrived on the link. `fault` is why nothing of it may be taken."""
 
     incarnation: int
     frames: list[bytes]
+    fault: str = ""
 
 
 class LinkLost(Struct, frozen=True):
@@ -120,15 +118,14 @@ class SendCommand(Struct, frozen=True):
 
 
 class CloseLink(Struct, frozen=True):
-    """Close the link, after a `refusal` of the `Hello` if there is one."""
+    """Close the link. What was sent last may take `linger_s` seconds to leave, for which the event loop waits."""
 
-    refusal: str = ""
+    linger_s: float = 0.0
 
 
 class EndIncarnation(Struct, frozen=True):
     """Give it `ask_s` seconds to end by itself, then end it by force: `Ended` follows."""
 
-    number: int
     ask_s: float
 
 
@@ -158,13 +155,6 @@ class NotSent(Struct, frozen=True):
     command: Command
 
 
-class Received(Struct, frozen=True):
-    """Frames arrived; `fault` is why what came after them cannot be taken."""
-
-    events: tuple[Event, ...]
-    fault: str | None = None
-
-
 class Look(Struct, frozen=True):
     """What can be seen of the incarnation when the life is due: a signal has stopped its process, who would be to blame
     if it hung, and whether it has sent a message that breaks the link's bounds."""
@@ -187,4 +177,4 @@ class Loss(Struct, frozen=True):
     """It left because it was asked to."""
 
 
-Input = WorkerMessage | Started | NotSent | Received | Look | Loss
+Input = WorkerMessage | Started | NotSent | Look | Loss

@@ -12,15 +12,13 @@ Report = Callable[[WorkerReport], None]
 
 
 class Peer(Protocol):
-    """How incarnations start and end, who must be at the other end, and who is to blame for a hang. One at a time. It
-    reports from callbacks of the event loop, never inside one of these calls; `Frames` it may."""
+    """How incarnations start and end, who must be at the other end (else `Frames.fault`), and who is to blame for a
+    hang. One at a time. It reports from callbacks of the event loop, never inside one of these calls; `Frames` it
+    may."""
 
     def start(self, number: int, request: JoinRequest | None, report: Report) -> tuple[Link, Started]:
         """Start an incarnation; the caller owns the link. Raises `EndpointError`, `SpawnFailed` and `OSError`; nothing
         is left then."""
-
-    def check(self, link: Link) -> None:
-        """Raises `PeerMisbehaved` when a `Hello` has come from another process than it should."""
 
     def welcomed(self) -> None:
         """Its `Hello` was answered: nobody else need find the address of the link."""
@@ -29,5 +27,5 @@ class Peer(Protocol):
         """Whether its process is suspended, and who is to blame if it makes no progress now: it has sent nothing for
         `silent_s`, and hangs after `hang_s`."""
 
-    def end(self, number: int, ask_s: float) -> None:
+    def end(self, ask_s: float) -> None:
         """See that it ends: by itself within `ask_s` seconds, then by force. Reports `Ended` within a bounded time."""

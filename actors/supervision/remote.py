@@ -5,6 +5,7 @@ restart of a process.
 """
 
 import asyncio
+import functools
 
 import structlog
 
@@ -25,12 +26,12 @@ class RemotePeer:
     def __init__(self, name: str, terms: Terms) -> None:
         self._log = structlog.get_logger("worker").bind(worker=name)
         self._deadlines = terms.deadlines
-        self._report: Report = lambda report: None
+        self._ended = lambda: None
 
     def start(self, number: int, request: JoinRequest | None, report: Report) -> tuple[Link, Started]:
         """Take over the link of the request, and its `Hello`."""
         assert request is not None, "it starts by joining"
-        self._report, link = report, request.link
+        self._ended, link = functools.partial(report, Ended(number)), request.link
         link.hand_over(
             lambda frames: report(Frames(number, frames)),
             lambda reason: report(LinkLost(number, reason, Origin.OUTSIDE, final=True)),
@@ -38,9 +39,6 @@ class RemotePeer:
         report(Frames(number, [encode(request.hello)]))
         self._log.info("worker_joined", incarnation=number, address=request.address, says=request.hello.worker)
         return link, Started(request.hello.pid, request.address)
-
-    def check(self, link: Link) -> None:
-        """Its key was checked when it joined."""
 
     def welcomed(self) -> None:
         """Its link was never where others could find it."""
@@ -50,6 +48,6 @@ class RemotePeer:
         silence = min(SILENT_S, self._deadlines.heartbeat, self._deadlines.idle, hang_s / 2)
         return False, Origin.OUTSIDE if silent_s >= silence else Origin.WITHIN
 
-    def end(self, number: int, ask_s: float) -> None:
+    def end(self, ask_s: float) -> None:
         """There is nothing to end but the link, which its owner closes."""
-        asyncio.get_running_loop().call_soon(self._report, Ended(number))
+        asyncio.get_running_loop().call_soon(self._ended)

@@ -1,7 +1,7 @@
 """What others know of a worker, local or remote: its status, and what it notifies its watchers of."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from msgspec import Struct
@@ -41,33 +41,33 @@ class LastFailure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker at one moment. `incarnation` counts its starts from 1, `restarts` those that followed a failure; `hello`
-    to `loading` are of this incarnation."""
+    """A worker at one moment. `incarnation` counts its starts from 1, `restarts` those that followed a failure; what
+    comes after `running` is of this incarnation, while there is one."""
 
     name: str
     state: WorkerState
-    pid: int | None
     incarnation: int
     restarts: int
-    hello: Hello | None
-    ready: Ready | None
-    gauges: Gauges
-    loading: Loading | None
-    last_progress: float
+    reason: str = ""
+    """Why it is not serving, when it is not."""
+    last_failure: LastFailure | None = None
+    """Stays when it serves again; None before the first."""
+    running: bool = True
+    """It is kept alive; false once it was stopped or given up, and before its first start."""
+    pid: int | None = None
+    hello: Hello | None = None
+    ready: Ready | None = None
+    gauges: Gauges = field(default_factory=Gauges)
+    loading: Loading | None = None
+    last_progress: float = 0.0
     """Event loop time of the last frame that showed progress: any frame of an idle worker, but only one whose
     `gauges.steps` advanced of a worker with work in flight."""
-    reason: str
-    """Why it is not serving, when it is not."""
     hang_s: float = 0.0
     """Seconds without a finished step, with work in flight, after which this incarnation counts as hung."""
     last_frame: float = math.inf
     """Event loop time of its last frame of any kind, of which one is due each second; infinite while none is due."""
     address: str = ""
     """Where a remote worker connected from; empty for one of this machine. Its `pid` is its own machine's."""
-    last_failure: LastFailure | None = None
-    """Stays when it serves again; None before the first."""
-    running: bool = True
-    """It is kept alive; false once it was stopped or given up, and before its first start."""
 
 
 class WorkerEvent(Struct, frozen=True):

@@ -20,18 +20,13 @@ from actors.supervision import messages as msg
 from actors.supervision.life import Life, Terms
 from actors.supervision.local import CommandLine, LocalPeer, is_shortage
 from actors.supervision.peer import Peer
-from actors.supervision.protocol_state import PeerMisbehaved
 from actors.supervision.remote import RemotePeer
 from actors.supervision.worker import WorkerEvent, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.transport.endpoint import EndpointError
 from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
-from protocol.codec import decode_event, encode
+from protocol.codec import encode
 from protocol.commands import Command, Welcome
-from protocol.errors import ProtocolError
-from protocol.events import Event, Hello
 
-REFUSAL_LINGER_S = 0.1
-"""How long a refusal may take to leave; the event loop waits for it, in the rare case that there is one."""
 END_S = 10.0
 """Time to stop beyond the deadlines that the worker has for it; it is killed before."""
 
@@ -85,12 +80,6 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         """See `WorkerMessage`."""
         life, number = self.life, self.life.number
         match message:
-            case msg.Frames(incarnation, frames):
-                if incarnation == number and self._link is not None:
-                    self._take(self._read(self._link, frames))
-            case msg.LinkLost(incarnation) | msg.Exited(incarnation) | msg.Ended(incarnation):
-                if incarnation == number:
-                    self._take(message)
             case JoinRequest():
                 self._loop.call_soon(self._report, msg.Admit(message))
             case msg.Due():
@@ -100,7 +89,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             case msg.RestartWorker(reply=answer):
                 self._take(message)
                 self._await(answer, lambda: life.gone(number))
-            case msg.DrainWorker(reply=answer) | msg.StopWorker(reply=answer):
+            case msg.DrainWorker(reply=answer):
                 self._take(message)
                 self._await(answer, lambda: False)
             case _:
@@ -124,8 +113,8 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            self._close("")
-            self._peer.end(self.life.number, 0.0)
+            self._close()
+            self._peer.end(0.0)
 
     def send_nowait(self, commands: Sequence[Command]) -> None:
         """See `WorkerRef`."""
@@ -152,18 +141,6 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         except ActorStopped:
             if isinstance(message, msg.Admit):
                 message.request.decline("the gateway is shutting down")
-
-    def _read(self, link: Link, frames: Sequence[bytes]) -> msg.Received:
-        events: list[Event] = []
-        for frame in frames:
-            try:
-                event = decode_event(frame)
-                if isinstance(event, Hello):
-                    self._peer.check(link)
-            except (ProtocolError, PeerMisbehaved) as error:
-                return msg.Received(tuple(events), str(error))
-            events.append(event)
-        return msg.Received(tuple(events))
 
     def _look(self) -> msg.Look:
         if self._link is None:
@@ -196,10 +173,10 @@ class WorkerActor(Actor[msg.WorkerMessage]):
                     return msg.NotSent(command)
                 if isinstance(command, Welcome):
                     self._peer.welcomed()
-            case msg.CloseLink(refusal):
-                self._close(refusal)
-            case msg.EndIncarnation(number, ask_s):
-                self._peer.end(number, ask_s)
+            case msg.CloseLink(linger_s):
+                self._close(linger_s)
+            case msg.EndIncarnation(ask_s):
+                self._peer.end(ask_s)
             case msg.DeclineJoin(request, why):
                 request.decline(why)
             case _:
@@ -211,14 +188,9 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             raise LinkClosed("the link is closed")
         self._link.send_nowait([encode(command) for command in commands])
 
-    def _close(self, refusal: str) -> None:
-        try:
-            if refusal:
-                self._send([Welcome(self.life.number, refusal=refusal)])
-        except (LinkFull, LinkClosed):
-            pass  # it cannot be told
+    def _close(self, linger_s: float = 0.0) -> None:
         if self._link is not None:
-            self._link.close(REFUSAL_LINGER_S if refusal else 0.0)
+            self._link.close(linger_s)
             self._link = None
 
     # What others wait for.

@@ -119,7 +119,7 @@ class Fleet(Actor[msg.FleetMessage]):
     def _take_in(self, member: Member, role: Role) -> None:
         self._router.add(member.worker, member.name, member.model, role)
         self.members[member.name] = member
-        member.worker.ref.watch(self._routes)  # first: it hears of a loss before anybody else
+        member.worker.ref.watch(self._routes)  # first: it is notified of a loss before all others
         member.worker.ref.watch(self.context.ref, WorkerChanged)
         if not self._stopping:
             member.worker.ref.tell(StartWorker())
@@ -147,7 +147,7 @@ class Fleet(Actor[msg.FleetMessage]):
             left = sum(member.status.state is not WorkerState.GIVEN_UP for member in self.members.values())
             if left:
                 _log.error("worker_is_out", worker=status.name, left=left, reason=status.reason)
-            else:  # whoever is notified says why
+            else:  # the watchers log the reasons
                 self.context.notify(msg.FleetGaveUp(self._reasons()))
         self._waiting.settle()
         if self._on_status is not None:
@@ -244,8 +244,8 @@ class Fleet(Actor[msg.FleetMessage]):
         """Whether a worker stands by now, after changing places with a standby if one is ready; None while one may
         become so."""
         roster, member = self._router.roster, self.members[worker]
-        seat = roster[worker]
-        if seat.role is Role.STANDBY:
+        handle = roster[worker]
+        if handle.role is Role.STANDBY:
             return True
         standbys = [
             each
@@ -259,7 +259,7 @@ class Fleet(Actor[msg.FleetMessage]):
             return None
         if not ready and (by is not None or member.status.running or not standbys):
             return False
-        roster.swap(seat, roster[(ready or standbys)[0].name])
+        roster.swap(handle, roster[(ready or standbys)[0].name])
         return True
 
 

@@ -40,7 +40,7 @@ class Router(Actor[WorkerNotice | Terminated]):
     """Admits requests, and hands the sequences what their workers send. Synchronous, on one event loop.
 
     It watches the workers: their notices are its messages. A sequence is released exactly once: at its terminal event,
-    when no worker can go on with it, or when its client lets go, whichever comes first.
+    when no worker can go on with it, or when its client leaves, whichever comes first.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:

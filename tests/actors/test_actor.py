@@ -52,7 +52,7 @@ class TestAsk:
             ref = system.spawn("c", counter)
             with pytest.raises(AskTimeout, match=r"0\.01 s"):
                 await ref.ask(functools.partial(AnswerAt, 10), timeout=0.01)
-            assert counter.later[0].reply.abandoned, "so the actor can tell"
+            assert counter.later[0].reply.done, "so the actor can tell"
             late = system.spawn("late", Counter(diary))
             asking = late.ask(functools.partial(Add, 1000), timeout=WAIT_S)
             asking.send(None)  # up to its wait, before the actor has started: the message waits

@@ -44,7 +44,7 @@ class Entrance(Actor[JoinRequest]):
         self.requests: list[JoinRequest] = []
         self.answers: list[Callable[[JoinRequest], None]] = []
         """What is done with the next requests, instead."""
-        self.heard: list[list[bytes]] = []
+        self.received: list[list[bytes]] = []
         self.lost: list[str] = []
         recipient = system.spawn("entrance", self)
         self.join = JoinListener(self.server, self.listed, recipient, self.rejections, limits, rate)
@@ -56,7 +56,7 @@ class Entrance(Actor[JoinRequest]):
             self.answers.pop(0)(message)
             return
         self.requests.append(message)
-        message.link.hand_over(self.heard.append, self.lost.append)
+        message.link.hand_over(self.received.append, self.lost.append)
         message.link.send_nowait([encode(Welcome(1))])
 
     def rejected(self) -> dict[str, int]:
@@ -87,10 +87,13 @@ class Client:
     """A worker's end."""
 
     def __init__(self, address: str, keys: CurveKeys | None) -> None:
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.lost: list[str] = []
         self.link = Link.connect(
-            address, lambda frames: self.heard.extend(map(decode_command, frames)), on_lost=self.lost.append, keys=keys
+            address,
+            lambda frames: self.received.extend(map(decode_command, frames)),
+            on_lost=self.lost.append,
+            keys=keys,
         )
 
 
@@ -114,5 +117,5 @@ async def joined(door: Entrance, *frames: bytes) -> AsyncIterator[Client]:
     before = len(door.requests)
     async with door.connected(door.keys()) as client:
         await client.link.send([encode(HELLO)])
-        await door.until(lambda: len(door.requests) > before and bool(client.heard))
+        await door.until(lambda: len(door.requests) > before and bool(client.received))
         yield client

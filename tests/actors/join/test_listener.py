@@ -22,18 +22,18 @@ pytestmark = pytest.mark.anyio
 
 async def test_one_on_the_list_gets_a_link_of_its_own(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door, joined(door) as client:
-        (arrival,) = door.requests
-        assert (arrival.name, arrival.hello) == ("far", HELLO)
-        assert arrival.address.startswith("127.0.0.1:")
-        assert client.heard == [Welcome(1)]
+        (request,) = door.requests
+        assert (request.name, request.hello) == ("far", HELLO)
+        assert request.address.startswith("127.0.0.1:")
+        assert client.received == [Welcome(1)]
         big = b"x" * MAX_FRAME_BYTES
         await client.link.send([big, b"y"])
-        arrival.link.send_nowait([encode(Cancel(number)) for number in range(100)])
-        await door.until(lambda: bool(door.heard) and len(client.heard) == 101)
-        assert door.heard == [[big, b"y"]]
+        request.link.send_nowait([encode(Cancel(number)) for number in range(100)])
+        await door.until(lambda: bool(door.received) and len(client.received) == 101)
+        assert door.received == [[big, b"y"]]
         client.link._socket.send_multipart([b"\0" * 8, bytes(MAX_FRAME_BYTES + 1)])
         await door.until(lambda: bool(door.lost))
-        assert len(door.heard) == 1
+        assert len(door.received) == 1
         client.link.close()
         await door.until(lambda: bool(door.lost))
         assert door.rejected() == {}
@@ -55,7 +55,7 @@ async def test_one_that_is_shut_declines_what_is_still_pending(tmp_path: Path) -
         door.join.shut()
         await client.link.send([encode(HELLO)])
         await door.until(lambda: bool(client.lost))
-        assert client.heard == [Welcome(0, "the gateway is shutting down")]
+        assert client.received == [Welcome(0, "the gateway is shutting down")]
         assert (door.rejected(), door.requests) == ({"taken": 1}, [])
 
 
@@ -66,7 +66,7 @@ async def test_a_request_that_nobody_takes_is_declined(tmp_path: Path) -> None:
         await door.context.ref.wait_stopped()
         await client.link.send([encode(HELLO)])
         await door.until(lambda: bool(client.lost))
-        assert client.heard == [Welcome(0, "the gateway has no room for another join request: come again")]
+        assert client.received == [Welcome(0, "the gateway has no room for another join request: come again")]
 
 
 async def test_what_the_gateway_closes_is_closed_for_the_worker(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_a_refusal_arrives(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door, joined(door) as client:
         door.requests[0].decline("not today")
         await door.until(lambda: bool(client.lost))
-        assert client.heard[-1] == Welcome(0, "not today")
+        assert client.received[-1] == Welcome(0, "not today")
 
 
 @pytest.mark.parametrize("wrong", ["key", "server", "plain", "another mechanism"])
@@ -180,7 +180,7 @@ async def test_recorded_bytes_are_worth_nothing(tmp_path: Path) -> None:
         async with tap:
             client = Client(f"tcp://127.0.0.1:{tap.sockets[0].getsockname()[1]}", door.keys())
             await client.link.send([encode(HELLO)])
-            await door.until(lambda: bool(client.heard))
+            await door.until(lambda: bool(client.received))
             client.link.close()
             await door.until(lambda: bool(door.lost))
         assert len(recorded) > 400

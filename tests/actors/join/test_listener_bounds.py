@@ -26,13 +26,13 @@ async def test_a_message_that_does_not_end_ends_the_connection(tmp_path: Path) -
 
             async def pass_on(count: int) -> None:
                 await client.link.send([bytes(1 << 18), bytes(1 << 18)])
-                await door.until(lambda: len(door.heard) == count)
+                await door.until(lambda: len(door.received) == count)
 
             for count in range(1, 5):
                 await pass_on(count)
             await client.link.send([bytes(1 << 19)] * 4)
             await door.until(lambda: bool(client.lost))
-        assert len(door.heard) == 4
+        assert len(door.received) == 4
         assert door.rejected() == {"message": 1}
 
 
@@ -102,15 +102,15 @@ async def test_a_flood_costs_the_one_who_floods(tmp_path: Path) -> None:
     async with entrance(tmp_path, rate=rate) as door, joined(door) as calm, joined(door) as wild:
         for number in range(9):  # with its Hello, as many as are allowed at once
             await wild.link.send([b"%d" % number])
-        await door.until(lambda: len(door.heard) == 9)
+        await door.until(lambda: len(door.received) == 9)
         assert (door.rejected(), wild.lost) == ({}, [])
         await wild.link.send([b"too much"])
         await door.until(lambda: bool(door.lost))
         assert door.lost == ["the peer sent more than 0.001 messages a second"]
         assert door.rejected() == {"flood": 1}
         await calm.link.send([b"still here"])
-        await door.until(lambda: door.heard[-1] == [b"still here"])
-        assert len(door.heard) == 10
+        await door.until(lambda: door.received[-1] == [b"still here"])
+        assert len(door.received) == 10
 
 
 async def test_too_many_bytes_before_the_hello_are_a_refusal(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ async def test_garbage_is_rejected_and_disturbs_no_worker(tmp_path: Path) -> Non
             peer.close() if hang_up else left.append(peer)
             said += 1
             await client.link.send([b"%d" % said])
-            await door.until(lambda: len(door.heard) == said)
+            await door.until(lambda: len(door.received) == said)
 
         @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
         @given(garbage=GARBAGE, hang_up=st.booleans())
@@ -160,6 +160,6 @@ async def test_garbage_is_rejected_and_disturbs_no_worker(tmp_path: Path) -> Non
         for each in left:
             each.close()
         assert (len(door.requests), door.lost) == (1, [])
-        assert door.heard == [[b"%d" % number] for number in range(1, said + 1)]
+        assert door.received == [[b"%d" % number] for number in range(1, said + 1)]
         assert set(door.rejected()) <= {"handshake", "silent"}
         assert door.rejected()

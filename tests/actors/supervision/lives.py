@@ -12,16 +12,17 @@ from actors.supervision.messages import (
     Decision,
     Ended,
     Exited,
+    Frames,
     Input,
     LinkLost,
     Look,
-    Received,
     Started,
 )
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import IncarnationLost, WorkerChanged, WorkerState
 from actors.transport.rejections import Rejections
 from protocol.bounds import PROTOCOL_VERSION
+from protocol.codec import encode
 from protocol.events import Capabilities, Event, Hello, Ready
 
 D = TypeVar("D")
@@ -31,14 +32,14 @@ READY = Ready(capabilities=Capabilities())
 
 
 class Story:
-    """One life. `told` has every decision so far, `new` those of the last input."""
+    """One life. `decisions` has every decision so far, `new` those of the last input."""
 
     def __init__(self, *, joins: bool = False, policy: RestartPolicy = POLICY, deadlines: Deadlines = LIMITS) -> None:
         self.now = 100.0
         self.joins = joins
         self.rejections = Rejections()
         self.life = Life("w", Terms(policy, deadlines, self.rejections), joins=joins)
-        self.told: list[Decision] = []
+        self.decisions: list[Decision] = []
         self.new: list[Decision] = []
 
     @property
@@ -52,7 +53,7 @@ class Story:
     def take(self, *inputs: Input) -> list[Decision]:
         with structlog.testing.capture_logs():
             self.new = [each for message in inputs for each in self.life.take(message, self.now)]
-        self.told += self.new
+        self.decisions += self.new
         return self.new
 
     def of(self, kind: type[D]) -> list[D]:
@@ -65,10 +66,14 @@ class Story:
 
     @property
     def lost(self) -> list[tuple[int, str]]:
-        return [(each.incarnation, each.reason) for each in self.told if isinstance(each, IncarnationLost)]
+        return [(each.incarnation, each.reason) for each in self.decisions if isinstance(each, IncarnationLost)]
 
-    def frames(self, *events: Event, fault: str | None = None) -> list[Decision]:
-        return self.take(Received(events, fault))
+    def message(self, *events: Event, fault: str = "") -> Frames:
+        """As it arrives on the link of the latest incarnation."""
+        return Frames(self.number, [encode(each) for each in events], fault)
+
+    def frames(self, *events: Event) -> list[Decision]:
+        return self.take(self.message(*events))
 
     def hello(self, **fields: Any) -> Hello:
         number = 0 if self.joins else self.number

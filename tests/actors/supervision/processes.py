@@ -15,7 +15,7 @@ from actors.process.exit_cause import Origin
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
 from actors.supervision.local import CommandLine
-from actors.supervision.messages import StartWorker
+from actors.supervision.messages import StartWorker, StopWorker
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import (
     GraceEnded,
@@ -115,6 +115,12 @@ class Recorder(Actor[WorkerNotice | Terminated]):
 
     async def stopped(self) -> None:
         await self._terminated.wait()
+
+    async def stop(self, worker: WorkerRef) -> WorkerStatus:
+        """Stop the worker: its status then."""
+        worker.ref.tell(StopWorker())
+        await self.until(lambda: not worker.status.running)
+        return worker.status
 
     async def until(self, condition: Callable[[], bool]) -> None:
         with anyio.fail_after(WAIT_S):

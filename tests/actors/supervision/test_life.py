@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from actors.process.exit_cause import Origin
 from actors.supervision.messages import (
     Admit,
-    CloseLink,
     Decision,
     DeclineJoin,
     DrainWorker,
@@ -17,12 +16,12 @@ from actors.supervision.messages import (
     EndIncarnation,
     Exempt,
     Exited,
+    Frames,
     Input,
     LinkLost,
     Look,
     Loss,
     NotSent,
-    Received,
     RestartWorker,
     SendCommand,
     Started,
@@ -72,7 +71,7 @@ def test_from_its_start_to_its_end() -> None:
     assert story.of(SendCommand) == [SendCommand(Stop())]
     story.frames(STEP, Bye(ByeReason.STOPPED, ""))
     assert story.kinds() == ["WorkerEvent", "EndIncarnation"]
-    assert story.of(EndIncarnation) == [EndIncarnation(1, LIMITS.stop)], "it leaves by itself"
+    assert story.of(EndIncarnation) == [EndIncarnation(LIMITS.stop)], "it leaves by itself"
     assert story.lost == []
     story.ended()
     assert story.kinds() == ["CloseLink", "IncarnationLost"]
@@ -82,7 +81,7 @@ def test_from_its_start_to_its_end() -> None:
 
 
 class TestExit:
-    """A death is told when its last frames have been taken, and put down to what the exit says."""
+    """A death is reported when its last frames have been taken, and attributed by what the exit reports."""
 
     def test_it_is_judged_when_its_link_has_ended_too(self) -> None:
         story = running()
@@ -92,7 +91,7 @@ class TestExit:
         story.link_lost()
         assert story.kinds() == ["CloseLink", "IncarnationLost", "EndIncarnation"]
         assert story.lost == [(1, "its process exited with status 3")]
-        assert story.of(EndIncarnation) == [EndIncarnation(1, 0.0)]
+        assert story.of(EndIncarnation) == [EndIncarnation(0.0)]
 
     def test_or_after_a_while(self) -> None:
         story = running()
@@ -119,7 +118,7 @@ class TestExit:
             story.later(1.0)
         assert story.lost == [(1, "its link was lost: the peer's connection ended")]
 
-    def test_one_that_said_no_hello_is_told_to_nobody(self) -> None:
+    def test_one_that_said_sent_no_hello_is_reported_to_nobody(self) -> None:
         story = Story()
         story.take(StartWorker(), Started(7))
         story.exits()
@@ -144,7 +143,7 @@ def test_a_failure_is_followed_by_a_start_after_a_delay() -> None:
     story = running()
     story.take(Loss("a failure"))
     assert story.lost == [(1, "a failure")]
-    assert story.ended() == [], "the state is told already"
+    assert story.ended() == [], "the state was reported already"
     assert (story.life.status.restarts, story.life.due) == (1, story.now + POLICY.first_delay_s)
     story.later(1.99)
     assert story.new == []
@@ -195,19 +194,50 @@ def test_a_welcome_that_does_not_reach_it_is_the_end() -> None:
 
 def test_nothing_is_taken_from_one_that_broke_the_protocol() -> None:
     story = running()
-    story.frames(STEP, fault="not a frame")
+    message = story.message(STEP)
+    story.take(Frames(1, [*message.frames, b"not a frame", *message.frames]))
     assert story.kinds() == ["WorkerEvent", "CloseLink", "IncarnationLost", "EndIncarnation"]
-    assert story.lost == [(1, "it broke the protocol: not a frame")]
+    ((_, reason),) = story.lost
+    assert reason.startswith("it broke the protocol: ")
     assert story.frames(STEP) == []
     assert story.rejections.total["frame"] == 1
 
 
-def test_one_that_cannot_be_welcomed_is_told_why_and_leaves_by_itself() -> None:
+def test_nothing_is_taken_from_another_process_than_the_one_that_was_started() -> None:
+    story = Story()
+    story.take(StartWorker(), Started(7))
+    story.take(story.message(story.hello(), fault="process 9 said Hello"))
+    assert story.life.status.last_failure is not None
+    assert story.life.status.last_failure.reason == "it broke the protocol: process 9 said Hello"
+    assert (story.of(SendCommand), story.lost) == ([], [])
+    assert story.of(EndIncarnation) == [EndIncarnation(0.0)]
+
+
+def test_what_is_about_an_earlier_incarnation_has_no_effect() -> None:
+    story = running()
+    old: list[Input] = [
+        story.message(STEP),
+        Exited(1, "exited", Origin.WITHIN, clean=False),
+        LinkLost(1, "gone", Origin.WITHIN, final=True),
+        Ended(1),
+    ]
+    story.exits()
+    story.link_lost()
+    story.ended()
+    story.later(2.0)
+    story.ready()
+    assert story.number == 2
+    assert story.take(*old) == []
+    assert story.state is WorkerState.READY
+
+
+def test_one_that_cannot_be_welcomed_gets_the_reason_and_leaves_by_itself() -> None:
     story = Story()
     story.take(StartWorker(), Started(7))
     story.frames(story.hello(protocol=PROTOCOL_VERSION + 1))
-    assert story.of(CloseLink) == [CloseLink("protocol version 2 is not 1")]
-    assert story.of(EndIncarnation) == [EndIncarnation(1, LIMITS.stop)]
+    refusal = Welcome(1, refusal="protocol version 2 is not 1")
+    assert story.of(SendCommand) == [SendCommand(refusal)]
+    assert story.of(EndIncarnation) == [EndIncarnation(LIMITS.stop)]
     story.ended()
     assert story.state is WorkerState.GIVEN_UP
     assert story.rejections.total["version"] == 1
@@ -233,7 +263,7 @@ class TestLeaving:
         assert story.of(EndIncarnation) == []
         story.later(1.2)
         assert story.of(SendCommand) == [SendCommand(Stop())]
-        assert story.of(EndIncarnation) == [EndIncarnation(1, 0.0)]
+        assert story.of(EndIncarnation) == [EndIncarnation(0.0)]
         story.frames(STEP)
         assert story.of(WorkerEvent) == [WorkerEvent("w", 1, STEP)], "until it is gone it is listened to"
 
@@ -241,12 +271,12 @@ class TestLeaving:
         story = running()
         story.take(DrainWorker(30.0))
         story.take(NotSent(Drain(30_000)))
-        assert story.of(EndIncarnation) == [EndIncarnation(1, 0.0)]
+        assert story.of(EndIncarnation) == [EndIncarnation(0.0)]
 
     def test_one_that_has_not_said_hello_is_ended_at_once(self) -> None:
         story = Story()
         story.take(StartWorker(), Started(7), DrainWorker(1000.0))
-        assert story.of(EndIncarnation) == [EndIncarnation(1, 0.0)]
+        assert story.of(EndIncarnation) == [EndIncarnation(0.0)]
         story.ended()
         assert story.state is WorkerState.STOPPED
 
@@ -302,18 +332,18 @@ class TestLeaving:
         story = running()
         story.frames(Bye(reason, "it panicked"))
         assert story.lost == [(1, f"it left ({reason}): it panicked")]
-        assert story.of(EndIncarnation) == [EndIncarnation(1, LIMITS.stop)]
+        assert story.of(EndIncarnation) == [EndIncarnation(LIMITS.stop)]
 
 
 class TestLooks:
-    def test_a_hang_is_put_down_to_whoever_the_peer_names(self) -> None:
+    def test_a_hang_is_attributed_as_the_peer_says(self) -> None:
         story = running()
         story.life.sent([submit()], story.now)
         for _ in range(21):
             story.frames(IDLE)
             story.later(1.0, Look(hang_origin=Origin.OUTSIDE))
         assert story.lost == [(1, "no step finished with work in flight for 20 s")]
-        lost = next(each for each in story.told if isinstance(each, IncarnationLost))
+        lost = next(each for each in story.decisions if isinstance(each, IncarnationLost))
         assert lost.origin is Origin.OUTSIDE
 
     def test_after_a_stall_of_our_own_it_has_one_more_chance(self) -> None:
@@ -389,7 +419,7 @@ class TestRemote:
             story.link_lost(final=True, origin=Origin.OUTSIDE)
             story.ended()
             assert (story.state, story.life.status.restarts) == (WorkerState.BACKOFF, number)
-        assert [each.origin for each in story.told if isinstance(each, IncarnationLost)] == [Origin.OUTSIDE] * 2
+        assert [each.origin for each in story.decisions if isinstance(each, IncarnationLost)] == [Origin.OUTSIDE] * 2
 
     def test_a_second_one_is_declined_until_the_first_has_been_silent(self) -> None:
         story = self.joined()
@@ -475,9 +505,9 @@ INPUTS = st.sampled_from(
 @given(joins=st.booleans(), script=st.lists(st.tuples(INPUTS, st.floats(0, 3)), max_size=60))
 def test_any_story_keeps_the_rules_for_every_worker(joins: bool, script: list[tuple[object, float]]) -> None:
     """An incarnation starts only when nothing is left of the one before, is ended once, and its watchers get its events
-    between its Hello and its loss, which they are told once."""
+    between its Hello and its loss, which is reported once."""
     story = Story(joins=joins, policy=replace(POLICY, max_failures=10))
-    told: list[Decision] = []
+    decisions: list[Decision] = []
     ending: set[int] = set()
     for what, pause in script:
         message = as_input(story, what)
@@ -489,19 +519,19 @@ def test_any_story_keeps_the_rules_for_every_worker(joins: bool, script: list[tu
             story.take(Admit(request(story)))
         else:
             story.take(message)
-        told += story.new
+        decisions += story.new
         for each in story.new:
             if isinstance(each, StartIncarnation):
                 assert each.number == 1 or each.number - 1 in ending
             elif isinstance(each, EndIncarnation):
-                assert each.number not in ending
-                ending.add(each.number)
+                assert story.number not in ending
+                ending.add(story.number)
         assert story.life.running == story.life.status.running or story.of(WorkerChanged)
         assert (story.life.due < float("inf")) <= story.life.running
-    lost = [each.incarnation for each in told if isinstance(each, IncarnationLost)]
+    lost = [each.incarnation for each in decisions if isinstance(each, IncarnationLost)]
     assert lost == sorted(set(lost))
     over: set[int] = set()
-    for each in told:
+    for each in decisions:
         if isinstance(each, IncarnationLost):
             over.add(each.incarnation)
         elif isinstance(each, WorkerEvent):
@@ -511,7 +541,7 @@ def test_any_story_keeps_the_rules_for_every_worker(joins: bool, script: list[tu
 def as_input(story: Story, what: object) -> Input:
     match what:
         case "hello":
-            return Received((story.hello(),))
+            return story.message(story.hello())
         case "ended":
             return Ended(story.number)
         case "exited":
@@ -519,7 +549,7 @@ def as_input(story: Story, what: object) -> Input:
         case "link lost":
             return LinkLost(story.number, "gone", Origin.WITHIN, final=story.joins)
         case Bye() | Step() | Beat():
-            return Received((what,))
+            return story.message(what)
         case _ if what is READY:
-            return Received((READY,))
+            return story.message(READY)
     return what  # type: ignore[return-value]  # the others are inputs

@@ -27,22 +27,22 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_sockets")]
 
 
 async def test_a_worker_serves_and_stops_when_asked() -> None:
-    async with supervised("good", start=False) as (worker, heard):
+    async with supervised("good", start=False) as (worker, recorder):
         assert not worker.status.running
         with pytest.raises(WorkerUnavailable, match="stopped"):
             worker.send_nowait([submit()])
         worker.ref.tell(StartWorker())
-        status = await heard.until_state(WorkerState.READY)
+        status = await recorder.until_state(WorkerState.READY)
         assert (status.incarnation, status.restarts, status.reason) == (1, 0, "")
         assert status.hello is not None
         assert status.hello.pid == status.pid
         worker.send_nowait([submit(1), submit(2)])
-        await heard.until(lambda: len(heard.events) == 4)
+        await recorder.until(lambda: len(recorder.events) == 4)
         worker.ref.tell(StopWorker())
-        await heard.until_state(WorkerState.STOPPED)
-    assert [type(event) for _, event in heard.events] == [Step, Finished, Step, Finished]
-    assert heard.lost == [(1, "stopped")]
-    assert heard.states == [
+        await recorder.until_state(WorkerState.STOPPED)
+    assert [type(event) for _, event in recorder.events] == [Step, Finished, Step, Finished]
+    assert recorder.lost == [(1, "stopped")]
+    assert recorder.states == [
         WorkerState.STARTING,
         WorkerState.LOADING,
         WorkerState.READY,
@@ -56,29 +56,29 @@ async def test_a_worker_serves_and_stops_when_asked() -> None:
 async def test_a_worker_does_not_get_the_servers_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_API_KEY", "secret")
     monkeypatch.setenv("BATON_TEST_OTHER", "handed-on")
-    async with supervised("good") as (_, heard):
-        status = await heard.until_state(WorkerState.READY)
+    async with supervised("good") as (_, recorder):
+        status = await recorder.until_state(WorkerState.READY)
         environment = await anyio.Path(f"/proc/{status.pid}/environ").read_bytes()
     assert b"BATON_TEST_OTHER=handed-on" in environment
     assert b"BATON_API_KEY" not in environment
 
 
 async def test_a_socket_file_lives_only_until_the_worker_has_come(tmp_path: Path) -> None:
-    async with supervised("good") as (worker, heard):
-        await heard.until(lambda: bool(heard.states))
+    async with supervised("good") as (worker, recorder):
+        await recorder.until(lambda: bool(recorder.states))
         assert len(os.listdir(tmp_path)) == 1
-        await heard.until_state(WorkerState.READY)
+        await recorder.until_state(WorkerState.READY)
         assert os.listdir(tmp_path) == []
         worker.send_nowait([submit()])
-        await heard.until(lambda: len(heard.events) == 2)
+        await recorder.until(lambda: len(recorder.events) == 2)
 
 
 async def test_a_cancel_lets_a_willing_worker_leave_by_itself() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with supervised("good") as (_, heard):
-            await heard.until_state(WorkerState.READY)
-    assert heard.lost == [(1, "stopped")]
-    assert WorkerState.BACKOFF not in heard.states
+        async with supervised("good") as (_, recorder):
+            await recorder.until_state(WorkerState.READY)
+    assert recorder.lost == [(1, "stopped")]
+    assert WorkerState.BACKOFF not in recorder.states
     assert [line["status"] for line in logs if line["event"] == "worker_exited"] == [0]
 
 
@@ -95,71 +95,71 @@ async def test_a_cancel_at_any_moment_leaves_nothing(turns: int) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 async def test_a_worker_that_ignores_everything_is_killed(how: str) -> None:
-    async with supervised("deaf", deadlines=replace(PATIENT, stop=0.3, term=0.2)) as (worker, heard):
-        await heard.until_state(WorkerState.READY)
+    async with supervised("deaf", deadlines=replace(PATIENT, stop=0.3, term=0.2)) as (worker, recorder):
+        await recorder.until_state(WorkerState.READY)
         if how == "stop":
             worker.ref.tell(StopWorker())
-            await heard.until_state(WorkerState.STOPPED)
+            await recorder.until_state(WorkerState.STOPPED)
     assert worker.status.state is WorkerState.STOPPED
-    assert heard.lost == [(1, "stopped")]
+    assert recorder.lost == [(1, "stopped")]
 
 
 async def test_a_draining_worker_takes_only_cancels_and_loses_nothing() -> None:
-    async with supervised("slow_drain") as (worker, heard):
-        await heard.until_state(WorkerState.READY)
+    async with supervised("slow_drain") as (worker, recorder):
+        await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         worker.ref.tell(DrainWorker(30.0))
         assert worker.status.state is WorkerState.DRAINING
         with pytest.raises(WorkerUnavailable, match="draining"):
             worker.send_nowait([Cancel(stream=1), submit(2)])
         worker.send_nowait([Cancel(stream=1)])  # this fake finishes, and leaves, when it is cancelled
-        await heard.until_state(WorkerState.STOPPED)
-    assert [type(event) for _, event in heard.events] == [Finished]
+        await recorder.until_state(WorkerState.STOPPED)
+    assert [type(event) for _, event in recorder.events] == [Finished]
 
 
 async def test_a_drain_that_takes_too_long_ends_by_force() -> None:
-    async with supervised("deaf", deadlines=replace(PATIENT, stop=0.2, term=0.2)) as (worker, heard):
-        await heard.until_state(WorkerState.READY)
+    async with supervised("deaf", deadlines=replace(PATIENT, stop=0.2, term=0.2)) as (worker, recorder):
+        await recorder.until_state(WorkerState.READY)
         worker.ref.tell(DrainWorker(0.1))
-        await heard.until_state(WorkerState.STOPPED)
+        await recorder.until_state(WorkerState.STOPPED)
 
 
 @pytest.mark.parametrize("mode", ["silent_start", "stuck_loading"])
 async def test_a_worker_is_stopped_before_it_is_ready(mode: str) -> None:
-    async with supervised(mode, deadlines=replace(PATIENT, term=0.2)) as (worker, heard):
-        await heard.until_state(WorkerState.STARTING if mode == "silent_start" else WorkerState.LOADING)
+    async with supervised(mode, deadlines=replace(PATIENT, term=0.2)) as (worker, recorder):
+        await recorder.until_state(WorkerState.STARTING if mode == "silent_start" else WorkerState.LOADING)
         worker.ref.tell(DrainWorker(1000.0))
-        await heard.until_state(WorkerState.STOPPED)
+        await recorder.until_state(WorkerState.STOPPED)
 
 
 async def test_a_stop_while_it_waits_for_its_restart() -> None:
-    async with supervised("exits", policy=RestartPolicy(first_delay_s=3600, max_delay_s=3600)) as (worker, heard):
-        await heard.until_state(WorkerState.BACKOFF)
+    async with supervised("exits", policy=RestartPolicy(first_delay_s=3600, max_delay_s=3600)) as (worker, recorder):
+        await recorder.until_state(WorkerState.BACKOFF)
         worker.ref.tell(StopWorker())
-        await heard.until_state(WorkerState.STOPPED)
+        await recorder.until_state(WorkerState.STOPPED)
     assert worker.status.incarnation == 1
 
 
-async def test_a_stop_of_a_worker_that_was_not_started_is_answered_and_changes_nothing() -> None:
-    async with supervised("good", start=False) as (worker, heard):
-        status = await worker.ref.ask(StopWorker, timeout=WAIT_S)
+async def test_a_stop_of_a_worker_that_was_not_started_changes_nothing() -> None:
+    async with supervised("good", start=False) as (worker, recorder):
+        status = await recorder.stop(worker)
         assert (status.state, status.incarnation) == (WorkerState.STOPPED, 0)
-        assert heard.statuses == []
+        assert recorder.statuses == []
 
 
 async def test_a_stopped_worker_can_be_started_again() -> None:
-    async with supervised("good") as (worker, _):
+    async with supervised("good") as (worker, recorder):
         for incarnation in (1, 2):
             status: WorkerStatus = await worker.ref.ask(lambda reply: AwaitReady(0, reply), timeout=WAIT_S)
             assert (status.state, status.incarnation) == (WorkerState.READY, incarnation)
-            stopped = await worker.ref.ask(StopWorker, timeout=WAIT_S)
+            stopped = await recorder.stop(worker)
             assert (stopped.state, stopped.pid, stopped.running) == (WorkerState.STOPPED, None, False)
             worker.ref.tell(StartWorker())
 
 
 async def test_operations_are_messages_that_are_answered_when_they_are_done() -> None:
-    async with supervised("slow_drain") as (worker, heard):
-        await heard.until_state(WorkerState.READY)
+    async with supervised("slow_drain") as (worker, recorder):
+        await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         with pytest.raises(AskTimeout):
             await worker.ref.ask(functools.partial(RestartWorker, 30.0, 0.0), timeout=0.01)
@@ -173,28 +173,28 @@ async def test_operations_are_messages_that_are_answered_when_they_are_done() ->
             group.start_soon(ready)
             await anyio.wait_all_tasks_blocked()
             worker.send_nowait([Cancel(stream=1)])
-        stopped = await worker.ref.ask(StopWorker, timeout=WAIT_S)
+        stopped = await recorder.stop(worker)
         assert (stopped.state, stopped.incarnation) == (WorkerState.STOPPED, 2)
 
 
 async def test_the_end_of_a_grace_is_told_while_the_worker_still_runs() -> None:
-    async with supervised("slow_drain") as (worker, heard):
-        await heard.until_state(WorkerState.READY)
+    async with supervised("slow_drain") as (worker, recorder):
+        await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         worker.ref.tell(RestartWorker(0.05, 60.0))
-        await heard.until(lambda: heard.graces == [1])
+        await recorder.until(lambda: recorder.graces == [1])
         assert worker.status.state is WorkerState.DRAINING
         worker.send_nowait([Cancel(stream=1)])  # as whoever moves its streams does
-        assert (await heard.until_state(WorkerState.READY)).incarnation == 2
-    assert heard.graces == [1]
+        assert (await recorder.until_state(WorkerState.READY)).incarnation == 2
+    assert recorder.graces == [1]
 
 
 async def test_a_flood_on_stderr_is_bounded_and_holds_nobody_up() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with supervised("flood") as (worker, heard):
-            await heard.until_state(WorkerState.READY)
+        async with supervised("flood") as (worker, recorder):
+            await recorder.until_state(WorkerState.READY)
             worker.ref.tell(StopWorker())
-            await heard.until_state(WorkerState.STOPPED)
+            await recorder.until_state(WorkerState.STOPPED)
     said = [line["text"] for line in logs if line["event"] == "worker_output"]
     assert len(said) < 25_000
     assert any("lines left out" in text for text in said)
@@ -203,8 +203,8 @@ async def test_a_flood_on_stderr_is_bounded_and_holds_nobody_up() -> None:
 
 async def test_worker_logs_are_carried_with_the_worker_s_name() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with supervised("logs") as (_, heard):
-            await heard.until_state(WorkerState.READY)
+        async with supervised("logs") as (_, recorder):
+            await recorder.until_state(WorkerState.READY)
     carried = [line for line in logs if line["event"] in ("from_worker", "worker_output")]
     assert carried == [
         {"event": "from_worker", "log_level": "warning", "answer": 42, "worker": "w", "incarnation": 1},
@@ -220,10 +220,10 @@ async def test_a_watcher_that_raises_is_logged_and_passed_over() -> None:
                 raise LookupError("a bug")
 
     with structlog.testing.capture_logs() as logs:
-        async with supervised("good", recorder=Fragile()) as (worker, heard):
-            await heard.until_state(WorkerState.READY)
+        async with supervised("good", recorder=Fragile()) as (worker, recorder):
+            await recorder.until_state(WorkerState.READY)
             worker.send_nowait([submit()])
-            await heard.until(lambda: len(heard.events) == 2)
+            await recorder.until(lambda: len(recorder.events) == 2)
     failed = [line for line in logs if line["event"] == "actor_failed"]
     assert [(line["actor"], line["at"], str(line["exc_info"])) for line in failed] == [
         ("recorder", "WorkerEvent", "a bug")
@@ -234,8 +234,8 @@ async def test_a_full_link_makes_the_worker_unavailable() -> None:
     large = Submit(
         stream=2, request="r", input=TokensInput(tokens=(70_000,) * 10_000), sampling=Sampling(), limits=Limits()
     )
-    async with supervised("stopped_process", deadlines=replace(PATIENT, term=0.2)) as (worker, heard):
-        await heard.until_state(WorkerState.READY)
+    async with supervised("stopped_process", deadlines=replace(PATIENT, term=0.2)) as (worker, recorder):
+        await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         with pytest.raises(WorkerUnavailable, match="messages wait already"):
             _send_for_ever(worker, large)

@@ -55,21 +55,21 @@ FROM_OUTSIDE = {"stopped_process", "killed"}
 async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str, reason: str) -> None:
     deadlines = replace(PATIENT, term=0.2, stop=1, **({limit: 0.4} if limit else {}))
     outside = mode in FROM_OUTSIDE and sys.platform == "linux"  # elsewhere nobody tells
-    async with supervised(mode, policy=ONCE, deadlines=deadlines) as (worker, heard):
-        await heard.until(lambda: heard.states[-1:] in ([WorkerState.READY], [WorkerState.GIVEN_UP]))
-        if heard.states[-1] is WorkerState.READY:
+    async with supervised(mode, policy=ONCE, deadlines=deadlines) as (worker, recorder):
+        await recorder.until(lambda: recorder.states[-1:] in ([WorkerState.READY], [WorkerState.GIVEN_UP]))
+        if recorder.states[-1] is WorkerState.READY:
             if mode == "killed":
                 os.kill(pid_of(worker.status), signal.SIGKILL)
             else:
                 worker.send_nowait([submit()])
         end = WorkerState.BACKOFF if outside else WorkerState.GIVEN_UP
-        await heard.until(lambda: end in heard.states)
-        status = heard.statuses[[each.state for each in heard.statuses].index(end)]
+        await recorder.until(lambda: end in recorder.states)
+        status = recorder.statuses[[each.state for each in recorder.statuses].index(end)]
     assert re.search(reason, status.reason), status.reason
     if sys.platform == "linux":
-        assert set(heard.origins) <= {Origin.OUTSIDE if outside else Origin.WITHIN}
+        assert set(recorder.origins) <= {Origin.OUTSIDE if outside else Origin.WITHIN}
     if mode != "hangs_in_step":  # whose one event is late when this machine is busy
-        assert len(heard.events) == {"last_words": 100, "garbage": 1}.get(mode, 0)
+        assert len(recorder.events) == {"last_words": 100, "garbage": 1}.get(mode, 0)
     with pytest.raises(WorkerUnavailable, match="stopped" if outside else "given_up"):
         worker.send_nowait([submit()])
 
@@ -78,17 +78,17 @@ async def test_who_fell_silent_without_work_is_soon_replaced_whatever_it_is_sent
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("actors.supervision.protocol_state.SILENT_S", 0.2)
-    async with supervised("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0)) as (worker, heard):
-        status = await heard.until_state(WorkerState.READY)
+    async with supervised("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0)) as (worker, recorder):
+        status = await recorder.until_state(WorkerState.READY)
         os.kill(pid_of(status), signal.SIGSTOP)
         while anyio.current_time() - worker.status.last_frame < 0.2:  # noqa: ASYNC110  silence does not tell
             await anyio.sleep(0.01)
         worker.send_nowait([submit()])
-        await heard.until(lambda: bool(heard.lost))
-        assert heard.lost == [(1, "no beat without work for 2 s")]
-        await heard.until_state(WorkerState.READY)
+        await recorder.until(lambda: bool(recorder.lost))
+        assert recorder.lost == [(1, "no beat without work for 2 s")]
+        await recorder.until_state(WorkerState.READY)
     if sys.platform == "linux":
-        assert heard.origins[0] is Origin.OUTSIDE
+        assert recorder.origins[0] is Origin.OUTSIDE
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word on who connected is asked on Linux alone")
@@ -100,66 +100,66 @@ async def test_a_stranger_at_the_socket_is_not_taken_for_the_worker() -> None:
         endpoints.append(endpoint)
         return silent(endpoint, incarnation)
 
-    async with supervised(command=command, deadlines=replace(PATIENT, term=0.2)) as (worker, heard):
-        await heard.until(lambda: worker.status.pid is not None)
+    async with supervised(command=command, deadlines=replace(PATIENT, term=0.2)) as (worker, recorder):
+        await recorder.until(lambda: worker.status.pid is not None)
         stranger = Link.connect(endpoints[0], lambda frames: None)
         hello = Hello(PROTOCOL_VERSION, "w", 1, pid_of(worker.status), "m", "fake", "none", 4, 128)
         await stranger.send([encode(hello)])
-        await heard.until(lambda: WorkerState.BACKOFF in heard.states)
+        await recorder.until(lambda: WorkerState.BACKOFF in recorder.states)
         stranger.close(0)
-        status = await heard.until_state(WorkerState.READY)
+        status = await recorder.until_state(WorkerState.READY)
     assert status.incarnation == 2
-    assert any(f"process {os.getpid()} said Hello, which was not started" in each.reason for each in heard.statuses)
+    assert any(f"process {os.getpid()} said Hello, which was not started" in each.reason for each in recorder.statuses)
 
 
 async def test_another_protocol_version_is_refused_for_good() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with supervised("wrong_version") as (_, heard):
-            status = await heard.until_state(WorkerState.GIVEN_UP)
+        async with supervised("wrong_version") as (_, recorder):
+            status = await recorder.until_state(WorkerState.GIVEN_UP)
     assert "protocol version 2 is not 1" in status.reason
     assert status.incarnation == 1
     assert [line["refusal"] for line in logs if line["event"] == "refused"] == ["protocol version 2 is not 1"]
 
 
 async def test_a_worker_that_can_never_load_is_given_up_at_once() -> None:
-    async with supervised("load_refused", "good") as (_, heard):
-        status = await heard.until_state(WorkerState.GIVEN_UP)
+    async with supervised("load_refused", "good") as (_, recorder):
+        status = await recorder.until_state(WorkerState.GIVEN_UP)
     assert status.reason == "cannot be healed by a restart: it left (load_refused): no such device"
     assert status.incarnation == 1
 
 
 async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
-    async with supervised("good") as (worker, heard):
-        first = await heard.until_state(WorkerState.READY)
+    async with supervised("good") as (worker, recorder):
+        first = await recorder.until_state(WorkerState.READY)
         os.kill(pid_of(first), signal.SIGKILL)
-        await heard.until(lambda: bool(heard.lost))
+        await recorder.until(lambda: bool(recorder.lost))
         with pytest.raises(WorkerUnavailable):
             worker.send_nowait([submit()])
-        second = await heard.until_state(WorkerState.READY)
+        second = await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
-        await heard.until(lambda: len(heard.events) == 2)
+        await recorder.until(lambda: len(recorder.events) == 2)
     assert second.pid != first.pid
     assert (second.incarnation, second.restarts) == (2, 1)
-    assert {number for number, _ in heard.events} == {2}
-    assert [number for number, _ in heard.lost] == [1, 2]
-    assert "SIGKILL" in heard.lost[0][1]
+    assert {number for number, _ in recorder.events} == {2}
+    assert [number for number, _ in recorder.lost] == [1, 2]
+    assert "SIGKILL" in recorder.lost[0][1]
     assert (first.last_failure, second.last_failure) == (None, worker.status.last_failure)
     last = second.last_failure
     assert last is not None
     assert (last.incarnation, last.reason) == (1, "its process was killed by SIGKILL")
     assert last.origin is (Origin.OUTSIDE if sys.platform == "linux" else Origin.UNKNOWN)
-    assert heard.origins[0] is last.origin
+    assert recorder.origins[0] is last.origin
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody tells who sent a SIGKILL")
 async def test_it_may_be_killed_as_often_as_somebody_likes() -> None:
     policy = RestartPolicy(max_failures=2, first_delay_s=0.0, max_delay_s=0.0)
-    async with supervised("good", policy=policy) as (_, heard):
+    async with supervised("good", policy=policy) as (_, recorder):
         for incarnation in range(1, 6):
-            status = await heard.until_state(WorkerState.READY)
+            status = await recorder.until_state(WorkerState.READY)
             assert status.incarnation == incarnation
             os.kill(pid_of(status), signal.SIGKILL)
-            await heard.until_lost(incarnation)
+            await recorder.until_lost(incarnation)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells that a process is suspended")
@@ -168,35 +168,35 @@ async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> N
     deadlines = replace(PATIENT, suspended=0.2, term=2 * WAIT_S)
 
     async def suspend(incarnation: int) -> None:
-        await heard.until(lambda: worker.status.incarnation == incarnation and worker.status.pid is not None)
+        await recorder.until(lambda: worker.status.incarnation == incarnation and worker.status.pid is not None)
         os.kill(pid_of(worker.status), signal.SIGSTOP)
 
-    async with supervised("silent_start", "stuck_loading", "good", deadlines=deadlines) as (worker, heard):
+    async with supervised("silent_start", "stuck_loading", "good", deadlines=deadlines) as (worker, recorder):
         for incarnation in (1, 2):
             await suspend(incarnation)
-        assert (await heard.until_state(WorkerState.READY)).incarnation == 3
-    assert {status.reason for status in heard.statuses} - {""} == {"it was suspended for 0.2 s", "stopped"}
+        assert (await recorder.until_state(WorkerState.READY)).incarnation == 3
+    assert {status.reason for status in recorder.statuses} - {""} == {"it was suspended for 0.2 s", "stopped"}
 
 
 async def test_it_is_given_up_after_too_many_failures() -> None:
     policy = RestartPolicy(max_failures=3, first_delay_s=0.0, max_delay_s=0.0)
-    async with supervised("exits", policy=policy) as (worker, heard):
-        await heard.until_state(WorkerState.GIVEN_UP)
+    async with supervised("exits", policy=policy) as (worker, recorder):
+        await recorder.until_state(WorkerState.GIVEN_UP)
     assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, 3)
     assert worker.status.reason == "failed 3 times within 300 s: its process exited with status 4"
-    assert heard.lost == []
+    assert recorder.lost == []
 
 
 async def test_ends_that_are_exempt_do_not_count() -> None:
     policy = RestartPolicy(max_failures=2, first_delay_s=0.0, max_delay_s=0.0)
-    async with supervised("last_words", policy=policy) as (worker, heard):
+    async with supervised("last_words", policy=policy) as (worker, recorder):
         for incarnation in range(1, 6):
-            await heard.until_state(WorkerState.READY)
+            await recorder.until_state(WorkerState.READY)
             if incarnation <= 3:
                 worker.exempt_nowait(incarnation)
             worker.send_nowait([submit(incarnation)])
-            await heard.until_lost(incarnation)
-        await heard.until_state(WorkerState.GIVEN_UP)
+            await recorder.until_lost(incarnation)
+        await recorder.until_state(WorkerState.GIVEN_UP)
     assert worker.status.incarnation == 5
     assert worker.status.reason.startswith("failed 2 times within 300 s: ")
 
@@ -206,14 +206,14 @@ async def test_starts_that_keep_failing_are_given_up_however_long_each_takes() -
     forgetful = RestartPolicy(window_s=1e-9, first_delay_s=0.0, max_delay_s=0.0)
 
     async def fail(incarnation: int) -> None:
-        await heard.until_state(WorkerState.READY)
+        await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit(incarnation)])
-        await heard.until(lambda: worker.status.incarnation > incarnation)
+        await recorder.until(lambda: worker.status.incarnation > incarnation)
 
-    async with supervised("last_words", "last_words", *["exits"] * 8, policy=forgetful) as (worker, heard):
+    async with supervised("last_words", "last_words", *["exits"] * 8, policy=forgetful) as (worker, recorder):
         for incarnation in (1, 2):
             await fail(incarnation)
-        await heard.until_state(WorkerState.GIVEN_UP)
+        await recorder.until_state(WorkerState.GIVEN_UP)
     assert worker.status.incarnation == 2 + MAX_FAILED_STARTS
     assert worker.status.reason == "failed 5 starts in a row: its process exited with status 4"
 
@@ -229,42 +229,43 @@ async def test_one_that_served_is_tried_until_the_system_has_room_for_it() -> No
 
     async with supervised(command=command, policy=RestartPolicy(), deadlines=replace(PATIENT, shortage=0.001)) as (
         worker,
-        heard,
+        recorder,
     ):
-        await heard.until_state(WorkerState.READY)
+        await recorder.until_state(WorkerState.READY)
         os.kill(pid_of(worker.status), signal.SIGKILL)
-        await heard.until(lambda: worker.status.incarnation == 12)
-        await heard.until_state(WorkerState.READY)
-    assert WorkerState.GIVEN_UP not in heard.states
-    assert any(os.strerror(errno.ENOSPC) in status.reason for status in heard.statuses)
+        await recorder.until(lambda: worker.status.incarnation == 12)
+        await recorder.until_state(WorkerState.READY)
+    assert WorkerState.GIVEN_UP not in recorder.states
+    assert any(os.strerror(errno.ENOSPC) in status.reason for status in recorder.statuses)
 
 
 async def test_one_that_never_served_is_not() -> None:
     def command(endpoint: str, incarnation: int) -> Sequence[str]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async with supervised(command=command) as (worker, heard):
-        await heard.until_state(WorkerState.GIVEN_UP)
+    async with supervised(command=command) as (worker, recorder):
+        await recorder.until_state(WorkerState.GIVEN_UP)
     assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, MAX_FAILED_STARTS)
 
 
 async def test_a_worker_that_dies_while_it_drains_has_failed() -> None:
-    async with supervised("slow_drain", deadlines=PATIENT) as (worker, heard):
-        await heard.until_state(WorkerState.READY)
+    async with supervised("slow_drain", deadlines=PATIENT) as (worker, recorder):
+        await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         worker.ref.tell(RestartWorker(30.0))
-        await heard.until_state(WorkerState.DRAINING)
+        await recorder.until_state(WorkerState.DRAINING)
         os.kill(pid_of(worker.status), signal.SIGKILL)
-        await heard.until(lambda: worker.status.incarnation == 2)
+        await recorder.until(lambda: worker.status.incarnation == 2)
         worker.ref.tell(StopWorker())
-    (state,) = {status.state for status in heard.statuses if "SIGKILL" in status.reason}
+    (state,) = {status.state for status in recorder.statuses if "SIGKILL" in status.reason}
     assert state is WorkerState.BACKOFF
-    assert "SIGKILL" in heard.lost[0][1]
+    assert "SIGKILL" in recorder.lost[0][1]
 
 
 async def test_a_program_that_is_not_there_is_given_up() -> None:
-    async with supervised(command=lambda endpoint, incarnation: ["/no/such/program"], policy=ONCE) as (worker, heard):
-        await heard.until_state(WorkerState.GIVEN_UP)
+    absent = ["/no/such/program"]
+    async with supervised(command=lambda endpoint, incarnation: absent, policy=ONCE) as (worker, recorder):
+        await recorder.until_state(WorkerState.GIVEN_UP)
     assert "cannot start '/no/such/program'" in worker.status.reason
     assert worker.status.last_failure is not None
     assert worker.status.last_failure.reason.startswith("cannot start '/no/such/program'")

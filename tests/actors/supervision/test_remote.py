@@ -12,7 +12,7 @@ from actors.join.request import JoinRequest
 from actors.process.exit_cause import Origin
 from actors.supervision import life
 from actors.supervision.deadlines import Deadlines
-from actors.supervision.messages import StartWorker, StopWorker
+from actors.supervision.messages import StartWorker
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerState
 from actors.supervision.worker_actor import WorkerRef, spawn_worker
@@ -38,18 +38,18 @@ class Far:
     """The other end of one connection."""
 
     def __init__(self, address: str) -> None:
-        self.heard: list[Command] = []
+        self.received: list[Command] = []
         self.lost: list[str] = []
         self.link = Link.connect(
-            address, lambda frames: self.heard.extend(map(decode_command, frames)), on_lost=self.lost.append
+            address, lambda frames: self.received.extend(map(decode_command, frames)), on_lost=self.lost.append
         )
 
     def say(self, *events: Event) -> None:
         self.link.send_nowait([encode(event) for event in events])
 
-    async def until_heard(self, count: int) -> None:
+    async def until_received(self, count: int) -> None:
         with anyio.fail_after(WAIT_S):
-            while len(self.heard) < count and not self.lost:  # noqa: ASYNC110
+            while len(self.received) < count and not self.lost:  # noqa: ASYNC110
                 await anyio.sleep(0.002)
 
 
@@ -84,18 +84,18 @@ async def awaited(
 
 
 async def test_each_join_is_another_incarnation() -> None:
-    async with awaited() as (worker, heard, _):
+    async with awaited() as (worker, recorder, _):
         for number in (1, 2, 3):
             async with far(worker) as there:
-                await there.until_heard(1)
-                assert there.heard == [Welcome(number)]
+                await there.until_received(1)
+                assert there.received == [Welcome(number)]
                 there.say(Ready(capabilities=Capabilities()))
-                status = await heard.until_state(WorkerState.READY)
+                status = await recorder.until_state(WorkerState.READY)
                 assert (status.incarnation, status.pid, status.address) == (number, 7, "10.0.0.7:1")
                 worker.send_nowait([submit(number), Cancel(number)])
-                await there.until_heard(3)
-            await heard.until(lambda: len(heard.lost) == number)  # noqa: B023
-            await heard.until_state(WorkerState.BACKOFF)
+                await there.until_received(3)
+            await recorder.until(lambda: len(recorder.lost) == number)  # noqa: B023
+            await recorder.until_state(WorkerState.BACKOFF)
         assert worker.status.restarts == 3
 
 
@@ -107,31 +107,31 @@ async def test_each_join_is_another_incarnation() -> None:
     ],
 )
 async def test_an_earlier_life_and_another_version_are_refused_and_may_come_again(hello: Hello, reason: str) -> None:
-    async with awaited() as (worker, heard, rejections):
+    async with awaited() as (worker, recorder, rejections):
         async with far(worker, hello) as there:
-            await there.until_heard(1)
-            assert isinstance(there.heard[0], Welcome)
-            assert "is not" in there.heard[0].refusal
-            await heard.until_state(WorkerState.BACKOFF)
+            await there.until_received(1)
+            assert isinstance(there.received[0], Welcome)
+            assert "is not" in there.received[0].refusal
+            await recorder.until_state(WorkerState.BACKOFF)
         assert {why: count for why, count in rejections.total.items() if count} == {reason: 1}
         async with far(worker) as there:
-            await there.until_heard(1)
-            assert there.heard == [Welcome(2)]
+            await there.until_received(1)
+            assert there.received == [Welcome(2)]
 
 
 async def test_a_second_one_is_declined_until_the_first_has_been_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with awaited() as (worker, heard, rejections), far(worker) as first:
-        await first.until_heard(1)
+    async with awaited() as (worker, recorder, rejections), far(worker) as first:
+        await first.until_received(1)
         async with far(worker) as second:
-            await second.until_heard(1)
-            assert isinstance(second.heard[0], Welcome)
-            assert "is here already" in second.heard[0].refusal
+            await second.until_received(1)
+            assert isinstance(second.received[0], Welcome)
+            assert "is here already" in second.received[0].refusal
         first.say(Beat(Gauges()))
         monkeypatch.setattr(life, "TAKE_OVER_S", 0.0)
         async with far(worker) as third:
-            await third.until_heard(1)
-            assert third.heard == [Welcome(2)]
-            await heard.until(lambda: [number for number, _ in heard.lost] == [1])
+            await third.until_received(1)
+            assert third.received == [Welcome(2)]
+            await recorder.until(lambda: [number for number, _ in recorder.lost] == [1])
             with anyio.fail_after(WAIT_S):
                 while not first.lost:  # noqa: ASYNC110
                     await anyio.sleep(0.002)
@@ -150,80 +150,80 @@ async def test_a_second_one_is_declined_until_the_first_has_been_silent(monkeypa
     ids=lambda value: value or "link lost",
 )
 async def test_how_it_went_says_who_ended_it(reason: ByeReason | None, origin: Origin) -> None:
-    async with awaited() as (worker, heard, _), far(worker) as there:
-        await there.until_heard(1)
+    async with awaited() as (worker, recorder, _), far(worker) as there:
+        await there.until_received(1)
         if reason is None:
             there.link.close(0)
         else:
             there.say(Bye(reason, "gone"))
-        await heard.until(lambda: bool(heard.lost))
-        assert heard.origins == [origin]
+        await recorder.until(lambda: bool(recorder.lost))
+        assert recorder.origins == [origin]
 
 
 @pytest.mark.parametrize("limit", ["heartbeat", "loading", "hang"])
 async def test_one_that_says_nothing_is_cut_off_and_one_that_does_not_get_on_hangs(limit: str) -> None:
     deadlines = replace(PATIENT, **{limit: 0.2})
-    async with awaited(deadlines=deadlines) as (worker, heard, _), far(worker) as there:
-        await there.until_heard(1)
+    async with awaited(deadlines=deadlines) as (worker, recorder, _), far(worker) as there:
+        await there.until_received(1)
         if limit == "hang":
             there.say(Ready(capabilities=Capabilities()))
-            await heard.until_state(WorkerState.READY)
+            await recorder.until_state(WorkerState.READY)
             worker.send_nowait([submit()])
-        await heard.until(lambda: bool(heard.lost))
-        assert heard.origins == [Origin.WITHIN if limit == "loading" else Origin.OUTSIDE]
+        await recorder.until(lambda: bool(recorder.lost))
+        assert recorder.origins == [Origin.WITHIN if limit == "loading" else Origin.OUTSIDE]
 
 
 async def test_one_whose_machine_beats_for_it_hangs_by_itself() -> None:
-    async with awaited(deadlines=replace(PATIENT, hang=1.0)) as (worker, heard, _), far(worker) as there:
-        await there.until_heard(1)
+    async with awaited(deadlines=replace(PATIENT, hang=1.0)) as (worker, recorder, _), far(worker) as there:
+        await there.until_received(1)
         there.say(Ready(capabilities=Capabilities()))
-        await heard.until_state(WorkerState.READY)
+        await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
-        while not heard.lost:
+        while not recorder.lost:
             there.say(Beat(Gauges(slots_active=1)))
             await anyio.sleep(0.02)
-        assert heard.origins == [Origin.WITHIN]
+        assert recorder.origins == [Origin.WITHIN]
 
 
 async def test_one_that_failed_waits_and_one_that_fails_for_ever_is_given_up() -> None:
     slow = replace(AT_ONCE, max_failures=2, first_delay_s=0.5, max_delay_s=0.5)
-    async with awaited(slow) as (worker, heard, _):
+    async with awaited(slow) as (worker, recorder, _):
         async with far(worker) as there:
-            await there.until_heard(1)
+            await there.until_received(1)
             there.say(Bye(ByeReason.DIED, "killed"))
-            await heard.until_state(WorkerState.BACKOFF)
+            await recorder.until_state(WorkerState.BACKOFF)
         declined = []
-        while heard.states[-1] is not WorkerState.GIVEN_UP:
+        while recorder.states[-1] is not WorkerState.GIVEN_UP:
             async with far(worker) as there:
-                await there.until_heard(1)
-                assert isinstance(there.heard[0], Welcome)
-                if there.heard[0].refusal:
-                    declined.append(there.heard[0].refusal)
+                await there.until_received(1)
+                assert isinstance(there.received[0], Welcome)
+                if there.received[0].refusal:
+                    declined.append(there.received[0].refusal)
                     continue
                 there.say(Bye(ByeReason.DIED, "killed"))
-                await heard.until_state(WorkerState.GIVEN_UP)
+                await recorder.until_state(WorkerState.GIVEN_UP)
         assert "come again in" in declined[0]
         async with far(worker) as there:
-            await there.until_heard(1)
-            assert isinstance(there.heard[0], Welcome)
-            assert there.heard[0].refusal
+            await there.until_received(1)
+            assert isinstance(there.received[0], Welcome)
+            assert there.received[0].refusal
 
 
 async def test_one_that_is_stopped_is_left_and_kept_out_until_it_is_started() -> None:
-    async with awaited() as (worker, heard, _):
+    async with awaited() as (worker, recorder, _):
         async with far(worker) as there:
-            await there.until_heard(1)
-            stopped = await worker.ref.ask(StopWorker, timeout=WAIT_S)
-            assert (stopped.state, heard.lost) == (WorkerState.STOPPED, [(1, "stopped")])
+            await there.until_received(1)
+            stopped = await recorder.stop(worker)
+            assert (stopped.state, recorder.lost) == (WorkerState.STOPPED, [(1, "stopped")])
             with anyio.fail_after(WAIT_S):
                 while not there.lost:  # noqa: ASYNC110
                     await anyio.sleep(0.002)
-            assert there.heard == [Welcome(1)], "it may serve another gateway"
+            assert there.received == [Welcome(1)], "it may serve another gateway"
         async with far(worker) as there:
-            await there.until_heard(1)
-            assert isinstance(there.heard[0], Welcome)
-            assert "was stopped here" in there.heard[0].refusal
+            await there.until_received(1)
+            assert isinstance(there.received[0], Welcome)
+            assert "was stopped here" in there.received[0].refusal
         worker.ref.tell(StartWorker())
         async with far(worker) as there:
-            await there.until_heard(1)
-            assert there.heard == [Welcome(2)]
+            await there.until_received(1)
+            assert there.received == [Welcome(2)]

@@ -32,7 +32,7 @@ from protocol.bounds import MAX_FRAMES_PER_MESSAGE, PROTOCOL_VERSION
 from protocol.codec import decode_event, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Beat, Bye, Capabilities, Event, Failed, Finished, Gauges, Hello, Ready, Step, Usage
+from protocol.events import Beat, Bye, Capabilities, Event, Failed, Finished, Hello, Ready, Step, Usage
 from tests.actors.inbox import Inbox
 from tests.actors.join.entrance import WAIT_S, Entrance, entrance
 from tests.actors.supervision.processes import submit
@@ -47,7 +47,7 @@ HELLO = Hello(
 READY = Ready(capabilities=Capabilities())
 STEP = Step(deltas=())
 FINISHED = Finished(stream=1, reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=1))
-NEVER = WorkerStatus("w", WorkerState.STOPPED, None, 0, 0, None, None, Gauges(), None, 0.0, "", running=False)
+NEVER = WorkerStatus("w", WorkerState.STOPPED, 0, 0, running=False)
 SERVES = replace(NEVER, state=WorkerState.READY, pid=1, incarnation=5, hello=HELLO, ready=READY, running=True)
 
 
@@ -111,9 +111,9 @@ class Joined:
         self.door = door
 
     @property
-    def heard(self) -> list[Event]:
+    def received(self) -> list[Event]:
         """What the gateway got, without heartbeats."""
-        events = [decode_event(frame) for frames in self.door.heard for frame in frames]
+        events = [decode_event(frame) for frames in self.door.received for frame in frames]
         return [event for event in events if not isinstance(event, Beat)]
 
     def say(self, *commands: Command) -> None:
@@ -122,8 +122,8 @@ class Joined:
     async def until(self, true: Callable[[], bool]) -> None:
         await self.door.until(true)
 
-    async def until_heard(self, *events: Event) -> None:
-        await self.until(lambda: self.heard[-len(events) :] == list(events))
+    async def until_received(self, *events: Event) -> None:
+        await self.until(lambda: self.received[-len(events) :] == list(events))
 
 
 @asynccontextmanager
@@ -131,7 +131,7 @@ async def joined(folder: Path) -> AsyncIterator[Joined]:
     async with entrance(folder) as door, agent(f"tcp://127.0.0.1:{door.port}", door.keys()) as made:
         there = Joined(made, door)
         made.worker_is(SERVES)
-        await there.until_heard(READY)
+        await there.until_received(READY)
         yield there
 
 
@@ -147,22 +147,22 @@ async def test_it_passes_on_what_the_two_send_each_other(tmp_path: Path) -> None
         there.say(submit(1), Cancel(7))
         await there.until(lambda: there.stub.sent == [submit(1), Cancel(7)])
         there.agent.tell(WorkerEvent("w", 5, STEP), WorkerEvent("w", 5, FINISHED))
-        await there.until_heard(STEP, FINISHED)
+        await there.until_received(STEP, FINISHED)
 
 
 async def test_it_sends_heartbeats_when_nothing_else_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_agent, "BEAT_S", 0.01)
     async with joined(tmp_path) as there:
-        before = len(there.door.heard)
-        await there.until(lambda: len(there.door.heard) > before + 3)
-        assert there.heard == [READY]
+        before = len(there.door.received)
+        await there.until(lambda: len(there.door.received) > before + 3)
+        assert there.received == [READY]
 
 
 async def test_what_the_worker_does_not_take_is_answered(tmp_path: Path) -> None:
     async with joined(tmp_path) as there:
         there.stub.full = True
         there.say(submit(1))
-        await there.until_heard(Failed(1, ErrorCode.OVERLOADED, "not now"))
+        await there.until_received(Failed(1, ErrorCode.OVERLOADED, "not now"))
         there.say(Cancel(1))
         await there.until(lambda: len(there.door.requests) == 2)
         assert there.door.lost != [], "a slot would compute for nothing: the gateway gets a new incarnation"
@@ -212,7 +212,7 @@ async def test_the_gateway_learns_at_once_of_a_death_and_who_caused_it(
 ) -> None:
     async with joined(tmp_path) as there:
         there.agent.tell(IncarnationLost("w", 5, "its process is gone", origin))
-        await there.until_heard(Bye(reason, "its process is gone"))
+        await there.until_received(Bye(reason, "its process is gone"))
         there.agent.worker_is(replace(NEVER, running=True))
         await there.until(lambda: there.door.lost != [])
         there.agent.worker_is(replace(SERVES, incarnation=6))
@@ -227,7 +227,7 @@ async def test_a_gateway_that_lets_it_leave_gets_a_fresh_process(
         there.say(command)
         await there.until(lambda: there.stub.inbox.messages[1:] == [RestartWorker(grace_s)])
         there.agent.tell(IncarnationLost("w", 5, "stopped", Origin.OUTSIDE, asked=True))
-        await there.until_heard(Bye(ByeReason.STOPPED, "stopped"))
+        await there.until_received(Bye(ByeReason.STOPPED, "stopped"))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ async def test_a_gateway_that_breaks_the_protocol_is_left(tmp_path: Path, frame:
         with capture_logs():
             there.door.requests[0].link.send_nowait([frame])
             await there.until(lambda: len(there.door.requests) == 2)
-        (bye,) = [event for event in there.heard if isinstance(event, Bye)]
+        (bye,) = [event for event in there.received if isinstance(event, Bye)]
         assert bye.reason is ByeReason.PROTOCOL
         assert problem in bye.text
 
@@ -260,7 +260,7 @@ async def test_a_gateway_that_refuses_it_or_says_nothing_is_tried_again(
         with capture_logs() as logged:
             async with agent(f"tcp://127.0.0.1:{door.port}", door.keys()) as made:
                 made.worker_is(SERVES)
-                await door.until(lambda: door.heard != [])
+                await door.until(lambda: door.received != [])
         assert answers == []
         reasons = [line["reason"] for line in logged if line["event"] == "not_joined"]
         assert reasons[:4] == ["the gateway refused: not you"] * 2 + ["no answer within 0.05 s"] * 2
@@ -290,7 +290,7 @@ async def test_a_link_that_cannot_be_made_is_tried_again(monkeypatch: pytest.Mon
 async def test_one_that_is_stopped_says_so_first_and_ends_with_its_worker(tmp_path: Path) -> None:
     async with joined(tmp_path) as there:
         there.agent.tell(StopAgent())
-        await there.until_heard(Bye(ByeReason.STOPPED, "its machine stops it"))
+        await there.until_received(Bye(ByeReason.STOPPED, "its machine stops it"))
         assert there.stub.inbox.messages[1:] == [StopWorker()]
         assert there.agent.context.ref.end is None
         there.agent.worker_is(NEVER)
