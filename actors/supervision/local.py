@@ -51,16 +51,16 @@ class LocalPeer:
         self._endpoint: LocalEndpoint | None = None
         self._child: ChildProcess | None = None
         self._ending = False
-        self._greeted = False
+        self._connected = False
 
     def start(self, number: int, request: JoinRequest | None, report: Report) -> tuple[Link, Started]:
         """Bind a link in a fresh folder of mode 0700, and spawn a process that connects to it."""
-        self._report, self._number, self._ending, self._greeted = report, number, False, False
+        self._report, self._number, self._ending, self._connected = report, number, False, False
         with contextlib.ExitStack() as undo:
             self._endpoint = undo.enter_context(LocalEndpoint())
             link = Link.bind(
                 self._endpoint.address,
-                lambda frames: report(Frames(number, frames, "" if self._greeted else self._intruder(link))),
+                lambda frames: report(Frames(number, frames, "" if self._connected else self._connect(link))),
                 on_lost=lambda reason: report(LinkLost(number, reason, Origin.WITHIN, link.cut_off)),
                 rate=PeerRate(),
                 on_rejected=self._terms.rejections.count,
@@ -74,12 +74,6 @@ class LocalPeer:
         self._log.info("worker_started", incarnation=number, pid=self._child.pid)
         return link, Started(self._child.pid)
 
-    def welcomed(self) -> None:
-        """Remove the folder of the socket: a gateway that is killed leaves no file then."""
-        self._greeted = True
-        if self._endpoint is not None:
-            self._endpoint.remove()
-
     def look(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
         """By the state of its process: one that was suspended hangs for no reason of its own."""
         state = None if self._child is None else self._child.state
@@ -92,12 +86,19 @@ class LocalPeer:
         else:
             self._child.end(ask_s, self._terms.deadlines.term)
 
-    def _intruder(self, link: Link) -> str:
-        """What is wrong with the process that sends, if it is another one than was started."""
+    def _connect(self, link: Link) -> str:
+        """The first message: what is wrong with who sent it, or nothing. Then nobody else need find the socket, and a
+        gateway that is killed leaves no file."""
         pid = link.peer_pid
-        if pid is None or self._child is None or self._child.owns(pid):
-            return ""
-        return f"process {pid} said Hello, which was not started here"
+        if pid is not None and self._child is not None and not self._child.owns(pid):
+            return f"process {pid} said Hello, which was not started here"
+        self._connected = True
+        self._remove()
+        return ""
+
+    def _remove(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.remove()
 
     def _exited(self, number: int) -> None:
         child = self._child
@@ -110,7 +111,7 @@ class LocalPeer:
 
     def _gone(self, number: int) -> None:
         child, self._child = self._child, None
-        self.welcomed()
+        self._remove()
         if child is not None:
             self._log.info("worker_exited", incarnation=number, pid=child.pid, status=child.returncode)
         self._report(Ended(number))

@@ -20,9 +20,6 @@ class Peer(Protocol):
         """Start an incarnation; the caller owns the link. Raises `EndpointError`, `SpawnFailed` and `OSError`; nothing
         is left then."""
 
-    def welcomed(self) -> None:
-        """Its `Hello` was answered: nobody else need find the address of the link."""
-
     def look(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
         """Whether its process is suspended, and who is to blame if it makes no progress now: it has sent nothing for
         `silent_s`, and hangs after `hang_s`."""

@@ -25,7 +25,7 @@ from actors.supervision.worker import WorkerEvent, WorkerState, WorkerStatus, Wo
 from actors.transport.endpoint import EndpointError
 from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
 from protocol.codec import encode
-from protocol.commands import Command, Welcome
+from protocol.commands import Command
 
 END_S = 10.0
 """Time to stop beyond the deadlines that the worker has for it; it is killed before."""
@@ -171,8 +171,6 @@ class WorkerActor(Actor[msg.WorkerMessage]):
                     self._send([command])
                 except (LinkFull, LinkClosed):
                     return msg.NotSent(command)
-                if isinstance(command, Welcome):
-                    self._peer.welcomed()
             case msg.CloseLink(linger_s):
                 self._close(linger_s)
             case msg.EndIncarnation(ask_s):
