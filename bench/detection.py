@@ -80,14 +80,14 @@ async def measure(settings: Settings, rounds: int) -> None:
         fleet = Fleet(router, routes, worker_launches(settings, model), policy=policy, deadlines=limits)
         ref = system.spawn("fleet", fleet)
         await ready(ref)
-        standby = next(member for member in fleet.members.values() if router.roster[member.name].role is Role.STANDBY)
+        standby = next(member for member in fleet.members.values() if router.pool[member.name].role is Role.STANDBY)
         idle = await idle_cpu(standby)
         print(f"{settings.backend}: a standby that idles uses {idle:.2f} % of a core")
         print(f"{'fault':<9}{'known after, ms':>36}{'first token after, ms':>36}")
         for name, number in FAULTS.items():
             times = Times()
             for _ in range(rounds if number is not signal.SIGSTOP else max(1, rounds // 4)):
-                live = router.open(decoder.completion(body % (model.name.encode(), 1000)), "live")
+                live = router.open(decoder.completion(body % (model.name.encode(), 1000)).request, "live")
                 await live.wait()
                 router.lost = anyio.Event()
                 victim = fleet.members[live.worker]
@@ -95,7 +95,7 @@ async def measure(settings: Settings, rounds: int) -> None:
                 os.kill(victim.status.pid or 0, number)
                 await router.lost.wait()
                 times.lost.append((router.lost_at - began) * 1000)
-                call = router.open(decoder.completion(body % (model.name.encode(), 1)), "next")
+                call = router.open(decoder.completion(body % (model.name.encode(), 1)).request, "next")
                 await call.wait()
                 times.first_token.append((time.perf_counter() - began) * 1000)
                 live.cancel_nowait()

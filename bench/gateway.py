@@ -42,10 +42,13 @@ from actors.process.logs import configure_logging
 from bench.command_line import above_zero, at_least, command_line, levels
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
+from gateway.generation.delta import TextDelta
+from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.server import listen, serve
-from gateway.openai.sse import DONE, EventWriter
-from gateway.routing.sequence import Piece
+from gateway.openai.answer import OpenAIAnswer
+from gateway.openai.errors import DONE, OpenAIErrors
 from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import AnswerHead
 from workers.process.spec import ScriptedSpec, WorkerSpec
 
 FLAT_OUT_TOKENS = 1500
@@ -93,19 +96,12 @@ class Bare:
     """The limit: the least that an ASGI app can do to send the same chunks as often."""
 
     def __init__(self, rate: float, tokens: int) -> None:
-        writer = EventWriter(
-            chat=False,
-            answer_id="cmpl-" + "0" * 24,
-            created=int(time.time()),
-            model="scripted",
-            fingerprint="fp_scripted",
-            include_usage=False,
-            return_token_ids=False,
-        )
-        self._chunk = writer.pieces([Piece(0, "x", (), None)])
+        head = AnswerHead("cmpl-" + "0" * 24, int(time.time()), "scripted", "scripted")
+        (self._chunk,) = OpenAIAnswer(chat=False).events(head).deltas([TextDelta(index=0, text="x")])
         self._rate = rate
         self._tokens = tokens
         self._tick = asyncio.Event()
+        self.conventions = ConventionsByPath(HttpConventions(OpenAIErrors()), {})
 
     async def ticks(self) -> None:
         """Wake every stream once a step."""

@@ -23,7 +23,6 @@ from bench.ours import Engine
 from bench.shapes import make_model
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.families import Family
 from tests.gate import run_gate
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Draw, Row
@@ -70,7 +69,7 @@ def doctor(device: str) -> Result:
     return Result(f"{line.detail}; flags {' '.join(Device(device, 0).compile_flags()[-2:])}")
 
 
-def gate(device: str, folder: Path, family: Family, dtype: Dtype) -> Result:
+def gate(device: str, folder: Path, family: str, dtype: Dtype) -> Result:
     """Raises `AssertionError` where a request's tokens depend on others."""
     path = make_checkpoint(folder / f"{family}-{dtype}", family)
     report = run_gate(lambda: load(path, device, dtype, folder), resume=Device(device, 0).local)

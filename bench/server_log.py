@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.routing.sequence import Cause
+from gateway.routing.failure import Cause
 
 WITHIN = frozenset({Cause.DIED, Cause.STEP})
 """Why a sequence lost its worker that may be due to what the worker computed."""

@@ -1,4 +1,4 @@
-"""`baton`, and `python -m cli`. It loads for a while; until then Ctrl-C just ends it, without a traceback."""
+"""The command `baton`. It loads for a while; until then Ctrl-C just ends it, without a traceback."""
 
 import signal
 

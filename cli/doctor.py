@@ -5,7 +5,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -14,6 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from baton_serve import __version__
+from baton_serve.start import module_command
 from cli.model import ChosenModel, worker_spec
 from cli.settings import Settings
 from models import builtin_path
@@ -45,9 +46,9 @@ def probe_backend(backend: str, python: str = sys.executable) -> list[Probe]:
     """Ask one backend in a process of its own; what goes wrong there becomes a line of the report."""
     missing = missing_packages(backend)
     if missing:
-        advice = f"pip install 'baton[{backend}]'"
+        advice = f"pip install 'baton-serve[{backend}]'"
         return [Probe(backend, "", False, f"not installed: {', '.join(missing)}", advice)]
-    command = [python, "-P", "-m", "workers.host.probe", backend]
+    command = module_command("workers.host.probe", backend, python=python)
     try:
         answer = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=True)
         return msgspec.json.decode(answer.stdout, type=list[Probe])
@@ -62,7 +63,7 @@ def probe_backend(backend: str, python: str = sys.executable) -> list[Probe]:
 
 def _machine(settings: Settings) -> Table:
     table = Table(title="This machine", title_justify="left", show_header=False)
-    table.add_row("baton", metadata.version("baton"))
+    table.add_row("baton", __version__)
     table.add_row("python", f"{platform.python_version()} ({platform.python_implementation()})")
     table.add_row("system", f"{platform.system()} {platform.release()} {platform.machine()}")
     cores = find_cores()
@@ -72,7 +73,7 @@ def _machine(settings: Settings) -> Table:
     table.add_row("graph cache", _cache(cache_dir(worker_spec(settings, ChosenModel("doctor", Path())))))
     # A path is not cut where a narrow terminal ends, which is where it would say which installation this is.
     builtin = Text(str(builtin_path()), overflow="fold")
-    table.add_row("built-in model", builtin if builtin_path().is_dir() else "[red]missing[/]: reinstall baton")
+    table.add_row("built-in model", builtin if builtin_path().is_dir() else "[red]missing[/]: reinstall baton-serve")
     return table
 
 

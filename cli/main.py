@@ -3,13 +3,13 @@
 import os
 import secrets
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from baton_serve import __version__
 from cli import admin, keys, options
 from cli.options import CommandFailed, takes_settings
 from cli.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, flag, of_panels
@@ -42,7 +42,7 @@ PromptText = Annotated[str, typer.Option("-p", "--prompt", help="The prompt; - r
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"baton {metadata.version('baton')}")
+        typer.echo(f"baton {__version__}")
         raise typer.Exit
 
 
@@ -268,7 +268,7 @@ def compile_(
 def run() -> None:
     """Read the command line and do what it says."""
     _open_closed()
-    app()
+    app(prog_name="baton")
 
 
 def _open_closed() -> None:

@@ -12,6 +12,7 @@ import structlog
 from actors.process.logs import configure_logging
 from actors.supervision.local import CommandLine
 from actors.transport.endpoint import is_loopback
+from baton_serve.start import module_command
 from cli.client.predecessor import HttpPredecessor
 from cli.model import ChosenModel, check_model, worker_spec
 from cli.options import CommandFailed
@@ -22,7 +23,7 @@ from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.http.server import BindError
-from gateway.settings import GatewaySettings, SettingsError
+from gateway.settings import GatewaySettings, GatewaySettingsError
 from workers.checkpoints.checkpoint import CheckpointError, same_text
 from workers.process.spec import WorkerSpec
 
@@ -135,12 +136,12 @@ def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
 
 
 def worker_command(spec: WorkerSpec) -> Callable[[str, int], list[str]]:
-    """The argv of one incarnation. `-P` keeps a folder `workers` in the current directory from being run instead."""
+    """The argv of one incarnation."""
     encoded = msgspec.json.encode(spec).decode()
 
     def command(endpoint: str, incarnation: int) -> list[str]:
         arguments = ["--endpoint", endpoint, "--incarnation", str(incarnation), "--spec", encoded]
-        return [sys.executable, "-P", "-m", "workers", *arguments]
+        return module_command("workers", *arguments)
 
     return command
 
@@ -150,5 +151,5 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
     names = GatewaySettings.__dataclass_fields__.keys() & Settings.model_fields.keys()
     try:
         return GatewaySettings(**{name: getattr(settings, name) for name in names})
-    except SettingsError as error:
+    except GatewaySettingsError as error:
         raise CommandFailed(str(error)) from error

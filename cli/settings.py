@@ -68,12 +68,22 @@ class Settings(BaseSettings):
     )
     prefix_cache: bool = _field(True, ENGINE, "Keep KV of ended sequences for those that begin alike.")
     prefix_bytes: int = _field(
-        0, ENGINE, "Bytes of KV kept so at most; 0 is all that live sequences leave.", ge=0, le=MAX_COUNT
+        0,
+        ENGINE,
+        "Bytes of KV kept so at most; 0 keeps the last sequence of every slot.",
+        ge=0,
+        le=MAX_COUNT,
     )
     threads: int = _field(
-        0, ENGINE, "Compute threads of one worker; 0 shares the cores, or is one for a small model.", ge=0, le=4096
+        0,
+        ENGINE,
+        "IREE's compute threads in one worker; 0 shares the cores, or is one for a small model. MLX chooses its own.",
+        ge=0,
+        le=4096,
     )
-    cache_dir: str = _field("", ENGINE, "Where compiled graphs are kept; empty is the user's cache folder.")
+    cache_dir: str = _field(
+        "", ENGINE, "Where IREE's compiled graphs and packed weights are kept; empty is the user's cache folder."
+    )
 
     host: str = _field(_GATEWAY.host, SERVER, "Address to listen on.", min_length=1)
     port: int = _field(_GATEWAY.port, SERVER, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
@@ -158,7 +168,7 @@ class Settings(BaseSettings):
     client_stall_s: float = _field(
         _GATEWAY.client_stall_s,
         LIMITS,
-        "Seconds after which a client that reads nothing is dropped.",
+        "Seconds after which a client that reads nothing is dropped, twice as many at the latest.",
         ge=0.01,
         le=86400,
     )

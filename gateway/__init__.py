@@ -1,1 +1,1 @@
-"""Who answers people: HTTP, SSE, routing, admission, metrics."""
+"""The gateway: HTTP, API dialects, streaming, routing, admission, fleet and metrics."""

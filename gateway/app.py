@@ -1,12 +1,8 @@
 """The gateway as an ASGI app."""
 
-import time
-from http import HTTPStatus
+from collections.abc import Sequence
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -15,49 +11,55 @@ from gateway.admin.endpoints import Admin, Succession
 from gateway.admin.status import Status
 from gateway.fleet.hand_over import HandOver
 from gateway.fleet.messages import FleetMessage
-from gateway.http.errors import ApiError, from_code
-from gateway.http.front_door import Gate
-from gateway.openai.decoding import RequestDecoder
-from gateway.openai.endpoint import Generate
+from gateway.http.auth import AuthMiddleware
+from gateway.http.conventions import ConventionsByPath, HttpConventions
+from gateway.http.error_handlers import ErrorHandlers
+from gateway.openai.dialect import openai_dialect
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streaming.reply import DEFECT
+from gateway.streaming.dialect import Dialect
+from gateway.streaming.generate_endpoint import GenerateEndpoint
+from gateway.streaming.peer import PeerGateway
 from gateway.streaming.resumable import ResumableStreams
-from gateway.streaming.resume_endpoint import STREAMS, PickUp
-from protocol.errors import ErrorCode
+from gateway.streaming.resume_endpoint import STREAMS, ResumeEndpoint
 
 
 def create_app(
     router: Router,
     settings: GatewaySettings,
     fleet: Ref[FleetMessage] | None = None,
-    pick_up: PickUp | None = None,
     hand_over: HandOver | None = None,
-) -> ASGIApp:
-    """All routes over one router. It starts nothing, and runs on any ASGI server.
+    streams: ResumableStreams | None = None,
+    peer: PeerGateway | None = None,
+    dialects: Sequence[Dialect] = (),
+) -> AuthMiddleware:
+    """Build the app over one router. It starts no task, and runs on any ASGI server.
 
-    Without a `fleet` there are no routes that change something about the workers, and without `hand_over` none for
-    another gateway. `pick_up` is for who wants to know the streams that are kept.
+    Without a `fleet` there are no routes that drain, restart or reload workers, and without `hand_over` none for
+    another gateway. `streams` are the kept streams; a `peer` may keep further ones. `dialects` are served beside
+    OpenAI's, whose conventions hold for all paths that are not theirs.
     """
-    decoder = RequestDecoder(settings)
-    status = Status(router, settings, created=int(time.time()))
-    pick_up = pick_up or PickUp(settings, ResumableStreams(settings, router.metrics))
+    openai = openai_dialect(router, settings)
+    conventions = ConventionsByPath(openai.conventions, _by_prefix(dialects))
+    status = Status(router, settings)
+    streams = streams or ResumableStreams(settings, router.metrics)
+    resume = ResumeEndpoint(settings, streams, conventions.default, peer)
     generate: dict[str, ASGIApp] = {
-        "/v1/completions": Generate(router, settings, decoder.completion, pick_up),
-        "/v1/chat/completions": Generate(router, settings, decoder.chat, pick_up),
+        path: GenerateEndpoint(router, settings, decode, dialect.conventions, resume)
+        for dialect in (openai, *dialects)
+        for path, decode in dialect.generation.items()
     }
 
     def direct(method: str, path: str) -> ASGIApp | None:
         if method == "POST":
             return generate.get(path)
-        return pick_up if path.startswith(STREAMS) and method in PickUp.METHODS else None
+        return resume if path.startswith(STREAMS) and method in ResumeEndpoint.METHODS else None
 
     routes = [
-        # What they allow never gets here; what does is told what is allowed.
+        # Requests that these two allow go to `direct`; others get the allowed methods.
         *(Route(path, app, methods=["POST"]) for path, app in generate.items()),
-        _streams(pick_up),
-        Route("/v1/models", status.models),
-        Route("/v1/models/{id:path}", status.model),
+        _streams(resume),
+        *(route for dialect in (openai, *dialects) for route in dialect.routes),
         Route("/health/live", status.live),
         Route("/health/ready", status.ready),
         Route("/metrics", status.metrics),
@@ -66,61 +68,18 @@ def create_app(
         *(Succession(hand_over, settings).routes() if hand_over is not None else ()),
         Route("/", status.page),
     ]
-    app = Starlette(
-        routes=routes,
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _defect},
-    )
+    app = Starlette(routes=routes, exception_handlers=ErrorHandlers(conventions).by_type())
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    return Gate(app, direct, settings)
+    return AuthMiddleware(app, direct, settings, conventions)
 
 
-def _streams(pick_up: PickUp) -> Route:
-    route = Route(STREAMS + "{id:path}", pick_up)
-    # Not through the argument, which adds HEAD to GET: that would take a stream from its reader, and give nothing.
-    route.methods = set(PickUp.METHODS)
+def _by_prefix(dialects: Sequence[Dialect]) -> dict[str, HttpConventions]:
+    return {prefix: dialect.conventions for dialect in dialects for prefix in (*dialect.generation, *dialect.prefixes)}
+
+
+def _streams(resume: ResumeEndpoint) -> Route:
+    route = Route(STREAMS + "{id:path}", resume)
+    # The argument would add HEAD to GET, which would take a stream from its reader and send nothing.
+    route.methods = set(ResumeEndpoint.METHODS)
     return route
-
-
-def _respond(error: ApiError) -> Response:
-    headers = {name.decode(): value.decode() for name, value in error.headers}
-    return Response(error.body(), error.status, headers, "application/json")
-
-
-async def _api_error(_: Request, error: Exception) -> Response:
-    if not isinstance(error, ApiError):
-        raise error
-    return _respond(error)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    status = HTTPStatus(error.status_code)
-    sentence = f"{request.method} {request.scope['path'][:200]}: {status.phrase.lower()}"
-    if status is HTTPStatus.NOT_FOUND:
-        if meant := _meant(request):
-            sentence += f"; did you mean {' or '.join(meant)}?"
-        elif request.scope["path"].startswith("/v1/"):
-            there = [path for path in _paths(request) if path.startswith("/v1/") and "{" not in path]
-            sentence += f"; this server has {', '.join(there)}"
-    response = _respond(ApiError(status, sentence, status.name.lower()))
-    response.headers.update(error.headers or {})
-    return response
-
-
-def _meant(request: Request) -> list[str]:
-    """The routes of which this path lacks the beginning or the end, or has a slash too many."""
-    path = request.scope["path"].rstrip("/")
-    there = _paths(request)
-    alike = [route for route in there if route in (path, f"/v1{path}") and route != request.scope["path"]]
-    return alike or [route for route in there if path and route.startswith(f"{path}/") and "{" not in route]
-
-
-def _paths(request: Request) -> list[str]:
-    return [route.path for route in request.app.routes if not route.path.startswith("/admin")]
-
-
-async def _defect(_: Request, error: Exception) -> Response:
-    # Starlette raises `error` again after this answer, so that the server logs it.
-    return _respond(from_code(ErrorCode.INTERNAL, DEFECT))

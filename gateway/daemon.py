@@ -28,7 +28,6 @@ from gateway.http.server import BindError, listen, serve
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import ResumableStreams
-from gateway.streaming.resume_endpoint import PickUp
 
 _log = structlog.get_logger("gateway.daemon")
 
@@ -209,8 +208,7 @@ class _Daemon(Actor[DaemonMessage]):
     async def _serve(self, listener: Listener) -> None:
         settings = self._settings
         hand_over = HandOver(listener, self.context.ref)
-        pick_up = PickUp(settings, self._streams, self._predecessor)
-        app = create_app(self._router, settings, self._fleet, pick_up, hand_over)
+        app = create_app(self._router, settings, self._fleet, hand_over, self._streams, self._predecessor)
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)
             if self._predecessor is not None:

@@ -1,6 +1,6 @@
-"""A histogram for the path of every token.
+"""A fast histogram, which is observed for every token.
 
-prometheus_client's own takes 1.4 us for an observation, which was a tenth of what the whole gateway does for a token.
+An observation takes 1.4 us with prometheus_client's own, a tenth of all that the gateway does for a token.
 """
 
 from bisect import bisect_left
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 class Histogram:
-    """Counts by upper bound (inclusive, as Prometheus has it), and their sum."""
+    """Counts observations by inclusive upper bound, as Prometheus does, and sums them up."""
 
     __slots__ = ("_bounds", "_counts", "count", "sum")
 

@@ -1,4 +1,4 @@
-"""What Prometheus sees: the workers' counts, the gateway's gauges, and four histograms of what clients feel."""
+"""Prometheus metrics: the workers' counters, the gateway's gauges, and histograms of latency."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _COUNTS = (
-    # (name, field of the counters, Prometheus type, help). The names are those that users of mlxcel know; two of them
-    # lack the `_total` that Prometheus wants of a counter, so their type is left open.
+    # (name, field of the counters, Prometheus type, help). The names are those of mlxcel. Two of them lack the `_total`
+    # that Prometheus requires of a counter, so their type is `unknown`.
     ("baton_batch_sequences_started", "sequences_started", "unknown", "Sequences that got a slot"),
     ("baton_batch_sequences_completed", "sequences_completed", "unknown", "Sequences that left their slot"),
     ("baton_batch_prefill_tokens", "prefill_tokens", "counter", "Prompt tokens computed"),
@@ -31,7 +31,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """What one worker looks like at one scrape."""
+    """One worker at one scrape."""
 
     model: str
     backend: str
@@ -75,8 +75,8 @@ _HISTOGRAMS = (
 
 
 class Metrics:
-    """One private registry. At every scrape `samples` is asked, and `waiting`: sequences without a worker, by model;
-    and `refused`: what the links refused, by reason."""
+    """The metrics of one gateway, in a registry of its own. At every scrape it calls `samples`, `waiting` (sequences
+    without a worker, by model) and `refused` (what the links refused, by reason)."""
 
     def __init__(
         self,
@@ -104,16 +104,16 @@ class Metrics:
         self._connections = Gauge("baton_connections", "HTTP connections that are open", registry=self._registry)
         self.connections_refused = Counter(
             "baton_connections_refused",
-            "HTTP connections that were turned away, for want of a descriptor or over max_connections",
+            "HTTP connections that were rejected, for want of a descriptor or over max_connections",
             registry=self._registry,
         )
-        """Of those that no request was read from."""
+        """Connections from which no request was read."""
         self._resumable = Gauge(
             "baton_resumable_streams", "Streams that can be resumed, by state", ["state"], registry=self._registry
         )
 
     def of(self, model: str, backend: str, worker: str) -> Observed:
-        """The histograms of a worker; the caller keeps them."""
+        """The histograms and the counter of a worker, which the caller keeps."""
         labels = (model, backend, worker)
         found = self._observed.get(labels)
         if found is None:
@@ -123,27 +123,27 @@ class Metrics:
         return found
 
     def replayed(self, model: str, cause: str, outcome: str) -> Counter:
-        """The counter of replays of this kind."""
+        """The counter of replays with this cause and outcome."""
         return self._replays.labels(model, cause, outcome)
 
     def detachment(self, model: str, outcome: str) -> Counter:
-        """The counter of streams that lost their client and ended so."""
+        """The counter of streams whose connection ended, by what became of them."""
         return self._detachments.labels(model, outcome)
 
     def watch_streams(self, state: str, count: Callable[[], float]) -> None:
-        """Ask at every scrape how many resumable streams are in this state."""
+        """Set the function that counts the resumable streams in a state, which is called at every scrape."""
         self._resumable.labels(state).set_function(count)
 
     def watch_bodies(self, count: Callable[[], float]) -> None:
-        """Ask at every scrape how many bytes of bodies are held."""
+        """Set the function that counts the bytes of bodies, which is called at every scrape."""
         self._bodies.set_function(count)
 
     def watch_connections(self, count: Callable[[], float]) -> None:
-        """Ask at every scrape how many connections are open."""
+        """Set the function that counts the open connections, which is called at every scrape."""
         self._connections.set_function(count)
 
     def render(self) -> bytes:
-        """The text format, version 0.0.4."""
+        """All metrics in the text format, version 0.0.4."""
         return generate_latest(self._registry)
 
 

@@ -11,5 +11,5 @@ def builtin_path() -> Path:
 
 
 def draft_path() -> Path:
-    """The directory of its smaller sibling `baton-tiny-draft`, which has the same tokenizer."""
+    """The directory of its smaller sibling `baton-tiny-draft`, which has the same tokenizer. It is not installed."""
     return Path(__file__).parent / "builtin_draft"

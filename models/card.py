@@ -59,7 +59,8 @@ _PURPOSE = {
         "The model that `baton serve` serves when given none: small enough to ship, with answers that can be checked."
     ),
     "baton-tiny-draft": (
-        "The smaller sibling of baton-tiny with the same tokenizer, to draft for it in speculative decoding."
+        "The smaller sibling of baton-tiny with the same tokenizer, to draft for it in speculative decoding.\n\n"
+        "Nothing in Baton uses it yet: it is in the repository and in the source distribution, and is not installed."
     ),
 }
 

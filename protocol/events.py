@@ -34,7 +34,9 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     text: bool = True
     """The model has a tokenizer; without it only token prompts are taken."""
     score: bool = False
+    """Reserved: always false, because no command asks for the score of a prompt."""
     resume: bool = True
+    """`Submit.resume` is honoured."""
     logprobs: bool = False
     """Log-probabilities of generated tokens are reported to those who ask."""
 

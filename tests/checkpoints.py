@@ -4,9 +4,9 @@ The layout is the one of https://huggingface.co/docs/transformers (config.json, 
 index, tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json); the quantized variant is
 mlx-lm's (affine groups along the input axis, packed low bits first into uint32, `weight`/`scales`/`biases`).
 
-Weights are drawn so that greedy decoding does not fall into a loop: unit-gain linears, sharpened queries and keys and
+Weights are sampled so that greedy decoding does not fall into a loop: unit-gain linears, sharpened queries and keys and
 a small embedding, so that the residual stream is dominated by what the layers write. Norm weights and biases are never
-the identity, so that leaving one out shows. `tests/families.py` says how the families differ.
+the identity, so that leaving one out shows. `tests/families.py` describes the families.
 """
 
 import functools
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.families import ARCHITECTURES, Family, Tensors, draw_weights, family_fields
+from tests.families import ARCHITECTURES, Tensors, family_fields, random_weights
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_ID = SPECIALS.index("<|im_end|>")
@@ -104,7 +104,7 @@ def make_tokenizer(directory: Path, vocab: int = 512) -> None:
 
 def make_checkpoint(
     directory: Path,
-    family: Family = "llama",
+    family: str = "llama",
     *,
     seed: int = 0,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
@@ -160,7 +160,7 @@ def make_checkpoint(
         config["rope_scaling"] = dict(rope_scaling)
     config |= fields or {}
     live = Tokenizer.from_str(_tokenizer_json(vocab)).get_vocab_size()
-    tensors = draw_weights(config, live, np.random.default_rng(seed))
+    tensors = random_weights(config, live, np.random.default_rng(seed))
     tensors = {name: tensor.astype(_NUMPY_DTYPES[dtype]) for name, tensor in tensors.items()}
     if quantized_bits is not None:
         quantization = {"group_size": group_size, "bits": quantized_bits, "mode": "affine"}
@@ -172,7 +172,7 @@ def make_checkpoint(
 
 
 def quantize(weight: NDArray[Any], bits: int, group_size: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """MLX's affine quantization: (packed uint32 [rows, columns * bits / 32], scales, biases [rows, groups]).
+    """Quantize in MLX's affine mode: (packed uint32 [rows, columns * bits / 32], scales, biases [rows, groups]).
 
     A value is `scale * q + bias`; scales and biases keep the weight's dtype. `columns` must be a multiple of
     `group_size`. After https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html.
@@ -189,7 +189,7 @@ def quantize(weight: NDArray[Any], bits: int, group_size: int) -> tuple[NDArray[
 
 
 def stack_experts(tensors: Tensors) -> Tensors:
-    """As mlx-lm keeps them: the matrices of all of a layer's experts as one tensor, `switch_mlp.up_proj.weight`."""
+    """Stack the matrices of a layer's experts as mlx-lm does: one tensor each, such as `switch_mlp.up_proj.weight`."""
     names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
     out: Tensors = {}
     stacks: dict[str, list[NDArray[Any]]] = {}
@@ -242,8 +242,8 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
-        span = [offset, offset + tensor.nbytes]
-        header[name] = {"dtype": _FORMAT_DTYPES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": span}
+        ends = [offset, offset + tensor.nbytes]
+        header[name] = {"dtype": _FORMAT_DTYPES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": ends}
         offset += tensor.nbytes
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)

@@ -1,104 +1,27 @@
-"""How the families' checkpoints differ: fields of config.json, and the names and shapes of their tensors.
+"""Checkpoints of the families, one entry each with the differences from Llama's, and random weights for them.
 
 Written from transformers' models, not from `workers.checkpoints.architectures`, which is tested with it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Family = Literal[
-    "llama",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "smollm3",
-    "olmo2",
-    "olmo3",
-    "seed_oss",
-    "phi3",
-    "gemma2",
-    "gemma3_text",
-    "qwen3_moe",
-    "mixtral",
-]
 Tensors = dict[str, NDArray[Any]]
+NamedTensors = Iterator[tuple[str, NDArray[Any]]]
 
-ARCHITECTURES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-}
-BIASED = ("llama", "qwen3", "smollm3", "olmo2", "olmo3", "gemma2", "gemma3_text", "qwen3_moe")
-"""Families whose config.json has `attention_bias`."""
 WINDOW = 24
 """Of the families that cannot do without: not a multiple of a tile, and shorter than the tests' prompts."""
+BEFORE = ("input_layernorm", "post_attention_layernorm")
+AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
-def family_fields(family: Family, layers: int, *, attention_bias: bool) -> dict[str, Any]:
-    """What config.json of a family has beside Llama's fields."""
-    fields: dict[str, Any] = {"attention_bias": attention_bias} if family in BIASED else {}
-    if family == "llama":
-        fields["mlp_bias"] = False
-    if family in ("qwen2", "qwen3"):
-        fields |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": layers}
-    if family in ("mistral", "phi3", "mixtral"):
-        fields["sliding_window"] = None
-    if family == "phi3":
-        fields["original_max_position_embeddings"] = 64
-    if family == "smollm3":
-        fields |= {"no_rope_layers": [int((layer + 1) % 2 != 0) for layer in range(layers)]}
-    if family == "olmo3":
-        kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
-        # transformers gives windowed layers this base, whatever the older field says, which says nothing else in any.
-        fields |= {"sliding_window": WINDOW, "rope_theta": 500000.0, "layer_types": kinds}
-    if family == "seed_oss":
-        fields |= {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False}
-    if family.startswith("gemma"):
-        fields |= {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
-        fields |= {"query_pre_attn_scalar": 24, "sliding_window": WINDOW}
-    if family == "gemma2":
-        fields |= {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0}
-    if family == "gemma3_text":
-        fields |= {"sliding_window_pattern": 2, "rope_local_base_freq": 100.0}
-    if family == "qwen3_moe":
-        fields |= {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": False}
-        fields |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False}
-    if family == "mixtral":
-        fields |= {"num_local_experts": 4, "num_experts_per_tok": 2}
-    return fields
-
-
-def draw_weights(config: Mapping[str, Any], live: int, rng: np.random.Generator) -> Tensors:
-    """Random weights for a config.json. Tokens from `live` on get zeros: they are never the most likely."""
-    family, hidden, vocab = config["model_type"], config["hidden_size"], config["vocab_size"]
-    draw = Drawing(rng, centred=family.startswith("gemma"))
-    mask = np.arange(vocab)[:, None] < live
-    tensors: Tensors = {"model.embed_tokens.weight": draw.matrix(vocab, hidden, 0.5) * mask}
-    if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = draw.matrix(vocab, hidden, 2.0) * mask
-    for layer in range(config["num_hidden_layers"]):
-        mlp = _mlp if layer in config.get("mlp_only_layers", []) else MLPS.get(family, _mlp)
-        parts = [*_attention(config, draw), *mlp(config, draw), *_norms(config, draw)]
-        tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in parts}
-    tensors["model.norm.weight"] = draw.norm(hidden)
-    return tensors
-
-
-class Drawing:
-    """Draws from one generator, in the order in which it is asked."""
+class RandomWeights:
+    """Samples from one generator, in the order of the calls."""
 
     def __init__(self, rng: np.random.Generator, *, centred: bool) -> None:
         """`centred` norms have one added to their weights."""
@@ -106,73 +29,214 @@ class Drawing:
         self._centred = centred
 
     def matrix(self, rows: int, columns: int, gain: float) -> NDArray[Any]:
-        drawn: NDArray[Any] = self.rng.standard_normal((rows, columns)) * gain / columns**0.5
-        return drawn.astype(np.float32)
+        sampled: NDArray[Any] = self.rng.standard_normal((rows, columns)) * gain / columns**0.5
+        return sampled.astype(np.float32)
 
     def norm(self, size: int, gain: float = 1.0) -> NDArray[Any]:
-        drawn = gain * (1.0 + 0.1 * self.rng.standard_normal(size)).astype(np.float32)
-        return drawn - np.float32(1.0) if self._centred else drawn
+        sampled = gain * (1.0 + 0.1 * self.rng.standard_normal(size)).astype(np.float32)
+        return sampled - np.float32(1.0) if self._centred else sampled
+
+    def bias(self, size: int) -> NDArray[Any]:
+        return (0.2 * self.rng.standard_normal(size)).astype(np.float32)
 
 
-def _attention(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, NDArray[Any]]]:
-    family, hidden, head_dim = config["model_type"], config["hidden_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    matrices = {"q": draw.matrix(queries, hidden, 2.0)}
-    matrices |= {"k": draw.matrix(keys, hidden, 2.0), "v": draw.matrix(keys, hidden, 1.0)}
-    if family == "phi3":
-        yield "self_attn.qkv_proj.weight", np.concatenate(list(matrices.values()))
-    else:
-        yield from ((f"self_attn.{x}_proj.weight", matrix) for x, matrix in matrices.items())
-    yield "self_attn.o_proj.weight", draw.matrix(hidden, queries, 1.0)
-    biases = {"q": queries, "k": keys, "v": keys} if family in ("qwen2", "seed_oss") else {}
-    if config.get("attention_bias") and not biases:
-        biases = {"q": queries, "k": keys, "v": keys, "o": hidden}
-    for x, size in biases.items():
-        yield f"self_attn.{x}_proj.bias", (0.2 * draw.rng.standard_normal(size)).astype(np.float32)
-    if family in ("qwen3", "qwen3_moe", "gemma3_text", "olmo2", "olmo3"):
-        for x, size in (("q", queries), ("k", keys)):
-            yield f"self_attn.{x}_norm.weight", draw.norm(size if family.startswith("olmo") else head_dim, 2.0)
+Mlp = Callable[[Mapping[str, Any], int, RandomWeights], NamedTensors]
+"""The tensors of the MLP of one layer, by its number, named within the layer, for a config.json."""
 
 
-def _mlp(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, NDArray[Any]]]:
-    family, hidden, ffn = config["model_type"], config["hidden_size"], config["intermediate_size"]
-    gate, up = draw.matrix(ffn, hidden, 1.0), draw.matrix(ffn, hidden, 1.0)
-    if family == "phi3":
-        yield "mlp.gate_up_proj.weight", np.concatenate([gate, up])
-    else:
-        yield "mlp.gate_proj.weight", gate
-        yield "mlp.up_proj.weight", up
-    yield "mlp.down_proj.weight", draw.matrix(hidden, ffn, 2.0)
+def dense(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    yield "mlp.gate_proj.weight", weights.matrix(ffn, hidden, 1.0)
+    yield "mlp.up_proj.weight", weights.matrix(ffn, hidden, 1.0)
+    yield "mlp.down_proj.weight", weights.matrix(hidden, ffn, 2.0)
 
 
-def _experts(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, NDArray[Any]]]:
-    hidden, mixtral = config["hidden_size"], config["model_type"] == "mixtral"
-    count = config["num_local_experts" if mixtral else "num_experts"]
-    ffn = config["intermediate_size" if mixtral else "moe_intermediate_size"]
-    block, names = (
-        ("block_sparse_moe", ("w1", "w3", "w2")) if mixtral else ("mlp", ("gate_proj", "up_proj", "down_proj"))
-    )
-    yield f"{block}.gate.weight", draw.matrix(count, hidden, 2.0)
+def qwen_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    if layer in config["mlp_only_layers"]:
+        return dense(config, layer, weights)
+    sizes = (config["num_experts"], config["moe_intermediate_size"], config["hidden_size"])
+    return _experts("mlp", ("gate_proj", "up_proj", "down_proj"), sizes, weights)
+
+
+def mixtral_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    sizes = (config["num_local_experts"], config["intermediate_size"], config["hidden_size"])
+    return _experts("block_sparse_moe", ("w1", "w3", "w2"), sizes, weights)
+
+
+def _experts(
+    block: str, names: tuple[str, str, str], sizes: tuple[int, int, int], weights: RandomWeights
+) -> NamedTensors:
+    """`names` are those of gate, up and down; `sizes` the number of experts and the widths of one and of the model."""
+    count, ffn, hidden = sizes
+    yield f"{block}.gate.weight", weights.matrix(count, hidden, 2.0)
     for expert in range(count):
         for name, (rows, columns) in zip(names, ((ffn, hidden), (ffn, hidden), (hidden, ffn)), strict=True):
             gain = 2.0 if rows == hidden else 1.0
-            yield f"{block}.experts.{expert}.{name}.weight", draw.matrix(rows, columns, gain)
+            yield f"{block}.experts.{expert}.{name}.weight", weights.matrix(rows, columns, gain)
 
 
-MLPS = {"qwen3_moe": _experts, "mixtral": _experts}
-"""Of layers that have another one than `_mlp`."""
+@dataclass(frozen=True)
+class Traits:
+    """The properties of a family's checkpoints; the defaults are Llama's."""
+
+    architecture: str
+    """The class in transformers."""
+    fields: Callable[[int], Mapping[str, Any]] = lambda layers: {}
+    """Further fields of config.json, for a number of layers."""
+    optional_bias: bool = True
+    """config.json has `attention_bias`, which gives all four projections of attention a bias."""
+    qkv_bias: bool = False
+    """Queries, keys and values always have a bias, the output never."""
+    norms: tuple[str, ...] = BEFORE
+    """The norms of a layer."""
+    centred_norms: bool = False
+    """One is added to the weights of norms."""
+    head_norm: Literal["each", "all"] | None = None
+    """Norms of queries and keys: of each head, or of all heads together."""
+    fused: bool = False
+    """Queries, keys and values are one matrix, and so are gate and up."""
+    mlp: Mlp = dense
 
 
-def _norms(config: Mapping[str, Any], draw: Drawing) -> Iterator[tuple[str, NDArray[Any]]]:
-    names = {
-        "olmo": ("post_attention_layernorm", "post_feedforward_layernorm"),
-        "gemma": (
-            "input_layernorm",
-            "post_attention_layernorm",
-            "pre_feedforward_layernorm",
-            "post_feedforward_layernorm",
-        ),
-    }
-    family = next((name for name in names if config["model_type"].startswith(name)), "")
-    for name in names.get(family, ("input_layernorm", "post_attention_layernorm")):
-        yield f"{name}.weight", draw.norm(config["hidden_size"])
+GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
+WINDOWED_GEMMA = GELU | {"query_pre_attn_scalar": 24, "sliding_window": WINDOW}
+"""What Gemma 2 and 3 share."""
+
+
+def _olmo3_fields(layers: int) -> dict[str, Any]:
+    kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
+    # transformers gives windowed layers this base whatever the older field says, so it cannot be another one.
+    return {"sliding_window": WINDOW, "rope_theta": 500000.0, "layer_types": kinds}
+
+
+FAMILIES: Mapping[str, Traits] = {
+    "llama": Traits("LlamaForCausalLM", lambda layers: {"mlp_bias": False}),
+    "qwen2": Traits(
+        "Qwen2ForCausalLM",
+        lambda layers: {"use_sliding_window": False, "sliding_window": None, "max_window_layers": layers},
+        optional_bias=False,
+        qkv_bias=True,
+    ),
+    "qwen3": Traits(
+        "Qwen3ForCausalLM",
+        lambda layers: {"use_sliding_window": False, "sliding_window": None, "max_window_layers": layers},
+        head_norm="each",
+    ),
+    "mistral": Traits("MistralForCausalLM", lambda layers: {"sliding_window": None}, optional_bias=False),
+    "smollm3": Traits(
+        "SmolLM3ForCausalLM",
+        lambda layers: {"no_rope_layers": [int((layer + 1) % 2 != 0) for layer in range(layers)]},
+    ),
+    "olmo2": Traits("Olmo2ForCausalLM", norms=AFTER, head_norm="all"),
+    "olmo3": Traits("Olmo3ForCausalLM", _olmo3_fields, norms=AFTER, head_norm="all"),
+    "seed_oss": Traits(
+        "SeedOssForCausalLM",
+        lambda layers: {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+        optional_bias=False,
+        qkv_bias=True,
+    ),
+    "phi3": Traits(
+        "Phi3ForCausalLM",
+        lambda layers: {"sliding_window": None, "original_max_position_embeddings": 64},
+        optional_bias=False,
+        fused=True,
+    ),
+    "gemma": Traits("GemmaForCausalLM", lambda layers: GELU, centred_norms=True),
+    "gemma2": Traits(
+        "Gemma2ForCausalLM",
+        lambda layers: WINDOWED_GEMMA | {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0},
+        norms=AROUND,
+        centred_norms=True,
+    ),
+    "gemma3_text": Traits(
+        "Gemma3ForCausalLM",
+        lambda layers: WINDOWED_GEMMA | {"sliding_window_pattern": 2, "rope_local_base_freq": 100.0},
+        norms=AROUND,
+        centred_norms=True,
+        head_norm="each",
+    ),
+    "granite": Traits(
+        "GraniteForCausalLM",
+        lambda layers: {
+            "mlp_bias": False,
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.7,
+        },
+    ),
+    "qwen3_moe": Traits(
+        "Qwen3MoeForCausalLM",
+        lambda layers: {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "use_sliding_window": False,
+        },
+        head_norm="each",
+        mlp=qwen_experts,
+    ),
+    "mixtral": Traits(
+        "MixtralForCausalLM",
+        lambda layers: {"sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2},
+        optional_bias=False,
+        mlp=mixtral_experts,
+    ),
+}
+"""By config.json's `model_type`."""
+ARCHITECTURES: Mapping[str, str] = {name: traits.architecture for name, traits in FAMILIES.items()}
+
+
+def family_fields(family: str, layers: int, *, attention_bias: bool) -> dict[str, Any]:
+    """Fields of config.json beside those that all families have."""
+    traits = FAMILIES[family]
+    bias = {"attention_bias": attention_bias} if traits.optional_bias else {}
+    return bias | dict(traits.fields(layers))
+
+
+def random_weights(config: Mapping[str, Any], live: int, rng: np.random.Generator) -> Tensors:
+    """Make random weights for a config.json. Tokens from `live` on get zeros, so they are never the most likely."""
+    traits, hidden, vocab = FAMILIES[config["model_type"]], config["hidden_size"], config["vocab_size"]
+    weights = RandomWeights(rng, centred=traits.centred_norms)
+    mask = np.arange(vocab)[:, None] < live
+    tensors: Tensors = {"model.embed_tokens.weight": weights.matrix(vocab, hidden, 0.5) * mask}
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = weights.matrix(vocab, hidden, 2.0) * mask
+    for layer in range(config["num_hidden_layers"]):
+        tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in _layer(traits, config, layer, weights)}
+    tensors["model.norm.weight"] = weights.norm(hidden)
+    return tensors
+
+
+def _layer(traits: Traits, config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    parts = [*_attention(traits, config, weights), *traits.mlp(config, layer, weights)]
+    if traits.fused:
+        parts = list(_fused(dict(parts)))
+    yield from parts
+    yield from ((f"{name}.weight", weights.norm(config["hidden_size"])) for name in traits.norms)
+
+
+def _attention(traits: Traits, config: Mapping[str, Any], weights: RandomWeights) -> NamedTensors:
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    for name, size, gain in (("q", queries, 2.0), ("k", keys, 2.0), ("v", keys, 1.0)):
+        yield f"self_attn.{name}_proj.weight", weights.matrix(size, hidden, gain)
+    yield "self_attn.o_proj.weight", weights.matrix(hidden, queries, 1.0)
+    biased = "qkv" if traits.qkv_bias else "qkvo" if config.get("attention_bias") else ""
+    for name in biased:
+        yield f"self_attn.{name}_proj.bias", weights.bias({"q": queries, "k": keys, "v": keys, "o": hidden}[name])
+    if traits.head_norm is not None:
+        for name, size in (("q", queries), ("k", keys)):
+            yield f"self_attn.{name}_norm.weight", weights.norm(size if traits.head_norm == "all" else head_dim, 2.0)
+
+
+def _fused(parts: Tensors) -> NamedTensors:
+    """Stack the projections of a layer."""
+    qkv = [parts.pop(f"self_attn.{name}_proj.weight") for name in "qkv"]
+    gate_up = [parts.pop(f"mlp.{name}_proj.weight") for name in ("gate", "up")]
+    yield "self_attn.qkv_proj.weight", np.concatenate(qkv)
+    yield "mlp.gate_up_proj.weight", np.concatenate(gate_up)
+    yield from parts.items()

@@ -1,5 +1,4 @@
-"""Checkpoints in the formats of AutoGPTQ and AutoAWQ, made of plain ones: what `workers.checkpoints.quantized_matrix`
-unpacks.
+"""Checkpoints in the formats of AutoGPTQ and AutoAWQ, made from plain ones.
 
 GPTQ packs the inputs of a matrix into words, and AWQ eight outputs in an order of its own; both keep matrices
 transposed, and zeros as levels. https://github.com/AutoGPTQ/AutoGPTQ, https://github.com/casper-hansen/AutoAWQ.
@@ -19,11 +18,11 @@ from workers.checkpoints.checkpoint import open_weights
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output that lies in each of a word's eight fields."""
+"""The output in each of a word's eight fields."""
 
 
-def draw_levels(weights: NDArray[Any], bits: int, group: int, *, symmetric: bool) -> Quantized:
-    """Levels with zeros that are levels, as both formats have them."""
+def quantize_with_zeros(weights: NDArray[Any], bits: int, group: int, *, symmetric: bool) -> Quantized:
+    """Quantize with zeros that are levels, as both formats have them."""
     outputs, inputs = weights.shape
     groups = weights.astype(np.float32).reshape(outputs, -1, group)
     low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
@@ -38,7 +37,7 @@ def draw_levels(weights: NDArray[Any], bits: int, group: int, *, symmetric: bool
 
 
 def pack_fields(fields: NDArray[Any], bits: int) -> NDArray[np.int32]:
-    """[rows, columns] -> [rows, columns * bits / 32], the first field lowest."""
+    """Pack [rows, columns] into words [rows, columns * bits / 32], the first field lowest."""
     words = fields.astype(np.uint32).reshape(len(fields), -1, 32 // bits)
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     packed: NDArray[np.uint32] = np.bitwise_or.reduce(words << shifts, axis=-1).astype(np.uint32)
@@ -73,13 +72,13 @@ PARTS: Mapping[str, Callable[[Quantized], Tensors]] = {"gptq": gptq_parts, "awq"
 
 
 def requantize(path: Path, method: Literal["gptq", "awq"], *, group: int = 32, symmetric: bool = False) -> Path:
-    """Make the layers' matrices of the plain checkpoint at `path` into 4 bits; embedding, norms and routers stay."""
+    """Quantize the layers' matrices of the plain checkpoint at `path` to 4 bits; embedding, norms and routers stay."""
     tensors: Tensors = {}
     for name, tensor in open_weights(path).items():
         if tensor.ndim != 2 or "layers" not in name or name.endswith(".gate.weight"):
             tensors[name] = tensor
             continue
-        parts = PARTS[method](draw_levels(tensor, 4, group, symmetric=symmetric))
+        parts = PARTS[method](quantize_with_zeros(tensor, 4, group, symmetric=symmetric))
         tensors |= {f"{name.removesuffix('weight')}{part}": value for part, value in parts.items()}
     plan: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": group}
     plan |= {"sym": symmetric, "desc_act": False} if method == "gptq" else {"zero_point": not symmetric}

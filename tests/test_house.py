@@ -1,7 +1,9 @@
 """The walls of the house: imports point one way, and each heavy library enters by its one door."""
 
 import ast
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,14 +12,44 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 MAY_IMPORT = {
+    "baton_serve": set(),
     "protocol": set(),
     "actors": {"protocol"},
     "gateway": {"protocol", "actors"},
-    "workers": {"protocol", "actors"},
+    "workers": {"baton_serve", "protocol", "actors"},
     "models": {"protocol", "workers"},
-    "cli": {"protocol", "actors", "gateway", "workers", "models"},
+    "cli": {"baton_serve", "protocol", "actors", "gateway", "workers", "models"},
 }
 """Which packages of the house a package may import, besides itself."""
+
+_BASE = {"settings", "errors", "metrics", "body_budget"}
+PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
+    "gateway": {
+        "settings": set(),
+        "errors": set(),
+        "histogram": set(),
+        "metrics": {"histogram"},
+        "body_budget": {"errors"},
+        "generation": set(),
+        "routing": _BASE | {"generation"},
+        "http": _BASE,
+        "streaming": _BASE | {"generation", "routing", "http"},
+        "openai": _BASE | {"generation", "routing", "http", "streaming"},
+        "fleet": _BASE | {"routing", "http", "streaming"},
+        "admin": _BASE | {"routing", "http", "fleet"},
+        "app": _BASE | {"routing", "http", "streaming", "openai", "fleet", "admin"},
+        "daemon": _BASE | {"routing", "http", "streaming", "fleet", "app"},
+    },
+}
+"""Of a package, which of its parts (sub-packages and modules) each part may import, lower layers first."""
+
+KNOWN_CYCLES = [
+    {"workers.iree.device.buffers", "workers.iree.device.device"},
+]
+"""Modules that import each other and are about to be parted. Nothing is added here."""
+
+MAX_MODULES = 16
+"""Modules in one folder, `__init__.py` not counted."""
 
 DOORS = {
     "zmq": ("actors/transport/",),
@@ -43,7 +75,11 @@ DOORS = {
 NEVER = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 """Modules that turn bytes into code or objects."""
 
-PROTOCOL_MAY_USE = {"msgspec", "collections", "enum", "typing"}
+MAY_USE = {
+    "protocol": {"protocol", "msgspec", "collections", "enum", "typing"},
+    "baton_serve": {"os", "sys", "runpy"},
+}
+"""All that these packages may import. `baton_serve` runs before PYTHONPATH is out of the way."""
 
 
 class Import(NamedTuple):
@@ -76,9 +112,24 @@ def imports_of(source: str, file: str) -> Iterator[Import]:
                 yield Import(file, node.lineno, module)
 
 
+def part_of(module: str, package: str) -> str | None:
+    """The part of `package` that a module is, or is in; None for a module outside of it."""
+    return module[len(package) + 1 :].partition(".")[0] if f"{module}.".startswith(f"{package}.") else None
+
+
+def breaches_within(one: Import) -> Iterator[str]:
+    """An import between parts of a package that goes against `PARTS_MAY_IMPORT`."""
+    importer = one.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for package, may_import in PARTS_MAY_IMPORT.items():
+        part, imported = part_of(importer, package), part_of(one.module, package)
+        if part and imported is not None and imported not in may_import.get(part, set()) | {part}:
+            yield f"{one}: {package}.{part} may not import {one.module}"
+
+
 def breaches(found: Iterator[Import]) -> Iterator[str]:
     """Every import that goes against the tables above."""
     for one in found:
+        yield from breaches_within(one)
         package = one.file.partition("/")[0]
         if one.top in MAY_IMPORT and one.top != package and one.top not in MAY_IMPORT[package]:
             yield f"{one}: {package} may not import {one.top}"
@@ -86,8 +137,40 @@ def breaches(found: Iterator[Import]) -> Iterator[str]:
             yield f"{one}: only {' and '.join(DOORS[one.top])} may"
         if one.top in NEVER or one.top in {"tests", "bench"}:
             yield f"{one}: nothing may"
-        if package == "protocol" and one.top not in PROTOCOL_MAY_USE | {"protocol"}:
-            yield f"{one}: protocol imports msgspec only"
+        if one.top not in MAY_USE.get(package, {one.top}):
+            yield f"{one}: {package} imports {', '.join(sorted(MAY_USE[package]))} only"
+
+
+def modules() -> dict[str, Path]:
+    """The modules of the product by their dotted names."""
+    found = {}
+    for package in MAY_IMPORT:
+        for file in sources(package):
+            name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = file
+    return found
+
+
+def imported_modules(source: str, of: Container[str]) -> Iterator[str]:
+    """The modules `of` the product that a module imports, those for type checking alone included."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names if name.name in of)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                inner = [f"{module}.{name.name}" for name in names]
+                yield from (name for name in inner if name in of)
+                if module in of and not all(name in of for name in inner):
+                    yield module
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """A cycle in the graph, from a node to itself; empty without one."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def sources(package: str) -> list[Path]:
@@ -102,13 +185,57 @@ def test_imports_point_one_way_and_enter_by_their_door(package: str) -> None:
     assert list(breaches(found)) == []
 
 
+@pytest.mark.parametrize("package", PARTS_MAY_IMPORT)
+def test_every_part_has_its_layer_and_imports_lower_ones_only(package: str) -> None:
+    folder = ROOT / package.replace(".", "/")
+    parts = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__"} == set(PARTS_MAY_IMPORT[package])
+    below: set[str] = set()
+    for part, may_import in PARTS_MAY_IMPORT[package].items():
+        assert may_import <= below, part
+        below.add(part)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    known = {module: min(group) for group in KNOWN_CYCLES for module in group}
+    graph: dict[str, set[str]] = {}
+    files = modules()
+    for module, file in files.items():
+        name = known.get(module, module)
+        imported = {known.get(other, other) for other in imported_modules(file.read_text(), files)}
+        graph.setdefault(name, set()).update(imported - {name})
+    assert cycle(graph) == []
+
+
+def test_a_cycle_is_found() -> None:
+    found = {
+        "a": set(imported_modules("if TYPE_CHECKING:\n    from a.b import C", {"a", "a.b", "a.c"})),
+        "a.b": set(imported_modules("def f():\n    from a import c", {"a", "a.b", "a.c"})),
+        "a.c": set(imported_modules("import a\nimport json", {"a", "a.b", "a.c"})),
+    }
+    assert found == {"a": {"a.b"}, "a.b": {"a.c"}, "a.c": {"a"}}
+    assert set(cycle(found)) == set(found)
+    assert cycle(found | {"a.c": set()}) == []
+
+
+def test_no_folder_has_many_modules() -> None:
+    count = Counter(file.parent for file in modules().values() if file.name != "__init__.py")
+    assert {folder.relative_to(ROOT).as_posix(): n for folder, n in count.items() if n > MAX_MODULES} == {}
+
+
 @pytest.mark.parametrize(
     ("file", "source"),
     [
         ("gateway/routing/router.py", "import workers.process.spec"),
+        ("gateway/routing/router.py", "from gateway.openai.errors import DONE"),
+        ("gateway/http/exchange.py", "from gateway.routing.router import Router"),
+        ("gateway/streaming/reply.py", "from gateway.openai import errors"),
+        ("gateway/settings.py", "import gateway.metrics"),
+        ("gateway/routing/router.py", "from gateway import openai"),
         ("workers/engine/engine.py", "from gateway.routing.router import Router"),
         ("protocol/codec.py", "import actors"),
         ("protocol/codec.py", "import json"),
+        ("baton_serve/start.py", "import json"),
         ("actors/actor.py", "def f():\n    import zmq.asyncio"),
         ("workers/engine/engine.py", "from mlx import core"),
         ("workers/process/backends.py", "import importlib\nimportlib.import_module('iree.runtime')"),
@@ -128,6 +255,8 @@ def test_a_breach_is_found(file: str, source: str) -> None:
         ("actors/transport/link.py", "import zmq.asyncio"),
         ("workers/mlx/runner.py", "import mlx.core as mx"),
         ("gateway/http/server.py", "import hypercorn"),
+        ("gateway/openai/chunks.py", "from gateway.openai.errors import DONE"),
+        ("gateway/app.py", "from gateway.openai.dialect import openai_dialect"),
         ("actors/process/child.py", "from . import link"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`python -m workers`: one worker process. Started by the gateway's supervisor, never by a person."""
+"""One worker process. Started by the gateway's supervisor with `baton_serve.start`, never by a person."""
 
 import sys
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a worker to its end and return its exit code: 0 stopped, 2 bad arguments, others by `EXIT_CODES`."""
     # The terminal's Ctrl-C goes to the whole process group; the gateway decides when its workers stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parser = argparse.ArgumentParser(prog="python -m workers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="workers", description=__doc__)
     parser.add_argument(
         "--endpoint", required=True, help="address of the gateway's link, ipc://PATH or tcp://HOST:PORT"
     )

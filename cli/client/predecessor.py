@@ -13,7 +13,7 @@ from cli.settings import Settings
 from cli.terminal.invitation import base_url
 from gateway.fleet.hand_over import Offer
 from gateway.fleet.take_over import TakeOverFailed
-from gateway.streaming.resume_endpoint import Unreachable
+from gateway.streaming.peer import PeerUnreachable
 
 TIMEOUT_S = 10.0
 GONE_S = 0.5
@@ -30,7 +30,7 @@ _log = structlog.get_logger("cli.client.predecessor")
 
 
 class HttpAnswer:
-    """Implements `gateway.streaming.resume_endpoint.Answer`."""
+    """Implements `gateway.streaming.peer.PeerResponse`."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.status = response.status_code
@@ -41,13 +41,18 @@ class HttpAnswer:
         """The header; empty when there is none."""
         return str(self._response.headers.get("retry-after", ""))
 
+    @property
+    def content_type(self) -> str:
+        """The header; empty when there is none."""
+        return str(self._response.headers.get("content-type", ""))
+
     async def body(self) -> AsyncIterator[bytes]:
-        """As it comes. Raises `Unreachable`."""
+        """As it comes. Raises `PeerUnreachable`."""
         try:
             async for part in self._response.aiter_raw():
                 yield part
         except httpx.HTTPError as error:
-            raise Unreachable(str(error) or type(error).__name__) from error
+            raise PeerUnreachable(str(error) or type(error).__name__) from error
 
 
 class HttpPredecessor:
@@ -124,13 +129,13 @@ class HttpPredecessor:
 
     @asynccontextmanager
     async def ask(self, method: str, target: str, headers: dict[str, str]) -> AsyncIterator[HttpAnswer]:
-        """Ask for a stream that it keeps. Raises `Unreachable`."""
+        """Ask for a stream that it keeps. Raises `PeerUnreachable`."""
         if self._client is None:
-            raise Unreachable("there was nobody")
+            raise PeerUnreachable("there was nobody")
         try:
             check_free(SPARE)
         except NoDescriptors as error:
-            raise Unreachable(str(error)) from error
+            raise PeerUnreachable(str(error)) from error
         # As bytes, for what a client sends need not be ASCII.
         sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         request = self._client.build_request(method, target, headers=sent)
@@ -138,7 +143,7 @@ class HttpPredecessor:
             with anyio.fail_after(self._timeout_s):
                 response = await self._client.send(request, stream=True)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise Unreachable(str(error) or type(error).__name__) from error
+            raise PeerUnreachable(str(error) or type(error).__name__) from error
         try:
             yield HttpAnswer(response)
         finally:

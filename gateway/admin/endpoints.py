@@ -1,4 +1,4 @@
-"""The endpoints that change something: drain, restart, reload. They start an operation and do not wait for its end."""
+"""Admin endpoints that start operations: drain, restart, reload, hand-over. They do not wait for the end."""
 
 import functools
 import os
@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from actors.actor import Ref, ReplyTo
+from gateway.errors import RefusalCode, RequestError
 from gateway.fleet.hand_over import AlreadyGiven, HandOver
 from gateway.fleet.messages import DrainOne, FleetMessage, LatestOperation, ReplaceAll, RestartAll, RestartOne
 from gateway.fleet.operation import Busy, Operation
-from gateway.http.errors import ApiError, invalid
-from gateway.openai.invalid_body import refusal
+from gateway.http.json_body import decode_body
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
 
@@ -30,45 +30,45 @@ Body = TypeVar("Body", bound=Struct)
 
 
 class Leave(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a worker is to leave."""
+    """The body of a request to drain or restart one worker."""
 
     grace_s: Annotated[float, Meta(ge=0.0, le=MAX_GRACE_S)] | None = None
-    """Time for what it has to finish, before it goes on elsewhere; None is `shutdown_grace_s`."""
+    """Time for its sequences to finish, before they continue on other workers; None is `shutdown_grace_s`."""
 
 
 class LeaveAll(Leave, frozen=True, forbid_unknown_fields=True):
-    """How the workers are to leave, and whose."""
+    """The body of a request to restart workers."""
 
     model: Label = ""
-    """Its workers alone; empty is all."""
+    """Only the workers of this model; empty: all."""
 
 
 class Reload(LeaveAll, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """As `LeaveAll`, with another checkpoint."""
+    """The body of a request to restart workers with another checkpoint."""
 
     checkpoint: Annotated[str, Meta(min_length=1, max_length=4096)]
     """A directory on the gateway's machine."""
 
 
 class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a request that says all by its path."""
+    """The body of a request that has no parameters."""
 
 
 class Successor(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whom another gateway, which has taken the port, asks to leave."""
+    """The body of a request of another gateway, which has taken the port, to end."""
 
     pid: int
 
 
 class Admin:
-    """Each method answers one route. What is accepted is answered 202, with the operation."""
+    """Operations on workers. Each method answers one route; an accepted request gets 202 with the operation."""
 
     def __init__(self, fleet: Ref[FleetMessage], settings: GatewaySettings) -> None:
         self._fleet = fleet
         self._settings = settings
 
     def routes(self) -> list[Route]:
-        """What there is under `/admin` besides the list of workers."""
+        """The routes under `/admin`, besides the list of workers."""
         return [
             Route("/admin/operation", self.operation),
             Route("/admin/workers/{name}/drain", self.drain, methods=["POST"]),
@@ -78,7 +78,7 @@ class Admin:
         ]
 
     async def operation(self, _: Request) -> Response:
-        """`GET /admin/operation`: the latest one, running or ended."""
+        """`GET /admin/operation`: the latest operation, running or ended."""
         return _answer(await self._fleet.ask(LatestOperation, timeout=ANSWER_S), 200)
 
     async def drain(self, request: Request) -> Response:
@@ -115,20 +115,21 @@ class Admin:
             operation: Operation = await self._fleet.ask(message, timeout=ANSWER_S)
             return _answer(operation, 202)
         except KeyError as error:
-            raise ApiError(404, f"there is no {kind} {name[:128]!r}", f"{kind}_not_found", param=kind) from error
+            code = RefusalCode.WORKER_NOT_FOUND if kind == "worker" else RefusalCode.MODEL_NOT_FOUND
+            raise RequestError(code, f"there is no {kind} {name[:128]!r}", field=kind) from error
         except Busy as error:
-            raise ApiError(409, str(error), "operation_under_way") from error
+            raise RequestError(RefusalCode.OPERATION_UNDER_WAY, str(error)) from error
 
 
 class Succession:
-    """What another gateway asks, which is to take this one's place."""
+    """Requests of another gateway that takes this one's place."""
 
     def __init__(self, hand_over: HandOver, settings: GatewaySettings) -> None:
         self._hand_over = hand_over
         self._body_s = settings.body_timeout_s
 
     def routes(self) -> list[Route]:
-        """Under `/admin`."""
+        """The routes under `/admin`."""
         return [
             Route("/admin/gateway", self.gateway),
             Route("/admin/gateway/offer", self.offer, methods=["POST"]),
@@ -136,7 +137,7 @@ class Succession:
         ]
 
     async def gateway(self, _: Request) -> Response:
-        """`GET /admin/gateway`: which process this is."""
+        """`GET /admin/gateway`: the id of this process."""
         return _json({"pid": os.getpid()}, 200)
 
     async def offer(self, request: Request) -> Response:
@@ -145,13 +146,14 @@ class Succession:
         try:
             return _json(self._hand_over.offer(), 202)
         except AlreadyGiven as error:
-            raise ApiError(409, str(error), "another_gateway") from error
+            raise RequestError(RefusalCode.ANOTHER_GATEWAY, str(error)) from error
 
     async def leave(self, request: Request) -> Response:
-        """`POST /admin/gateway/leave`: to the gateway of that process alone, for two of them may have the port."""
+        """`POST /admin/gateway/leave`: for the gateway of that process alone, as two of them may have the port."""
         wanted = await _body(request, Successor, self._body_s)
         if wanted.pid != os.getpid():
-            raise ApiError(409, f"this is the gateway of process {os.getpid()}", "another_gateway", param="pid")
+            text = f"this is the gateway of process {os.getpid()}"
+            raise RequestError(RefusalCode.ANOTHER_GATEWAY, text, field="pid")
         self._hand_over.leave()
         return _json({"pid": wanted.pid}, 202)
 
@@ -161,25 +163,21 @@ def _json(value: Any, status: int) -> Response:
 
 
 async def _body(request: Request, kind: type[Body], within_s: float) -> Body:
-    """A JSON object, or nothing. Raises `ApiError`."""
-    # A page of another origin can send other types unasked.
+    """Read a JSON object; an empty body is an empty object. Raises `RequestError`."""
+    # A page of another origin can send other types without a preflight request.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "the content-type must be application/json", "unsupported_media_type")
+        raise RequestError(RefusalCode.UNSUPPORTED_MEDIA_TYPE, "the content-type must be application/json")
     body = bytearray()
     try:
         with anyio.fail_after(within_s):
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BODY_BYTES:
-                    raise ApiError(413, f"the body is over the bound of {MAX_BODY_BYTES} bytes", "body_too_large")
+                    text = f"the body is over the bound of {MAX_BODY_BYTES} bytes"
+                    raise RequestError(RefusalCode.BODY_TOO_LARGE, text)
     except (TimeoutError, ClientDisconnect) as error:
-        raise ApiError(408, "the body did not arrive in time", "timeout") from error
-    try:
-        return msgspec.json.decode(bytes(body) or b"{}", type=kind)
-    except msgspec.ValidationError as error:
-        raise refusal(str(error)) from error
-    except msgspec.DecodeError as error:
-        raise invalid(None, f"the body is not valid JSON: {error}", "invalid_json") from error
+        raise RequestError(RefusalCode.TIMEOUT, "the body did not arrive in time") from error
+    return decode_body(msgspec.json.Decoder(kind), bytes(body) or b"{}")
 
 
 def _answer(operation: Operation | None, status: int) -> Response:

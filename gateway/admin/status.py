@@ -1,4 +1,4 @@
-"""What can be asked about the gateway itself: models, health, workers, metrics, and the page to chat on."""
+"""Read-only endpoints about the gateway itself: health, workers, metrics, and the chat page."""
 
 import asyncio
 from importlib import resources
@@ -11,11 +11,11 @@ from starlette.responses import Response
 from actors.supervision.worker import LastFailure, WorkerState, WorkerStatus
 from gateway.metrics import CONTENT_TYPE
 from gateway.routing.router import Router
-from gateway.routing.worker_handle import Seat
+from gateway.routing.worker_handle import WorkerHandle
 from gateway.settings import GatewaySettings
 
 PAGE_RESUME_S = 60.0
-"""How long the page asks for an answer to be kept when its connection ends."""
+"""How long the page lets an answer be kept when its connection ends."""
 _PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
@@ -31,54 +31,31 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 class Status:
-    """The endpoints that only look. Each method answers one route."""
+    """Each method answers one route, and changes nothing."""
 
-    def __init__(self, router: Router, settings: GatewaySettings, created: int) -> None:
+    def __init__(self, router: Router, settings: GatewaySettings) -> None:
         self._router = router
         self._settings = settings
-        self._created = created
         resume_s = min(PAGE_RESUME_S, settings.resume_most_s)
         page = resources.files("gateway.admin").joinpath("page.html").read_text(encoding="utf-8")
         self._page = page.replace("{{resume_s}}", f"{resume_s:g}").encode()
 
-    async def models(self, _: Request) -> Response:
-        """`GET /v1/models`."""
-        return _json({"object": "list", "data": [self._model(name) for name in self._router.models()]})
-
-    async def model(self, request: Request) -> Response:
-        """`GET /v1/models/{id}`. Raises `ApiError` for an unknown one."""
-        name = request.path_params["id"]
-        if name not in self._router.models():
-            raise self._router.no_model(name, param="id")
-        return _json(self._model(name))
-
-    def _model(self, name: str) -> dict[str, Any]:
-        hellos = [seat.status.hello for seat in self._router.seats() if seat.model == name]
-        context = max((hello.context for hello in hellos if hello is not None), default=None)
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "baton",
-            "max_model_len": context,
-        }
-
     async def live(self, _: Request) -> Response:
-        """`GET /health/live`: the event loop turns."""
+        """`GET /health/live`: the event loop runs."""
         return _json({"status": "live"})
 
     async def ready(self, _: Request) -> Response:
-        """`GET /health/ready`: 200 when some worker is ready and showed progress lately, and admission is open.
+        """`GET /health/ready`: 200 when a worker is ready and has made progress lately, and requests are admitted.
 
-        `given_up` names the workers that are not started again.
+        `given_up` lists the workers that are not restarted.
         """
-        given_up = [seat.name for seat in self._router.seats() if seat.status.state is WorkerState.GIVEN_UP]
+        given_up = [handle.name for handle in self._router.handles() if handle.status.state is WorkerState.GIVEN_UP]
         now = asyncio.get_running_loop().time()
         progressing = {
             name: any(
-                seat.progressing(now, self._settings.progress_timeout_s)
-                for seat in self._router.seats()
-                if seat.model == name
+                handle.progressing(now, self._settings.progress_timeout_s)
+                for handle in self._router.handles()
+                if handle.model == name
             )
             for name in self._router.models()
         }
@@ -91,7 +68,7 @@ class Status:
     async def workers(self, _: Request) -> Response:
         """`GET /admin/workers`."""
         now = asyncio.get_running_loop().time()
-        return _json({"workers": [_worker(seat, now) for seat in self._router.seats()]})
+        return _json({"workers": [_worker(handle, now) for handle in self._router.handles()]})
 
     async def metrics(self, _: Request) -> Response:
         """`GET /metrics`."""
@@ -103,7 +80,7 @@ class Status:
 
 
 def _device(status: WorkerStatus) -> str | None:
-    """The device that was taken; until that is known, the one that was asked for."""
+    """The device in use; until that is known, the requested one."""
     if status.ready is not None and status.ready.device:
         return status.ready.device
     return None if status.hello is None else status.hello.device
@@ -118,21 +95,21 @@ def _failure(last: LastFailure, now: float) -> dict[str, Any]:
     }
 
 
-def _worker(seat: Seat, now: float) -> dict[str, Any]:
-    status = seat.status
+def _worker(handle: WorkerHandle, now: float) -> dict[str, Any]:
+    status = handle.status
     hello, gauges = status.hello, status.gauges
     return {
-        "name": seat.name,
-        "model": seat.model,
+        "name": handle.name,
+        "model": handle.model,
         "backend": None if hello is None else hello.backend,
         "device": _device(status),
         "pid": status.pid,
-        # Of a worker of another machine, whose pid is that machine's.
+        # Of a remote worker, whose pid is that of its own machine.
         "address": status.address or None,
         "incarnation": status.incarnation,
         "state": status.state.value,
-        "role": seat.role.value,
-        "circuit": seat.breaker.state(now).value,
+        "role": handle.role.value,
+        "circuit": handle.breaker.state(now).value,
         "restarts": status.restarts,
         "reason": status.reason,
         "last_failure": None if status.last_failure is None else _failure(status.last_failure, now),
@@ -142,6 +119,6 @@ def _worker(seat: Seat, now: float) -> dict[str, Any]:
         "steps": gauges.steps,
         "slowest_step_s": gauges.slowest_step_ms / 1000,
         "hang_after_s": status.hang_s,
-        # A worker without a process has shown none.
+        # A worker without a process has made none.
         "last_progress_s": None if status.pid is None else round(max(0.0, now - status.last_progress), 3),
     }

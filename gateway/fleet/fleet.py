@@ -190,21 +190,21 @@ class Fleet(Actor[msg.FleetMessage]):
 
     def _script(self, message: msg.OperationStart) -> tuple[str, Script]:
         """Its name, and what it does. Raises `KeyError` for a worker or a model that there is not."""
-        members, roster = self.members, self._router.roster
+        members, pool = self.members, self._router.pool
         match message:
             case msg.DrainOne(worker):
                 return f"drain {worker}", functools.partial(operations.drain_one, member=members[worker])
             case msg.RestartOne(worker):
                 return f"restart {worker}", functools.partial(operations.restart_all, members=[members[worker]])
-        if message.model and not roster.of(message.model):
+        if message.model and not pool.of(message.model):
             raise KeyError(message.model)
         whose = message.model or "all"
         if isinstance(message, msg.RestartAll):
             chosen = [each for each in members.values() if message.model in ("", each.model)]
             return f"restart of {whose}", functools.partial(operations.restart_all, members=chosen)
-        models, checkpoint = [message.model] if message.model else roster.models(), message.checkpoint
+        models, checkpoint = [message.model] if message.model else pool.models(), message.checkpoint
         name = f"reload {whose} from {checkpoint}" if checkpoint else f"rolling restart of {whose}"
-        return name, functools.partial(operations.replace_all, roster=roster, models=models, checkpoint=checkpoint)
+        return name, functools.partial(operations.replace_all, pool=pool, models=models, checkpoint=checkpoint)
 
     async def _operate(self, script: Script, steps: Steps) -> None:
         """A task of the fleet. What it does is in its messages, and so is how it ended."""
@@ -214,7 +214,7 @@ class Fleet(Actor[msg.FleetMessage]):
                 try:
                     await script(steps)
                 finally:
-                    await release_extras(steps, self._router.roster)
+                    await release_extras(steps, self._router.pool)
             except (OperationFailed, LaunchRefused) as error:
                 outcome, line = OperationOutcome.FAILED, str(error)
             except Exception as error:  # noqa: BLE001  a bug ends this operation, not the gateway
@@ -243,23 +243,23 @@ class Fleet(Actor[msg.FleetMessage]):
     def _relieved(self, worker: str, by: frozenset[str] | None) -> bool | None:
         """Whether a worker stands by now, after changing places with a standby if one is ready; None while one may
         become so."""
-        roster, member = self._router.roster, self.members[worker]
-        handle = roster[worker]
+        pool, member = self._router.pool, self.members[worker]
+        handle = pool[worker]
         if handle.role is Role.STANDBY:
             return True
         standbys = [
             each
             for each in self.members.values()
             if each.model == member.model
-            and roster[each.name].role is Role.STANDBY
+            and pool[each.name].role is Role.STANDBY
             and (each.extra_grace_s is None if by is None else each.name in by)
         ]
-        ready = [each for each in standbys if roster[each.name].ready]
+        ready = [each for each in standbys if pool[each.name].ready]
         if not ready and any(map(_comes, standbys if by is None else [self.members[name] for name in by])):
             return None
         if not ready and (by is not None or member.status.running or not standbys):
             return False
-        roster.swap(handle, roster[(ready or standbys)[0].name])
+        pool.swap(handle, pool[(ready or standbys)[0].name])
         return True
 
 

@@ -7,10 +7,10 @@ import socket
 import anyio
 import structlog
 from msgspec import Struct
-from starlette.types import ASGIApp
 
 from actors.actor import Ref
 from actors.transport.endpoint import LocalEndpoint
+from gateway.http.conventions import Application
 from gateway.http.listener import Listener
 from gateway.http.server import serve
 from gateway.settings import GatewaySettings
@@ -94,7 +94,7 @@ class HandOver:
         listener.listen(BACKLOG)
         return path
 
-    async def run(self, app: ASGIApp, settings: GatewaySettings, shutdown: anyio.Event) -> None:
+    async def run(self, app: Application, settings: GatewaySettings, shutdown: anyio.Event) -> None:
         """Serve what is offered until `shutdown`; before an offer there is nothing to serve."""
         try:
             await self._offered.wait()

@@ -3,7 +3,7 @@
 from gateway.fleet.member import Member
 from gateway.fleet.rolling_restart import RollingRestart
 from gateway.fleet.steps import Steps
-from gateway.routing.worker_pool import Roster
+from gateway.routing.worker_pool import WorkerPool
 
 
 async def drain_one(steps: Steps, member: Member) -> None:
@@ -19,12 +19,12 @@ async def restart_all(steps: Steps, members: list[Member]) -> None:
         await steps.restart(member)
 
 
-async def replace_all(steps: Steps, roster: Roster, models: list[str], checkpoint: str) -> None:
+async def replace_all(steps: Steps, pool: WorkerPool, models: list[str], checkpoint: str) -> None:
     """Restart every worker of these models, with its old checkpoint or another, and lose no request and no capacity:
     each is replaced by one that is ready before it drains. Those of other machines leave one after the other, and may
     join again when they serve the same checkpoint."""
     for model in models:
-        await RollingRestart(steps, roster, model).run(checkpoint)
+        await RollingRestart(steps, pool, model).run(checkpoint)
         for member in [each for each in steps.members.values() if each.remote and each.model == model]:
             if not checkpoint:
                 await steps.restart(member)

@@ -8,7 +8,7 @@ from gateway.fleet.member import Member
 from gateway.fleet.operation import OperationFailed
 from gateway.fleet.steps import Steps
 from gateway.routing.worker_handle import Role
-from gateway.routing.worker_pool import Roster
+from gateway.routing.worker_pool import WorkerPool
 
 
 class RollingRestart:
@@ -20,9 +20,9 @@ class RollingRestart:
     the others. However it ends, `release_extras` is to follow.
     """
 
-    def __init__(self, steps: Steps, roster: Roster, model: str) -> None:
+    def __init__(self, steps: Steps, pool: WorkerPool, model: str) -> None:
         self._steps = steps
-        self._roster = roster
+        self._pool = pool
         self._model = model
         self._old = [
             member
@@ -46,7 +46,7 @@ class RollingRestart:
             self._new.append(member)
 
     def _stands_by(self, member: Member) -> bool:
-        return self._roster[member.name].role is Role.STANDBY
+        return self._pool[member.name].role is Role.STANDBY
 
     async def _renew(self, member: Member, checkpoint: str) -> None:
         steps = self._steps
@@ -82,11 +82,11 @@ class RollingRestart:
         self._new.append(extra)
 
 
-async def release_extras(steps: Steps, roster: Roster) -> None:
+async def release_extras(steps: Steps, pool: WorkerPool) -> None:
     """Let the extra workers leave, whatever became of the operation that they were started for. One stays while it
     serves and no other can take its place: the next operation sees to it."""
     for extra in [member for member in steps.members.values() if member.extra_grace_s is not None]:
-        if roster[extra.name].role is Role.ACTIVE and not await steps.relieve(extra, by=None):
+        if pool[extra.name].role is Role.ACTIVE and not await steps.relieve(extra, by=None):
             steps.say(f"{extra.name} stays, for no other worker can take its place")
             continue
         await steps.remove(extra)

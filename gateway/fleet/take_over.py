@@ -10,13 +10,13 @@ from gateway.fleet.messages import AwaitSettled
 from gateway.http.listener import Listener
 from gateway.http.server import BindError, adopt, listen
 from gateway.settings import GatewaySettings
-from gateway.streaming.resume_endpoint import Elsewhere
+from gateway.streaming.peer import PeerGateway
 
 SETTLE_S = 86400.0
 """How long the workers may take to be ready or to be given up: longer than any checkpoint takes to load."""
 
 
-class Predecessor(Elsewhere, Protocol):
+class Predecessor(PeerGateway, Protocol):
     """The gateway whose port is taken over."""
 
     async def meet(self) -> int | None:

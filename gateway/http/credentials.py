@@ -1,20 +1,23 @@
-"""What a request's `Authorization` says, in the two ways that Baton takes, and who is one client by it."""
+"""The API key of a request, from its `Authorization` header."""
 
 import base64
 import binascii
-import hashlib
 
 from starlette.types import Scope
 
 
-def presented_key(scope: Scope) -> bytes | None:
-    """The key that the request bears, as a bearer token or as the password of HTTP basic; None when there is none."""
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
+def presented_key(scope: Scope, key_header: bytes = b"") -> bytes | None:
+    """The key as a bearer token, as the password of HTTP basic authentication, or else in a header of the dialect's
+    own, in lower case; None without one."""
+    given = _values(scope, b"authorization")
+    if not given and key_header:
+        given = _values(scope, key_header)
+        return given[0].strip() if len(given) == 1 else None
     if len(given) != 1:
         return None
     scheme, _, credentials = given[0].partition(b" ")
     if scheme.lower() == b"basic":
-        # How a browser on the chat page sends the key: as a password.
+        # A browser on the chat page sends the key so.
         try:
             credentials = base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
         except binascii.Error:
@@ -24,12 +27,5 @@ def presented_key(scope: Scope) -> bytes | None:
     return bytes(credentials.strip())
 
 
-def tenant_of(key: bytes, salt: str) -> str:
-    """Who shares KV: those that show the same key, needed or not, and ask with the same `cache_salt`.
-
-    A digest, from which nobody can tell the key, and which no salt can imitate; empty where there is neither.
-    """
-    if not key and not salt:
-        return ""
-    digest = hashlib.blake2b(salt.encode(), key=hashlib.blake2b(key).digest(), digest_size=16)
-    return digest.hexdigest()
+def _values(scope: Scope, header: bytes) -> list[bytes]:
+    return [value for name, value in scope["headers"] if name == header]

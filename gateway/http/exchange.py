@@ -1,4 +1,4 @@
-"""One HTTP exchange on plain ASGI: the body in, the answer out, and a client that may leave or stall at any moment."""
+"""One HTTP exchange on plain ASGI: reads a body and writes a response, while the client may leave or stall."""
 
 import asyncio
 import secrets
@@ -8,30 +8,31 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import anyio
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.body_budget import HeldBody
+from gateway.body_budget import HeldBody
+from gateway.errors import RefusalCode, RequestError
+from gateway.http.conventions import HttpConventions
 from gateway.http.credentials import presented_key
-from gateway.http.errors import ApiError
-from gateway.openai.sse import DONE, error_event
 from gateway.settings import GatewaySettings
 
 JSON = b"application/json"
 _EVENT_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
 
 
 class ClientGone(Exception):
-    """Raised when the client left before its body was whole: there is nobody to answer."""
+    """Raised when the client left before its body had arrived: no response is needed."""
 
 
-class Exchange:
-    """Reads one request and writes one response. One task uses it, beside the one in `until_gone`."""
+class HttpExchange:
+    """One request and its response. One task uses it, besides the one that waits in `until_gone`."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings, conventions: HttpConventions
+    ) -> None:
         self.token = secrets.token_hex(12)
-        """What makes the ids of this exchange unique."""
+        """Makes the ids of this exchange unique."""
         self.request_id: str = scope.get("baton.request_id") or self.token
         self.created = int(time.time())
         self._id_header = (b"x-request-id", self.request_id.encode())
@@ -40,6 +41,8 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._settings = settings
+        self.conventions = conventions
+        """Of the path's dialect; while it resumes a stream, of the dialect of that stream."""
         self.begun = False
         """An event stream was started."""
         self._done = False
@@ -49,7 +52,7 @@ class Exchange:
 
     @property
     def query(self) -> str:
-        """The parameters of the request's address."""
+        """The query string of the URL."""
         query: bytes = self._scope.get("query_string", b"")
         return query.decode("latin-1")
 
@@ -59,13 +62,13 @@ class Exchange:
 
     @property
     def last_event_id(self) -> str:
-        """The event after which a client wants to go on; empty when it does not say."""
+        """The event after which the client resumes a stream; empty when it does not."""
         return self.header(b"last-event-id")
 
     @property
     def key(self) -> bytes:
-        """The key that the client showed, whether one is needed or not."""
-        return presented_key(self._scope) or b""
+        """The API key that the client sent, whether one is needed or not; empty without one."""
+        return presented_key(self._scope, self.conventions.key_header) or b""
 
     @property
     def delivered(self) -> bool:
@@ -74,20 +77,20 @@ class Exchange:
 
     @property
     def sending(self) -> bool:
-        """Events wait for the connection to take them."""
+        """Events are being sent, and the connection has not taken all of them."""
         return self._sending
 
     async def body(self, held: HeldBody) -> bytes:
-        """The whole JSON body, which grows `held`. Raises `ApiError` for another type, a size over a bound or a slow
-        client, and `ClientGone`."""
+        """Read the whole JSON body, and count its bytes in `held`. Raises `ClientGone`, and `RequestError` for another
+        content type, a size over a bound or a slow client."""
         kind = self._headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         bound = self._settings.max_body_bytes
         parts: list[bytes] = []
         size = 0
-        problem: ApiError | None = None
+        problem: RequestError | None = None
         try:
             with anyio.fail_after(self._settings.body_timeout_s):
-                # A client that is over a bound by little is read to its end, for its own reading to work.
+                # A body slightly over the bound is read to its end, so that its client reads the response.
                 async for part in self._parts():
                     size += len(part)
                     if problem is None:
@@ -99,15 +102,15 @@ class Exchange:
                     if size > 2 * bound:
                         break
         except TimeoutError as error:
-            # Not kept until the answer has gone: on HTTP/2 that takes as long again.
+            # Released now: on HTTP/2 the response takes as long again.
             parts.clear()
             held.shrink()
-            raise ApiError(408, "the body did not arrive in time", "timeout", headers=[CLOSE]) from error
+            raise RequestError(RefusalCode.TIMEOUT, "the body did not arrive in time", headers=[CLOSE]) from error
         if problem is not None:
             raise problem
-        # A cross-site form can post text/plain without asking; this type it cannot send unasked.
+        # A cross-site form can post text/plain without a preflight request, but not this type.
         if kind != JSON:
-            raise ApiError(415, "the content-type must be application/json", "unsupported_media_type")
+            raise RequestError(RefusalCode.UNSUPPORTED_MEDIA_TYPE, "the content-type must be application/json")
         return b"".join(parts)
 
     async def _parts(self) -> AsyncIterator[bytes]:
@@ -120,14 +123,15 @@ class Exchange:
             more = message.get("more_body", False)
             yield message.get("body", b"")
 
-    def _grow(self, held: HeldBody, size: int, part: bytes) -> ApiError | None:
-        """Make room for a part of a body that has `size` bytes with it; why there is none."""
+    def _grow(self, held: HeldBody, size: int, part: bytes) -> RequestError | None:
+        """Count a part of a body, which has `size` bytes with it. Returns why it is refused, or None."""
         bound = self._settings.max_body_bytes
         if size > bound:
-            return ApiError(413, f"the body is over the bound of {bound} bytes", "body_too_large", headers=[CLOSE])
+            text = f"the body is over the bound of {bound} bytes"
+            return RequestError(RefusalCode.BODY_TOO_LARGE, text, headers=[CLOSE])
         try:
             held.grow(len(part))
-        except ApiError as full:
+        except RequestError as full:
             return full
         return None
 
@@ -141,33 +145,39 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": body})
 
     async def respond_empty(self) -> None:
-        """Send 204: it is so, and there is nothing to say."""
+        """Send a 204 response."""
         self._done = True
         with anyio.move_on_after(self._settings.client_stall_s):
             await self._send({"type": "http.response.start", "status": 204, "headers": [self._id_header]})
             await self._send({"type": "http.response.body", "body": b""})
 
-    async def refuse(self, error: ApiError) -> None:
-        """Send an error as the response. What is left of the body is thrown away meanwhile, or a server with a full
-        queue of it could not end the exchange."""
+    async def refuse(self, error: RequestError) -> None:
+        """Send an error as the response. The rest of the body is discarded meanwhile: a server whose queue is full of
+        it could not end the exchange otherwise."""
         async with anyio.create_task_group() as group:
             group.start_soon(self.until_gone, None)
-            await self.respond(error.status, error.body(), error.headers)
+            await self.respond_error(error)
             group.cancel_scope.cancel()
 
+    async def respond_error(self, error: RequestError) -> None:
+        """Send an error as the response, of a request whose body was read."""
+        errors = self.conventions.errors
+        await self.respond(errors.status(error), errors.body(error), error.headers)
+
     async def attended(self, work: Callable[[anyio.CancelScope], Awaitable[None]]) -> None:
-        """Do `work` while the client is there. Its argument is the scope that is cancelled when it is not."""
+        """Run `work` while the client is connected. Its argument is the scope that is cancelled when the client
+        leaves."""
         async with anyio.create_task_group() as group:
             group.start_soon(self.until_gone, group.cancel_scope)
             await work(group.cancel_scope)
             group.cancel_scope.cancel()
 
-    async def start_events(self, scope: anyio.CancelScope, stream_id: str = "") -> None:
-        """Start an event stream. `scope` is cancelled when the client takes nothing for too long. `stream_id` is that
-        of one that can be picked up again."""
+    async def start_events(self, scope: anyio.CancelScope, content_type: bytes, stream_id: str = "") -> None:
+        """Start an event stream. `scope` is cancelled when the client takes nothing for too long. `stream_id` is the id
+        of a resumable one."""
         self._watch(scope, -1)
         self.begun = True
-        headers = [*_EVENT_HEADERS, self._id_header]
+        headers = [(b"content-type", content_type), *_EVENT_HEADERS, self._id_header]
         if stream_id:
             headers.append((b"x-stream-id", stream_id.encode()))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -180,16 +190,16 @@ class Exchange:
         self._sending = False
         self._sends += 1
 
-    async def end(self, error: ApiError) -> None:
-        """Say why there is no more answer, or none: as the last events, or as the response."""
+    async def end(self, error: RequestError) -> None:
+        """End the response with an error: as the last events of a started stream, or as the whole response."""
         if self.begun:
-            await self.events(error_event(error) + DONE, more=False)
+            await self.events(self.conventions.errors.last_events(error), more=False)
         else:
-            await self.respond(error.status, error.body(), error.headers)
+            await self.respond_error(error)
 
     def _watch(self, scope: anyio.CancelScope, sends: int) -> None:
-        """Look now and then whether the same send still waits: cheaper than a timer for each. A stall is seen after
-        once to twice its time."""
+        """Look now and then whether the same send still waits, which is cheaper than a timer for each send. A stall is
+        detected after once to twice its time."""
         if self._sending and sends == self._sends:
             scope.cancel()
             return
@@ -197,7 +207,7 @@ class Exchange:
         self._watchdog = loop.call_later(self._settings.client_stall_s, self._watch, scope, self._sends)
 
     async def until_gone(self, scope: anyio.CancelScope | None) -> None:
-        """Wait for the client to leave, then cancel `scope`; not when it left because it has its answer."""
+        """Wait for the client to leave, then cancel `scope`, unless the client has its response."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if scope is not None and not self._done:

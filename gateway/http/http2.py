@@ -1,4 +1,4 @@
-"""One connection for many requests: what a request on it must not do to the others, and how it ends without harm."""
+"""HTTP/2 connections: keeps a refused request from failing the others, and ends a connection without losing one."""
 
 import struct
 
@@ -6,7 +6,7 @@ import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 EVERY_STREAM = 2**31 - 1
-"""The last stream of a warning: that requests which are on their way are still answered."""
+"""The last stream of a first GOAWAY, which announces the end: requests that are on their way are still answered."""
 
 
 def goaway(last_stream: int) -> bytes:
@@ -17,11 +17,11 @@ def goaway(last_stream: int) -> bytes:
 
 
 class WholeBodies:
-    """On HTTP/2, ends no response before its request's body has been read, for `limit_s` seconds at most.
+    """Delays the end of an HTTP/2 response until the body of its request has been read, for at most `limit_s` seconds.
 
-    Hypercorn 0.18 takes a stream for gone once its response has ended. Data for it that is still on its way then raises
-    in the connection, and every other response on that connection is lost. So an early answer (a refusal, mostly) is
-    sent at once, but only ended when what is left of the body has been thrown away.
+    Hypercorn 0.18 forgets a stream once its response has ended. Data for it that arrives later raises in the
+    connection, and every other response on that connection is lost. So an early response (mostly a refusal) is sent at
+    once, and ended when the rest of the body has been discarded.
     """
 
     def __init__(self, app: ASGIApp, limit_s: float) -> None:
@@ -61,10 +61,10 @@ class _Body:
         # The app may be waiting for messages too, and take the last one: so both readers go by the event.
         with anyio.move_on_after(self._limit_s):
             async with anyio.create_task_group() as group:
-                group.start_soon(self._throw_away)
+                group.start_soon(self._discard)
                 await self._whole.wait()
                 group.cancel_scope.cancel()
 
-    async def _throw_away(self) -> None:
+    async def _discard(self) -> None:
         while not self._whole.is_set():
             await self.receive()

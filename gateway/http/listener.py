@@ -1,4 +1,4 @@
-"""A listening socket that knows its connections."""
+"""A listening socket that counts its connections and rejects those over a bound."""
 
 import socket
 import sys
@@ -8,36 +8,44 @@ from typing import Any
 from weakref import WeakSet
 
 from actors.transport.acceptor import Acceptor
-from gateway.http.errors import from_code
+from gateway.errors import RequestError
+from gateway.http.conventions import ErrorRenderer
 from protocol.errors import ErrorCode
 
 SPARE = 32
 """Connections beyond `max_connections` that are accepted, for probes alone: see `gateway.http.probes`."""
 NO_ROOM = "the server has no room for another connection"
-_FULL = from_code(ErrorCode.UNAVAILABLE, NO_ROOM)
-_BODY = _FULL.body()
-_HEADERS = [
-    (b"content-type", b"application/json"),
-    (b"content-length", b"%d" % len(_BODY)),
-    (b"connection", b"close"),
-    *_FULL.headers,
-]
-_ANSWER = b"HTTP/1.1 503 Service Unavailable\r\n%s\r\n%s" % (b"".join(b"%s: %s\r\n" % each for each in _HEADERS), _BODY)
 _READ_BYTES = 65536
 
 
+def refusal(errors: ErrorRenderer) -> bytes:
+    """The HTTP/1.1 response to a connection over the bound, from which no request is read."""
+    full = RequestError(ErrorCode.UNAVAILABLE, NO_ROOM, retry_after_s=1)
+    body = errors.body(full)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+        *full.headers,
+    ]
+    lines = b"".join(b"%s: %s\r\n" % each for each in headers)
+    return b"HTTP/1.1 503 Service Unavailable\r\n%s\r\n%s" % (lines, body)
+
+
 class Listener(Acceptor):
-    """As the server accepts from it, it notes what it accepted. Its owner may stop that before the server ends: what is
-    not accepted stays in the socket's queue, for whoever else has the socket."""
+    """Counts the connections that the server accepts from it. Its owner may stop accepting before the server ends:
+    pending connections stay in the socket's queue, for another process that has the socket."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.retired = False
-        """Connections are to be used no more; what is under way on them may finish."""
+        """Connections take no further requests; those under way may finish."""
         self.on_retire: Callable[[float | None], None] = lambda within_s: None
-        """Whoever serves the connections hears of it here, with the argument of `retire`."""
+        """Called by `retire` with its argument; set by the server."""
         self.on_stop: Callable[[], None] = self.close
-        """Whoever accepts from it, and closes it, hears of that here."""
+        """Called by `stop`; set by the server, which closes the socket."""
+        self.refusal = b""
+        """The response to connections over the bound; set by the server."""
         self.max_connections = sys.maxsize
         self._accepted: WeakSet[socket.socket] = WeakSet()
         self._spare: WeakSet[socket.socket] = WeakSet()
@@ -55,20 +63,21 @@ class Listener(Acceptor):
         return self._has(self.max_connections + SPARE)
 
     def _has(self, count: int) -> bool:
-        """So many are open. They are counted only when there seem to be: some that are known may have ended."""
+        """True when at least `count` are open. They are counted only when so many are known, of which some may have
+        ended."""
         return len(self._accepted) >= count <= self.connections
 
     def is_spare(self, descriptor: int) -> bool:
-        """It was accepted beyond `max_connections`."""
+        """True for a connection that was accepted beyond `max_connections`."""
         return any(connection.fileno() == descriptor for connection in self._spare)
 
     def reject(self, connection: socket.socket) -> None:
-        """Answer a request that may not have come yet."""
+        """Reject a connection with a response, whether a request has arrived or not."""
         with suppress(OSError):
             connection.setblocking(False)
-            connection.send(_ANSWER)
+            connection.send(self.refusal)
             connection.shutdown(socket.SHUT_WR)
-            connection.recv(_READ_BYTES)  # or what has come already turns the end into a reset
+            connection.recv(_READ_BYTES)  # unread bytes would turn the end into a reset
 
     @property
     def connections(self) -> int:
@@ -76,13 +85,13 @@ class Listener(Acceptor):
         return sum(connection.fileno() >= 0 for connection in self._accepted)
 
     def retire(self, within_s: float | None = None) -> None:
-        """Let clients take their next requests elsewhere. Connections are still accepted, for one request each.
-        `within_s`: what comes from now on is refused, and every client is to know it within this time."""
+        """Make clients open new connections for their next requests. Connections are still accepted, for one request
+        each. With `within_s` new requests are refused, and every client is notified within this time."""
         self.retired = True
         self.on_retire(within_s)
 
     def stop(self) -> None:
-        """The same, and accept no more. This process lets go of the socket at once: when the other one that has it
-        dies, clients are refused, and not kept in a queue that nobody looks at."""
+        """Retire, and accept no more. The socket is closed in this process at once, so that clients are refused when
+        the other process that has it dies, and do not wait in a queue that no process reads."""
         self.retire()
         self.on_stop()

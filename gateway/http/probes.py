@@ -1,14 +1,15 @@
-"""What a connection beyond `max_connections` is for: an overloaded server still says how it is, and refuses the rest.
+"""Connections beyond `max_connections`: health probes are answered, everything else is refused.
 
-Were probes refused as well, whoever restarts a server that does not answer them would cut every stream of one that is
+If probes were refused too, an orchestrator that restarts servers on failed probes would end every stream of one that is
 merely busy.
 """
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import from_code
-from gateway.http.exchange import Exchange
-from gateway.http.front_door import OPEN_PATHS, name_request
+from gateway.errors import RequestError
+from gateway.http.auth import OPEN_PATHS, name_request
+from gateway.http.conventions import Application
+from gateway.http.exchange import HttpExchange
 from gateway.http.listener import NO_ROOM, Listener
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
@@ -17,9 +18,9 @@ PROBES = OPEN_PATHS | {"/metrics"}
 
 
 class ProbesOnly:
-    """Lets what asks for one of `PROBES` through to `app`, and answers everything else 503."""
+    """Passes requests for `PROBES` to `app`, and answers all others with 503."""
 
-    def __init__(self, app: ASGIApp, listener: Listener, settings: GatewaySettings) -> None:
+    def __init__(self, app: Application, listener: Listener, settings: GatewaySettings) -> None:
         self._app = app
         self._listener = listener
         self._settings = settings
@@ -30,5 +31,6 @@ class ProbesOnly:
             return
         self._listener.note_refused("too many")
         name_request(scope)
-        full = from_code(ErrorCode.UNAVAILABLE, NO_ROOM, retry_after_s=self._settings.retry_after_s)
-        await Exchange(scope, receive, send, self._settings).refuse(full)
+        full = RequestError(ErrorCode.UNAVAILABLE, NO_ROOM, retry_after_s=self._settings.retry_after_s)
+        conventions = self._app.conventions.of(scope["path"])
+        await HttpExchange(scope, receive, send, self._settings, conventions).refuse(full)

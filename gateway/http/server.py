@@ -19,8 +19,9 @@ from hypercorn.events import Event, Updated
 from hypercorn.protocol.h2 import H2Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.http.conventions import Application
 from gateway.http.http2 import EVERY_STREAM, WholeBodies, goaway
-from gateway.http.listener import Listener
+from gateway.http.listener import Listener, refusal
 from gateway.http.probes import ProbesOnly
 from gateway.settings import GatewaySettings
 
@@ -35,7 +36,7 @@ END_S = 1.0
 
 
 class BindError(Exception):
-    """Raised when the address cannot be listened on; the message says which and why."""
+    """Raised when the address cannot be listened on; the message has the address and the reason."""
 
 
 def listen(settings: GatewaySettings) -> Listener:
@@ -59,7 +60,7 @@ def listen(settings: GatewaySettings) -> Listener:
 
 
 def adopt(descriptor: int, settings: GatewaySettings) -> Listener:
-    """The listening socket that another gateway gave away, set as this one's settings say."""
+    """The listening socket handed over by another gateway, with the options of these settings."""
     listener = Listener(fileno=descriptor)
     _limit(listener, settings)
     listener.setblocking(False)
@@ -67,15 +68,15 @@ def adopt(descriptor: int, settings: GatewaySettings) -> Listener:
 
 
 def _limit(listener: Listener, settings: GatewaySettings) -> None:
-    """Bound its connections, and let the kernel end those whose client takes nothing, bytes in its buffers or not (they
-    inherit that)."""
+    """Bound the number of connections, and let the kernel end those whose client reads nothing, also with bytes in the
+    kernel's buffers. Connections inherit these options."""
     listener.max_connections = settings.max_connections
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.client_stall_s * 1000))
 
 
 class _LastResponses:
-    """Tells clients of HTTP/1.1 that come while `last` to use their connection no more."""
+    """Adds `connection: close` to HTTP/1.1 responses while `last` returns true."""
 
     def __init__(self, app: ASGIApp, last: Callable[[], bool]) -> None:
         self._app = app
@@ -92,23 +93,23 @@ class _LastResponses:
 
 
 class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
-    """Hypercorn's connection, which ends when its client leaves, and on HTTP/2 ends without cutting a stream.
+    """Hypercorn's connection, which ends when its client leaves, and on HTTP/2 ends without resetting a stream.
 
-    That of 0.17 and 0.18 then waits for its idle timer, a task of the group that it is about to leave: the descriptor
-    of a client that is gone stayed open for `keep_alive_s`, in CLOSE-WAIT. On HTTP/2 that timer is stopped by the
-    preface, and not started again by a stream that its client resets: a connection without any would stay for ever.
-    When it is told to end, it resets new streams, and sends GOAWAY when the last response has ended but not been sent.
+    Hypercorn 0.17 and 0.18 wait for the idle timer when a client has left, so its descriptor stayed open for
+    `keep_alive_s`, in CLOSE-WAIT. On HTTP/2 the preface stops that timer, and a stream that its client resets does not
+    start it again, so a connection without streams would stay for ever. At the end Hypercorn resets new streams, and
+    sends GOAWAY when the last response has ended but has not been sent.
     """
 
     def __init__(self, app: ASGIApp, config: Config, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._ended = WorkerContext(None)  # of its own: connections end one by one
         super().__init__(ASGIWrapper(app), asyncio.get_running_loop(), config, self._ended, {}, reader, writer)
         self.left = False
-        """Nothing more is read."""
+        """Nothing more is read: the client has left."""
         self._retired = False
-        self._parted = False
+        self._ending = False
         self._owes = 0
-        """Requests that it takes before it ends."""
+        """Requests that it serves before it ends."""
         self._last_served = EVERY_STREAM
         """Streams after this one are refused."""
         self._warned = False
@@ -123,8 +124,8 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
                 self._timer.cancel()
 
     def _watch(self, idle_at: int | None) -> None:
-        """End it when it is of HTTP/2 and has no stream, and had none when it was looked at before: then there had been
-        `idle_at` requests. That is after once to twice `keep_alive_s`."""
+        """End an HTTP/2 connection that has no stream and had none at the last look, when it had served `idle_at`
+        requests. That is after once to twice `keep_alive_s`."""
         http2 = self._http2
         requests = None if http2 is None or http2.streams else http2.keep_alive_requests
         if requests is not None and requests == idle_at:
@@ -133,9 +134,10 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             self._timer = self.loop.call_later(self.config.keep_alive_timeout, self._watch, requests)
 
     def retire(self, owes: int = 0, within_s: float | None = None) -> None:
-        """Let its client take the next request elsewhere. One of HTTP/2 is told when it has nothing under way, for
-        python-h2 (under httpx) gives up the streams that are. One that never idles is told after `keep_alive_s`.
-        With `within_s`, see `Listener.retire`, after that time at the latest, and as soon as only refusals are left."""
+        """Make its client open a new connection for the next request. An HTTP/2 client is notified while it has no
+        request under way, for python-h2 (under httpx) gives up streams at a GOAWAY. One that never idles is notified
+        after `keep_alive_s`; with `within_s` (see `Listener.retire`) after that time at the latest, and as soon as only
+        refusals are left."""
         self._owes = owes
         if self._retired:
             return
@@ -147,7 +149,7 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
                 EVERY_STREAM if self._http2 is None else self._http2.connection.highest_inbound_stream_id
             )
         self.loop.call_later(warn_s, self._warn)
-        self._part()
+        self._end_if_idle()
 
     async def end(self) -> None:
         """End it as soon as nothing is under way on it."""
@@ -161,20 +163,20 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         return wrapper.protocol if wrapper is not None and isinstance(wrapper.protocol, H2Protocol) else None
 
     def _warn(self) -> None:
-        if self._http2 is not None and not (self._warned or self._parted or self.writer.is_closing()):
+        if self._http2 is not None and not (self._warned or self._ending or self.writer.is_closing()):
             self._warned = True
             self.writer.write(goaway(EVERY_STREAM))
 
-    def _part(self) -> None:
-        """End it, if it is of HTTP/2 and has sent all that it has to."""
+    def _end_if_idle(self) -> None:
+        """End it if it is an HTTP/2 connection that has nothing left to send."""
         http2 = self._http2
-        if http2 is None or self._parted or self.left or self.writer.is_closing():
+        if http2 is None or self._ending or self.left or self.writer.is_closing():
             return
         if http2.streams or http2.stream_buffers or http2.keep_alive_requests < self._owes:
             if http2.streams and min(http2.streams) > self._last_served:
                 self._warn()
             return
-        self._parted = True
+        self._ending = True
         self.writer.write(goaway(http2.connection.highest_inbound_stream_id))
         self._task_group.spawn(self._initiate_server_close)
 
@@ -184,28 +186,28 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         await self.idle_task.stop()
 
     async def protocol_send(self, event: Event) -> None:
-        """What Hypercorn calls with bytes to send, and with news of the connection."""
+        """Called by Hypercorn with bytes to send and with changes of the connection."""
         if not (self.left and isinstance(event, Updated)):
             await super().protocol_send(event)
         if self._retired:
-            self.loop.call_soon(self._part)  # when it has noted what it has just sent
+            self.loop.call_soon(self._end_if_idle)  # when it has noted what it has just sent
 
 
 _Connect = Callable[[asyncio.StreamReader, asyncio.StreamWriter], _Connection]
 
 
-def _connecting(all_routes: ASGIApp, config: Config, listener: Listener, settings: GatewaySettings) -> _Connect:
-    """Makes the connections of a listener. After it was retired, or where there is no room, each is for one request."""
-    usual = _LastResponses(WholeBodies(all_routes, settings.body_timeout_s), lambda: listener.retired)
-    only = ProbesOnly(all_routes, listener, settings)
+def _connecting(app: Application, config: Config, listener: Listener, settings: GatewaySettings) -> _Connect:
+    """The factory of a listener's connections. Those over the bound, and all after `retire`, serve one request."""
+    usual = _LastResponses(WholeBodies(app, settings.body_timeout_s), lambda: listener.retired)
+    only = ProbesOnly(app, listener, settings)
     probes = _LastResponses(WholeBodies(only, settings.body_timeout_s), lambda: True)
     spare_config = copy(config)
     spare_config.keep_alive_timeout = min(config.keep_alive_timeout, SPARE_S)
 
     def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Connection:
         spare = listener.is_spare(writer.get_extra_info("socket").fileno())
-        app, chosen = (probes, spare_config) if spare else (usual, config)
-        connection = _Connection(app, chosen, reader, writer)
+        served, chosen = (probes, spare_config) if spare else (usual, config)
+        connection = _Connection(served, chosen, reader, writer)
         if spare or listener.retired:
             connection.retire(owes=1)
         return connection
@@ -214,7 +216,7 @@ def _connecting(all_routes: ASGIApp, config: Config, listener: Listener, setting
 
 
 async def _run(connect: _Connect, config: Config, listener: Listener, leave: anyio.Event) -> None:
-    """What `hypercorn.asyncio.serve` does for one socket, with our connections; the app has no lifespan."""
+    """Do what `hypercorn.asyncio.serve` does for one socket, with `_Connection`, and without a lifespan."""
     connections: dict[asyncio.Task[None], _Connection] = {}
     failures = itertools.count(1)
 
@@ -226,7 +228,7 @@ async def _run(connect: _Connect, config: Config, listener: Listener, leave: any
         try:
             await connection
         except ExceptionGroup as error:
-            # Of Hypercorn alone, which logs what the app raises: at frames that it did not expect.
+            # From Hypercorn alone, at unexpected frames: it logs what the app raises itself.
             count = next(failures)
             if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: a flood of them is no flood of lines
                 _log.warning("connection_failed", count=count, problem=repr(error.exceptions[0]))
@@ -252,7 +254,7 @@ async def _run(connect: _Connect, config: Config, listener: Listener, leave: any
 
 
 async def serve(
-    app: ASGIApp,
+    app: Application,
     settings: GatewaySettings,
     *,
     shutdown: anyio.Event,
@@ -261,12 +263,13 @@ async def serve(
 ) -> None:
     """Serve `app` on `listener`, which it closes, until `shutdown` is set and the connections are done.
 
-    They get `grace_s()` seconds then (`flush_s` unless given), asked for at that moment.
+    The connections then get `grace_s()` seconds (default: `flush_s`).
     """
+    listener.refusal = refusal(app.conventions.default.errors)
     config = Config()
     config.h11_max_incomplete_size = settings.max_header_bytes
     config.keep_alive_timeout = settings.keep_alive_s
-    # After so many requests Hypercorn closes an HTTP/2 connection with the responses that are under way on it.
+    # After this many requests Hypercorn closes an HTTP/2 connection, and loses the responses under way on it.
     config.keep_alive_max_requests = sys.maxsize
     config.graceful_timeout = max(settings.flush_s, 0.1)
     config.include_server_header = False
@@ -289,7 +292,7 @@ async def _leave(
     config: Config,
     grace_s: Callable[[], float] | None,
 ) -> None:
-    """Pass a shutdown or a cancellation on, and set the end of Hypercorn's time."""
+    """Forward a shutdown or a cancellation, and set Hypercorn's deadline."""
     try:
         await shutdown.wait()
         if grace_s is not None:

@@ -1,47 +1,57 @@
-"""Bodies in: decoded once, at the door, into typed structs, and turned into the sequences that they ask for."""
+"""Decodes bodies into typed structs, and turns them into generation requests."""
 
 import secrets
 import time
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from gateway.http.errors import invalid
-from gateway.openai.invalid_body import refusal
+from gateway.errors import invalid
+from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
+from gateway.http.json_body import Hints, decode_body
+from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from gateway.openai.unsupported import refuse_set
-from gateway.routing.plan import Choice, Form, Plan
 from gateway.settings import GatewaySettings
-from protocol.bounds import MAX_SEED, MAX_TEXT
+from gateway.streaming.dialect import Decoded
+from protocol.bounds import MAX_SEED, MAX_TEXT, MAX_TOP_LOGPROBS
 from protocol.request import Bias, ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
 
 COMPLETION_MAX_TOKENS = 16
-"""What OpenAI's completions endpoint generates when nothing is said."""
+"""The default of OpenAI's completions endpoint."""
 
-Body = TypeVar("Body", CompletionBody, ChatBody)
+HINTS = Hints(
+    takes={
+        "role": "system, developer, user or assistant",
+        "type": "text, the only kind of content here",
+        "logprobs": f"a number from 0 to {MAX_TOP_LOGPROBS}",
+        "include_obfuscation": "false",
+    },
+    elsewhere={"prompt": "/v1/completions", "messages": "/v1/chat/completions"},
+)
 
 
 class RequestDecoder:
-    """Decodes the bodies of the two endpoints into plans. Every refusal is an `ApiError` that names its field."""
+    """Decodes the bodies of the two endpoints. Every refusal is a `RequestError` that names its field."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._completion = msgspec.json.Decoder(CompletionBody)
         self._chat = msgspec.json.Decoder(ChatBody)
 
-    def completion(self, raw: bytes) -> Plan:
+    def completion(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/completions`."""
-        body = _decode(self._completion, raw)
+        body = decode_body(self._completion, raw, HINTS)
         refuse_set(body)
         prompts = _prompts(body.prompt)
         limit = body.max_tokens or COMPLETION_MAX_TOKENS
         top = None if body.logprobs is False else body.logprobs
-        return self._plan(body, prompts, limit, top, size=len(raw))
+        return self._decoded(body, prompts, limit, top, size=len(raw))
 
-    def chat(self, raw: bytes) -> Plan:
+    def chat(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/chat/completions`."""
-        body = _decode(self._chat, raw)
+        body = decode_body(self._chat, raw, HINTS)
         refuse_set(body)
         limit = body.max_completion_tokens
         if limit is None:
@@ -52,11 +62,11 @@ class RequestDecoder:
             raise invalid("top_logprobs", "`top_logprobs` goes with `logprobs: true` only")
         top = (body.top_logprobs or 0) if body.logprobs else None
         messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
-        return self._plan(body, [ChatInput(messages, now=int(time.time()))], limit, top, size=len(raw))
+        return self._decoded(body, [ChatInput(messages, now=int(time.time()))], limit, top, size=len(raw))
 
-    def _plan(
+    def _decoded(
         self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, top: int | None, *, size: int
-    ) -> Plan:
+    ) -> Decoded:
         n = body.n or 1
         self._check_fanout(len(inputs), n, size)
         if body.stream_options is not None and not body.stream:
@@ -70,26 +80,29 @@ class RequestDecoder:
             deadline_ms=int(self._settings.request_timeout_s * 1000),
             min_tokens=body.min_tokens or 0,
         )
-        # A seed gives a prompt the same choices whatever stands beside it; without one, equal prompts should differ.
+        # With a seed a prompt gets the same choices whatever the other prompts are; without one, equal prompts differ.
         first = secrets.randbits(63) if body.seed is None else body.seed
         seeds = (first + (index if body.seed is None else index % n) for index in range(len(inputs) * n))
-        # They differ in their seed alone: what is large about it they share.
+        # The sequences share what is large about their sampling, and differ in the seed.
         sampling = _sampling(body, top)
-        choices = tuple(
-            Choice(inputs[index // n], replace(sampling, seed=seed & MAX_SEED), limits, body.cache_salt or "")
+        sequences = tuple(
+            SequenceRequest(inputs[index // n], replace(sampling, seed=seed & MAX_SEED), limits, body.cache_salt or "")
             for index, seed in enumerate(seeds)
         )
         options = body.stream_options or StreamOptions()
-        form = Form(
+        answer = OpenAIAnswer(
             chat=isinstance(body, ChatBody),
-            per_prompt=n,
-            stream=bool(body.stream),
             include_usage=bool(options.include_usage),
-            return_token_ids=bool(body.return_token_ids),
+            token_ids=bool(body.return_token_ids),
             logprobs=top is not None,
+        )
+        output = OutputOptions(
+            stream=bool(body.stream),
+            per_prompt=n,
+            with_tokens=answer.token_ids or answer.logprobs,
             resume_s=self._resume_s(options),
         )
-        return Plan(body.model, choices, form)
+        return Decoded(GenerationRequest(body.model, sequences, output), answer)
 
     def _resume_s(self, options: StreamOptions) -> float:
         wanted, most = options.resume_s or 0.0, self._settings.resume_most_s
@@ -108,19 +121,8 @@ class RequestDecoder:
             raise invalid(field, f"{count} sequences of a body of {size} bytes are too much for one request")
 
 
-def _decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise refusal(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(None, f"the body is not valid JSON: {str(error)[:200]}", "invalid_json") from error
-    except RecursionError as error:
-        raise invalid(None, "the body is nested too deeply", "invalid_json") from error
-
-
 def _prompts(prompt: Any) -> list[Input]:
-    """The inputs of a prompt: a string, strings, token ids or lists of token ids; not a mixture."""
+    """The inputs of a prompt: a string, strings, token ids or lists of token ids, but no mixture."""
     if isinstance(prompt, str):
         return [TextInput(prompt)]
     kinds = {type(item) for item in prompt}
@@ -151,7 +153,7 @@ def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _sampling(body: CompletionBody | ChatBody, logprobs: int | None) -> Sampling:
-    """All but the seed."""
+    """The sampling of every sequence, without its seed."""
     return Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=body.top_k or 0,

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's API writes them: one shape for chats, another one for completions."""
+"""Log-probabilities in OpenAI's formats, one for chats and one for completions."""
 
 import codecs
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ def chat_logprobs(reports: Sequence[Logprobs]) -> dict[str, Any]:
 
 
 class CompletionLogprobs:
-    """Writes the `logprobs` objects of one completion's choice, whose offsets go on from chunk to chunk."""
+    """Writes the `logprobs` objects of one choice of a completion. Its offsets continue from chunk to chunk."""
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._characters = 0
 
     def write(self, reports: Sequence[Logprobs]) -> dict[str, Any]:
-        """Tokens, their offsets in the choice's text, and the most likely ones beside them, with the drawn one."""
+        """The object for these tokens: each with its offset in the choice's text and the most likely ones beside it."""
         offsets = []
         for each in reports:
             offsets.append(self._characters)
@@ -29,7 +29,7 @@ class CompletionLogprobs:
         return {
             "tokens": [_text(each.drawn) for each in reports],
             "token_logprobs": [each.drawn.logprob for each in reports],
-            # Of tokens that are spelled alike the most likely one stands.
+            # Of tokens with the same text the most likely one is kept.
             "top_logprobs": [
                 {_text(likely): likely.logprob for likely in reversed((*each.top, each.drawn))} for each in reports
             ],
@@ -43,7 +43,7 @@ def _named(likely: Likely) -> dict[str, Any]:
 
 
 def _text(likely: Likely) -> str:
-    """The token's text; bytes that are no text by themselves are spelled out, as there is no other place for them."""
+    """The token's text. Bytes that are not valid UTF-8 are spelled out, as the format has no other place for them."""
     try:
         return likely.piece.decode("utf-8")
     except UnicodeDecodeError:

@@ -1,10 +1,10 @@
-"""The bodies of the two endpoints as types: OpenAI's fields and Baton's own, each with its bounds."""
+"""The bodies of the two endpoints: OpenAI's fields and Baton's own, with their bounds."""
 
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.openai.unsupported import Generation
+from gateway.openai.unsupported import UnsupportedOptions
 from protocol.bounds import (
     MAX_BIAS,
     MAX_BIASES,
@@ -48,9 +48,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class _Body(Generation, kw_only=True):
-    """What both endpoints share. OpenAI's defaults; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`
-    and `return_token_ids` are added, under the names that they have in vLLM."""
+class _Body(UnsupportedOptions, kw_only=True):
+    """Fields of both endpoints, with OpenAI's defaults. `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
+    `ignore_eos` and `return_token_ids` are additions, with the names that they have in vLLM."""
 
     model: Name
     n: Annotated[int, Meta(ge=1, le=MAX_FRAMES_PER_MESSAGE)] | None = None
@@ -71,7 +71,7 @@ class _Body(Generation, kw_only=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
-    # Labels of the client's own, which change no answer.
+    # Labels of the client, which change no answer.
     user: Label | None = None
     metadata: Annotated[dict[Label, Label], Meta(max_length=MAX_METADATA)] | None = None
     prompt_cache_key: Label | None = None
@@ -83,8 +83,8 @@ class CompletionBody(_Body, forbid_unknown_fields=True, kw_only=True):
 
     prompt: Prompt
     logprobs: TopLogprobs | Literal[False] | None = None
-    """How many most likely tokens to report with each."""
-    # Refused when they ask for something: see `gateway.openai.unsupported`.
+    """How many of the most likely tokens to report with each token."""
+    # Refused when they would change something: see `gateway.openai.unsupported`.
     best_of: Any = None
     echo: Any = None
     suffix: Any = None
@@ -98,11 +98,12 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message. `developer` is what newer clients call `system`, and reaches the template under that name."""
+    """One message. Newer clients say `developer` for `system`; the template gets it as `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[tuple[TextPart, ...], Meta(min_length=1, max_length=MAX_PARTS)]
-    # Refused when they say something, for they would not reach the template; replies sent back carry many as `null`.
+    # Refused when set, as they would not reach the template. Replies that clients send back have many of them as
+    # `null`.
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
@@ -119,7 +120,7 @@ class ChatBody(_Body, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    # Refused when they ask for something: see `gateway.openai.unsupported`.
+    # Refused when they would change something: see `gateway.openai.unsupported`.
     audio: Any = None
     function_call: Any = None
     functions: Any = None

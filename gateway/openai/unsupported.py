@@ -1,10 +1,11 @@
-"""Options of OpenAI's API that Baton lacks: taken where they change nothing, refused by name where they would."""
+"""Options of OpenAI's API that Baton does not support: accepted while they change nothing, else refused by name."""
 
 from typing import Any
 
 from msgspec import Struct
 
-from gateway.http.errors import unsupported
+from gateway.errors import RequestError
+from protocol.errors import ErrorCode
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
@@ -30,22 +31,22 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""The values of an option that ask for nothing; `null` always does."""
+"""The values of each option that change nothing, besides `null`."""
 
 
-class Generation(Struct, kw_only=True):
-    """The options of this kind that both endpoints know; the base of their bodies."""
+class UnsupportedOptions(Struct, kw_only=True):
+    """The options of this kind that both endpoints accept; the base of their bodies."""
 
     service_tier: Any = None
     store: Any = None
 
 
 def refuse_set(body: Struct, at: str = "") -> None:
-    """Raise `ApiError` for the first option of `OPTIONS` that `body` sets. `at` is the path before the name."""
+    """Raise `RequestError` for the first option of `OPTIONS` that `body` sets. `at` is the path before its name."""
     for name in body.__struct_fields__:
-        nothing = OPTIONS.get(name)
-        value = None if nothing is None else getattr(body, name)
+        neutral = OPTIONS.get(name)
+        value = None if neutral is None else getattr(body, name)
         # Types count: 0 == False in Python.
-        if value is None or any(type(value) is type(none) and value == none for none in nothing or ()):
+        if value is None or any(type(value) is type(each) and value == each for each in neutral or ()):
             continue
-        raise unsupported(at + name)
+        raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}{name}` is not supported", field=at + name)

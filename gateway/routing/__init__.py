@@ -1,1 +1,1 @@
-"""Which worker computes which sequence: pool, placement, wait queue, failure attribution, quarantine."""
+"""Routing of sequences to workers: pool, placement, wait queue, failure attribution, quarantine."""

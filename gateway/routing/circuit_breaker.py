@@ -6,14 +6,14 @@ from enum import StrEnum
 TRIP_AFTER = 5
 """Failures in a row, with no good end between them, after which the circuit opens."""
 FIRST_COOLDOWN_S = 1.0
-"""How long it stays open the first time; twice as long each time that the probe fails, up to the most."""
+"""How long it stays open the first time; twice as long each time that the probe fails, up to `MAX_COOLDOWN_S`."""
 MAX_COOLDOWN_S = 60.0
 MAX_COUNTED = 64
-"""Failures in a row that are remembered, the newest; more than can be pardoned and leave it open."""
+"""The newest failures in a row that are remembered: more than can be exempted and leave the circuit open."""
 
 
 class Circuit(StrEnum):
-    """What a worker may be given: everything, nothing, or one request to see how it fares."""
+    """State of a circuit: the worker may get all requests, none, or a single probe."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -21,26 +21,26 @@ class Circuit(StrEnum):
 
 
 class Breaker:
-    """Counts the ends of one worker's requests. `now` is in seconds of any steady clock.
+    """Counts how the requests of one worker end. `now` is in seconds of any steady clock.
 
-    After M. Nygard, "Release It!" (2007), chapter 5. What a client did wrong is no failure here, and what was put down
-    to a request afterwards is none any more.
+    After M. Nygard, "Release It!" (2007), chapter 5. Errors of clients do not count, nor do failures that were
+    attributed to a request afterwards.
     """
 
     def __init__(self) -> None:
         self._failures: dict[Hashable, None] = {}
-        """The causes of those in a row."""
+        """The causes of the failures in a row, the oldest first."""
         self._cooldown = FIRST_COOLDOWN_S
         self._until = 0.0
 
     def state(self, now: float) -> Circuit:
-        """The circuit at this moment: time alone brings it from open to half-open, an end from there."""
+        """The circuit now: time brings it from open to half-open, and the end of the probe from there."""
         if len(self._failures) < TRIP_AFTER:
             return Circuit.CLOSED
         return Circuit.OPEN if now < self._until else Circuit.HALF_OPEN
 
     def allows(self, now: float, live: int) -> bool:
-        """Another request may be given to the worker, which has `live` already: the probe must be alone."""
+        """A worker with `live` requests may get another one: a probe must run alone."""
         state = self.state(now)
         return state is Circuit.CLOSED or (state is Circuit.HALF_OPEN and live == 0)
 
@@ -50,7 +50,7 @@ class Breaker:
         self._cooldown = FIRST_COOLDOWN_S
 
     def failed(self, now: float, cause: Hashable | None = None) -> None:
-        """A request failed by the worker's fault. Those of one `cause` (an engine step) count once."""
+        """A request failed because of the worker. Failures of one `cause` (an engine step) count once."""
         cause = object() if cause is None else cause
         if cause in self._failures:
             return
@@ -63,6 +63,6 @@ class Breaker:
         if before is not Circuit.OPEN:
             self._until = now + self._cooldown
 
-    def pardon(self, cause: Hashable) -> None:
-        """The failure of that cause was put down to a request, not to the worker."""
+    def exempt(self, cause: Hashable) -> None:
+        """Do not count the failure of this cause, which was attributed to a request."""
         self._failures.pop(cause, None)

@@ -1,4 +1,4 @@
-"""A worker's counts over all its incarnations: they only ever grow, though each incarnation starts again at nothing."""
+"""A worker's counters over all its incarnations: they only grow, though each incarnation starts at zero."""
 
 from protocol.events import Gauges
 
@@ -18,15 +18,15 @@ COUNTED = (
 
 
 class Counters:
-    """Adds up one worker's `Gauges`. Stale or repeated reports change nothing."""
+    """Sums up one worker's `Gauges`. Stale or repeated reports change nothing."""
 
     def __init__(self) -> None:
         self._incarnation = -1
         self._before = dict.fromkeys(COUNTED, 0)
         self._now = dict.fromkeys(COUNTED, 0)
 
-    def saw(self, incarnation: int, gauges: Gauges) -> None:
-        """Take a report of an incarnation."""
+    def add(self, incarnation: int, gauges: Gauges) -> None:
+        """Add a report of an incarnation."""
         if incarnation < self._incarnation:
             return
         if incarnation > self._incarnation:

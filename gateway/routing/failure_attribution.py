@@ -1,120 +1,120 @@
-"""Which sequence a worker's death is put down to. Pure.
+"""Failure attribution: which sequence caused the failure of a worker. Pure.
 
-A request that kills its worker would kill the next one too, so nothing may be tried without end; but those that merely
-shared the worker should live. The rule:
+A request that kills its worker would kill the next one too, so no request may be retried without end; but the requests
+that merely shared the worker should live. The rules:
 
-1. Only what ran can have done it. A worker's queue is first-in first-out, so that is the first `slots` of its
-   sequences, and as many again: one step may end all that run and begin others, and the news die with it. Making a
-   prompt is work, too: whose prompt the worker had not said to be made (`Gauges.reached`) may have done it just so.
-   Whoever waited between the two is innocent.
-2. All that ran at a death from within become suspects, unless one of them was a suspect already: then it was that
-   one, the others stay innocent, and it is tried no third time. Only those without a prompt become suspects all the
-   same: one of them may have been the culprit of both deaths, and would come as a newcomer again and again.
-3. A death from outside (`actors.process.exit_cause`) makes nobody a suspect. But something may kill because of a
-   request: a watchdog, or a memory limiter in user space. So all deaths in a row are counted, and no request is tried
-   again after `MAX_TRIES` of them, wherever they came from. Whoever has one try left is a suspect, too.
-4. A suspect runs apart: a worker gets one only where a slot is free and no other suspect is, so that there are never
-   two to choose from. What was merely there when somebody killed a worker from outside runs with all the others.
-5. All is forgotten when `CLEARED_AFTER` further tokens have come: the point at which the worker died is behind it.
+1. Only a sequence that ran can be the cause. A worker's queue is first-in first-out, so those are the first `slots`
+   of its sequences, and as many again: one step may end all that run and start others, and the frames that report it
+   are lost with the worker. Tokenizing is work, too: a sequence whose prompt the worker had not reported as made
+   (`Gauges.reached`) may also be the cause. The sequences that waited between the two are not.
+2. All sequences that ran at a death from within become suspects, unless one of them was a suspect already. Then the
+   death is attributed to that one, which is not retried, and the others stay clear, except those without a prompt: one
+   of them may have caused both deaths, and would be retried as a new request again and again.
+3. A death from outside (`actors.process.exit_cause`) makes no suspect. But a request may be the reason for one, too,
+   for instance through a watchdog or a memory limiter in user space. So all deaths in a row are counted, and no
+   request is retried after `MAX_TRIES` of them, whatever their origin. A sequence with one try left is a suspect.
+4. A suspect runs apart: a worker gets one only where a slot is free and no other suspect is, so that the next death is
+   not ambiguous. Sequences that were only there when a worker was killed from outside run with all others.
+5. A sequence is cleared when `CLEARED_AFTER` further tokens have come: it is past the point at which the worker died.
 
-A failed step counts as a death from within: those that it touched become suspects, and one that was a suspect already
-fails. So does a request whose logits are not numbers, where the worker says that those of others are; it alone is
-touched, and the worker has nothing to answer for, however many such requests come.
+A failed step counts as a death from within: the sequences in it become suspects, and one that was a suspect already is
+the cause. So does a request with non-finite logits, if the worker reports that those of others are finite; then the
+failure is that request's alone, and does not count against the worker however often it occurs.
 
-What was put down to a request says nothing against the worker: neither its supervisor nor its circuit counts it
-(`Standing`).
+A failure that is attributed to a request does not count against the worker: neither its supervisor nor its circuit
+breaker counts it (`Exemptions`).
 """
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from gateway.routing.failure import Charge
-from gateway.routing.sequence import Stream
+from gateway.routing.failure import WorkerFailure
+from gateway.routing.sequence import LiveSequence
 
 MAX_TRIES = 4
-"""Deaths in a row, wherever they came from. Twice what a request gets that kills from within: it must be more than an
-operator's few kills one after the other."""
+"""Deaths in a row, whatever their origin. Twice what a request gets that kills from within: more than an operator's few
+kills one after the other."""
 
 CLEARED_AFTER = 3
 """Tokens. The last ones before a death may have been computed and not delivered, and are then computed again."""
 
-MAX_PARDONS = 16
-"""Failures. Eight requests in a row that each killed a worker twice, or failed two steps, and nothing that it did well
-between them: then the worker is as likely to be the culprit, and whoever reads its readiness must learn of it."""
+MAX_EXEMPT = 16
+"""Failures of a worker. Eight requests in a row that each killed a worker twice, or failed two steps, with no success
+between them: then the worker is as likely the cause, and its readiness must show it."""
 
 
-class Standing:
-    """Which failures of one worker are not to count against it."""
+class Exemptions:
+    """The failures of one worker that do not count against it."""
 
     def __init__(self) -> None:
-        self._pardoned: set[Hashable] = set()
+        self._exempt: set[Hashable] = set()
 
-    def pardons(self, failure: Hashable) -> bool:
-        """A failure, by a name of any kind, was put down to a request. True when it is not to count: once for each
-        failure, and no more than `MAX_PARDONS` times in a row."""
-        if failure in self._pardoned or len(self._pardoned) >= MAX_PARDONS:
+    def add(self, failure: Hashable) -> bool:
+        """Exempt a failure, under an identity of any kind, that was attributed to a request. False when it was exempt
+        already, or when `MAX_EXEMPT` in a row are: then it counts."""
+        if failure in self._exempt or len(self._exempt) >= MAX_EXEMPT:
             return False
-        self._pardoned.add(failure)
+        self._exempt.add(failure)
         return True
 
-    def pardoned(self, failure: Hashable) -> bool:
-        """It is not to count."""
-        return failure in self._pardoned
+    def __contains__(self, failure: Hashable) -> bool:
+        return failure in self._exempt
 
-    def served(self) -> None:
-        """A request ended well on it, or got past the point at which a worker had died."""
-        self._pardoned.clear()
-
-
-def blame(live: Sequence[Stream], slots: int, reached: int, death: Charge) -> list[Stream]:
-    """The sequences that are not to be tried again after the death of a worker that had these, in the order in which
-    it got them. They are charged with it, and of the others those that it is not known to be put down to.
-    `reached`: see `Gauges.reached`."""
-    new = [stream for stream in live if stream.submit.stream > reached]
-    ran = [*live[: 2 * slots], *(stream for stream in live[2 * slots :] if stream.submit.stream > reached)]
-    guilty = [stream for stream in ran if _convicts(stream, death)]
-    for stream in dict.fromkeys([*guilty, *new] if guilty else ran):
-        charge(stream, death)
-    return guilty
+    def clear(self) -> None:
+        """Forget them: a request ended well on the worker, or got past the point at which a worker had died."""
+        self._exempt.clear()
 
 
-def accuse(stream: Stream, step: Charge) -> bool:
-    """It was in a step that failed; whether it is not to be tried again."""
-    guilty = _convicts(stream, step)
-    charge(stream, step)
-    return guilty
+def attribute_death(live: Sequence[LiveSequence], slots: int, reached: int, death: WorkerFailure) -> list[LiveSequence]:
+    """The sequences that the death of a worker is attributed to, of those that it had, in the order in which it got
+    them. The death is recorded with them, and with the others that it may still be attributed to. `reached`: see
+    `Gauges.reached`."""
+    new = [sequence for sequence in live if sequence.submit.stream > reached]
+    ran = [*live[: 2 * slots], *(sequence for sequence in live[2 * slots :] if sequence.submit.stream > reached)]
+    attributed = [sequence for sequence in ran if _is_cause(sequence, death)]
+    for sequence in dict.fromkeys([*attributed, *new] if attributed else ran):
+        record(sequence, death)
+    return attributed
 
 
-def charge(stream: Stream, failure: Charge) -> None:
-    """It ran when a worker died, or in a step that failed."""
-    stream.charges = (*stream.charges, failure)
-    stream.since_replay = 0
+def attribute_step(sequence: LiveSequence, step: WorkerFailure) -> bool:
+    """Record a failed step with a sequence that was part of it. True when it is attributed to that sequence."""
+    attributed = _is_cause(sequence, step)
+    record(sequence, step)
+    return attributed
 
 
-def suspect(stream: Stream) -> bool:
-    """The next death may be put down to it."""
-    return len(stream.charges) >= MAX_TRIES - 1 or any(charge.within for charge in stream.charges)
+def record(sequence: LiveSequence, failure: WorkerFailure) -> None:
+    """The sequence ran during this failure."""
+    sequence.failures = (*sequence.failures, failure)
+    sequence.since_replay = 0
 
 
-def put_down(stream: Stream) -> list[Charge]:
-    """The failures that nobody but this sequence is to answer for, as it ends without having been cleared: those from
-    within; and all, where somebody has killed for as often as it may be tried. Not those that no worker answers for."""
-    last = len(stream.charges) >= MAX_TRIES
-    return [charge for charge in stream.charges if charge.of_worker and (charge.within or last)]
+def suspect(sequence: LiveSequence) -> bool:
+    """The next death may be attributed to it."""
+    return len(sequence.failures) >= MAX_TRIES - 1 or any(failure.within for failure in sequence.failures)
 
 
-def cleared(stream: Stream, tokens: int) -> bool:
-    """One that was charged got further tokens; true when it is so no more."""
-    stream.since_replay += tokens
-    if stream.since_replay < CLEARED_AFTER:
+def attributed_failures(sequence: LiveSequence) -> list[WorkerFailure]:
+    """The failures that are attributed to a sequence which ends without having been cleared: those from within; all of
+    them, if it had every try. Not those that do not count against a worker anyway."""
+    last = len(sequence.failures) >= MAX_TRIES
+    return [failure for failure in sequence.failures if failure.of_worker and (failure.within or last)]
+
+
+def cleared(sequence: LiveSequence, tokens: int) -> bool:
+    """A sequence with recorded failures got further tokens. True when that clears it."""
+    sequence.since_replay += tokens
+    if sequence.since_replay < CLEARED_AFTER:
         return False
-    stream.charges = ()
+    sequence.failures = ()
     return True
 
 
-def may_run(stream: Stream, live: Mapping[int, Stream], slots: int) -> bool:
-    """A worker with these sequences, by number, may get this one, too."""
-    return not suspect(stream) or (len(live) < slots and not any(suspect(other) for other in live.values()))
+def may_run(sequence: LiveSequence, live: Mapping[int, LiveSequence], slots: int) -> bool:
+    """A worker with these sequences, by number, may also get this one."""
+    return not suspect(sequence) or (len(live) < slots and not any(suspect(other) for other in live.values()))
 
 
-def _convicts(stream: Stream, failure: Charge) -> bool:
-    return len(stream.charges) + 1 >= MAX_TRIES or (failure.within and any(charge.within for charge in stream.charges))
+def _is_cause(sequence: LiveSequence, failure: WorkerFailure) -> bool:
+    recorded = sequence.failures
+    return len(recorded) + 1 >= MAX_TRIES or (failure.within and any(earlier.within for earlier in recorded))

@@ -1,4 +1,4 @@
-"""Where each sequence is computed: on which worker, or waiting for one. What loses its worker goes on with another."""
+"""Places each sequence on a worker, or in the queue; a sequence that loses its worker continues on another one."""
 
 import asyncio
 import itertools
@@ -8,13 +8,13 @@ import structlog
 
 from actors.supervision.worker import WorkerUnavailable
 from gateway.metrics import Metrics
-from gateway.routing.failure import Charge
-from gateway.routing.failure_attribution import accuse, blame, may_run, put_down, suspect
+from gateway.routing.failure import Cause, SequenceFailure, WorkerFailure
+from gateway.routing.failure_attribution import attribute_death, attribute_step, attributed_failures, may_run, suspect
 from gateway.routing.quarantine import Quarantine
-from gateway.routing.sequence import Cause, Failure, Stream
-from gateway.routing.wait_queue import WaitingRoom
-from gateway.routing.worker_handle import FULL_S, Seat
-from gateway.routing.worker_pool import Roster
+from gateway.routing.sequence import LiveSequence
+from gateway.routing.wait_queue import WaitQueue
+from gateway.routing.worker_handle import FULL_S, WorkerHandle
+from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 
@@ -22,21 +22,25 @@ _log = structlog.get_logger("gateway.routing.placement")
 
 
 class Placement:
-    """Owns what lives on each seat, the waiting room, and every move between them. Everything here is synchronous.
+    """Owns the live sequences of each worker, the wait queue, and every move between them. Synchronous.
 
-    A sequence that is live is in one place: in `live` of one seat, or in the room. `fail` is called for those that
-    cannot go on, after which they are nowhere.
+    A live sequence is in one place: in `live` of one worker handle, or in the queue. `fail` is called for a sequence
+    that cannot continue, after which it is in neither.
     """
 
     def __init__(
-        self, settings: GatewaySettings, roster: Roster, metrics: Metrics, fail: Callable[[Stream, Failure], None]
+        self,
+        settings: GatewaySettings,
+        pool: WorkerPool,
+        metrics: Metrics,
+        fail: Callable[[LiveSequence, SequenceFailure], None],
     ) -> None:
-        self.room = WaitingRoom(settings.max_waiting_streams, settings.worker_wait_s, self._overdue)
+        self.queue = WaitQueue(settings.max_waiting_streams, settings.worker_wait_s, self._overdue)
         self.idle = asyncio.Event()
         """No sequence is live."""
         self.idle.set()
         self._settings = settings
-        self._roster = roster
+        self._pool = pool
         self._metrics = metrics
         self._fail = fail
         self._numbers = itertools.count(1)
@@ -44,211 +48,218 @@ class Placement:
         self.quarantine = Quarantine(self._loop.time)
         self._retries: dict[str, asyncio.TimerHandle] = {}
 
-    def live(self) -> list[Stream]:
-        """Every live sequence."""
-        return [*itertools.chain.from_iterable(seat.live.values() for seat in self._roster), *self.room]
+    def live(self) -> list[LiveSequence]:
+        """All live sequences."""
+        return [*itertools.chain.from_iterable(handle.live.values() for handle in self._pool), *self.queue]
 
-    def admit(self, model: str, streams: Sequence[Stream]) -> ErrorCode | None:
-        """Give a new request its place: all sequences to one worker in one message, or all into the room while there
-        is no worker or others wait already. Returns why neither could be."""
-        candidates = self._roster.candidates(model)
-        if candidates and not self.room.of(model):
-            bound = self._settings.max_streams_per_worker - len(streams)
-            roomy = [seat for seat in candidates if len(seat.live) <= bound]
-            if any(self._send(seat, streams) for seat in roomy):
+    def admit(self, model: str, sequences: Sequence[LiveSequence]) -> ErrorCode | None:
+        """Place the sequences of a new request: all on one worker, in one message, or all in the queue while there is
+        no worker or others wait already. Returns why neither is possible, or None."""
+        candidates = self._pool.candidates(model)
+        if candidates and not self.queue.of(model):
+            bound = self._settings.max_streams_per_worker - len(sequences)
+            with_room = [handle for handle in candidates if len(handle.live) <= bound]
+            if any(self._send(handle, sequences) for handle in with_room):
                 return None
-            if not roomy:
+            if not with_room:
                 return ErrorCode.OVERLOADED
-            # A link that is full, or lost and nobody has said so yet: neither is reason to send anybody away.
+            # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
         if not candidates and not self._worth_waiting(model):
             return ErrorCode.UNAVAILABLE
-        if not self.room.has_room(len(streams)):
+        if not self.queue.has_room(len(sequences)):
             return ErrorCode.OVERLOADED
-        self._wait(streams)
+        self._wait(sequences)
         self.serve(model)
         return None
 
-    def remove(self, stream: Stream) -> None:
-        """The sequence has ended, wherever it was; that may make room for others."""
-        if stream.worker:
-            self._roster[stream.worker].remove(stream)
-        elif stream in self.room:
-            self.room.remove(stream)
-        if not self.room and not any(seat.live for seat in self._roster):
+    def remove(self, sequence: LiveSequence) -> None:
+        """Remove a sequence that has ended, which may make room for others."""
+        if sequence.worker:
+            self._pool[sequence.worker].remove(sequence)
+        elif sequence in self.queue:
+            self.queue.remove(sequence)
+        if not self.queue and not any(handle.live for handle in self._pool):
             self.idle.set()
-        if stream.worker:
-            self.serve(stream.call.model)
+        if sequence.worker:
+            self.serve(sequence.request.model)
 
-    def lose(self, seat: Seat, cause: Cause, reason: str) -> None:
-        """The worker is gone, or is to have nothing more to do. What it had goes on elsewhere."""
-        streams = list(seat.live.values())
-        seat.live.clear()
-        seat.close()
-        guilty = self._inquire(seat, streams, cause)
-        for stream in streams:
-            self.settle(stream, "lost_again")
-            stream.leave(cause, reason)
-        self._wait(stream for stream in streams if stream not in guilty)
-        for stream in guilty:
-            self.quarantine.add(stream.call.model, stream.submit.input, stream.submit.sampling)
-            text = f"workers failed with this request {len(stream.charges)} times in a row; {reason}"
-            self._fail(stream, Failure(ErrorCode.QUARANTINED, text))
-        if streams:
-            _log.warning("streams_replayed", worker=seat.name, streams=len(streams), cause=str(cause), reason=reason)
-        self.serve(seat.model)
+    def lose(self, handle: WorkerHandle, cause: Cause, reason: str) -> None:
+        """Take all sequences off a worker that is gone or has to leave. They continue on other workers."""
+        sequences = list(handle.live.values())
+        handle.live.clear()
+        handle.close()
+        attributed = self._attribute_loss(handle, sequences, cause)
+        for sequence in sequences:
+            self.settle(sequence, "lost_again")
+            sequence.leave(cause, reason)
+        self._wait(sequence for sequence in sequences if sequence not in attributed)
+        for sequence in attributed:
+            self.quarantine.add(sequence.request.model, sequence.submit.input, sequence.submit.sampling)
+            text = f"workers failed with this request {len(sequence.failures)} times in a row; {reason}"
+            self._fail(sequence, SequenceFailure(ErrorCode.QUARANTINED, text))
+        if sequences:
+            _log.warning(
+                "streams_replayed", worker=handle.name, streams=len(sequences), cause=str(cause), reason=reason
+            )
+        self.serve(handle.model)
 
-    def _inquire(self, seat: Seat, streams: Sequence[Stream], cause: Cause) -> list[Stream]:
-        """Who is to blame for the loss of a worker. What it was blamed for does not count against the workers."""
+    def _attribute_loss(
+        self, handle: WorkerHandle, sequences: Sequence[LiveSequence], cause: Cause
+    ) -> list[LiveSequence]:
+        """The sequences that the loss of a worker is attributed to. Their failures then do not count against
+        workers."""
         if cause not in (Cause.DIED, Cause.KILLED):
             return []
-        death = Charge(seat.name, (seat.incarnation, None), within=cause is Cause.DIED)
-        guilty = blame(streams, seat.slots, seat.reached, death)
-        for stream in guilty:
-            self.acquit(stream)
-        return guilty
+        death = WorkerFailure(handle.name, (handle.incarnation, None), within=cause is Cause.DIED)
+        attributed = attribute_death(sequences, handle.slots, handle.reached, death)
+        for sequence in attributed:
+            self.exempt_workers(sequence)
+        return attributed
 
-    def accuse(self, seat: Seat, stream: Stream, code: ErrorCode) -> bool:
-        """A step failed with it; whether it is to blame, which then does not count against the worker."""
-        guilty = accuse(stream, Charge(seat.name, seat.failed_step, of_worker=code is ErrorCode.STEP))
-        if guilty:
-            self.acquit(stream)
-        return guilty
+    def attribute_step(self, handle: WorkerHandle, sequence: LiveSequence, code: ErrorCode) -> bool:
+        """A step failed that the sequence was part of. True when it is attributed to the sequence, and then does not
+        count against the worker."""
+        failure = WorkerFailure(handle.name, handle.failed_step, of_worker=code is ErrorCode.STEP)
+        attributed = attribute_step(sequence, failure)
+        if attributed:
+            self.exempt_workers(sequence)
+        return attributed
 
-    def acquit(self, stream: Stream) -> None:
-        """The workers that failed with this sequence are not to blame: it was found guilty, or leaves before it has got
-        past that point."""
-        for charge in put_down(stream):
-            seat = self._roster.find(charge.worker)
-            if seat is not None:
-                seat.pardon(charge.failure)
+    def exempt_workers(self, sequence: LiveSequence) -> None:
+        """Do not count the failures of a sequence against its workers: they are attributed to it, or it ends before it
+        is cleared."""
+        for failure in attributed_failures(sequence):
+            handle = self._pool.find(failure.worker)
+            if handle is not None:
+                handle.exempt(failure.failure)
 
-    def suspend(self, stream: Stream, cause: Cause, reason: str) -> None:
-        """One sequence lost its worker, which lives on."""
-        seat = self._roster[stream.worker]
-        seat.remove(stream)
-        self.settle(stream, "lost_again")
-        stream.leave(cause, reason)
-        self._wait([stream])
-        self.serve(seat.model)
+    def suspend(self, sequence: LiveSequence, cause: Cause, reason: str) -> None:
+        """Take one sequence off its worker, which lives on."""
+        handle = self._pool[sequence.worker]
+        handle.remove(sequence)
+        self.settle(sequence, "lost_again")
+        sequence.leave(cause, reason)
+        self._wait([sequence])
+        self.serve(handle.model)
 
-    def postpone(self, stream: Stream) -> None:
-        """The worker that was to go on with a sequence had no room: it waits as before."""
-        seat = self._roster[stream.worker]
-        seat.remove(stream)
-        seat.refused(self._loop.time())
-        stream.worker = ""
-        self._wait([stream])
-        self.serve(seat.model)
+    def postpone(self, sequence: LiveSequence) -> None:
+        """Return a sequence to the queue, as the worker that was to continue it had no room."""
+        handle = self._pool[sequence.worker]
+        handle.remove(sequence)
+        handle.refused(self._loop.time())
+        sequence.worker = ""
+        self._wait([sequence])
+        self.serve(handle.model)
 
-    def redirect(self, stream: Stream) -> bool:
-        """The worker had no room for a newcomer: give it to one that may have, while nobody else waits for that. False
-        when there is none, and nothing has changed then."""
-        seat = self._roster[stream.worker]
-        seat.refused(self._loop.time())
-        other = None if self.room.of(seat.model) else self._taker(stream)
+    def redirect(self, sequence: LiveSequence) -> bool:
+        """Send a new sequence, for which its worker had no room, to one that may have room, unless others wait for
+        that. False, with nothing changed, when there is none."""
+        handle = self._pool[sequence.worker]
+        handle.refused(self._loop.time())
+        other = None if self.queue.of(handle.model) else self._find_worker(sequence)
         if other is None:
             return False
-        seat.live.pop(stream.submit.stream)
-        if not self._send(other, [stream]):
-            stream.worker = ""
-            self._wait([stream])
-            self.serve(seat.model)
+        handle.live.pop(sequence.submit.stream)
+        if not self._send(other, [sequence]):
+            sequence.worker = ""
+            self._wait([sequence])
+            self.serve(handle.model)
         return True
 
     def serve(self, model: str) -> None:
-        """Give waiting sequences to workers, the first admitted first. Nobody waits for a suspect whose turn has not
-        come, but each worker keeps a slot free for it."""
-        waiting = self.room.of(model)
+        """Send waiting sequences to workers, the first admitted first. Others overtake a suspect that no worker can
+        take yet, but each worker keeps a slot free for it."""
+        waiting = self.queue.of(model)
         if not waiting:
             return
-        if self._roster.hopeless(model) is not None:
-            for stream in waiting:
-                self._give_up(stream)
+        if self._pool.hopeless(model) is not None:
+            for sequence in waiting:
+                self._give_up(sequence)
             return
         kept = 0
-        for stream in waiting:
-            # The rest of a request that has failed: its client is about to let go of it.
-            if stream.call.failure is not None or (kept and suspect(stream)) or self._place(stream, kept):
+        for sequence in waiting:
+            # The other sequences of a failed request are about to be cancelled.
+            if sequence.request.failure is not None or (kept and suspect(sequence)) or self._place(sequence, kept):
                 continue
             self._retry(model)
-            if not suspect(stream):
+            if not suspect(sequence):
                 return
             kept = 1
 
-    def settle(self, stream: Stream, outcome: str) -> None:
-        """How the replay of a sequence went, if it is one."""
-        if stream.cause is not None:
-            self._metrics.replayed(stream.call.model, str(stream.cause), outcome).inc()
-            stream.cause = None
+    def settle(self, sequence: LiveSequence, outcome: str) -> None:
+        """Count the outcome of a replay, if the sequence is being replayed."""
+        if sequence.cause is not None:
+            self._metrics.replayed(sequence.request.model, str(sequence.cause), outcome).inc()
+            sequence.cause = None
 
-    def _place(self, stream: Stream, kept: int) -> bool:
-        while (seat := self._taker(stream, kept)) is not None:
-            if self._send(seat, [stream]):
-                self.room.remove(stream)
+    def _place(self, sequence: LiveSequence, kept: int) -> bool:
+        while (handle := self._find_worker(sequence, kept)) is not None:
+            if self._send(handle, [sequence]):
+                self.queue.remove(sequence)
                 return True
-            seat.refused(self._loop.time())
+            handle.refused(self._loop.time())
         return False
 
-    def _taker(self, stream: Stream, kept: int = 0) -> Seat | None:
-        """Who may get it now. Where slots are `kept` for suspects, it must find a free one beside them."""
+    def _find_worker(self, sequence: LiveSequence, kept: int = 0) -> WorkerHandle | None:
+        """The worker that may get the sequence now. Besides slots that are `kept` for suspects, one must be free."""
         now, bound = self._loop.time(), self._settings.max_streams_per_worker
-        seats = [
-            seat
-            for seat in self._roster.candidates(stream.call.model)
-            if not seat.full(now)
-            and len(seat.live) < min(bound, seat.slots - kept if kept else bound)
-            and may_run(stream, seat.live, seat.slots)
+        handles = [
+            handle
+            for handle in self._pool.candidates(sequence.request.model)
+            if not handle.full(now)
+            and len(handle.live) < min(bound, handle.slots - kept if kept else bound)
+            and may_run(sequence, handle.live, handle.slots)
         ]
-        # A device that fails its steps is always free.
-        failed = stream.call.worker if stream.cause is Cause.STEP else ""
-        return min(seats, key=lambda seat: seat.name == failed, default=None)
+        # Avoid the worker whose step failed: a device that fails every step always has free slots.
+        failed = sequence.request.worker if sequence.cause is Cause.STEP else ""
+        return min(handles, key=lambda handle: handle.name == failed, default=None)
 
-    def _send(self, seat: Seat, streams: Sequence[Stream]) -> bool:
-        hello = seat.status.hello
+    def _send(self, handle: WorkerHandle, sequences: Sequence[LiveSequence]) -> bool:
+        hello = handle.status.hello
         if hello is None:
             return False
         now = self._loop.time()
-        submits = [stream.submit_as(next(self._numbers), now) for stream in streams]
+        submits = [sequence.submit_as(next(self._numbers), now) for sequence in sequences]
         try:
-            seat.worker.send_nowait(submits)
+            handle.worker.send_nowait(submits)
         except WorkerUnavailable as error:
-            _log.info("submit_refused", worker=seat.name, request=submits[0].request, reason=str(error))
+            _log.info("submit_refused", worker=handle.name, request=submits[0].request, reason=str(error))
             return False
-        for stream, submit in zip(streams, submits, strict=True):
-            stream.place(submit, seat.name, seat.kind, hello.context)
-            seat.place(stream, submit)
-        streams[0].call.placed(seat.name, hello.config_digest)
+        for sequence, submit in zip(sequences, submits, strict=True):
+            sequence.place(submit, handle.name, handle.kind, hello.context)
+            handle.place(sequence, submit)
+        sequences[0].request.placed(handle.name, hello.config_digest)
         self.idle.clear()
         return True
 
-    def _wait(self, streams: Iterable[Stream]) -> None:
-        for stream in streams:
-            self.room.add(stream)
+    def _wait(self, sequences: Iterable[LiveSequence]) -> None:
+        for sequence in sequences:
+            self.queue.add(sequence)
             self.idle.clear()
 
     def _retry(self, model: str) -> None:
-        """Look again soon where time alone makes room: a worker that was full, a circuit that was open."""
+        """Serve again soon, as time alone makes room: a worker was full, or a circuit was open."""
         timer = self._retries.get(model)
         if self._has_ready(model) and (timer is None or timer.when() <= self._loop.time()):
             self._retries[model] = self._loop.call_later(FULL_S, self.serve, model)
 
     def _has_ready(self, model: str) -> bool:
-        return any(seat.ready for seat in self._roster.of(model))
+        return any(handle.ready for handle in self._pool.of(model))
 
     def _worth_waiting(self, model: str) -> bool:
-        """There is no worker, and one may come. Where there are workers that only fail, a newcomer is told at once."""
-        comes = not self._has_ready(model) and self._roster.hopeless(model) is None
+        """There is no worker, and one may come. A new request is refused at once while workers only fail."""
+        comes = not self._has_ready(model) and self._pool.hopeless(model) is None
         return self._settings.worker_wait_s > 0 and comes
 
-    def _overdue(self, stream: Stream) -> None:
-        if self._has_ready(stream.call.model):
-            self.room.stay(stream)  # it waits for its turn, not for a worker: its own deadline counts
+    def _overdue(self, sequence: LiveSequence) -> None:
+        if self._has_ready(sequence.request.model):
+            self.queue.stay(sequence)  # a worker is ready, so only its own deadline ends the wait
         else:
-            self._give_up(stream)
+            self._give_up(sequence)
 
-    def _give_up(self, stream: Stream) -> None:
-        if stream.cause is not None:
-            failure = Failure(ErrorCode.LOST, f"{stream.loss}, and no other worker could go on with it")
+    def _give_up(self, sequence: LiveSequence) -> None:
+        if sequence.cause is not None:
+            failure = SequenceFailure(ErrorCode.LOST, f"{sequence.loss}, and no other worker could go on with it")
         else:
-            failure = Failure(ErrorCode.UNAVAILABLE, self._roster.excuse(stream.call.model))
-        self._fail(stream, failure)
+            failure = SequenceFailure(ErrorCode.UNAVAILABLE, self._pool.excuse(sequence.request.model))
+        self._fail(sequence, failure)

@@ -1,4 +1,4 @@
-"""Requests that killed workers, remembered for a while: one that did so twice is refused before it kills more."""
+"""Poison requests: those that killed workers are remembered for a while, and refused when they did so twice."""
 
 from collections.abc import Callable
 from hashlib import blake2b
@@ -9,48 +9,48 @@ from msgspec.structs import replace
 from protocol.request import ChatInput, Input, Sampling
 
 REMEMBERED_S = 300.0
-"""As long as a supervisor remembers a death."""
+"""As long as a supervisor counts a death."""
 REFUSED_AFTER = 2
-"""Verdicts. A first one may be a mistake: two workers that died by themselves just when they ran it."""
+"""Attributions. The first one may be wrong: two workers may have died by themselves just when they ran it."""
 MAX_REMEMBERED = 256
-"""Requests; the oldest is forgotten first."""
+"""Requests; the oldest one is forgotten first."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Quarantine:
-    """Knows them by a digest of model, prompt and sampling. Not of the seed and of the time that a template is told,
-    which the door makes up anew for a client that says nothing of them."""
+    """Remembers requests by a digest of model, prompt and sampling, without the seed and the template's time, which are
+    new for each request of a client that does not set them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._verdicts: dict[bytes, tuple[float, int]] = {}
-        """How many there were, and when they are forgotten; that time rises."""
+        self._attributed: dict[bytes, tuple[float, int]] = {}
+        """When each is forgotten, which is in rising order, and how many attributions there were."""
 
     def add(self, model: str, prompt: Input, sampling: Sampling) -> None:
-        """A request was found guilty of two deaths."""
+        """Worker failures were attributed to a request."""
         now = self._clock()
         self._forget(now)
         key = _digest(model, prompt, sampling)
-        _, count = self._verdicts.pop(key, (0.0, 0))
-        self._verdicts[key] = (now + REMEMBERED_S, count + 1)
-        if len(self._verdicts) > MAX_REMEMBERED:
-            del self._verdicts[next(iter(self._verdicts))]
+        _, count = self._attributed.pop(key, (0.0, 0))
+        self._attributed[key] = (now + REMEMBERED_S, count + 1)
+        if len(self._attributed) > MAX_REMEMBERED:
+            del self._attributed[next(iter(self._attributed))]
 
     def refuses(self, model: str, prompt: Input, sampling: Sampling) -> bool:
-        """Such a request is not to be tried now. Costs nothing while none is remembered."""
+        """Such a request is refused now. Costs nothing while no request is remembered."""
         self._forget(self._clock())
-        if not self._verdicts:
+        if not self._attributed:
             return False
-        _, count = self._verdicts.get(_digest(model, prompt, sampling), (0.0, 0))
+        _, count = self._attributed.get(_digest(model, prompt, sampling), (0.0, 0))
         return count >= REFUSED_AFTER
 
     def _forget(self, now: float) -> None:
-        while self._verdicts:
-            oldest = next(iter(self._verdicts))
-            if now < self._verdicts[oldest][0]:
+        while self._attributed:
+            oldest = next(iter(self._attributed))
+            if now < self._attributed[oldest][0]:
                 return
-            del self._verdicts[oldest]
+            del self._attributed[oldest]
 
 
 def _digest(model: str, prompt: Input, sampling: Sampling) -> bytes:

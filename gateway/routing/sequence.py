@@ -1,78 +1,35 @@
-"""Live sequences: what a worker delivered, what the client has not taken yet, and the one way each of them ended."""
-
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+"""Live sequences: what workers delivered, what the client has not taken yet, and how each sequence ended."""
 
 import structlog
-from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.routing.failure import Charge
+from gateway.generation.delta import OutputDelta, StopReason, TextDelta
+from gateway.routing.failure import Cause, SequenceFailure, WorkerFailure
+from gateway.routing.live_request import LiveRequest
 from protocol.commands import Submit
-from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished, Logprobs, Usage
 from protocol.request import TokensInput
-
-if TYPE_CHECKING:
-    from gateway.routing.request_group import Call
 
 _log = structlog.get_logger("gateway.routing.sequence")
 
 
-class Cause(StrEnum):
-    """Why a sequence goes on without the worker that it was on."""
+class LiveSequence:
+    """One live sequence, owned by its request. It ends exactly once: with `usage`, with `failure`, or cancelled.
 
-    DIED = "died"
-    """The worker exited, hung or broke the protocol, which may be due to what it computed."""
-    KILLED = "killed"
-    """Somebody ended, suspended or cut off the worker from outside."""
-    LEFT = "left"
-    """The worker leaves, and not because of what it computes: it was stopped, or its device fails."""
-    MOVED = "moved"
-    """It was taken off a worker that goes on living."""
-    STEP = "step_failed"
-    """An engine step failed with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a sequence ended without an answer; `field` is the request field at fault, when one is."""
-
-    code: ErrorCode
-    text: str
-    field: str = ""
-
-
-class Piece(Struct, frozen=True, gc=False):
-    """What one sequence got since its client last took. `reason` is set on its last piece alone."""
-
-    index: int
-    text: str
-    tokens: tuple[int, ...]
-    reason: Literal["stop", "length"] | None
-    logprobs: tuple[Logprobs, ...] = ()
-    """One for each of the tokens, where the request asked for them."""
-
-
-class Stream:
-    """One live sequence, owned by its call. It ends exactly once: with `usage`, with `failure`, or cancelled.
-
-    It keeps what another worker needs to go on with it: its `submit`, and in `tokens` every id that was delivered. What
-    it is computed by may change; what it has delivered stays. Its backlog is bounded by `limit`, its own `max_tokens`
-    or its worker's context.
+    It keeps what another worker needs to continue it: its `submit`, and in `tokens` every id that was delivered. The
+    worker may change; what was delivered stays. The backlog is bounded by `limit`: its own `max_tokens`, or the context
+    of its worker.
     """
 
     __slots__ = (
         "_logprobs",
         "_taken",
         "_text",
-        "call",
         "cause",
-        "charges",
         "continued",
         "ended",
         "failure",
+        "failures",
         "first_at",
         "index",
         "kind",
@@ -82,6 +39,7 @@ class Stream:
         "opened_at",
         "order",
         "reason",
+        "request",
         "since_replay",
         "submit",
         "tokens",
@@ -90,46 +48,45 @@ class Stream:
         "worker",
     )
 
-    def __init__(self, submit: Submit, index: int, call: "Call", *, now: float) -> None:
+    def __init__(self, submit: Submit, index: int, request: LiveRequest, *, now: float) -> None:
         self.submit = submit
         self.index = index
-        self.call = call
+        self.request = request
         self.order = submit.stream
-        """Its place among all sequences in the order of their admission."""
+        """Its position among all sequences in the order of admission."""
         self.limit = submit.limits.max_tokens or 0
         self.opened_at = now
         self.first_at = 0.0
         self.last_at = now
         self.tokens: list[int] = []
         self.ended = False
-        self.reason: Literal["stop", "length"] | None = None
+        self.reason: StopReason | None = None
         self.usage: Usage | None = None
-        self.failure: Failure | None = None
+        self.failure: SequenceFailure | None = None
         self.worker = ""
         """The worker that computes it; empty while it waits for one."""
         self.waited = False
-        """It has been without a worker: no worker's full queue is reason to refuse it now."""
+        """It has been without a worker: a full queue of a worker is no reason to refuse it now."""
         self.kind: tuple[str, str] | None = None
-        """Backend and config digest of the worker that computed it first: equal kinds compute equal tokens."""
+        """Backend and config digest of its first worker: workers of equal kinds compute equal tokens."""
         self.continued = False
-        """A worker of another kind went on with it."""
+        """A worker of another kind continued it."""
         self.cause: Cause | None = None
-        """Why it lost its last worker, until the next one brings something."""
+        """Why it lost its last worker, until the next one delivers something."""
         self.loss = ""
-        self.charges: tuple[Charge, ...] = ()
-        """The failures at which it ran, one after the other, until it has got past that point. See
+        self.failures: tuple[WorkerFailure, ...] = ()
+        """The worker failures during which it ran, in a row, until it is cleared. See
         `gateway.routing.failure_attribution`, which bounds their number."""
         self.since_replay = 0
-        """Tokens that came since the last of them."""
+        """Tokens since the last of these failures."""
         self._text: list[str] = []
         self._logprobs: list[Logprobs] = []
         self._taken = 0
 
     def submit_as(self, number: int, now: float) -> Submit:
-        """What a worker is told in order to compute it, under a number that no worker has seen yet.
+        """The `Submit` for the next worker, under a number that no worker has seen yet.
 
-        The tokens that were delivered go along: they count as generated and do not come again. Of its time it has what
-        is left.
+        It has the delivered tokens, which count as generated and are not sent again, and the rest of the deadline.
         """
         limits = self.submit.limits
         if limits.deadline_ms:
@@ -138,7 +95,7 @@ class Stream:
         return replace(self.submit, stream=number, limits=limits, resume=tuple(self.tokens))
 
     def place(self, submit: Submit, worker: str, kind: tuple[str, str], context: int) -> None:
-        """A worker of this kind got `submit`. It holds `context` tokens."""
+        """Note that a worker of this kind, with a context of so many tokens, got `submit`."""
         self.submit = replace(self.submit, stream=submit.stream)
         self.limit = submit.limits.max_tokens or context
         self.worker = worker
@@ -147,10 +104,10 @@ class Stream:
         self.continued = self.continued or kind != self.kind
 
     def leave(self, cause: Cause, loss: str) -> None:
-        """It has no worker any more; `loss` says why in words."""
+        """Note that it has no worker any more; `loss` is the reason in words."""
         _log.info(
             "stream_lost",
-            request=self.call.request,
+            request=self.request.request_id,
             choice=self.index,
             worker=self.worker,
             cause=str(cause),
@@ -161,7 +118,8 @@ class Stream:
         self.loss = loss
 
     def push(self, delta: Delta | Finished) -> bool:
-        """Add what a step brought. False when that is over the limit: a defect of the worker, and nothing was added."""
+        """Add what a step delivered. False, with nothing added, when that is over the limit, which is a bug of the
+        worker."""
         if len(self.tokens) + len(delta.tokens) > self.limit:
             return False
         self.tokens += delta.tokens
@@ -169,42 +127,43 @@ class Stream:
             self._text.append(delta.text)
         if delta.logprobs:
             self._logprobs += delta.logprobs
-        self.call.changed(self)
+        self.request.changed(self.index)
         return True
 
-    def finish(self, reason: Literal["stop", "length"], usage: Usage) -> None:
-        """The good end."""
+    def finish(self, reason: StopReason, usage: Usage) -> None:
+        """End it well."""
         self.reason = reason
         self.usage = usage
         self._end()
 
-    def fail(self, failure: Failure) -> None:
-        """The bad end."""
+    def fail(self, failure: SequenceFailure) -> None:
+        """End it with a failure."""
         self.failure = failure
         self._end()
 
     def cancel(self) -> None:
-        """The end that nobody is told of: the client is gone."""
+        """End it without an answer, as its client is gone."""
         self._end()
 
     def _end(self) -> None:
         if self.ended:
             raise RuntimeError(f"stream {self.submit.stream} ended twice")
         self.ended = True
-        # Whoever has yet to take the answer may take minutes.
+        # The prompt is not kept while the client takes the answer, which may be minutes.
         self.submit = replace(self.submit, input=TokensInput(()))
-        self.call.changed(self)
+        self.request.sequence_ended(self.index, self.failure)
 
-    def take(self, with_tokens: bool) -> Piece | None:
-        """What the client has not had yet, in one piece however many steps it took; None when there is nothing."""
+    def take_into(self, deltas: list[OutputDelta], with_tokens: bool) -> None:
+        """Add what the client has not had yet: one delta for each kind of output, however many steps it took."""
         text = "".join(self._text)
         self._text.clear()
         tokens: tuple[int, ...] = ()
         if with_tokens and self._taken < len(self.tokens):
             tokens = tuple(self.tokens[self._taken :])
             self._taken = len(self.tokens)
-        logprobs = tuple(self._logprobs)
-        self._logprobs.clear()
-        if not (text or tokens or self.reason is not None):
-            return None
-        return Piece(self.index, text, tokens, self.reason, logprobs)
+        logprobs: tuple[Logprobs, ...] = ()
+        if self._logprobs:
+            logprobs = tuple(self._logprobs)
+            self._logprobs.clear()
+        if text or tokens or self.reason is not None:
+            deltas.append(TextDelta(self.index, text, tokens, logprobs, self.reason))

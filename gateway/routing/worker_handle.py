@@ -1,4 +1,4 @@
-"""One worker as the router sees it: its status, its counts, and the sequences it holds for the gateway."""
+"""The router's handle of one worker: its status, its counters, and its live sequences."""
 
 import asyncio
 from asyncio import TimerHandle
@@ -7,13 +7,13 @@ from enum import StrEnum
 
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from actors.supervision.worker_actor import WorkerRef
-from gateway.http.body_budget import HeldBody
+from gateway.body_budget import HeldBody
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.routing.circuit_breaker import Breaker, Circuit
 from gateway.routing.counters import Counters
 from gateway.routing.failure import FailureId
-from gateway.routing.failure_attribution import Standing, suspect
-from gateway.routing.sequence import Stream
+from gateway.routing.failure_attribution import Exemptions, suspect
+from gateway.routing.sequence import LiveSequence
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel, Submit
 from protocol.events import SILENT_S
@@ -22,7 +22,7 @@ CANCEL_RETRY_S = 0.02
 FULL_S = 0.25
 """Time until a worker that had no room for what another one lost is asked again, or until something ends on it."""
 STALLS = 4
-"""As many stalls as `Seat.stalled` sees make a hang."""
+"""As many stalls as `WorkerHandle.stalled` sees make a hang."""
 
 
 class Role(StrEnum):
@@ -32,22 +32,22 @@ class Role(StrEnum):
     STANDBY = "standby"
 
 
-class Seat:
-    """Owned by the router. `live` has the sequences by their number, in the order in which the worker got them."""
+class WorkerHandle:
+    """The handle of one worker. `live` has its sequences by number, in the order in which the worker got them."""
 
     def __init__(self, worker: WorkerRef, name: str, model: str, metrics: Metrics, role: Role = Role.ACTIVE) -> None:
         self.worker = worker
         self.name = name
         self.model = model
         self.role = role
-        """Changed by the roster alone."""
+        """Changed by the worker pool alone."""
         self.promotions = 0
         """How often it was made active."""
         self.breaker = Breaker()
-        self.standing = Standing()
+        self.exemptions = Exemptions()
         self.incarnation = worker.status.incarnation
         self.counters = Counters()
-        self.live: dict[int, Stream] = {}
+        self.live: dict[int, LiveSequence] = {}
         self.slots = 0
         """Of the worker that is there or was there last."""
         self.reached = 0
@@ -98,23 +98,23 @@ class Seat:
 
     @property
     def tries_suspect(self) -> bool:
-        """The worker may be about to die of one of its sequences, and whoever shares it would see a gap."""
+        """One of its sequences is a suspect: the worker may die of it, and the others would see a gap."""
         return any(map(suspect, self.live.values()))
 
-    def place(self, stream: Stream, submit: Submit) -> None:
+    def place(self, sequence: LiveSequence, submit: Submit) -> None:
         """The worker was sent a sequence under this number. It may have its body in a queue until it has answered, also
         when the sequence is cancelled meanwhile."""
-        self.live[submit.stream] = stream
-        self._unanswered[submit.stream] = stream.call.body.need()
+        self.live[submit.stream] = sequence
+        self._unanswered[submit.stream] = sequence.request.body.need()
 
     def answered(self, number: int) -> None:
         """The worker is done with a sequence of this number, if it was sent one."""
         if (body := self._unanswered.pop(number, None)) is not None:
             body.release()
 
-    def remove(self, stream: Stream) -> None:
+    def remove(self, sequence: LiveSequence) -> None:
         """A sequence is not the worker's any more; that may make room."""
-        del self.live[stream.submit.stream]
+        del self.live[sequence.submit.stream]
         self._full_until = 0.0
 
     @property
@@ -122,16 +122,15 @@ class Seat:
         """The last of its steps that failed; all rows of one fail together."""
         return self.incarnation, self.status.gauges.steps_failed
 
-    def pardon(self, failure: FailureId) -> None:
-        """A failure was put down to a request: it is not to count against the worker, within the bounds of its
-        standing."""
-        if not self.standing.pardons(failure):
+    def exempt(self, failure: FailureId) -> None:
+        """Do not count a failure that was attributed to a request, unless too many in a row were."""
+        if not self.exemptions.add(failure):
             return
         incarnation, step = failure
         if step is None:
             self.worker.exempt_nowait(incarnation)
         else:
-            self.breaker.pardon(failure)
+            self.breaker.exempt(failure)
 
     def fit(self, now: float) -> bool:
         """The worker can serve: it takes requests, and they do not keep failing. `now` is the loop's time."""
@@ -168,7 +167,7 @@ class Seat:
 
     def refresh(self, status: WorkerStatus) -> None:
         """Take over what a status says: the counts, and the labels once they are known."""
-        self.counters.saw(status.incarnation, status.gauges)
+        self.counters.add(status.incarnation, status.gauges)
         if status.hello is None:
             return
         self.slots = status.hello.slots
@@ -176,9 +175,9 @@ class Seat:
             self._backend = status.hello.backend
             self.observed = self._metrics.of(self.model, self._backend, self.name)
 
-    def cancel(self, streams: Iterable[Stream]) -> None:
+    def cancel(self, sequences: Iterable[LiveSequence]) -> None:
         """Post a cancel for each. A full link must not lose one, or a slot would compute for nobody: they go again."""
-        self._uncancelled.extend(Cancel(stream.submit.stream) for stream in streams)
+        self._uncancelled.extend(Cancel(sequence.submit.stream) for sequence in sequences)
         if self._retry is None:
             self._post_cancels()
 

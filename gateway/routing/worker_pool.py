@@ -1,12 +1,13 @@
-"""Which workers of a model take requests now, and which stand by. Owned by the router; everything is synchronous."""
+"""The workers of all models, and which of them are active or on standby. Owned by the router; synchronous."""
 
 from collections.abc import Callable, Hashable, Iterator
 
 import structlog
 
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
+from gateway.metrics import WorkerSample
 from gateway.routing.circuit_breaker import Circuit
-from gateway.routing.worker_handle import Role, Seat
+from gateway.routing.worker_handle import Role, WorkerHandle
 from protocol.commands import Stop
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished
@@ -14,124 +15,136 @@ from protocol.events import Event, Failed, Finished
 _log = structlog.get_logger("gateway.routing.worker_pool")
 
 
-class Roster:
-    """The seats by their worker's name, and their roles.
+class WorkerPool:
+    """The worker handles by name, and their roles.
 
-    A model has as many active seats as it was given, always; which seats they are follows from one rule: an active
-    worker that cannot serve and a standby that can change places. So a restarted worker becomes the next standby.
+    A model always has as many active workers as it was given. Which workers they are follows from one rule: an active
+    worker that cannot serve and a standby that can swap roles. So a restarted worker becomes the next standby.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._seats: dict[str, Seat] = {}
+        self._handles: dict[str, WorkerHandle] = {}
 
-    def __getitem__(self, worker: str) -> Seat:
-        return self._seats[worker]
+    def __getitem__(self, worker: str) -> WorkerHandle:
+        return self._handles[worker]
 
-    def find(self, worker: str) -> Seat | None:
+    def find(self, worker: str) -> WorkerHandle | None:
         """None for one that is not there, or no longer."""
-        return self._seats.get(worker)
+        return self._handles.get(worker)
 
-    def __iter__(self) -> Iterator[Seat]:
-        return iter(self._seats.values())
+    def __iter__(self) -> Iterator[WorkerHandle]:
+        return iter(self._handles.values())
 
-    def add(self, seat: Seat) -> None:
+    def add(self, handle: WorkerHandle) -> None:
         """Raises `ValueError` for a second worker of one name."""
-        if seat.name in self._seats:
-            raise ValueError(f"there is a worker {seat.name!r} already")
-        self._seats[seat.name] = seat
+        if handle.name in self._handles:
+            raise ValueError(f"there is a worker {handle.name!r} already")
+        self._handles[handle.name] = handle
 
     def remove(self, worker: str) -> None:
-        """Forget a worker, which has ended and stood by."""
-        del self._seats[worker]
+        """Remove a worker that has ended and was on standby."""
+        del self._handles[worker]
 
     def models(self) -> list[str]:
         """Names of the models, in the order in which they were added."""
-        return list(dict.fromkeys(seat.model for seat in self))
+        return list(dict.fromkeys(handle.model for handle in self))
 
-    def of(self, model: str) -> list[Seat]:
-        """All seats of a model, whatever their role and state."""
-        return [seat for seat in self if seat.model == model]
+    def of(self, model: str) -> list[WorkerHandle]:
+        """All workers of a model, whatever their role and state."""
+        return [handle for handle in self if handle.model == model]
 
-    def candidates(self, model: str) -> list[Seat]:
-        """Who may be given a request of this model now. First those with a free slot that try no suspect, then others
-        with a free slot, then the rest; the least loaded of each first, and those that may be lost soon last of all."""
+    def context(self, model: str) -> int | None:
+        """The tokens that a prompt and its answer may have together; None while no worker of the model reports it."""
+        hellos = [handle.status.hello for handle in self.of(model)]
+        return max((hello.context for hello in hellos if hello is not None), default=None)
+
+    def samples(self) -> list[WorkerSample]:
+        """Sample the workers, for a scrape."""
+        return [handle.sample() for handle in self]
+
+    def candidates(self, model: str) -> list[WorkerHandle]:
+        """The workers that may get a request of this model now. First those with a free slot and no suspect, then
+        others with a free slot, then the rest; the least loaded of each first, and those that may be lost soon last of
+        all."""
         self.promote(model)
         now = self._clock()
-        seats = [seat for seat in self.of(model) if seat.admits(now)]
-        return sorted(seats, key=lambda seat: (seat.doubtful(now), *_preference(seat), len(seat.live)))
+        handles = [handle for handle in self.of(model) if handle.admits(now)]
+        return sorted(handles, key=lambda handle: (handle.doubtful(now), *_preference(handle), len(handle.live)))
 
     def promote(self, model: str) -> None:
-        """Let active workers change places with standbys that are of more use, those first that are of none. One that
-        may be lost soon is still of more use than one that cannot serve at all."""
+        """Swap active workers with standbys that are more useful, the least useful first. A worker that may be lost
+        soon is still more useful than one that cannot serve at all."""
         now = self._clock()
-        use = {seat: seat.usefulness(now) for seat in self.of(model)}
-        standbys = sorted((seat for seat in use if seat.role is Role.STANDBY), key=use.__getitem__, reverse=True)
-        for seat in sorted((seat for seat in use if seat.role is Role.ACTIVE), key=use.__getitem__):
-            if standbys and use[standbys[0]] > use[seat]:
-                self.swap(seat, standbys.pop(0))
+        use = {handle: handle.usefulness(now) for handle in self.of(model)}
+        standbys = sorted((handle for handle in use if handle.role is Role.STANDBY), key=use.__getitem__, reverse=True)
+        for handle in sorted((handle for handle in use if handle.role is Role.ACTIVE), key=use.__getitem__):
+            if standbys and use[standbys[0]] > use[handle]:
+                self.swap(handle, standbys.pop(0))
 
-    def swap(self, active: Seat, standby: Seat) -> None:
-        """The standby takes the requests from now on. What lives on the other one is not touched."""
+    def swap(self, active: WorkerHandle, standby: WorkerHandle) -> None:
+        """Swap the roles: the standby gets the requests from now on. Live sequences stay where they are."""
         active.role, standby.role = Role.STANDBY, Role.ACTIVE
         standby.promotions += 1
         _log.info("standby_promoted", worker=standby.name, instead_of=active.name, model=active.model)
 
-    def heard(self, seat: Seat, event: Event) -> None:
-        """Note a sequence's end, for the worker's circuit. What was put down to the sequence does not count."""
+    def note_end(self, handle: WorkerHandle, event: Event) -> None:
+        """Note a sequence's end, for the worker's circuit. Failures that were attributed to the sequence do not
+        count."""
         if isinstance(event, Finished):
             if event.reason != "cancelled":  # which says nothing of how it would have ended
-                seat.breaker.succeeded()
+                handle.breaker.succeeded()
         elif isinstance(event, Failed) and event.code is ErrorCode.STEP:
-            if not seat.standing.pardoned(seat.failed_step):
-                self._failed(seat, seat.failed_step, event.text)
-        # An internal error is a defect that one request has found, and its neighbours have not.
-        elif isinstance(event, Failed) and event.code is ErrorCode.INTERNAL and not seat.standing.pardons(event.stream):
-            self._failed(seat, event.stream, event.text)
+            if handle.failed_step not in handle.exemptions:
+                self._failed(handle, handle.failed_step, event.text)
+        # An internal error is a bug that one request has triggered, and its neighbours have not.
+        elif isinstance(event, Failed) and event.code is ErrorCode.INTERNAL and not handle.exemptions.add(event.stream):
+            self._failed(handle, event.stream, event.text)
 
-    def _failed(self, seat: Seat, cause: Hashable, reason: str) -> None:
+    def _failed(self, handle: WorkerHandle, cause: Hashable, reason: str) -> None:
         now = self._clock()
-        before = seat.breaker.state(now)
-        seat.breaker.failed(now, cause)
-        if before is not Circuit.OPEN and seat.breaker.state(now) is Circuit.OPEN:
-            _log.warning("circuit_opened", worker=seat.name, model=seat.model, reason=reason)
-            self.promote(seat.model)
-            if seat.role is Role.STANDBY:
-                self._renew(seat)
+        before = handle.breaker.state(now)
+        handle.breaker.failed(now, cause)
+        if before is not Circuit.OPEN and handle.breaker.state(now) is Circuit.OPEN:
+            _log.warning("circuit_opened", worker=handle.name, model=handle.model, reason=reason)
+            self.promote(handle.model)
+            if handle.role is Role.STANDBY:
+                self._renew(handle)
 
-    def _renew(self, seat: Seat) -> None:
-        """One that fails its requests is no standby: it is to leave, and its supervisor starts it again."""
+    def _renew(self, handle: WorkerHandle) -> None:
+        """Stop a standby whose requests fail; its supervisor starts it again."""
         try:
-            seat.worker.send_nowait([Stop()])
+            handle.worker.send_nowait([Stop()])
         except WorkerUnavailable as error:
-            _log.info("stop_not_sent", worker=seat.name, reason=str(error))  # it is about to be lost anyway
+            _log.info("stop_not_sent", worker=handle.name, reason=str(error))  # it is about to be lost anyway
 
     def hopeless(self, model: str) -> str | None:
-        """Why no worker of this model will come back by itself, in words; None while one may."""
-        seats = self.of(model)
-        if not all(_is_out(seat.status) for seat in seats):
+        """Why no worker of this model will recover by itself, in words; None while one may."""
+        handles = self.of(model)
+        if not all(_is_out(handle.status) for handle in handles):
             return None
-        return "; ".join(f"worker {seat.name} is {_state(seat)}: {seat.status.reason}" for seat in seats)
+        return "; ".join(f"worker {handle.name} is {_state(handle)}: {handle.status.reason}" for handle in handles)
 
     def excuse(self, model: str) -> str:
-        """What to tell a client when `candidates` has none."""
+        """The error text for a client when there are no `candidates`."""
         if self.hopeless(model) is not None:
             return f"the workers of model {model!r} are out of service"
-        if any(seat.ready for seat in self.of(model)):
+        if any(handle.ready for handle in self.of(model)):
             return f"the requests of model {model!r} keep failing; its workers get a pause"
         return f"no worker of model {model!r} is ready"
 
 
-def _preference(seat: Seat) -> tuple[bool, bool]:
-    """The smaller, the better. Behind others in its queue nobody runs while a suspect is new."""
-    full = len(seat.live) >= seat.slots
-    return full, not full and seat.tries_suspect
+def _preference(handle: WorkerHandle) -> tuple[bool, bool]:
+    """The sort key of a candidate; the smaller, the better. A full worker starts no queued sequence beside a
+    suspect."""
+    full = len(handle.live) >= handle.slots
+    return full, not full and handle.tries_suspect
 
 
 def _is_out(status: WorkerStatus) -> bool:
-    """It was given up, or stopped; not one that has not been started yet."""
+    """The worker was given up, or stopped; false for one that has not been started yet."""
     return status.state is WorkerState.GIVEN_UP or (status.state is WorkerState.STOPPED and status.incarnation > 0)
 
 
-def _state(seat: Seat) -> str:
-    return seat.status.state.value.replace("_", " ")
+def _state(handle: WorkerHandle) -> str:
+    return handle.status.state.value.replace("_", " ")

@@ -1,22 +1,20 @@
-"""The last events of one stream, as they were sent, for a client that comes back."""
+"""The last events of one stream, as they were sent, for a client that resumes it."""
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
-
-EVENT_END = b"\n\n"
-"""No event has an empty line within: JSON escapes its line ends."""
 
 
 class EventsGone(Exception):
-    """Raised when events that are asked for are not kept any more."""
+    """Raised when events that a client needs are no longer kept."""
 
 
 class EventsUnknown(Exception):
-    """Raised for the number of an event that has never been."""
+    """Raised for the number of an event that has not been sent."""
 
 
 class EventLog:
-    """Events by their number, which begins at 1. Keeps the newest `bound` bytes of them; the oldest go first."""
+    """Events by their number, from 1. Keeps the newest `bound` bytes of them; the oldest are dropped first."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -26,12 +24,11 @@ class EventLog:
         self.last = 0
         """The number of the newest event."""
 
-    def append(self, chunk: bytes) -> None:
-        """Add whole events, one behind the other."""
-        events = [event + EVENT_END for event in chunk.split(EVENT_END)[:-1]]
+    def append(self, events: Sequence[bytes]) -> None:
+        """Add whole events."""
         self._events += events
         self.last += len(events)
-        self.size += len(chunk)
+        self.size += sum(map(len, events))
         while self.size > self._bound:
             self.size -= len(self._events.popleft())
 
@@ -42,5 +39,5 @@ class EventLog:
             raise EventsUnknown
         if count > len(self._events):
             raise EventsGone
-        # From the end, where the few that are asked for mostly are.
+        # From the end, where the requested ones mostly are.
         return b"".join(reversed([*islice(reversed(self._events), count)]))

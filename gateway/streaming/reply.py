@@ -1,73 +1,75 @@
-"""A streamed answer: its events in their order, whichever connection they go to."""
+"""A streamed answer: its events in order, whichever connection sends them."""
 
 import anyio
 import structlog
 
-from gateway.http.errors import ApiError, from_code
-from gateway.http.exchange import Exchange
-from gateway.openai.sse import WAITING, EventWriter
-from gateway.routing.plan import Form
-from gateway.routing.request_group import Call
-from gateway.routing.sequence import Failure
+from gateway.errors import INTERNAL_TEXT, RequestError
+from gateway.http.exchange import HttpExchange
+from gateway.routing.failure import SequenceFailure
+from gateway.routing.request_group import RequestGroup
 from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import AnswerHead, AnswerRenderer, EventRenderer
 from gateway.streaming.replay_buffer import EventLog
+from gateway.streaming.sse import is_sse
 from protocol.errors import ErrorCode
-
-DEFECT = "the gateway failed"
-"""All that a client is told of a defect; the log has the rest."""
 
 _log = structlog.get_logger("gateway.streaming.reply")
 
 
-def failure_error(failure: Failure, settings: GatewaySettings) -> ApiError:
-    """What a client is told of a failure."""
+def failure_error(failure: SequenceFailure, settings: GatewaySettings) -> RequestError:
+    """The error that a client gets for a failure."""
     if failure.code is ErrorCode.INTERNAL:
         _log.error("internal_failure", text=failure.text)
-    return from_code(failure.code, failure.text, param=failure.field, retry_after_s=settings.retry_after_s)
+    return RequestError(failure.code, failure.text, field=failure.field, retry_after_s=settings.retry_after_s)
 
 
-def let_go(call: Call) -> None:
-    """Cancel what still lives of a call, and log how it ended. Synchronous, for a `finally` under cancellation."""
-    outcome = "client_gone" if not call.ended else "answered" if call.failure is None else call.failure.code.value
-    call.cancel_nowait()
-    _log.info("request_ended", request=call.request, worker=call.worker, model=call.model, outcome=outcome)
+def close_request(group: RequestGroup) -> None:
+    """Cancel what still lives of a request, and log how it ended. Synchronous, for a `finally` under cancellation."""
+    outcome = "client_gone" if not group.ended else "answered" if group.failure is None else group.failure.code.value
+    group.cancel_nowait()
+    _log.info("request_ended", request=group.request_id, worker=group.worker, model=group.model, outcome=outcome)
 
 
-class Reply:
-    """The events of one call. One task at a time reads it. With a `log`, what was rendered can be sent again."""
+class StreamedReply:
+    """The events of one request. One task at a time reads it. With a `log`, rendered events can be sent again."""
 
     def __init__(
         self,
-        form: Form,
-        call: Call,
+        group: RequestGroup,
+        renderer: AnswerRenderer,
+        exchange: HttpExchange,
         settings: GatewaySettings,
-        *,
-        stream_id: str,
-        created: int,
         log: EventLog | None = None,
     ) -> None:
-        self.id = stream_id
-        """The `id` of the answer's chunks."""
-        self.call = call
+        """`exchange` is the one of the request; the reply may be sent over others later."""
+        self.id = renderer.answer_id(exchange.token)
+        """The id of the answer."""
+        self.group = group
         self.log = log
+        self.conventions = exchange.conventions
+        self.content_type = renderer.content_type
         self.over = False
         """The last event was rendered."""
-        self._form = form
         self._settings = settings
-        self._created = created
-        self._writer: EventWriter | None = None
+        self._created = exchange.created
+        self._renderer = renderer
+        self._events: EventRenderer | None = None
+        self._id_prefix = f"id: {self.id}-".encode() if is_sse(renderer.content_type) else b""
+        self._rendered = 0
+        """The number of the last event."""
 
-    async def send(self, exchange: Exchange, began: bool) -> None:
-        """Send what comes, to the end. Without `began` there was nothing yet, and the client is told so. Raises what
-        the connection raises, which says nothing of the answer."""
+    async def send(self, exchange: HttpExchange, began: bool) -> None:
+        """Send all events, to the end. Without `began` there is nothing to send yet, which a comment tells the client.
+        Raises what the connection raises; the reply is still intact then."""
         if not began:
             await self._wait(exchange)
         while not self.over:
             try:
                 chunk = self._render()
             except Exception:
-                # A defect of ours, after the 200: the client still gets a typed end, and the server logs it.
-                await exchange.events(self._end(from_code(ErrorCode.INTERNAL, DEFECT)), more=False)
+                # The status was 200: the client still gets an error event, and the server logs the exception.
+                chunk = self._end(self._opened().error(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT)))
+                await exchange.events(chunk, more=False)
                 raise
             if chunk:
                 await exchange.events(chunk, more=not self.over)
@@ -75,68 +77,61 @@ class Reply:
                 await self._wait(exchange)
 
     def close(self) -> None:
-        """Nobody reads it any more: let go of its call."""
+        """Cancel the request, as no client reads it any more."""
         self.over = True
-        let_go(self.call)
+        close_request(self.group)
 
     async def news(self) -> bool:
-        """Wait for something to send. False when none came for a while, because there is no worker."""
-        call = self.call
+        """Wait for something to send. False when nothing came for `waiting_comment_s` and there is no worker."""
+        group = self.group
         while True:
-            if not call.waiting:
-                if await call.wait():
+            if not group.waiting:
+                if await group.wait():
                     return True
                 continue
             with anyio.move_on_after(self._settings.waiting_comment_s) as interval:
-                if await call.wait():
+                if await group.wait():
                     return True
-            if interval.cancelled_caught and call.waiting:
+            if interval.cancelled_caught and group.waiting:
                 return False
 
-    async def _wait(self, exchange: Exchange) -> None:
-        """Comment on the wait until there is something to send."""
-        await exchange.events(WAITING)
+    async def _wait(self, exchange: HttpExchange) -> None:
+        """Send comments until there is something to send."""
+        await exchange.events(self._renderer.keep_alive)
         while not await self.news():
-            await exchange.events(WAITING)
+            await exchange.events(self._renderer.keep_alive)
 
     def _render(self) -> bytes:
-        """The events of what came since the last time, the final ones included."""
-        call, form, writer = self.call, self._form, self._opened()
-        # Read before taking: what comes after this look is in the next round.
-        ended = call.ended
-        chunk = writer.pieces(call.take(form.by_token))
-        if ended:
-            if call.failure is not None:
-                return self._end(failure_error(call.failure, self._settings), chunk)
-            if form.include_usage:
-                chunk += writer.usage(*call.usage(form.per_prompt), continued=call.continued)
-            return self._end(None, chunk)
-        if self.log is not None:
-            self.log.append(chunk)
-        return chunk
+        """Render what came since the last call, the last events included."""
+        group, renderer = self.group, self._events or self._opened()
+        # Read before taking: what comes later is in the next round.
+        ended = group.ended
+        events = renderer.deltas(group.take())
+        if not ended:
+            return self._keep(events)
+        if group.failure is not None:
+            return self._end(events + renderer.error(failure_error(group.failure, self._settings)))
+        return self._end(events + renderer.end(group.token_counts(), continued=group.continued))
 
-    def _end(self, error: ApiError | None, chunk: bytes = b"") -> bytes:
-        writer = self._opened()
-        if error is not None:
-            chunk += writer.error(error)
-        chunk += writer.done()
+    def _end(self, events: list[bytes]) -> bytes:
         self.over = True
-        if self.log is not None:
-            self.log.append(chunk)
-        return chunk
+        return self._keep(events)
 
-    def _opened(self) -> EventWriter:
-        """The writer, which needs to know what computes the answer."""
-        if self._writer is None:
-            form = self._form
-            self._writer = EventWriter(
-                chat=form.chat,
-                answer_id=self.id,
-                created=self._created,
-                model=self.call.model,
-                fingerprint=self.call.fingerprint,
-                include_usage=form.include_usage,
-                return_token_ids=form.return_token_ids,
-                logprobs=form.logprobs,
-            )
-        return self._writer
+    def _keep(self, events: list[bytes]) -> bytes:
+        """Number the next events, and log them where they may be sent again."""
+        prefix, first = self._id_prefix, self._rendered + 1
+        self._rendered += len(events)
+        if prefix and len(events) == 1:  # as it mostly is
+            events = [b"%s%d\n%s" % (prefix, first, events[0])]
+        elif prefix:
+            events = [b"%s%d\n%s" % (prefix, number, event) for number, event in enumerate(events, first)]
+        if self.log is not None:
+            self.log.append(events)
+        return b"".join(events)
+
+    def _opened(self) -> EventRenderer:
+        """The renderer of events, which is made when the config digest of the worker is known."""
+        if self._events is None:
+            head = AnswerHead(self.id, self._created, self.group.model, self.group.config_digest)
+            self._events = self._renderer.events(head)
+        return self._events

@@ -1,4 +1,4 @@
-"""Streams that outlive their client's connection, for as long as they were asked to."""
+"""Streams that are kept for a time after their client's connection has ended."""
 
 import asyncio
 from collections import Counter
@@ -10,39 +10,39 @@ from functools import partial
 import anyio
 import structlog
 
-from gateway.http.errors import ApiError, from_code, invalid
-from gateway.http.exchange import Exchange
+from gateway.errors import RefusalCode, RequestError, invalid
+from gateway.http.exchange import HttpExchange
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.streaming.replay_buffer import EventLog, EventsGone, EventsUnknown
-from gateway.streaming.reply import Reply
+from gateway.streaming.reply import StreamedReply
 from protocol.errors import ErrorCode
 
 _log = structlog.get_logger("gateway.streaming.resumable")
 
 
-class UnknownStream(ApiError):
-    """Raised for the id of no stream that is kept for this client."""
+class UnknownStream(RequestError):
+    """Raised when no stream of this id is kept for this client."""
 
     def __init__(self) -> None:
         text = "there is no such stream: it was not to be resumed, or it is too late, or it is another one's"
-        super().__init__(404, text, "stream_not_found", param="id")
+        super().__init__(RefusalCode.STREAM_NOT_FOUND, text, field="id")
 
 
-class State(StrEnum):
-    """Where a stream's client is."""
+class StreamState(StrEnum):
+    """State of a stream's client."""
 
     READ = "read"
-    """It reads."""
+    """A connection reads it."""
     DETACHED = "detached"
     """Its connection ended before the stream did."""
     DELIVERED = "delivered"
-    """Its connection took all, and then ended; whether the client got it nobody knows."""
+    """Its connection took all events, and then ended; whether the client has them is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """After which event a client wants to go on, and the field that says so."""
+class ResumePosition:
+    """The number of the event after which a client resumes, and the request field that has it."""
 
     number: int
     field: str
@@ -51,38 +51,38 @@ class Position:
 class Reader:
     """One connection that reads a stream. Its task reads within `scope`."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: HttpExchange) -> None:
         self.exchange = exchange
         self.scope = anyio.CancelScope()
         self.gone = anyio.Event()
-        """It has let go of the stream."""
-        self.farewell: ApiError | None = None
+        """It reads no more."""
+        self.eviction: RequestError | None = None
         """Why the stream was taken from it."""
 
-    def oust(self, why: ApiError) -> None:
+    def evict(self, why: RequestError) -> None:
         """Take the stream from it."""
-        self.farewell = self.farewell or why
+        self.eviction = self.eviction or why
         self.scope.cancel()
 
 
 class ResumableStream:
-    """One of them. Only `ResumableStreams` changes it."""
+    """One stream that is kept. Only `ResumableStreams` changes it."""
 
     __slots__ = ("log", "owner", "reader", "reply", "resume_s", "state", "timer")
 
-    def __init__(self, reply: Reply, log: EventLog, owner: bytes, resume_s: float, reader: Reader) -> None:
+    def __init__(self, reply: StreamedReply, log: EventLog, owner: bytes, resume_s: float, reader: Reader) -> None:
         self.reply = reply
         self.log = log
         self.owner = owner
-        """The key of the client that asked for it."""
+        """The API key of the client that asked for it."""
         self.resume_s = resume_s
         self.reader: Reader | None = reader
-        self.state: State | None = None
-        """None before it is kept and after it was let go."""
+        self.state: StreamState | None = None
+        """None before it is kept and after it was dropped."""
         self.timer: asyncio.TimerHandle | None = None
 
-    def after(self, position: "Position") -> bytes:
-        """The events after this one that were rendered so far. Raises `ApiError`."""
+    def after(self, position: "ResumePosition") -> bytes:
+        """The events after this position that were rendered so far. Raises `RequestError`."""
         try:
             return self.log.after(position.number)
         except EventsUnknown:
@@ -90,59 +90,61 @@ class ResumableStream:
             raise invalid(position.field, text) from None
         except EventsGone:
             text = f"the events after number {position.number} are no longer kept"
-            raise ApiError(410, text, "events_gone", param=position.field) from None
+            raise RequestError(RefusalCode.EVENTS_GONE, text, field=position.field) from None
 
 
 class ResumableStreams:
-    """All of them, by their id. Each is let go of exactly once: after `resume_s` seconds without a reader, when its
-    client says so, when it gives way to a new one, or at the end of the gateway.
+    """The kept streams by their ids. Each is dropped exactly once: after `resume_s` seconds without a reader, when its
+    client cancels it, when a new one replaces it, or at the end of the gateway.
 
-    There are at most `max_resumable_streams`. A new one takes the place of the oldest that was delivered; when there is
-    none, it is refused: what was promised is kept.
+    There are at most `max_resumable_streams`. A new one replaces the oldest that was delivered. When there is none, the
+    new one is refused: no stream is dropped that its client may still resume.
     """
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
         self._streams: dict[str, ResumableStream] = {}
-        self._counts: Counter[State] = Counter()
+        self._counts: Counter[StreamState] = Counter()
         self._changed = anyio.Event()
-        for state in State:
+        for state in StreamState:
             metrics.watch_streams(state, partial(self._counts.__getitem__, state))
 
     def check_room(self) -> None:
-        """Raises `ApiError` when there is no room for one more."""
+        """Raise `RequestError` when one more cannot be kept."""
         if len(self._streams) < self._settings.max_resumable_streams:
             return
-        if not self._counts[State.DELIVERED]:
+        if not self._counts[StreamState.DELIVERED]:
             text = "no more streams can be kept for clients that come back; without `resume_s` there may be room"
-            raise from_code(ErrorCode.OVERLOADED, text, retry_after_s=self._settings.retry_after_s)
+            raise RequestError(ErrorCode.OVERLOADED, text, retry_after_s=self._settings.retry_after_s)
 
     def new_log(self) -> EventLog:
-        """A log for a reply that is to be kept."""
+        """Make a log for a reply that is to be kept."""
         return EventLog(self._settings.resume_buffer_bytes)
 
-    def keep(self, reply: Reply, log: EventLog, owner: bytes, resume_s: float, reader: Reader) -> ResumableStream:
-        """Keep a new stream, whose client reads. `check_room` must have allowed it."""
+    def keep(
+        self, reply: StreamedReply, log: EventLog, owner: bytes, resume_s: float, reader: Reader
+    ) -> ResumableStream:
+        """Keep a new stream, which `reader` reads. `check_room` must have allowed it."""
         if len(self._streams) >= self._settings.max_resumable_streams:
-            self._let_go(next(each for each in self._streams.values() if each.state is State.DELIVERED), "")
+            self._drop(next(each for each in self._streams.values() if each.state is StreamState.DELIVERED), "")
         stream = ResumableStream(reply, log, owner, resume_s, reader)
         self._streams[reply.id] = stream
-        self._move(stream, State.READ)
+        self._move(stream, StreamState.READ)
         return stream
 
     def find(self, stream_id: str, owner: bytes) -> ResumableStream:
-        """The stream of this id and owner. Raises `UnknownStream`: whether another one's exists is not said."""
+        """The stream of this id and owner. Raises `UnknownStream`, whether or not another owner has such a stream."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.owner != owner:
             raise UnknownStream
         return stream
 
-    async def attach(self, stream: ResumableStream, reader: Reader, position: Position) -> bytes:
-        """Let this connection read on, and return what it has missed. The one that reads until now loses the stream:
-        mostly it is dead, and only its client knows. Raises `ApiError`."""
+    async def attach(self, stream: ResumableStream, reader: Reader, position: ResumePosition) -> bytes:
+        """Make this connection the reader, and return the events that it has missed. The present reader is evicted:
+        mostly its connection is dead, and only the client knows. Raises `RequestError`."""
         while stream.reader is not None:
-            stream.reader.oust(ApiError(409, "another connection picked this stream up", "stream_taken"))
+            stream.reader.evict(RequestError(RefusalCode.STREAM_TAKEN, "another connection picked this stream up"))
             await stream.reader.gone.wait()
         self.find(stream.reply.id, stream.owner)
         missed = stream.after(position)
@@ -150,14 +152,15 @@ class ResumableStreams:
             stream.timer.cancel()
         stream.reader = reader
         self._ended(stream, "resumed")
-        self._move(stream, State.READ)
-        _log.info("stream_resumed", request=stream.reply.call.request)
+        self._move(stream, StreamState.READ)
+        _log.info("stream_resumed", request=stream.reply.group.request_id)
         return missed
 
     async def read(
         self, stream: ResumableStream, reader: Reader, work: Callable[[anyio.CancelScope], Awaitable[None]]
     ) -> None:
-        """Do `work`, which sends the stream to this connection, until it ends, leaves, or loses the stream."""
+        """Run `work`, which sends the stream to this connection, until it ends, or the client leaves, or the reader is
+        evicted."""
         exchange = reader.exchange
 
         async def attended(scope: anyio.CancelScope) -> None:
@@ -166,8 +169,8 @@ class ResumableStreams:
                     await work(scope)
             finally:
                 self.release(stream)
-            if reader.farewell is not None and not exchange.sending:
-                await exchange.end(reader.farewell)
+            if reader.eviction is not None and not exchange.sending:
+                await exchange.end(reader.eviction)
 
         try:
             await exchange.attended(attended)
@@ -175,8 +178,8 @@ class ResumableStreams:
             exchange.close()
 
     def release(self, stream: ResumableStream) -> None:
-        """Its connection has ended. Synchronous: may be called under cancellation. A client that was never told the
-        stream's id cannot come back for it."""
+        """Detach the reader, whose connection has ended. Synchronous: may be called under cancellation. A stream whose
+        id was never sent is dropped, as its client cannot resume it."""
         reader, stream.reader = stream.reader, None
         if reader is None:
             return
@@ -184,48 +187,48 @@ class ResumableStreams:
         if stream.state is None:
             return
         if not reader.exchange.begun:
-            self._let_go(stream, "")
+            self._drop(stream, "")
             return
         delivered = stream.reply.over and reader.exchange.delivered
-        self._move(stream, State.DELIVERED if delivered else State.DETACHED)
+        self._move(stream, StreamState.DELIVERED if delivered else StreamState.DETACHED)
         loop = asyncio.get_running_loop()
-        stream.timer = loop.call_later(stream.resume_s, self._let_go, stream, "expired")
+        stream.timer = loop.call_later(stream.resume_s, self._drop, stream, "expired")
 
     def cancel(self, stream: ResumableStream) -> None:
-        """Its client does not want it any more."""
-        self._let_go(stream, "cancelled")
+        """Drop a stream, as its client asks."""
+        self._drop(stream, "cancelled")
 
     def close(self) -> None:
-        """Let go of all."""
+        """Drop all streams."""
         for stream in tuple(self._streams.values()):
-            self._let_go(stream, "closed")
+            self._drop(stream, "closed")
 
     async def settled(self) -> None:
-        """Until no client reads, and none is waited for that has not got all."""
-        while self._counts[State.READ] or self._counts[State.DETACHED]:
+        """Wait until every stream was delivered or dropped."""
+        while self._counts[StreamState.READ] or self._counts[StreamState.DETACHED]:
             await self._changed.wait()
 
     async def none_left(self) -> None:
-        """Until nothing is kept."""
+        """Wait until no stream is kept."""
         while self._streams:
             await self._changed.wait()
 
-    def _let_go(self, stream: ResumableStream, outcome: str) -> None:
+    def _drop(self, stream: ResumableStream, outcome: str) -> None:
         del self._streams[stream.reply.id]
         if stream.timer is not None:
             stream.timer.cancel()
         self._ended(stream, outcome)
         self._move(stream, None)
         if stream.reader is not None:
-            stream.reader.oust(ApiError(410, "the stream was cancelled", "stream_cancelled"))
+            stream.reader.evict(RequestError(RefusalCode.STREAM_CANCELLED, "the stream was cancelled"))
         stream.reply.close()
 
     def _ended(self, stream: ResumableStream, outcome: str) -> None:
         """Count how a detachment ended."""
-        if stream.state is State.DETACHED or outcome == "resumed":
-            self._metrics.detachment(stream.reply.call.model, outcome).inc()
+        if stream.state is StreamState.DETACHED or outcome == "resumed":
+            self._metrics.detachment(stream.reply.group.model, outcome).inc()
 
-    def _move(self, stream: ResumableStream, state: State | None) -> None:
+    def _move(self, stream: ResumableStream, state: StreamState | None) -> None:
         if stream.state is not None:
             self._counts[stream.state] -= 1
         if state is not None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
-pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
+pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
 
 import jax
 

@@ -28,9 +28,9 @@ def test_the_gateway_takes_each_of_them() -> None:
     decoder = RequestDecoder(GatewaySettings())
     for request in MIX:
         decode = decoder.chat if "messages" in request.body else decoder.completion
-        plan = decode(json.dumps(request.body).encode())
-        assert len(plan.choices) == request.choices
-        assert plan.form.stream == request.streaming
+        decoded = decode(json.dumps(request.body).encode()).request
+        assert len(decoded.sequences) == request.choices
+        assert decoded.output.stream == request.streaming
 
 
 @pytest.mark.parametrize("field", ["stop", "seed", "n", "stream", "ignore_eos", "frequency_penalty", "messages"])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("iree.compiler", reason="the IREE backend is not installed: pip install 'baton[iree]'")
-pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+pytest.importorskip("iree.compiler", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
+pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
 
 from cli import compile as compile_module
 from cli.compile import compile_model

@@ -70,7 +70,13 @@ def test_a_backend_that_never_answers_is_a_line_of_the_report(tmp_path: Path, mo
 def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGES, "iree", ("no_such_module", "no_such_package.module"))
     assert doctor.probe_backend("iree") == [
-        Probe("iree", "", False, "not installed: no_such_module, no_such_package.module", "pip install 'baton[iree]'")
+        Probe(
+            "iree",
+            "",
+            False,
+            "not installed: no_such_module, no_such_package.module",
+            "pip install 'baton-serve[iree]'",
+        )
     ]
 
 
@@ -79,7 +85,7 @@ def test_advice_is_printed_with_its_brackets(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setitem(PACKAGES, "iree", ("no_such_module",))
     output = io.StringIO()
     assert not doctor.examine(Settings(cache_dir=str(tmp_path)), Console(file=output, width=200))
-    assert "pip install 'baton[iree]'" in output.getvalue()
+    assert "pip install 'baton-serve[iree]'" in output.getvalue()
     assert "Nothing here can serve" in output.getvalue()
 
 

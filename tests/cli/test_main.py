@@ -4,12 +4,12 @@ import json
 import signal
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from baton_serve import __version__
 from cli.main import app
 from cli.settings import ENGINE, JOINING, MODEL, Settings, flag, of_panels
 from tests.checkpoints import make_checkpoint
@@ -26,7 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CliRunner:
 
 
 def test_the_version_is_the_packages(run: CliRunner) -> None:
-    assert run.invoke(app, ["--version"]).output == f"baton {metadata.version('baton')}\n"
+    assert run.invoke(app, ["--version"]).output == f"baton {__version__}\n"
 
 
 INTERRUPTED = """

@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import pytest
 
+from baton_serve.start import module_command
 from cli.model import ChosenModel, worker_spec
 from cli.options import CommandFailed
 from cli.serve import gateway_settings, like_command, log_level, run_server, worker_command, worker_launches
@@ -165,7 +166,8 @@ def test_a_worker_is_told_all_that_was_set() -> None:
     launches = worker_launches(settings, model)
     assert [(launch.name, launch.model) for launch in launches] == [("w0", "m"), ("w1", "m")]
     argv = launches[1].command("ipc:///x", 4)
-    assert argv[1:] == ["-P", "-m", "workers", "--endpoint", "ipc:///x", "--incarnation", "4", "--spec", argv[-1]]
+    given = ["--endpoint", "ipc:///x", "--incarnation", "4", "--spec", argv[-1]]
+    assert argv == module_command("workers", *given)
     spec = msgspec.json.decode(argv[-1], type=WorkerSpec)
     assert spec == worker_spec(settings, model, "w1", 2)
     assert (spec.name, spec.max_batch_size, spec.context, spec.max_queue, spec.step_tokens) == ("w1", 3, 99, 5, 7)

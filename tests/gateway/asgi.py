@@ -13,6 +13,9 @@ from starlette.types import ASGIApp, Message
 class Connection:
     """One request and what came of it. `leave` ends it as a client does that hangs up."""
 
+    unfinished = False
+    """More of the body is to come, and never does."""
+
     def __init__(
         self,
         app: ASGIApp,
@@ -35,8 +38,8 @@ class Connection:
         }
         self._send, self._receive = anyio.create_memory_object_stream[Message](8)
         content = b"" if body is None else json.dumps(body).encode()
-        self._send.send_nowait({"type": "http.request", "body": content, "more_body": False})
-        self._told = anyio.Event()
+        self._send.send_nowait({"type": "http.request", "body": content, "more_body": self.unfinished})
+        self._news = anyio.Event()
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
@@ -46,11 +49,11 @@ class Connection:
         self.stalled = False
         """The client takes nothing more."""
         self.broken = False
-        """The server cannot send any more, and says so as ASGI wants it: by an `OSError`."""
+        """The server cannot send any more, which ASGI reports by an `OSError`."""
 
     async def run(self) -> None:
         try:
-            await self._app(self._scope, self._receive.receive, self._heard)
+            await self._app(self._scope, self._receive.receive, self._receive_message)
         except* OSError:
             if not self.broken:
                 raise
@@ -59,7 +62,7 @@ class Connection:
             self._receive.close()
             self.ended.set()
 
-    async def _heard(self, message: Message) -> None:
+    async def _receive_message(self, message: Message) -> None:
         if self.stalled:
             await anyio.sleep_forever()
         if self.broken:
@@ -70,7 +73,7 @@ class Connection:
         else:
             self.body += message.get("body", b"")
             self.whole = not message.get("more_body", False)
-        self._told.set()
+        self._news.set()
         await anyio.lowlevel.checkpoint()  # as of a server, what is sent is on its way before it is awaited
 
     @property
@@ -85,8 +88,8 @@ class Connection:
     async def until(self, count: int) -> list[bytes]:
         """Until there are so many events."""
         while len(self.events) < count:
-            await self._told.wait()
-            self._told = anyio.Event()
+            await self._news.wait()
+            self._news = anyio.Event()
         return self.events
 
     async def leave(self) -> None:
@@ -95,17 +98,25 @@ class Connection:
         await self.ended.wait()
 
 
+class UnfinishedRequest(Connection):
+    """A client that never sends the end of its body."""
+
+    unfinished = True
+
+
 class Clients:
     """Opens connections to one app."""
 
     def __init__(self, app: ASGIApp, group: anyio.abc.TaskGroup) -> None:
-        self._app = app
+        self.app = app
         self._group = group
 
     def open(
         self, method: str, path: str, body: dict[str, Any] | None = None, /, *, query: str = "", **headers: str
     ) -> Connection:
-        connection = Connection(self._app, method, path, body, query=query, **headers)
+        return self.start(Connection(self.app, method, path, body, query=query, **headers))
+
+    def start(self, connection: Connection) -> Connection:
         self._group.start_soon(connection.run)
         return connection
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from actors.process.exit_cause import Origin
-from gateway.routing.request_group import Call
+from gateway.routing.sequence import LiveSequence
 from protocol.commands import Cancel, Command, Stop, Submit
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished, Gauges, Logprobs, Step
@@ -158,10 +158,9 @@ def undisturbed(submit: Submit) -> Answer:
     return Answer(text, tokens, finished.reason, usage.prompt_tokens, usage.completion_tokens, logprobs)
 
 
-def answer_of(call: Call, index: int, text: str) -> Answer:
+def answer_of(sequence: LiveSequence, text: str) -> Answer:
     """What the gateway has of a choice that ended well; its text was taken by the client."""
-    stream = call.streams[index]
-    assert stream.usage is not None
-    assert stream.reason is not None
-    usage = stream.usage
-    return Answer(text, tuple(stream.tokens), stream.reason, usage.prompt_tokens, usage.completion_tokens)
+    assert sequence.usage is not None
+    assert sequence.reason is not None
+    usage = sequence.usage
+    return Answer(text, tuple(sequence.tokens), sequence.reason, usage.prompt_tokens, usage.completion_tokens)

@@ -104,7 +104,7 @@ class FakeWorker(WorkerRef):
         return self.cancels
 
     def change(self, **changes: Any) -> None:
-        """A new status, told to the gateway."""
+        """Change the status, and notify the gateway."""
         self.status = replace(self.status, **changes)
         self.router.handle(WorkerChanged(self.status))
 

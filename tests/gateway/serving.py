@@ -43,7 +43,7 @@ class Served:
     @property
     def live(self) -> int:
         """Sequences that the gateway has open."""
-        return sum(len(seat.live) for seat in self.router.seats())
+        return sum(len(handle.live) for handle in self.router.handles())
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Let the loop turn until something holds; the test's time limit ends a wait in vain."""

@@ -87,7 +87,7 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
         ("/admin", "not found"),
     ],
 )
-async def test_a_path_that_is_no_route_is_told_which_there_are(path: str, meant: str) -> None:
+async def test_the_error_of_an_unknown_path_lists_the_routes(path: str, meant: str) -> None:
     async with serving() as served:
         response = await served.client.post(path, json={})
     assert response.status_code == 404
@@ -113,12 +113,12 @@ async def test_health_follows_progress_and_not_existence() -> None:
             assert broken.json()["given_up"] == (["w0"] if state is WorkerState.GIVEN_UP else [])
         worker.change(state=WorkerState.READY)
         for _ in range(TRIP_AFTER):
-            served.router.roster["w0"].breaker.failed(anyio.current_time())
+            served.router.pool["w0"].breaker.failed(anyio.current_time())
         failing = await client.get("/health/ready")
         assert (failing.status_code, failing.json()["models"]) == (503, {"tiny": False}), (
             "its requests would be refused"
         )
-        served.router.roster["w0"].breaker.succeeded()
+        served.router.pool["w0"].breaker.succeeded()
         assert (await client.get("/health/ready")).status_code == 200
         served.router.drain_nowait()
         drained = await client.get("/health/ready")

@@ -43,7 +43,7 @@ def full(value: int) -> Gauges:
 def test_counts_add_up_over_incarnations() -> None:
     counters = Counters()
     for incarnation, value, total in [(1, 5, 5), (1, 7, 7), (1, 6, 7), (2, 0, 7), (2, 3, 10), (1, 9, 10), (4, 1, 11)]:
-        counters.saw(incarnation, full(value))
+        counters.add(incarnation, full(value))
         assert {counters.total(name) for name in COUNTED} == {total}
 
 

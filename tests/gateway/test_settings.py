@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.settings import GatewaySettings, SettingsError
+from gateway.settings import GatewaySettings, GatewaySettingsError
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from gateway.settings import GatewaySettings, SettingsError
     ],
 )
 def test_a_setting_out_of_range_is_named(name: str, value: Any) -> None:
-    with pytest.raises(SettingsError, match=name if name != "max_streams_per_worker" else "max_"):
+    with pytest.raises(GatewaySettingsError, match=name if name != "max_streams_per_worker" else "max_"):
         GatewaySettings(**{name: value})
 
 

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.failure_attribution import CLEARED_AFTER
-from gateway.routing.request_group import Call
+from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from protocol.commands import Submit
@@ -27,9 +27,9 @@ class World:
     def __getitem__(self, name: str) -> FakeWorker:
         return self.workers[name]
 
-    def open(self, request: str = "r", **fields: Any) -> Call:
+    def open(self, request: str = "r", **fields: Any) -> RequestGroup:
         body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 100} | fields
-        return self.router.open(self.decoder.completion(json.dumps(body).encode()), request)
+        return self.router.open(self.decoder.completion(json.dumps(body).encode()).request, request)
 
     def replays(self) -> dict[tuple[str, str], float]:
         families = text_string_to_metric_families(self.router.metrics.render().decode())
@@ -50,12 +50,12 @@ def last(worker: FakeWorker) -> Submit:
     return worker.submits[-1]
 
 
-def number(call: Call, index: int = 0) -> int:
-    return call.streams[index].submit.stream
+def number(group: RequestGroup, index: int = 0) -> int:
+    return group.sequences[index].submit.stream
 
 
-def failure(call: Call) -> ErrorCode | None:
-    return call.failure.code if call.failure is not None else None
+def failure(group: RequestGroup) -> ErrorCode | None:
+    return group.failure.code if group.failure is not None else None
 
 
 def clear(worker: FakeWorker, submit: Submit) -> None:

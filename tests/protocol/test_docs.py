@@ -1,5 +1,6 @@
 """docs/protocol.md against the code: each frame, field, type, default, bound and code, none missing and none extra."""
 
+import ast
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 
 from protocol import bounds
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Gauges
+from protocol.events import Capabilities, Gauges
 from tests.protocol import vocabulary
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
+SERVICE = ROOT / "workers" / "process" / "service.py"
 SECTIONS = {
     title.strip(): body
     for title, body in re.findall(r"^###? ([^\n]+)\n(.*?)(?=^###? |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -52,6 +55,21 @@ def test_every_tag_and_meaning_is_on_the_page(struct: type[msgspec.Struct]) -> N
     tag = vocabulary.tag(struct)
     assert SECTIONS[struct.__name__].strip().startswith(f"Tag `{tag}`. ") == (tag is not None)
     assert all(meaning.endswith(".") for *_, meaning in rows(struct.__name__))
+
+
+def test_a_capability_is_set_by_workers_or_reserved() -> None:
+    """Those that are true by default hold for every worker."""
+    meanings = {name.strip("`"): meaning for name, *_, meaning in rows("Capabilities")}
+    defaults = {field.name: field.default for field in vocabulary.fields(Capabilities)}
+    calls = [
+        node
+        for node in ast.walk(ast.parse(SERVICE.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Capabilities"
+    ]
+    assert calls, "a worker states what it can do"
+    stated = {keyword.arg for call in calls for keyword in call.keywords}
+    for name, meaning in meanings.items():
+        assert meaning.startswith("Reserved: always false") == (name not in stated and not defaults[name]), name
 
 
 def test_durations_state_their_unit() -> None:

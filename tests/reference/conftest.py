@@ -1,4 +1,4 @@
-"""The independent implementation: Hugging Face transformers on torch, on the CPU in float32."""
+"""The reference implementation: Hugging Face transformers on torch, on the CPU in float32."""
 
 import json
 import shutil
@@ -39,20 +39,21 @@ PROMPT = tuple(map(int, np.random.default_rng(7).integers(3, 500, 107)))
 
 
 class Reference:
-    """One checkpoint in transformers, with eager attention: what the runners are compared with."""
+    """One checkpoint in transformers, with eager attention."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dtype: Any = None) -> None:
+        """`dtype` is one of torch's, float32 by default."""
         import torch
         from transformers import AutoModelForCausalLM
 
         self._torch = torch
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or torch.float32, attn_implementation="eager")
         self._model = model.eval()
 
     def logits(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         """float32 [len(tokens), vocab]."""
         with self._torch.no_grad():
-            logits: NDArray[np.float32] = self._model(self._torch.tensor([tokens])).logits[0].numpy()
+            logits: NDArray[np.float32] = self._model(self._torch.tensor([tokens])).logits[0].float().numpy()
         return logits
 
     def log_likelihoods(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
@@ -71,7 +72,7 @@ class Reference:
 
 
 def dequantize(path: Path, target: Path) -> Path:
-    """The same checkpoint with plain weights, for an implementation that does not know the quantized format."""
+    """Write the checkpoint with plain weights, for an implementation without the quantized format."""
     target.mkdir()
     for file in path.iterdir():
         if file.suffix != ".safetensors":
@@ -83,14 +84,17 @@ def dequantize(path: Path, target: Path) -> Path:
     return target
 
 
-def load_runner(backend: str, path: Path, cache_dir: Path, context: int = CONTEXT, *, score: bool = False) -> Runner:
-    """The backend's runner in float32 on the CPU; skips when the backend is not installed.
+def load_runner(
+    backend: str, path: Path, cache_dir: Path, context: int = CONTEXT, *, score: bool = False, dtype: str = "float32"
+) -> Runner:
+    """The backend's runner on the CPU; skips when the backend is not installed. "generic" is IREE's with the
+    graphs of GPUs.
 
     IREE's has the fewest graphs that serve everything, and with `score` the one that scores. Nothing comes in the
     background: which graphs a test meets would depend on how fast they are compiled.
     """
     options: dict[str, Any] = {
-        "dtype": "float32",
+        "dtype": dtype,
         "slots": SLOTS,
         "context": context,
         "cache_dir": cache_dir,
@@ -99,16 +103,18 @@ def load_runner(backend: str, path: Path, cache_dir: Path, context: int = CONTEX
     }
     config = ModelConfig.from_dir(path)
     if backend == "mlx":
-        pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton[mlx]'")
+        pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
         from workers.mlx.runner import MlxRunner
 
         return MlxRunner.load(path, config, device="cpu", **options)
-    pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+    pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
     from tests.compiling import compiling_here
+    from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
     from workers.iree.runner import IreeRunner
 
     with compiling_here():
-        runner = IreeRunner.load(path, config, device="local-task", background=False, **options)
+        device = GENERIC_DEVICE if backend == "generic" else DEFAULT_DEVICE
+        runner = IreeRunner.load(path, config, device=device, background=False, **options)
         if score:
             runner.graphs.open([(f"score_{runner.graphs.builder.plan.score_chunk}",)], 1, options["progress"])
     return runner

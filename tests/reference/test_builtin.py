@@ -1,4 +1,4 @@
-"""The shipped models in transformers: their files are in the layout that others read, and mean the same there."""
+"""The shipped models in transformers: other programs read their files with the same result."""
 
 from collections.abc import Callable
 from pathlib import Path

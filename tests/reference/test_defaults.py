@@ -1,4 +1,4 @@
-"""What config.json leaves out is read as transformers reads it."""
+"""Defaults: fields that config.json leaves out have the values that transformers gives them."""
 
 import copy
 import json

@@ -1,4 +1,7 @@
-"""Every family on both runners against transformers, with few and small graphs: one chunk and one row a step."""
+"""Every family on both runners against transformers, with few and small graphs: one chunk and one row a step.
+
+A family of `tests.families` that neither these cases nor those of `test_logits` name is tested with `DEEPER` layers.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,8 @@ import pytest
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.drawn import drawn
+from tests.families import FAMILIES
+from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
 from workers.engine.runner import Chunk, Draw, Row
 
@@ -34,15 +39,24 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3_text": {"family": "gemma3_text", "hidden": 80, "fields": {"sliding_window": 9}},
+    "granite": {"family": "granite", "tied": False},
+    "granite-4-bit": {"family": "granite", "quantized_bits": 4},
+    "granite-8-bit": {"family": "granite", "quantized_bits": 8, "group_size": 64},
     "qwen3_moe": {"family": "qwen3_moe", "tied": False},
     "mixtral": {"family": "mixtral", "tied": False},
     "mixtral-4-bit": {"family": "mixtral", "tied": False, "quantized_bits": 4},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
-Gemma 3's width is no number that bfloat16 has."""
+Gemma 3's width is not exact in bfloat16."""
+DEEPER = 4
+"""Layers enough that greedy tokens do not repeat the last one, whatever a family does with its embeddings."""
+NAMED = {case["family"] for case in (*CASES.values(), *conftest.CASES.values())}
+CASES |= {family: {"family": family, "layers": DEEPER} for family in FAMILIES if family not in NAMED}
 KNOWN = {("iree", "seed_oss")}
 """Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
-PAIRS = [(backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in KNOWN]
+PLAIN = ("generic", "granite")
+"""Multipliers in the graphs that GPUs run, which other operations make."""
+PAIRS = [*((backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in KNOWN), PLAIN]
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)

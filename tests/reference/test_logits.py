@@ -44,7 +44,7 @@ def test_prefill_across_chunk_boundaries(pair: Pair) -> None:
 
 @pytest.mark.parametrize("chunks", [(5,), (60,), (32, 32, 7), (1, 33)], ids=str)
 def test_decode(pair: Pair, chunks: tuple[int, ...]) -> None:
-    """Greedy tokens after a prompt in one or more chunks, then the logits over the rows that all this wrote.
+    """Greedy tokens after a prompt in one or more chunks, then the logits over the rows that were written.
 
     All but the first pass position 64, where llama3 RoPE begins to differ.
     """

@@ -24,7 +24,7 @@ def test_tokens(pair: Pair) -> None:
 
 
 def test_text(pair: Pair, checkpoints: dict[str, Path], references: dict[str, Reference]) -> None:
-    """From text on, with the tokenizer of transformers on the other side."""
+    """Score text, beside the tokenizer of transformers."""
     from transformers import AutoTokenizer
 
     path = next(checkpoints[name] for name, reference in references.items() if reference is pair.reference)

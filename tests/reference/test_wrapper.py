@@ -1,4 +1,4 @@
-"""A model that transformers saves with its eyes: its language model alone, against all of it given text."""
+"""A multimodal model saved by transformers: its language model here, against the whole model with text."""
 
 from pathlib import Path
 from typing import Any

@@ -1,1 +1,1 @@
-"""Checkpoints on disk: tensors, quantization configs, architectures."""
+"""Checkpoints on disk: tensors, quantization formats, architectures."""

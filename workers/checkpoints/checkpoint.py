@@ -1,4 +1,4 @@
-"""A checkpoint directory in Hugging Face layout: where it is found, its tensors, and what tells it from another."""
+"""A checkpoint directory in Hugging Face layout: how it is found, its tensors, and its digest."""
 
 import hashlib
 import json
@@ -24,18 +24,17 @@ __all__ = [
 ]
 
 OTHER_FORMATS = ["consolidated*", "*/*"]
-"""Files of a hub model that hold its weights again, for other programs."""
+"""Files of a hub model with the same weights for other programs."""
 _DIGEST_EDGE = 1 << 20
 _SAMPLES, _SAMPLE = 256, 4096
-"""Of a weight file between its edges: the matrices of a model are longer than what lies between two samples."""
+"""Number and bytes of the samples of a weight file between its ends, closer together than a matrix is long."""
 
 
 def open_weights(path: Path) -> Weights:
-    """The tensors of `path` by their Hugging Face names, read when asked for; quantized ones are dequantized.
+    """Open the tensors of `path` by their Hugging Face names; they are read, and dequantized, on access.
 
-    Of a model of more than text they are its language model's, named as if it were by itself.
-
-    Raises `CheckpointError` for a missing or damaged file and for a tensor type that is not supported.
+    Of a multimodal model they are the language model's, under the names that they have there. Raises `CheckpointError`
+    for a missing or damaged file and for a tensor type that is not supported.
     """
     fields, wrapper = unwrap(Fields.read(path / "config.json"))
     quantization = parse_quantization(fields.file, fields.values)
@@ -43,10 +42,10 @@ def open_weights(path: Path) -> Weights:
 
 
 def config_digest(path: Path) -> str:
-    """32 hex digits that two directories share when they hold the same model: descriptions, tokenizer and weights.
+    """Digest of a model, 32 hexadecimal digits: equal where descriptions, tokenizer and weights are.
 
-    Weight files count with their size, their first and last MiB (names and shapes), and samples of all between, where
-    a model that was trained further differs from what it was: a whole read would take longer than loading it.
+    Of weight files it covers the size, the first and last MiB (names and shapes), and samples between, which differ
+    when a model is trained further. Reading a file whole would take longer than loading it.
     """
     digest = hashlib.sha256()
     for file in sorted(path.iterdir()):
@@ -67,7 +66,7 @@ def config_digest(path: Path) -> str:
 
 
 def same_text(one: Path, other: Path) -> bool:
-    """Whether every token is the same text in two checkpoints: only then can one go on with what the other began.
+    """Whether every token is the same text in two checkpoints, so that one can continue a stream of the other.
 
     Raises `CheckpointError` for a tokenizer that cannot be read.
     """
@@ -75,7 +74,7 @@ def same_text(one: Path, other: Path) -> bool:
 
 
 def _texts(path: Path) -> object:
-    """All that decides the text of a token; None without a tokenizer."""
+    """Everything that decides the text of a token; None without a tokenizer."""
     file = path / "tokenizer.json"
     if not file.exists():
         return None
@@ -87,9 +86,9 @@ def _texts(path: Path) -> object:
 
 
 def resolve_model(path_or_hub_id: str) -> Path:
-    """A local directory as it is; anything else is fetched from the Hugging Face hub (or found in its cache).
+    """Return a local directory as it is, and fetch anything else from the Hugging Face hub, or find it in its cache.
 
-    Raises `CheckpointError` with a sentence for people when it is neither or the hub cannot be reached.
+    Raises `CheckpointError` when it is neither, or when the hub cannot be reached.
     """
     local = Path(path_or_hub_id).expanduser()
     if path_or_hub_id and local.is_dir():

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's JSON files, and the error that names what is wrong in one."""
+"""JSON files of a checkpoint, and the error that names the file and the field."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,15 @@ from typing import Any
 from workers.errors import LoadRefused
 
 MAX_JSON_BYTES = 64 << 20
-"""A shard index of a very large model is a few MiB; anything above this is not a model's description."""
+"""Above any real file: the shard index of a very large model has a few MiB."""
 
 A_MODEL = "a model is a directory in Hugging Face layout, with config.json and safetensors"
-"""For those who gave something else."""
+"""The hint in errors about something else."""
 
 
 class CheckpointError(LoadRefused):
-    """A checkpoint cannot be used: the file, the field or tensor, and why. Raised before anything is computed."""
+    """Raised for a checkpoint that cannot be used, before anything is computed. The text names the file and the field
+    or tensor."""
 
     def __init__(self, file: Path | str, field: str, problem: str) -> None:
         self.file = str(file)
@@ -25,7 +26,7 @@ class CheckpointError(LoadRefused):
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file, or `CheckpointError`."""
+    """Read a JSON object from a file. Raises `CheckpointError`."""
     try:
         size = file.stat().st_size
         if size > MAX_JSON_BYTES:

@@ -1,4 +1,4 @@
-"""What config.json says of a quantized checkpoint, and its tensors taken apart accordingly: MLX, GPTQ and AWQ."""
+"""Quantization in config.json, and the tensors that it describes: MLX, GPTQ and AWQ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,32 +18,32 @@ PARTS: Mapping[Method, tuple[str, ...]] = {
     "gptq": (".qweight", ".scales", ".qzeros", ".g_idx"),
     "awq": (".qweight", ".scales", ".qzeros"),
 }
-"""The tensors that a matrix is kept in, its integers first."""
+"""Endings of the tensors that a quantized matrix is stored in, its integers first."""
 NUMBERS = frozenset({".scales", ".biases"})
-"""Those that are no integers."""
+"""Endings of tensors with floating-point numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A group of `group_size` inputs shares one scale and one zero or bias."""
+    """The quantization of a checkpoint: a group of inputs shares one scale and one zero or bias."""
 
     group_size: int
-    """-1 is all inputs."""
+    """Inputs of a group; -1 is all."""
     bits: int
     overrides: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """(group_size, bits) of the modules that differ, by module name."""
+    """(group_size, bits) of modules that differ, by module name."""
     method: Method = "mlx"
     symmetric: bool = False
-    """GPTQ and AWQ: every zero is the middle of the levels."""
+    """Whether every zero is the middle of the levels (GPTQ and AWQ)."""
     zero_offset: int = 0
-    """GPTQ: what was taken off the zeros before they were packed."""
+    """Offset that was subtracted from the zeros before they were packed (GPTQ)."""
 
     def of(self, module: str) -> tuple[int, int]:
         return self.overrides.get(module, (self.group_size, self.bits))
 
     @property
     def widths(self) -> str:
-        """`int4`, or `int4+int8` where modules differ."""
+        """Name of the widths: `int4`, or `int4+int8` where modules differ."""
         return "+".join(f"int{bits}" for bits in sorted({self.bits, *(bits for _, bits in self.overrides.values())}))
 
     @property
@@ -52,11 +52,11 @@ class Quantization:
 
     @property
     def packed(self) -> str:
-        """What the name of a tensor of packed integers ends with; with MLX a name that only quantized modules have."""
+        """Ending of the tensors of packed integers; for MLX an ending that only quantized modules have."""
         return ".scales" if self.method == "mlx" else ".qweight"
 
     def format(self, module: str, packed: tuple[int, ...], scales: ScaleType) -> GroupFormat:
-        """The format of a module whose `packed` tensor has this shape and whose scales have this type."""
+        """Format of a module whose `packed` tensor has this shape and whose scales have this type."""
         group, bits = self.of(module)
         zero: Zero = "bias" if self.method == "mlx" else "middle" if self.symmetric else "level"
         if group == -1:
@@ -64,8 +64,9 @@ class Quantization:
         return GroupFormat(bits, group, zero, scales)
 
     def unpack(self, parts: Mapping[str, NDArray[Any]], format: GroupFormat) -> Quantized:
-        """A matrix of the tensors in `parts`, by their endings. Raises ValueError for what does not fit together and
-        KeyError for what is missing.
+        """Make a matrix of the tensors in `parts`, by their endings.
+
+        Raises ValueError for tensors that do not fit together and KeyError for a missing one.
         """
         if self.method == "mlx":
             return from_mlx(parts[".weight"], parts[".scales"], parts[".biases"], format)
@@ -80,9 +81,9 @@ class Quantization:
 
 
 def parse_quantization(file: Path, config: Mapping[str, Any]) -> Quantization | None:
-    """The `quantization` that MLX writes into config.json or the `quantization_config` of GPTQ and AWQ.
+    """Read the `quantization` of MLX or the `quantization_config` of GPTQ and AWQ; None where there is neither.
 
-    Every other scheme is refused by name with a `CheckpointError`.
+    Raises `CheckpointError` with the name of any other scheme.
     """
     plan = config.get("quantization") or config.get("quantization_config")
     if plan is None:
@@ -107,7 +108,7 @@ def _mlx(file: Path, where: str, plan: Mapping[str, Any]) -> Quantization:
 
 
 def _affine(file: Path, where: str, plan: Mapping[str, Any]) -> tuple[int, int]:
-    """(group_size, bits) of MLX's affine mode, of the model or of one module."""
+    """Read (group_size, bits) of MLX's affine mode, of the model or of one module."""
     mode = plan.get("mode", "affine")
     if mode != "affine":
         raise CheckpointError(file, f"{where}.mode", f"{mode!r} is not supported, only 'affine'")

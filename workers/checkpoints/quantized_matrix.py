@@ -1,7 +1,7 @@
-"""Quantized matrices: a group of neighbouring inputs of one output shares a scale, and each weight is a small integer.
+"""Quantized matrices: each weight is a level, an integer from 0 on, and a group of inputs of one output shares a scale.
 
-All of the formats that are read (MLX's, GPTQ's, AWQ's) and made here are one: `scale * (level - zero)` or
-`scale * level + bias`, with levels from 0 on. They differ in how the integers are packed, which is undone here.
+All formats that are read here (MLX's, GPTQ's, AWQ's) or made here compute a weight as `scale * (level - zero)` or
+`scale * level + bias`. They differ in the packing of the levels, which is undone here.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Zero = Literal["middle", "level", "bias"]
-"""What is taken for a weight of level 0: the middle of the levels, a level of each group, or a bias of each group."""
+"""The zero point: the middle of the levels, a level per group, or a bias per group (the weight of level 0)."""
 ScaleType = Literal["float16", "bfloat16", "float32"]
 
 SCALE_TYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where AutoAWQ's GEMM format keeps each of eight neighbouring outputs in a word."""
+"""Positions of eight neighbouring outputs in a word of AutoAWQ's GEMM format."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFormat:
-    """How the weights of a matrix are told from its levels."""
+    """The format of a quantized matrix."""
 
     bits: int
-    """Of a level."""
+    """Bits of a level."""
     group: int
     """Inputs that share a scale."""
     zero: Zero
@@ -38,31 +38,31 @@ class GroupFormat:
 
     @property
     def bits_per_weight(self) -> float:
-        """Scales and zeros included."""
+        """Bits of a weight, scales and zeros included."""
         return self.bits + 8 * self.entries * self.scale_size / self.group
 
     @property
     def scale_size(self) -> int:
-        """Bytes of one number of the scales' type."""
+        """Bytes of one number of the type of the scales."""
         return int(np.dtype(SCALE_TYPES[self.scales]).itemsize)
 
     @property
     def entries(self) -> int:
-        """Numbers of the scales' type that a group has."""
+        """Numbers of the type of the scales in a group."""
         return 1 if self.zero == "middle" else 2
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """One matrix of `outputs` rows and `inputs` columns."""
+    """One quantized matrix of `outputs` rows and `inputs` columns."""
 
     format: GroupFormat
     levels: NDArray[np.uint8]
-    """[outputs, inputs], each below 2^bits."""
+    """Levels [outputs, inputs], each below 2^bits."""
     scales: NDArray[Any]
-    """[outputs, inputs / group]."""
+    """Scales [outputs, inputs / group]."""
     zeros: NDArray[Any] | None
-    """Of the scales' shape and type: levels or biases; None where the format's zero is the middle."""
+    """Zeros or biases, with the shape and type of the scales; None where the format's zero is the middle."""
 
     def __post_init__(self) -> None:
         outputs, inputs = self.levels.shape
@@ -72,7 +72,7 @@ class Quantized:
             raise ValueError(f"scales and zeros of {shapes} do not fit {self.levels.shape} weights")
 
     def dequantize(self) -> NDArray[np.float32]:
-        """The weights, float32 [outputs, inputs]."""
+        """Compute the weights, float32 [outputs, inputs]."""
         outputs, inputs = self.levels.shape
         groups = self.levels.reshape(outputs, -1, self.format.group).astype(np.float32)
         scales = self.scales.astype(np.float32)[:, :, None]
@@ -87,11 +87,11 @@ class Quantized:
 
 
 def quantize(weights: NDArray[Any], format: GroupFormat) -> Quantized:
-    """The nearest levels for weights [outputs, inputs]; `inputs` must be a multiple of the group.
+    """Quantize weights [outputs, inputs] to the nearest levels; `inputs` must be a multiple of the group.
 
-    With the zero in the middle the largest weight of a group lies on the last level that both signs have; with a
-    bias the smallest and the largest weight lie on the first and the last level. Scales are rounded to their type
-    first, so that levels make up for it.
+    With the zero in the middle, the largest magnitude of a group gets the last level that both signs have. With a bias,
+    the smallest and the largest weight get the first and the last level. Scales are rounded to their type first, and
+    levels are chosen for the rounded scale.
     """
     outputs, inputs = weights.shape
     groups = weights.astype(np.float32).reshape(outputs, -1, format.group)
@@ -117,7 +117,7 @@ def quantize(weights: NDArray[Any], format: GroupFormat) -> Quantized:
 
 
 def unpack_words(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """Integers of `bits` bits, one after the other from the lowest bit of the first word on: [..., words] of 32 bits
+    """Unpack integers of `bits` bits, from the lowest bit of the first word on: [..., words] of 32 bits
     -> [..., words * 32 / bits]."""
     words = np.ascontiguousarray(words)
     if 32 % bits:  # some lie across two words
@@ -130,15 +130,17 @@ def unpack_words(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
 
 
 def from_mlx(words: NDArray[Any], scales: NDArray[Any], biases: NDArray[Any], format: GroupFormat) -> Quantized:
-    """MLX's affine mode: words [outputs, inputs * bits / 32], scales and biases [outputs, groups]."""
+    """Read MLX's affine mode: words [outputs, inputs * bits / 32], scales and biases [outputs, groups]."""
     return Quantized(format, unpack_words(words, format.bits), scales, biases)
 
 
 def from_gptq(
     words: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any], format: GroupFormat, *, zero_offset: int
 ) -> Quantized:
-    """AutoGPTQ's: words [inputs * bits / 32, outputs] packed along the inputs, scales [groups, outputs], zeros
-    [groups, outputs * bits / 32]. `zero_offset` is what its first version took off the zeros, 1, or 0.
+    """Read AutoGPTQ's format: words [inputs * bits / 32, outputs] packed along the inputs, scales [groups, outputs],
+    zeros [groups, outputs * bits / 32].
+
+    `zero_offset` was subtracted from the zeros: 1 in the first version of the format, else 0.
     """
     levels = unpack_words(words.T, format.bits)
     level = unpack_words(zeros, format.bits).T.astype(np.int32) + zero_offset
@@ -146,7 +148,7 @@ def from_gptq(
 
 
 def from_awq(words: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any], format: GroupFormat) -> Quantized:
-    """AutoAWQ's GEMM format: words [inputs, outputs * bits / 32], scales [groups, outputs], zeros
+    """Read AutoAWQ's GEMM format: words [inputs, outputs * bits / 32], scales [groups, outputs], zeros
     [groups, outputs * bits / 32]; the eight outputs of a word are interleaved.
     """
     levels, level = (_interleaved(unpack_words(each, format.bits)) for each in (words, zeros))
@@ -161,7 +163,7 @@ def _interleaved(fields: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _with_zeros(
     format: GroupFormat, levels: NDArray[np.uint8], scales: NDArray[Any], zeros: NDArray[np.int32]
 ) -> Quantized:
-    """Levels with zeros that are levels. Raises ValueError where the format says that all are in the middle."""
+    """Make a matrix whose zeros are levels. Raises ValueError for a symmetric format with a zero off the middle."""
     scales = np.ascontiguousarray(scales.T)
     if format.zero == "middle":
         if (zeros != format.middle).any():

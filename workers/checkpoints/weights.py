@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint in safetensors files: one or sharded, plain or quantized, read when asked for."""
+"""The tensors of a checkpoint in safetensors files, one or sharded, plain or quantized, read on access."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,28 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from workers.checkpoints.architectures.wrapper import Wrapper, by_itself
+from workers.checkpoints.architectures.wrapper import Wrapper, name_inside
 from workers.checkpoints.json_files import A_MODEL, CheckpointError, read_json
 from workers.checkpoints.quantization_config import NUMBERS, Quantization
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, ScaleType
 
 FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-"""safetensors' names of the types that weights have."""
+"""Types of weights by safetensors' names."""
 WORDS = {"U32": np.dtype(np.uint32), "I32": np.dtype(np.int32)}
-"""Of what the integers of quantized matrices are packed in."""
+"""Types that hold the packed integers of quantized matrices, by safetensors' names."""
 OTHER_FORMATS = ("*.safetensors", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5", "*.msgpack", "*.onnx")
-"""Weights that are not read, to be named where there are no others."""
+"""Patterns of weight files that are not read, to be named in an error."""
 SCALES: Mapping[str, ScaleType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
+"""Types of scales by safetensors' names."""
 
 MAX_EXPERTS = 4096
-"""Of one stack: each has a name here."""
+"""Experts in one stack: each gets a name here."""
 _STACK = re.compile(r"(.+\.)switch_mlp\.(gate_proj|up_proj|down_proj)")
 _MIXTRAL: Mapping[str, str] = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
 def expert_module(stack: str, expert: int) -> str | None:
-    """What one expert's matrix is called of those that MLX keeps as one tensor; None for what is no such stack.
+    """The name of one expert's matrix in a stack, in which MLX keeps those of all experts; None for another module.
 
     `a.mlp.switch_mlp.up_proj`, 3 -> `a.mlp.experts.3.up_proj`; Mixtral has names of its own (mlx_lm's `sanitize`).
     """
@@ -44,28 +44,28 @@ def expert_module(stack: str, expert: int) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a matrix is kept that has no tensor under its own name."""
+class _StoredMatrix:
+    """The module in which a matrix is stored that has no tensor under its own name."""
 
     module: str
     expert: int | None
-    """Of a stack."""
+    """The index in a stack of experts."""
 
 
 class Weights(Mapping[str, NDArray[Any]]):
-    """Name -> array; each access reads the file again, so that a big model never lies in memory twice.
+    """A mapping of names to arrays. Each access reads the file, so that a large model is never in memory twice.
 
-    A quantized tensor appears under its `.weight` name, dequantized to its scales' type, and stacked experts one by
-    one under their own; the tensors that they are kept in are hidden.
+    A quantized tensor appears under its `.weight` name, dequantized to the type of its scales, and stacked experts one
+    by one under their own names; the tensors that store them are hidden.
     """
 
     def __init__(self, directory: Path, quantization: Quantization | None, wrapper: Wrapper | None = None) -> None:
-        """Of a `wrapper` the tensors are those of its language model, under the names that it has by itself."""
+        """With a `wrapper`, the tensors are those of its language model, under the names that they have there."""
         self.directory = directory
         self._wrapper = wrapper
         self._quantization = quantization
         self._stored: dict[str, str] = {}
-        """The names in the files, where they are others."""
+        """The names in the files, where they differ."""
         self._files: dict[str, Any] = {}
         self._where = self._locate()
         packed = quantization.packed if quantization else ".scales"
@@ -73,15 +73,15 @@ class Weights(Mapping[str, NDArray[Any]]):
         if modules and quantization is None:
             raise CheckpointError(directory / "config.json", "quantization", "is missing, yet tensors have `.scales`")
         self._quantized = frozenset(modules)
-        self._places = dict(self._find_places())
+        self._stored_matrices = dict(self._find_stored_matrices())
         parts = quantization.parts if quantization else ()
         hidden = {module + part for module in modules for part in parts}
-        hidden |= {f"{place.module}.weight" for place in self._places.values()}
+        hidden |= {f"{stored_in.module}.weight" for stored_in in self._stored_matrices.values()}
         visible = [name for name in self._where if name not in hidden]
-        self._names = dict.fromkeys([*visible, *sorted(self._places)])
+        self._names = dict.fromkeys([*visible, *sorted(self._stored_matrices)])
 
-    def _find_places(self) -> Iterator[tuple[str, _Place]]:
-        """The names of quantized matrices and of stacked ones."""
+    def _find_stored_matrices(self) -> Iterator[tuple[str, _StoredMatrix]]:
+        """List the names of quantized and of stacked matrices."""
         tensors = (name.removesuffix(".weight") for name in self._where if name.endswith(".weight"))
         for module in dict.fromkeys([*tensors, *self._quantized]):
             if expert_module(module, 0) is not None and len(shape := self._header(f"{module}.weight")[1]) == 3:
@@ -89,18 +89,18 @@ class Weights(Mapping[str, NDArray[Any]]):
                     problem = f"stacks {shape[0]} experts, more than {MAX_EXPERTS}"
                     raise CheckpointError(self._where[f"{module}.weight"], f"{module}.weight", problem)
                 for expert in range(shape[0]):
-                    yield f"{expert_module(module, expert)}.weight", _Place(module, expert)
+                    yield f"{expert_module(module, expert)}.weight", _StoredMatrix(module, expert)
             elif module in self._quantized:
-                yield f"{module}.weight", _Place(module, None)
+                yield f"{module}.weight", _StoredMatrix(module, None)
 
     def _locate(self) -> dict[str, Path]:
-        """The file of each tensor. Raises `CheckpointError` for one of a part that is not known, or there twice."""
+        """Find the file of each tensor. Raises `CheckpointError` for a tensor of an unknown part or a duplicate."""
         files = self._find_files()
         if self._wrapper is None:
             return files
         where: dict[str, Path] = {}
         for stored, file in files.items():
-            name = by_itself(stored, self._wrapper.inside)
+            name = name_inside(stored, self._wrapper.inside)
             if name is None and stored.startswith(self._wrapper.around):
                 continue
             if name is None:
@@ -113,7 +113,7 @@ class Weights(Mapping[str, NDArray[Any]]):
         return where
 
     def _find_files(self) -> dict[str, Path]:
-        """The file of each tensor under its name there: the one file, as in transformers before an index, or shards."""
+        """Find the file of each tensor, by its name there: a single file, which is preferred, or the shards."""
         file, index = (self.directory / f"model.safetensors{ending}" for ending in ("", ".index.json"))
         if file.exists() or not index.exists():
             if not file.is_file():
@@ -127,7 +127,7 @@ class Weights(Mapping[str, NDArray[Any]]):
         return where
 
     def _instead(self) -> str:
-        """What there is in other formats."""
+        """The part of an error about files in other formats."""
         found = sorted({file.name for pattern in OTHER_FORMATS for file in self.directory.glob(pattern)})
         return f", and {found[0]} is in a format or under a name that is not read; {A_MODEL}" if found else ""
 
@@ -137,7 +137,7 @@ class Weights(Mapping[str, NDArray[Any]]):
             raise CheckpointError(index, "weight_map", "is missing or not an object")
         where = {}
         for name, shard in table.items():
-            # A shard is a file beside its index; a path that leads elsewhere is not one.
+            # A shard is a file beside its index, never a path to another folder.
             if not isinstance(shard, str) or not shard or Path(shard).name != shard:
                 raise CheckpointError(index, f"weight_map.{name}", f"{shard!r} is not a file name")
             where[name] = self.directory / shard
@@ -154,7 +154,7 @@ class Weights(Mapping[str, NDArray[Any]]):
         return self._files[file.name]
 
     def _header(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """safetensors' name of a tensor's type, and its shape."""
+        """Read safetensors' name of a tensor's type, and its shape."""
         if name not in self._where:
             raise CheckpointError(self.directory, name, "the tensor is missing")
         try:
@@ -163,11 +163,16 @@ class Weights(Mapping[str, NDArray[Any]]):
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
 
-    def _read(self, name: str, expert: int | None = None, types: Mapping[str, np.dtype[Any]] = FLOATS) -> NDArray[Any]:
-        """A tensor that is kept under this name, or one expert's part of it."""
+    def _check_type(self, name: str, types: Mapping[str, np.dtype[Any]]) -> str:
+        """Read safetensors' name of a tensor's type. Raises `CheckpointError` unless it is one of `types`."""
         dtype, _ = self._header(name)
         if dtype not in types:
             raise CheckpointError(self._where[name], name, f"type {dtype} is not supported")
+        return dtype
+
+    def _read(self, name: str, expert: int | None = None, types: Mapping[str, np.dtype[Any]] = FLOATS) -> NDArray[Any]:
+        """Read a tensor that is stored under this name, or one expert's part of it."""
+        dtype = self._check_type(name, types)
         file, stored = self._open(self._where[name]), self._stored.get(name, name)
         try:
             tensor: NDArray[Any] = file.get_tensor(stored) if expert is None else file.get_slice(stored)[expert]
@@ -176,49 +181,58 @@ class Weights(Mapping[str, NDArray[Any]]):
         return tensor.view(types[dtype])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        place = self._places.get(name)
-        if place is None:
+        stored_in = self._stored_matrices.get(name)
+        if stored_in is None:
             if name not in self._names:
                 raise KeyError(name)
             return self._read(name)
-        if place.module not in self._quantized:
-            return self._read(f"{place.module}.weight", place.expert)
+        if stored_in.module not in self._quantized:
+            return self._read(f"{stored_in.module}.weight", stored_in.expert)
         matrix = self._matrix(name)
         return matrix.dequantize().astype(matrix.scales.dtype)
 
     def format(self, name: str) -> GroupFormat | None:
-        """How a tensor is quantized, from its header; None for one that is not, or is not there."""
-        place = self._places.get(name)
-        if place is None or place.module not in self._quantized:
+        """The format of a quantized tensor, from its header; None for one that is plain or missing."""
+        stored_in = self._stored_matrices.get(name)
+        if stored_in is None or stored_in.module not in self._quantized:
             return None
-        module = place.module
+        module = stored_in.module
         assert self._quantization is not None  # checked when the names were read
         kind = self._header(f"{module}.scales")[0]
         if kind not in SCALES:
             raise CheckpointError(self._where[f"{module}.scales"], f"{module}.scales", f"type {kind} is not supported")
         words = self._header(module + self._quantization.packed)[1]
-        return self._quantization.format(module, words if place.expert is None else words[1:], SCALES[kind])
+        return self._quantization.format(module, words if stored_in.expert is None else words[1:], SCALES[kind])
+
+    def check_types(self) -> None:
+        """Refuse tensors whose values are not floating-point numbers of a supported type, from the files' headers.
+
+        Raises `CheckpointError`.
+        """
+        for name in self._names:
+            if name not in self._stored_matrices:
+                self._check_type(name, FLOATS)
 
     def adds_nothing(self, name: str) -> bool:
-        """Whether a tensor is a bias of zeros of a quantized matrix: AutoGPTQ writes one for each of them."""
+        """Whether a tensor is a bias of zeros of a quantized matrix: AutoGPTQ writes one for each matrix."""
         module = name.removesuffix(".bias")
         return name != module and module in self._quantized and not self[name].any()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, from its header; of a quantized one the shape that its integers have where they are kept."""
-        place, plan = self._places.get(name), self._quantization
-        module = None if place is None else place.module
-        if module is None or place is None:
+        """The shape of a tensor, from its header; of a quantized one the shape of its integers as they are stored."""
+        stored_in, plan = self._stored_matrices.get(name), self._quantization
+        module = None if stored_in is None else stored_in.module
+        if module is None or stored_in is None:
             return self._header(name)[1]
         if plan is None or module not in self._quantized:
             shape = self._header(f"{module}.weight")[1]
         else:
             *outer, words = self._header(module + plan.parts[0])[1]
             shape = (*outer, words * 32 // plan.of(module)[1])
-        return shape if place.expert is None else shape[1:]
+        return shape if stored_in.expert is None else shape[1:]
 
     def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The tensor, or `CheckpointError` when it is missing or its shape is another."""
+        """Read a tensor. Raises `CheckpointError` when it is missing or has another shape."""
         if name not in self._names:
             raise CheckpointError(self.directory, name, "the tensor is missing")
         tensor = self[name]
@@ -226,7 +240,7 @@ class Weights(Mapping[str, NDArray[Any]]):
         return tensor
 
     def take_quantized(self, name: str, shape: tuple[int, ...]) -> Quantized:
-        """A tensor that has a `format`, as it is; `CheckpointError` when its shape is another."""
+        """Read a tensor that has a `format`, without dequantizing it. Raises `CheckpointError` for another shape."""
         if self.format(name) is None:
             raise KeyError(name)
         matrix = self._matrix(name)
@@ -239,13 +253,14 @@ class Weights(Mapping[str, NDArray[Any]]):
             raise CheckpointError(file, name, f"has the shape {shape}, config.json says {expected}")
 
     def _matrix(self, name: str) -> Quantized:
-        place, plan, format = self._places[name], self._quantization, self.format(name)
-        module = place.module
+        stored_in, plan, format = self._stored_matrices[name], self._quantization, self.format(name)
+        module = stored_in.module
         assert plan is not None  # checked when the names were read
         assert format is not None  # the module is one of the quantized ones
         names = {part: module + part for part in plan.parts if module + part in self._where}
         parts = {
-            part: self._read(name, place.expert, FLOATS if part in NUMBERS else WORDS) for part, name in names.items()
+            part: self._read(name, stored_in.expert, FLOATS if part in NUMBERS else WORDS)
+            for part, name in names.items()
         }
         try:
             return plan.unpack(parts, format)

@@ -19,7 +19,7 @@ class PrefixPolicy:
     enabled: bool = True
     """False keeps nothing, and shares nothing between live sequences either."""
     most: int | None = None
-    """Cache rows kept at most for sequences that are over; None is all that live ones leave."""
+    """Cache rows kept at most for sequences that are over; None keeps the last sequence of every slot."""
     least: int = LEAST
     """Tokens of the shortest prefix that is reused."""
 

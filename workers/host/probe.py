@@ -1,7 +1,7 @@
 """What one device of one backend answered when it was really asked to multiply two matrices.
 
-`python -m workers.host.probe iree` prints the probes as JSON. It is a process of its own because a broken driver may
-abort.
+Run with the argument `iree`, the module prints the probes as JSON. It is a process of its own because a broken driver
+may abort.
 """
 
 import importlib

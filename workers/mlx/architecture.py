@@ -1,51 +1,56 @@
-"""mlx-lm's model code with our attention and positions in it, and what of a checkpoint that code does not do."""
+"""mlx-lm's model code with our attention and positions, and the checkpoints that it would compute differently."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import mlx.nn as nn
+from mlx_lm.models import gemma2
 from mlx_lm.utils import load_model
 
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.wrapper import by_itself, unwrap
+from workers.checkpoints.architectures.wrapper import name_inside, unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
+from workers.errors import LoadRefused
 from workers.mlx.parts import (
     CappedAttention,
-    ExactlyScaled,
     PlainExperts,
     PlainGelu,
+    apply_multipliers,
+    correct_embedding_scale,
     plain_clip_residual,
     plain_swiglu,
     ragged_attention,
 )
 from workers.mlx.rotary import Rotary, no_positions
 
+OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton[mlx]'` installs one that is"
 QUANTIZED_GROUP = 64
-"""Inputs that share a scale in the matrices that are quantized here."""
+"""Group size of the matrices that `--quantize` makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A module of `mlx_lm.models`, and the names in it that are bound to something of ours."""
+    """A module of `mlx_lm.models`, and the names in it that are replaced."""
 
     module: str
     always: Mapping[str, Any] = field(default_factory=lambda: {"scaled_dot_product_attention": ragged_attention})
+    """Replacements on every device, by name."""
     uncompiled: Mapping[str, Any] = field(default_factory=lambda: {"swiglu": plain_swiglu})
-    """Where `mx.compile` is not used."""
+    """Further replacements where `mx.compile` is not used."""
     submodules: Mapping[str, "Adapter"] = field(default_factory=dict)
-    """Names of other modules in it that are bound in turn."""
+    """Names in it of other modules of mlx-lm, in which names are replaced in turn."""
     biases: bool = False
-    """Takes the biases that `attention_bias` speaks of."""
+    """Gives the projections of attention the biases that `attention_bias` asks for."""
     free_head_dim: bool = True
-    """Reads `head_dim`; otherwise it is hidden_size / num_attention_heads."""
+    """Reads `head_dim`. Without it a head has hidden_size / num_attention_heads lanes."""
     layer_types: bool = False
-    """Wants to know which layers have a window, and that there are both kinds."""
-    rounds_scale: bool = False
-    """Rounds the factor of embeddings to bfloat16 whatever the weights are."""
+    """Needs `layer_types`, with both kinds of layers in it."""
+    adjust: Callable[[Any, ModelConfig], None] = lambda model, config: None
+    """Replaces modules of the loaded model that round a factor more than transformers does."""
 
 
 LLAMA = Adapter("llama", biases=True)
@@ -59,43 +64,52 @@ ADAPTERS: Mapping[str, Adapter] = {
     "olmo3": Adapter("olmo3", biases=True, layer_types=True),
     "seed_oss": Adapter("seed_oss"),
     "phi3": Adapter("phi3", free_head_dim=False),
+    # mlx-lm computes the GELU of Gemma 1 exactly; its models were trained with the approximation by tanh.
+    "gemma": Adapter(
+        "gemma",
+        always={"scaled_dot_product_attention": ragged_attention, "MLP": gemma2.MLP},
+        uncompiled={"MLP": PlainGelu},
+    ),
     "gemma2": Adapter("gemma2", always={"Attention": CappedAttention}, uncompiled={"MLP": PlainGelu}),
     "gemma3_text": Adapter(
-        "gemma3_text", uncompiled={"MLP": PlainGelu, "clip_residual": plain_clip_residual}, rounds_scale=True
+        "gemma3_text",
+        uncompiled={"MLP": PlainGelu, "clip_residual": plain_clip_residual},
+        adjust=correct_embedding_scale,
     ),
+    "granite": Adapter("granite", biases=True, free_head_dim=False, adjust=apply_multipliers),
     "qwen3_moe": Adapter("qwen3_moe", uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts}),
     "mixtral": Adapter("mixtral", uncompiled={"SwitchGLU": PlainExperts}, free_head_dim=False),
 }
-"""By family."""
+"""The adapters by family."""
 
 
 def bind_module(adapter: Adapter, *, compiled: bool) -> ModuleType:
-    """A fresh copy of the adapter's module whose attention is ours.
+    """Load a fresh copy of the adapter's module and replace its names.
 
-    A copy, not the module that `import` gives: that one is shared by the whole process, and what others run through
-    it must stay as it is. Without `compiled` nothing in the copy goes through `mx.compile`, which on a CPU runs a C++
-    compiler and loads what it finds in a folder that other users can write to.
+    The module that `import` gives is shared by the whole process and stays as it is. Without `compiled` nothing in the
+    copy goes through `mx.compile`, which on a CPU runs a C++ compiler and loads the result from a folder that other
+    users can write to. Raises `LoadRefused` for a version of mlx-lm that lacks the module or a name.
     """
     name = adapter.module
     spec = importlib.util.find_spec(f"mlx_lm.models.{name}")
     if spec is None or spec.loader is None:
-        raise ImportError(f"mlx_lm has no module mlx_lm.models.{name}")
+        raise LoadRefused(f"mlx_lm has no module mlx_lm.models.{name}: {OTHER_VERSION}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     replacements = dict(adapter.always) if compiled else {**adapter.always, **adapter.uncompiled}
     replacements |= {key: bind_module(inner, compiled=compiled) for key, inner in adapter.submodules.items()}
     for attribute, replacement in replacements.items():
         if not hasattr(module, attribute):
-            raise ImportError(f"mlx_lm.models.{name} has no {attribute}: this mlx-lm is not supported")
+            raise LoadRefused(f"mlx_lm.models.{name} has no {attribute}: {OTHER_VERSION}")
         setattr(module, attribute, replacement)
     return module
 
 
 def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled: bool) -> Any:
-    """The `mlx_lm` model of a checkpoint for slots of `context` rows, its weights read lazily.
+    """Make the `mlx_lm` model of a checkpoint, for slots of `context` rows. Weights are read lazily.
 
-    Quantized layers stay quantized. Raises `CheckpointError` for what mlx-lm would not compute as the checkpoint
-    says, and for weights that do not fit.
+    Quantized layers stay quantized. Raises `CheckpointError` for a checkpoint that mlx-lm would compute differently or
+    whose weights do not fit, `LoadRefused` for a version of mlx-lm that is not supported.
     """
     adapter = _adapter(path, config)
     module = bind_module(adapter, compiled=compiled)
@@ -113,28 +127,27 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     ropes = [Rotary(rope, context) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
         module_layer.self_attn.rope = no_positions if layer.rope is None else ropes[layer.rope]
-    if adapter.rounds_scale:
-        model.model.embed_tokens = ExactlyScaled(model.model.embed_tokens, config.embedding_scale)
+    adapter.adjust(model, config)
     return model
 
 
 def _within(model: Any, inside: Mapping[str, str]) -> Any:
-    """A class of mlx-lm for the language model of one that holds more: of the weights it takes those `inside`."""
+    """Subclass a model of mlx-lm to load the language model of a wrapper: it takes the weights `inside` (`Wrapper`)."""
 
     def sanitize(self: Any, weights: dict[str, Any]) -> Any:
-        named = {by_itself(name, inside): weight for name, weight in weights.items()}
+        named = {name_inside(name, inside): weight for name, weight in weights.items()}
         return model.sanitize(self, {name: weight for name, weight in named.items() if name is not None})
 
     return type(model.__name__, (model,), {"sanitize": sanitize})
 
 
 def quantize_matrices(path: Path, model: Any, bits: int) -> None:
-    """Make the matrices of a model that is read lazily into ones of few bits, in place, where the groups fit.
+    """Quantize the matrices of a lazily read model in place, where their rows are whole groups.
 
-    Not those that choose experts: they are small, and what they choose is all or nothing. Raises `CheckpointError`
-    where no group fits.
+    Routers are left out: they are small, and an error in them chooses other experts. Raises `CheckpointError` when no
+    matrix has rows of whole groups.
     """
-    made = []
+    quantized = []
 
     def fits(name: str, module: Any) -> bool:
         fit = (
@@ -142,20 +155,23 @@ def quantize_matrices(path: Path, model: Any, bits: int) -> None:
             and hasattr(module, "to_quantized")
             and module.weight.shape[-1] % QUANTIZED_GROUP == 0
         )
-        made.append(fit)
+        quantized.append(fit)
         return fit
 
     nn.quantize(model, group_size=QUANTIZED_GROUP, bits=bits, class_predicate=fits)
-    if not any(made):
+    if not any(quantized):
         problem = f"no matrix has rows of whole groups of {QUANTIZED_GROUP}: none can be made int{bits}"
         raise CheckpointError(path / "config.json", "hidden_size", problem)
 
 
 def _adapter(path: Path, config: ModelConfig) -> Adapter:
-    """The family's adapter, or `CheckpointError` for what it would compute differently."""
+    """Find the family's adapter. Raises `CheckpointError` for a checkpoint that it would compute differently."""
     file = path / "config.json"
-    if config.quantization is not None and config.quantization.method == "gptq":
-        problem = "'gptq' is not supported by the MLX backend"  # mlx-lm would read its integers as AWQ's
+    method = None if config.quantization is None else config.quantization.method
+    if method == "gptq" or (method == "awq" and config.experts is not None):
+        # mlx-lm would read the integers of GPTQ as those of AWQ, and it does not stack the experts of AWQ.
+        what = "" if method == "gptq" else " with a mixture of experts"
+        problem = f"{method!r}{what} is not supported by the MLX backend: take --backend iree"
         raise CheckpointError(file, "quantization_config.quant_method", problem)
     adapter = ADAPTERS.get(config.family)
     if adapter is None:
@@ -171,9 +187,9 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
 
 
 def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
-    """Fields that mlx-lm would read differently or not at all, from the reading that both backends share.
+    """Fields of config.json for mlx-lm, as both backends read them: its defaults differ from transformers'.
 
-    mlx-lm has other defaults than transformers. Positions and attention windows are ours, so it is told of none.
+    Positions, attention windows and Granite's multipliers are applied by our replacements, so these fields are neutral.
     """
     experts = config.experts
     kinds = ["sliding_attention" if layer.window else "full_attention" for layer in config.plan]
@@ -214,4 +230,9 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
         "query_pre_attn_scalar": config.attention_scale**-2,
         "attn_logit_softcapping": config.attention_cap,
         "final_logit_softcapping": config.logit_cap,
+        "attention_multiplier": config.attention_scale,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "mlp_bias": False,
     }

@@ -1,4 +1,4 @@
-"""The KV of one slot, held in blocks that grow with the sequence, and its place behind mlx-lm's cache interface."""
+"""The KV cache of one slot, whose buffers grow with the sequence, behind mlx-lm's cache interface."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 import mlx.core as mx
 
 GROWTH = 256
-"""Rows by which a slot's buffers grow: a copy every 256 tokens, and at most 255 rows held for nothing."""
+"""Rows by which a slot's buffers grow: one copy every 256 tokens, and at most 255 unused rows."""
 
 
 class SlotKV:
     """Keys and values of one sequence in every layer: [1, kv_heads, capacity, head_dim] each.
 
-    A slot owns its buffers alone, so what one slot does cannot show in another, and a write may reuse the buffer in
-    place. `length` rows are filled, as the runner says after each forward; those behind it are never attended to.
+    Slots share no buffer, so no slot can read another's rows, and a write reuses the buffer in place. The first
+    `length` rows are filled; the runner sets it after each forward. Rows behind it are never attended to.
     """
 
     def __init__(self, layers: int) -> None:
@@ -24,7 +24,7 @@ class SlotKV:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What must be evaluated after a write."""
+        """The buffers, which must be evaluated after a write."""
         return [array for array in (*self._keys, *self._values) if array is not None]
 
     @property
@@ -32,7 +32,7 @@ class SlotKV:
         return sum(int(array.nbytes) for array in self.arrays)
 
     def prefix(self, length: int) -> "SlotKV":
-        """A slot with copies of the first `length` rows, evaluated; what lies behind them is zero."""
+        """Copy the first `length` rows into a new slot and evaluate them. Rows behind them are zero."""
         copy = SlotKV(len(self._keys))
         if length:
             copy._keys = [_take(held, length) for held in self._keys]
@@ -62,12 +62,12 @@ def _put(buffer: mx.array | None, start: int, end: int, new: mx.array) -> mx.arr
 
 
 def _take(buffer: mx.array | None, length: int) -> mx.array | None:
-    """A buffer of its own with the first rows of another, zero behind them."""
+    """Copy the first rows of a buffer into a new one, with zeros behind them."""
     return None if buffer is None else _put(None, 0, length, buffer[..., :length, :])
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Segment:
     """The rows of one slot in a forward: `count` tokens that go to cache rows `start ..`."""
 
     slot: SlotKV
@@ -76,81 +76,82 @@ class Span:
 
 
 class LayerCache:
-    """What one layer of an mlx-lm model sees as its cache during one forward over the rows of several slots.
+    """The cache that one layer of an mlx-lm model uses during one forward over the rows of several slots.
 
-    Tokens are rows: the model computes on [rows, 1, hidden], so that everything but attention and RoPE treats a
-    decode row and a row of a prompt chunk alike. `offset` holds the RoPE position of every row, [rows] int32.
+    The model computes on [rows, 1, hidden], so only attention and RoPE tell a decode row from a row of a prompt chunk.
+    `offset` holds the RoPE position of every row, [rows] int32.
     """
 
-    def __init__(self, layer: int, spans: Sequence[Span], offset: mx.array, window: int | None = None) -> None:
-        """`window` is how many rows a row sees at most, itself included; None is all before it."""
+    def __init__(self, layer: int, segments: Sequence[Segment], offset: mx.array, window: int | None = None) -> None:
+        """`window` is the attention window in rows, the query's own included; None is no window."""
         self.offset = offset
         self._layer = layer
-        self._spans = spans
+        self._segments = segments
         self._window = window
 
     def make_mask(self, *_: Any, **__: Any) -> None:
-        """No mask for the model to pass around: `attend` makes one for each span."""
+        """Return no mask: `attend` makes one for each segment."""
         return
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple["FreshRows", "FreshRows"]:
-        """Take the new rows, [rows, kv_heads, 1, head_dim], to where `attend` gets them back.
+        """Wrap the new rows, [rows, kv_heads, 1, head_dim], for `attend`.
 
-        They are wrapped, so that a model which does not use the attention bound to it fails instead of attending
-        to these rows alone.
+        A model that does not call the attention that was bound to it fails on the wrapper, instead of attending to
+        these rows only.
         """
         return FreshRows(self, keys), FreshRows(self, values)
 
     def attend(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, cap: float | None = None
     ) -> mx.array:
-        """Write each span's rows and attend, causally, to its own slot: [rows, heads, 1, head_dim].
+        """Write each segment's rows and attend, causally, to its own slot: [rows, heads, 1, head_dim].
 
         With a `cap`, scores s become cap * tanh(s / cap).
         """
         outputs, first = [], 0
-        for span in self._spans:
-            rows = slice(first, first + span.count)
-            first += span.count
-            held = span.slot.write(self._layer, span.start, _as_sequence(keys[rows]), _as_sequence(values[rows]))
-            first_seen = 0 if self._window is None else max(0, span.start + 1 - self._window)
+        for segment in self._segments:
+            rows = slice(first, first + segment.count)
+            first += segment.count
+            held = segment.slot.write(self._layer, segment.start, _as_sequence(keys[rows]), _as_sequence(values[rows]))
+            first_seen = 0 if self._window is None else max(0, segment.start + 1 - self._window)
             seen_keys, seen_values = (part[..., first_seen:, :] for part in held)
             asked = _as_sequence(queries[rows])
             if cap is None:
-                mask = self._mask(span, first_seen)
+                mask = self._mask(segment, first_seen)
                 output = mx.fast.scaled_dot_product_attention(asked, seen_keys, seen_values, scale=scale, mask=mask)
             else:
-                output = _capped(asked, seen_keys, seen_values, scale, cap, self._seen(span, first_seen))
+                output = _capped(asked, seen_keys, seen_values, scale, cap, self._seen(segment, first_seen))
             outputs.append(_as_sequence(output))
         return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
 
-    def _mask(self, span: Span, first_seen: int) -> mx.array | str | None:
-        """Who sees whom of the span's rows and the slot's from `first_seen` on."""
-        if span.count == 1:
+    def _mask(self, segment: Segment, first_seen: int) -> mx.array | str | None:
+        """The mask between a segment's queries and the slot's keys from `first_seen` on; None where all are seen."""
+        if segment.count == 1:
             return None
-        end = span.start + span.count
+        end = segment.start + segment.count
         if self._window is None or end <= self._window:
-            return "causal"  # lines the last query up with the last key, which is what a chunk behind a past needs
-        return self._seen(span, first_seen)
+            return "causal"  # MLX aligns the last query with the last key, as a chunk behind a prefix needs
+        return self._seen(segment, first_seen)
 
-    def _seen(self, span: Span, first_seen: int) -> mx.array:
-        """`_mask` as bits, [queries, keys]."""
-        end = span.start + span.count
-        queries, keys = mx.arange(span.start, end)[:, None], mx.arange(first_seen, end)[None]
+    def _seen(self, segment: Segment, first_seen: int) -> mx.array:
+        """The mask as booleans, [queries, keys]."""
+        end = segment.start + segment.count
+        queries, keys = mx.arange(segment.start, end)[:, None], mx.arange(first_seen, end)[None]
         seen = keys <= queries
         return seen if self._window is None else seen & (keys > queries - self._window)
 
 
 @dataclass(frozen=True, slots=True)
 class FreshRows:
-    """Keys or values of this forward on their way from the cache to the attention."""
+    """New keys or values, passed from the cache to the attention."""
 
     cache: LayerCache
     rows: mx.array
 
 
 def _capped(queries: mx.array, keys: mx.array, values: mx.array, scale: float, cap: float, seen: mx.array) -> mx.array:
-    """Attention of [1, heads, n, head_dim] to [1, kv_heads, m, head_dim], as transformers' Gemma 2 has it."""
+    """Attention with capped scores, as in transformers' Gemma 2: queries [1, heads, n, head_dim], keys and values
+    [1, kv_heads, m, head_dim]."""
     _, heads, count, width = queries.shape
     grouped = queries.reshape(1, keys.shape[1], -1, count, width)
     scores = (grouped * scale) @ keys[:, :, None].swapaxes(-1, -2)

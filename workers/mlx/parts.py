@@ -1,4 +1,4 @@
-"""Parts of mlx-lm's models as we need them: over slots, nothing compiled on a CPU, nothing rounded that need not be."""
+"""Replacements for parts of mlx-lm's models: attention over slots, no `mx.compile` on a CPU, less rounding."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models import base, gemma2, switch_layers
 
+from workers.checkpoints.checkpoint import ModelConfig
 from workers.mlx.kv import FreshRows
 
 
@@ -19,7 +20,7 @@ def ragged_attention(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """mlx-lm's `scaled_dot_product_attention`, which also attends ragged rows to their slots."""
+    """mlx-lm's `scaled_dot_product_attention`, extended to rows of several slots."""
     if isinstance(keys, FreshRows):
         if sinks is not None:
             raise NotImplementedError("attention sinks")
@@ -29,7 +30,7 @@ def ragged_attention(
 
 
 class CappedAttention(gemma2.Attention):  # type: ignore[misc]
-    """Gemma 2's attention, which mlx-lm writes out, with its scores capped where slots are attended to."""
+    """Gemma 2's attention over slots. mlx-lm writes it out, with capped scores, instead of calling a function."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         rows, tokens, _ = x.shape
@@ -51,7 +52,7 @@ def plain_swiglu(gate: mx.array, up: mx.array) -> mx.array:
 
 
 class WidenedExperts(switch_layers.SwitchLinear):  # type: ignore[misc]
-    """mlx-lm's `SwitchLinear` where MLX has products in float32 alone: experts of 16 bits are widened, those chosen."""
+    """mlx-lm's `SwitchLinear` on a CPU, where MLX multiplies in float32 only: chosen experts of 16 bits are widened."""
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         weight: mx.array = self.weight
@@ -66,7 +67,7 @@ class WidenedExperts(switch_layers.SwitchLinear):  # type: ignore[misc]
 
 
 class PlainExperts(switch_layers.SwitchGLU):  # type: ignore[misc]
-    """mlx-lm's `SwitchGLU` without `mx.compile`, on a CPU."""
+    """mlx-lm's `SwitchGLU` without `mx.compile`, for a CPU."""
 
     def __init__(self, inputs: int, ffn: int, experts: int) -> None:
         super().__init__(inputs, ffn, experts, activation=lambda up, gate: plain_swiglu(gate, up))
@@ -86,15 +87,41 @@ class PlainGelu(gemma2.MLP):  # type: ignore[misc]
 
 
 def plain_clip_residual(x: mx.array, y: mx.array) -> mx.array:
-    """mlx-lm's `clip_residual` without `mx.compile`: in float16 a sum may not become infinite."""
+    """mlx-lm's `clip_residual` without `mx.compile`: it clips sums in float16, which may not become infinite."""
     if x.dtype != mx.float16:
         return x + y
     bound = mx.finfo(mx.float16).max
     return mx.clip(x.astype(mx.float32) + y.astype(mx.float32), -bound, bound).astype(mx.float16)
 
 
+class Multiplied(nn.Module):  # type: ignore[misc]
+    """A module whose output is multiplied in float32 and rounded once; mlx-lm would round the multiplier as well."""
+
+    def __init__(self, module: nn.Module, multiplier: float) -> None:
+        super().__init__()
+        self.module = module
+        self._multiplier = multiplier
+
+    def __call__(self, *arguments: Any) -> mx.array:
+        out: mx.array = self.module(*arguments)
+        return (out.astype(mx.float32) * self._multiplier).astype(out.dtype)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Logits of an embedding that is the head as well."""
+        logits: mx.array = self.module.as_linear(x)
+        return logits
+
+
+def apply_multipliers(model: Any, config: ModelConfig) -> None:
+    """Multiply what a Granite model embeds, and what its layers add to the residual stream."""
+    model.model.embed_tokens = Multiplied(model.model.embed_tokens, config.embedding_scale)
+    for layer in model.layers:
+        layer.self_attn = Multiplied(layer.self_attn, config.residual_multiplier)
+        layer.mlp = Multiplied(layer.mlp, config.residual_multiplier)
+
+
 class ExactlyScaled(nn.Module):  # type: ignore[misc]
-    """Embeddings that mlx-lm multiplies by their scale in bfloat16: in other types, corrected for what that loses."""
+    """An embedding whose scale mlx-lm rounds to bfloat16: with weights of another type, the rounding is undone."""
 
     def __init__(self, embedding: nn.Module, scale: float) -> None:
         super().__init__()
@@ -108,3 +135,8 @@ class ExactlyScaled(nn.Module):  # type: ignore[misc]
     def as_linear(self, x: mx.array) -> mx.array:
         logits: mx.array = self.embedding.as_linear(x)
         return logits
+
+
+def correct_embedding_scale(model: Any, config: ModelConfig) -> None:
+    """Undo the rounding of Gemma 3's embedding scale where the weights are not in bfloat16."""
+    model.model.embed_tokens = ExactlyScaled(model.model.embed_tokens, config.embedding_scale)

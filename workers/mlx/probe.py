@@ -1,4 +1,4 @@
-"""Try MLX's devices: one small matrix product on each."""
+"""Probe MLX's devices with one small matrix product each."""
 
 import sys
 
@@ -10,14 +10,14 @@ ADVICE = "on Linux: pip install 'mlx[cpu]', or 'mlx[cuda]' with an NVIDIA GPU"
 
 
 def probe() -> list[Probe]:
-    """One line a device. Raises `ImportError` when MLX is not installed."""
+    """Probe the CPU and the GPU. Raises `ImportError` when MLX is not installed."""
     import mlx.core as mx
 
     lines = []
     for name, device in (("cpu", mx.cpu), ("gpu", mx.gpu)):
         try:
             if name == "gpu" and not mx.is_available(mx.gpu):
-                lines.append(Probe("mlx", name, False, "this build of MLX has no GPU here", _gpu_advice()))
+                lines.append(Probe("mlx", name, False, "this build of MLX has no GPU here", gpu_advice()))
                 continue
             lines.append(_try(mx.Device(device), name, mx))
         except Exception as error:  # noqa: BLE001 - whatever a device raises is what the reader came to see
@@ -36,5 +36,6 @@ def _try(device, name: str, mx) -> Probe:  # type: ignore[no-untyped-def]  # mlx
     return Probe("mlx", name, True, f"matrix product right, MLX {mx.__version__}")
 
 
-def _gpu_advice() -> str:
+def gpu_advice() -> str:
+    """How to get a GPU into MLX; empty on macOS, where there is only one build."""
     return "" if sys.platform == "darwin" else "with an NVIDIA GPU: pip install 'mlx[cuda]'"

@@ -1,4 +1,4 @@
-"""Rotary positions in MLX, from the frequencies that both backends share."""
+"""Rotary position embeddings in MLX, from the frequencies that both backends share."""
 
 import mlx.core as mx
 
@@ -6,7 +6,7 @@ from workers.checkpoints.architectures.rope import Rope
 
 
 class Rotary:
-    """What an mlx-lm layer calls its `rope`, in place of mlx-lm's own, which differ between its model files."""
+    """The `rope` of an mlx-lm layer. It replaces mlx-lm's own, which differ between its model files."""
 
     def __init__(self, rope: Rope, context: int) -> None:
         frequencies, self._factor = rope.frequencies(context)
@@ -14,7 +14,7 @@ class Rotary:
         self._periods = mx.array(1 / frequencies)
 
     def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
-        """x [rows, heads, tokens, head_dim]; offset is the first token's position, one for all rows or one each."""
+        """Rotate x, [rows, heads, tokens, head_dim]; `offset` is the first token's position, of all rows or of each."""
         if self._factor != 1:
             x = x.at[..., : self._dims].multiply(self._factor)
         return mx.fast.rope(x, self._dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._periods)

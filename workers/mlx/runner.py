@@ -1,4 +1,4 @@
-"""The MLX runner: mlx-lm's models and loaders, with a KV for each slot and one ragged forward for all rows."""
+"""The MLX runner: mlx-lm's models and loaders, a KV cache per slot, and one ragged forward for all rows of a step."""
 
 import math
 import threading
@@ -27,9 +27,11 @@ from workers.engine.runner import (
     check_copy,
     check_draws,
 )
+from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
-from workers.mlx.kv import LayerCache, SlotKV, Span
+from workers.mlx.kv import LayerCache, Segment, SlotKV
+from workers.mlx.probe import gpu_advice
 from workers.process.spec import Dtype, Quantize
 from workers.sampling.logit_edits import shaped
 from workers.sampling.logprobs import finish, report
@@ -39,12 +41,14 @@ from workers.sampling.top_candidates import UNDECIDED, narrow
 PREFILL_CHUNKS = (32, 128, 512)
 TENSORS_PER_STEP = 16
 STEPS_PER_CLEAR = 256
-"""Steps between two returns of MLX's buffer cache to the system; lengths change, so old sizes stay in it unused."""
+"""Steps between two releases of MLX's buffer cache: as lengths change, buffers of old sizes stay in it unused."""
 
 
 class MlxRunner:
-    """`workers.engine.runner.Runner` on MLX. Owns the model and the slots' KV; used only by the thread that loaded
-    it."""
+    """`workers.engine.runner.Runner` on MLX.
+
+    Owns the model and the slots' KV. Only the thread that loaded it may use it.
+    """
 
     def __init__(self, model: Any, config: ModelConfig, capabilities: RunnerCapabilities, device: mx.Device) -> None:
         self.capabilities = capabilities
@@ -54,7 +58,7 @@ class MlxRunner:
         self._slots = [SlotKV(config.layers) for _ in range(capabilities.slots)]
         self._thread = threading.get_ident()
         self._steps = 0
-        self._drawn: tuple[mx.array, list[int]] | None = None
+        self._sampled: tuple[mx.array, list[int]] | None = None
 
     @classmethod
     def load(
@@ -76,9 +80,9 @@ class MlxRunner:
         """Load a checkpoint in the calling thread, which owns the runner from then on.
 
         `device` is "cpu", "gpu" or "" for the best there is; `dtype` "auto" is the checkpoint's; `context` 0 is the
-        model's; `quantize` makes matrices of few bits; `workers` share the memory that is free. `progress` gets (phase,
-        done, total) in tensors. Nothing is compiled to disk and MLX sizes its own threads, so `cache_dir` and `threads`
-        have no use here. Raises `CheckpointError` for what cannot be served, ValueError for a device that is not there.
+        model's; `quantize` quantizes the matrices; `workers` share the free memory. `progress` gets (phase, done,
+        total) in tensors. Nothing is compiled to disk and MLX sizes its own threads, so `cache_dir` and `threads` have
+        no use here. Raises `CheckpointError` for what cannot be served, `LoadRefused` for a device that is not there.
         """
         context = config.choose_context(context)
         name, chosen = _choose_device(device)
@@ -114,21 +118,21 @@ class MlxRunner:
 
     @property
     def graphs_failed(self) -> int:
-        """Nothing is prepared in the background."""
+        """Always 0: nothing is prepared in the background."""
         return 0
 
     def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
         check_draws(self.capabilities, chunks, draws)
-        self._drawn = None
+        self._sampled = None
         with self._owned():
             hidden = self._forward(chunks)
             ends = accumulate(len(chunk.tokens) for chunk in chunks)
-            drawing = [(end - 1, draw) for end, draw in zip(ends, draws, strict=True) if draw is not None]
+            wanted = [(end - 1, draw) for end, draw in zip(ends, draws, strict=True) if draw is not None]
             mx.eval([array for chunk in chunks for array in self._slots[chunk.slot].arrays])
-            if not drawing:
+            if not wanted:
                 return [None] * len(chunks)
-            rows = mx.array([row for row, _ in drawing], dtype=mx.int32)
-            tokens = iter(self._draw(self._head(hidden[rows]), [draw for _, draw in drawing]))
+            rows = mx.array([row for row, _ in wanted], dtype=mx.int32)
+            tokens = iter(self._sample(self._head(hidden[rows]), [draw for _, draw in wanted]))
             return [None if draw is None else next(tokens) for draw in draws]
 
     def decode(self, rows: Sequence[Row]) -> list[int | None]:
@@ -136,12 +140,12 @@ class MlxRunner:
             return []
         with self._owned():
             hidden = self._forward([Chunk(row.slot, (row.token,), row.start, row.position) for row in rows])
-            return self._draw(self._head(hidden), [row.draw for row in rows])
+            return self._sample(self._head(hidden), [row.draw for row in rows])
 
     def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
-        if self._drawn is None:
+        if self._sampled is None:
             raise RuntimeError("no token was drawn by the last call")
-        logits, tokens = self._drawn
+        logits, tokens = self._sampled
         with self._owned():
             wanted = list(rows)
             arrays = report(mx, logits[mx.array(wanted)], mx.array([tokens[row] for row in wanted], dtype=mx.int32))
@@ -165,23 +169,24 @@ class MlxRunner:
             self._slots[slot] = SlotKV(self._config.layers)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now."""
+        """Bytes that are allocated now, by purpose."""
         weights = sum(int(array.nbytes) for _, array in tree_flatten(self._model.parameters()))
         return {"weights": weights, "kv": sum(slot.nbytes for slot in self._slots)}
 
     def settle(self) -> None:
-        """Nothing is prepared in the background."""
+        """Return at once: nothing is prepared in the background."""
 
     def close(self) -> None:
         with self._owned():
             self._model = None
-            self._drawn = None
+            self._sampled = None
             self._slots = []
             mx.clear_cache()
 
     @contextmanager
     def _owned(self) -> Iterator[None]:
-        """MLX ties unfinished arrays and streams to a thread: another one would hang or read half-done work."""
+        """Check the thread and select the device. MLX ties lazy arrays and streams to a thread: another one would hang
+        or read unfinished work."""
         if threading.get_ident() != self._thread:
             raise RuntimeError("an MLX runner is used only by the thread that loaded it")
         if self._model is None:
@@ -194,12 +199,12 @@ class MlxRunner:
         check_chunks(self.capabilities, lambda slot: self._slots[slot].length, chunks)
         tokens = [token for chunk in chunks for token in chunk.tokens]
         positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
-        spans = [Span(self._slots[chunk.slot], chunk.start, len(chunk.tokens)) for chunk in chunks]
+        segments = [Segment(self._slots[chunk.slot], chunk.start, len(chunk.tokens)) for chunk in chunks]
         offset = mx.array(positions, dtype=mx.int32)
-        caches = [LayerCache(number, spans, offset, layer.window) for number, layer in enumerate(self._config.plan)]
+        caches = [LayerCache(number, segments, offset, layer.window) for number, layer in enumerate(self._config.plan)]
         hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
-        for span in spans:
-            span.slot.length = span.start + span.count
+        for segment in segments:
+            segment.slot.length = segment.start + segment.count
         self._steps += 1
         if self._steps % STEPS_PER_CLEAR == 0:
             mx.clear_cache()
@@ -209,56 +214,65 @@ class MlxRunner:
         """[rows, hidden] -> float32 logits [rows, vocab_size]."""
         head = getattr(self._model, "lm_head", None) or self._model.model.embed_tokens.as_linear
         logits: mx.array = head(hidden).astype(mx.float32)
+        if self._config.logits_scaling != 1:
+            logits = logits / self._config.logits_scaling
         if (cap := self._config.logit_cap) is not None:
             logits = mx.tanh(logits / cap) * cap
         return logits
 
-    def _draw(self, logits: mx.array, draws: Sequence[Draw]) -> list[int | None]:
-        """One token a row; None for one whose logits are not numbers."""
-        self._drawn = None
+    def _sample(self, logits: mx.array, draws: Sequence[Draw]) -> list[int | None]:
+        """Sample one token per row; None for a row with non-finite logits."""
+        self._sampled = None
         if needs_sampling(draws):
             rows = [mx.array(values) for values in parameters(draws)]
             changed, filters = shaped(mx, logits, draws), needs_filters(draws)
-            drawn = narrow(mx, changed, *rows) if filters else sample(mx, changed, *rows, filters=False)
-            if filters and (drawn == UNDECIDED).any().item():
-                drawn = sample(mx, changed, *rows)
+            sampled = narrow(mx, changed, *rows) if filters else sample(mx, changed, *rows, filters=False)
+            if filters and (sampled == UNDECIDED).any().item():
+                sampled = sample(mx, changed, *rows)
         else:
-            drawn = greedy(mx, logits)
-        tokens: list[int] = np.array(drawn).tolist()
-        self._drawn = logits, tokens
+            sampled = greedy(mx, logits)
+        tokens: list[int] = np.array(sampled).tolist()
+        self._sampled = logits, tokens
         return [token if token >= 0 else None for token in tokens]
 
 
 def weight_bytes(path: Path, kind: WeightDtype, quantize: Quantize) -> int:
-    """What a load takes, from the headers of the files: of few bits are integers, and a scale and a bias of each group.
+    """Bytes that the loaded weights take, from the headers of the files.
 
-    Raises `CheckpointError`.
+    A quantized matrix has integers, and a scale and a bias for each group. Raises `CheckpointError`.
     """
     weights, itemsize = open_weights(path), getattr(mx, kind).size
-    made = {"none": None, "int8": 8, "int4": 4}[quantize]
+    quantized_bits = {"none": None, "int8": 8, "int4": 4}[quantize]
     total = 0.0
     for name in weights:
         own, shape = weights.format(name), weights.shape(name)
         fits = len(shape) == 2 and shape[1] % QUANTIZED_GROUP == 0 and not name.endswith(".gate.weight")
-        group, bits = (own.group, own.bits) if own else (QUANTIZED_GROUP, made if fits else None)
+        group, bits = (own.group, own.bits) if own else (QUANTIZED_GROUP, quantized_bits if fits else None)
         total += math.prod(shape) * (itemsize if bits is None else bits / 8 + 2 * itemsize / group)
     return int(total)
 
 
-def _quantization(config: ModelConfig, made: Quantize) -> str:
+def _quantization(config: ModelConfig, quantize: Quantize) -> str:
     if config.quantization is not None:
         return config.quantization.widths
-    return "" if made == "none" else made
+    return "" if quantize == "none" else quantize
 
 
 def _choose_device(device: str) -> tuple[str, mx.Device]:
-    """(name, device) of "cpu", "gpu" (Metal or CUDA) or "", the best there is. Raises ValueError for another."""
+    """Find "cpu", "gpu" (Metal or CUDA) or, for "", the best device: its name and MLX's device.
+
+    Raises `LoadRefused` when this machine does not have it.
+    """
     available = {"cpu": mx.Device(mx.cpu)}
     if mx.is_available(mx.Device(mx.gpu)):
         available["gpu"] = mx.Device(mx.gpu)
     name = device or list(available)[-1]
     if name not in available:
-        raise ValueError(f"device: {device!r} is not one of {', '.join(available)}")
+        advice = f"; {advice}" if name == "gpu" and (advice := gpu_advice()) else ""
+        raise LoadRefused(
+            f"device: {device!r} is not a device of MLX on this machine, which has {' and '.join(available)}: set "
+            f"--device {list(available)[-1]}{advice}. `baton doctor` shows which devices work here"
+        )
     return name, available[name]
 
 

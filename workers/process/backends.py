@@ -30,7 +30,7 @@ LOAD_TICKS = 20
 
 
 class BackendMissing(LoadRefused):
-    """Raised when a backend's packages are not installed; the text says what to install."""
+    """Raised when a backend's packages are not installed or cannot be imported; the text says what to install."""
 
 
 class NothingToCompile(LoadRefused):
@@ -53,7 +53,7 @@ def choose_backend(spec: WorkerSpec) -> str:
     for backend in order:
         if not missing_packages(backend):
             return backend
-    raise BackendMissing("no backend is installed: pip install 'baton[iree]' or 'baton[mlx]'")
+    raise BackendMissing("no backend is installed: pip install 'baton-serve[iree]' or 'baton-serve[mlx]'")
 
 
 def missing_packages(backend: str) -> tuple[str, ...]:
@@ -92,6 +92,7 @@ def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
     path = Path(spec.model_path)
     config, weights = ModelConfig.from_dir(path), open_weights(path)
     check_tensors(weights, config, path, weights.adds_nothing)
+    weights.check_types()
     return path, config
 
 
@@ -123,13 +124,19 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
 
 
 def _loader(backend: str) -> Callable[..., Runner]:
-    if backend == "mlx":
-        from workers.mlx.runner import MlxRunner
+    """Raises `BackendMissing` when a package that is there cannot be imported, as MLX without its library."""
+    try:
+        if backend == "mlx":
+            from workers.mlx.runner import MlxRunner
 
-        return MlxRunner.load
-    from workers.iree.runner import IreeRunner
+            return MlxRunner.load
+        from workers.iree.runner import IreeRunner
 
-    return IreeRunner.load
+        return IreeRunner.load
+    except ImportError as error:
+        raise BackendMissing(
+            f"the {backend} backend cannot be imported: {error}: pip install 'baton[{backend}]'"
+        ) from error
 
 
 def cache_dir(spec: WorkerSpec) -> Path:
@@ -159,7 +166,7 @@ def _require(backend: str) -> None:
     missing = missing_packages(backend)
     if missing:
         names = " and ".join(missing)
-        raise BackendMissing(f"the {backend} backend needs {names}: pip install 'baton[{backend}]'")
+        raise BackendMissing(f"the {backend} backend needs {names}: pip install 'baton-serve[{backend}]'")
 
 
 def _installed(name: str) -> bool:

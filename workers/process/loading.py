@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from baton_serve import __version__
 from protocol.bounds import MAX_NAME
 from protocol.request import Sampling
 from workers.engine.engine import BatchEngine
@@ -85,7 +86,7 @@ def _scripted_digest(spec: WorkerSpec) -> str:
 
 def _computed_by(backend: str) -> str:
     """The packages and the machine: sums are written down to a CPU's instructions, and rounded as these do."""
-    versions = " ".join(metadata.version(name) for name in ("baton", *COMPUTED_BY[backend]))
+    versions = " ".join([__version__, *map(metadata.version, COMPUTED_BY[backend])])
     if backend != "iree":
         return f"{versions} {platform.machine()}"
     from workers.iree.device.cpu import Cpu

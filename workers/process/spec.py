@@ -47,9 +47,9 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     prefix_cache: bool = True
     """Keep what ended sequences left in the KV cache, for those that begin alike."""
     prefix_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
-    """Bytes kept so at most; 0 is all that live sequences leave."""
+    """Bytes kept so at most; 0 keeps the last sequence of every slot."""
     cache_dir: str = ""
-    """Where compiled graphs are kept; empty is the user's cache folder."""
+    """Where IREE's compiled graphs and packed weights are kept; empty is the user's cache folder."""
     threads: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Compute threads; 0 is one for each core of this worker's share, or one where a model is too small for more."""
     workers: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1

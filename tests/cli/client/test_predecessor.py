@@ -15,7 +15,7 @@ import pytest
 from cli.client.predecessor import HttpPredecessor
 from cli.settings import Settings
 from gateway.fleet.take_over import TakeOverFailed
-from gateway.streaming.resume_endpoint import Unreachable
+from gateway.streaming.peer import PeerUnreachable
 
 pytestmark = pytest.mark.anyio
 
@@ -140,7 +140,7 @@ async def test_one_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
     async with predecessor(tmp_path, still) as old:
         os.close(await old.meet() or -1)
         old._timeout_s = 0.05
-        with pytest.raises(Unreachable):
+        with pytest.raises(PeerUnreachable):
             async with old.ask("GET", "/v1/streams/x", {}):
                 pass
         over.set()

@@ -56,6 +56,7 @@ class Screen:
     """The gateway with someone at the page who types, and shows the test what came of it."""
 
     def __init__(self, app: Any, person: bytes) -> None:
+        self.conventions = app.conventions
         self._app = app
         self._person = person
         self.seen = anyio.Event()

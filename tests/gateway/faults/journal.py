@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.routing.sequence import Stream
-from gateway.routing.wait_queue import WaitingRoom
+from gateway.routing.sequence import LiveSequence
+from gateway.routing.wait_queue import WaitQueue
 from protocol.commands import Submit
 
 
@@ -28,14 +28,14 @@ LIFE: dict[tuple[Phase, str], Phase] = {
     (Phase.NEW, "place"): Phase.PLACED,
     (Phase.NEW, "wait"): Phase.WAITING,
     (Phase.PLACED, "push"): Phase.PLACED,
-    (Phase.PLACED, "place"): Phase.PLACED,  # refused as a newcomer, and given to another worker at once
+    (Phase.PLACED, "place"): Phase.PLACED,  # refused as a new request, and given to another worker at once
     (Phase.PLACED, "wait"): Phase.WAITING,  # refused by a worker that was to go on with it
     (Phase.PLACED, "leave"): Phase.LOST,
     (Phase.PLACED, "finish"): Phase.ENDED,
     (Phase.PLACED, "fail"): Phase.ENDED,
     (Phase.PLACED, "cancel"): Phase.ENDED,
     (Phase.LOST, "wait"): Phase.WAITING,
-    (Phase.LOST, "fail"): Phase.ENDED,  # it is to blame
+    (Phase.LOST, "fail"): Phase.ENDED,  # the failure is attributed to it
     (Phase.WAITING, "place"): Phase.PLACED,
     (Phase.WAITING, "fail"): Phase.ENDED,
     (Phase.WAITING, "cancel"): Phase.ENDED,
@@ -49,14 +49,14 @@ class Journal:
         self.taken: Counter[tuple[Phase, str]] = Counter()
         self.illegal: list[str] = []
         """Steps that are not in the table. They are not raised: a timer's callback would swallow them."""
-        self._phases: dict[Stream, Phase] = {}
-        self._kinds: dict[Stream, list[tuple[str, str]]] = {}
+        self._phases: dict[LiveSequence, Phase] = {}
+        self._kinds: dict[LiveSequence, list[tuple[str, str]]] = {}
         for name in ("place", "push", "leave", "finish", "fail", "cancel"):
-            self._watch(monkeypatch, Stream, name, lambda stream, *_: stream, name)
-        self._watch(monkeypatch, WaitingRoom, "add", lambda _, stream: stream, "wait")
+            self._watch(monkeypatch, LiveSequence, name, lambda sequence, *_: sequence, name)
+        self._watch(monkeypatch, WaitQueue, "add", lambda _, sequence: sequence, "wait")
 
     def _watch(
-        self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, of: Callable[..., Stream], step: str
+        self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, of: Callable[..., LiveSequence], step: str
     ) -> None:
         real = getattr(owner, name)
 
@@ -68,25 +68,25 @@ class Journal:
 
         monkeypatch.setattr(owner, name, watched)
 
-    def _step(self, stream: Stream, step: str) -> None:
-        before = self._phases.get(stream, Phase.NEW)
+    def _step(self, sequence: LiveSequence, step: str) -> None:
+        before = self._phases.get(sequence, Phase.NEW)
         after = LIFE.get((before, step))
         if after is None:
             self.illegal.append(f"{step} of a stream that is {before}")
             return
         self.taken[before, step] += 1
-        self._phases[stream] = after
+        self._phases[sequence] = after
 
-    def _place(self, stream: Stream, _: Submit, __: str, kind: tuple[str, str], ___: int) -> None:
-        kinds = self._kinds.setdefault(stream, [])
-        if not stream.tokens:
+    def _place(self, sequence: LiveSequence, _: Submit, __: str, kind: tuple[str, str], ___: int) -> None:
+        kinds = self._kinds.setdefault(sequence, [])
+        if not sequence.tokens:
             kinds.clear()  # nothing has come of where it was before
         kinds.append(kind)
 
-    def mixed(self, stream: Stream) -> bool:
+    def mixed(self, sequence: LiveSequence) -> bool:
         """Workers of several kinds had it, the second one when there were tokens already."""
-        return len(set(self._kinds.get(stream, ()))) > 1
+        return len(set(self._kinds.get(sequence, ()))) > 1
 
-    def phase(self, stream: Stream) -> Phase:
+    def phase(self, sequence: LiveSequence) -> Phase:
         """Where it must be now."""
-        return self._phases.get(stream, Phase.NEW)
+        return self._phases.get(sequence, Phase.NEW)

@@ -73,8 +73,8 @@ def _dies_unheard(worker: EngineWorker) -> None:
 
 
 def _fails_a_step(worker: EngineWorker) -> None:
-    for seat in list(worker.router.seats()):
-        for number in list(seat.live) if seat.name == worker.name else ():
+    for handle in list(worker.router.handles()):
+        for number in list(handle.live) if handle.name == worker.name else ():
             worker.say(Failed(number, ErrorCode.STEP, "no"))
             worker.forget(number)
 
@@ -171,7 +171,7 @@ async def play(served: Served, api: str, streaming: bool, steps: int, fault: str
             worker.step()
             await anyio.lowlevel.checkpoint()
         FAULTS[fault](worker)
-        if not worker.router.roster[worker.name].ready:
+        if not worker.router.pool[worker.name].ready:
             worker.restart()
         group.start_soon(finish, served, ended)
     return summary(got)

@@ -111,7 +111,7 @@ async def roles(real: Real) -> dict[str, str]:
 async def test_a_standby_takes_the_place_of_a_killed_worker_which_then_stands_by() -> None:
     workers = launch("w0", load_seconds=1.0), launch("w1", standby=True, load_seconds=1.0)
     async with real_gateway(*workers) as real:
-        before = await roles(real)  # whoever is ready first is active
+        before = await roles(real)  # the first ready one is active
         (active,) = (name for name, role in before.items() if role == "active")
         (standby,) = before.keys() - {active}
         killed = real.fleet.members[active].worker

@@ -31,7 +31,7 @@ PHASES: dict[str, Callable[[Real, int], bool]] = {
 
 
 def delivered(real: Real) -> list[list[int]]:
-    return [stream.tokens for seat in real.router.seats() for stream in seat.live.values()]
+    return [stream.tokens for handle in real.router.handles() for stream in handle.live.values()]
 
 
 def body(index: int) -> dict[str, Any]:
@@ -103,7 +103,8 @@ async def test_streams_go_on_with_another_worker(kind: CallFault | LinkFault, wh
 
 
 async def ends_alone(real: Real, prompt: str = "die!") -> list[Any]:
-    """Eight streams, and among them a request that ends whoever computes it, which alone fails; what the others got."""
+    """Eight streams, and among them a request that ends every worker that computes it, which alone fails; what the
+    others got."""
     bad = body(0) | {"prompt": prompt, "stream": False}
     del bad["stream_options"]
 
@@ -125,8 +126,8 @@ def from_outside() -> pytest.MarkDecorator:
     ("kind", "deaths"), [("abort", 2), pytest.param("kill", MAX_TRIES, marks=from_outside())], ids=["within", "outside"]
 )
 async def test_a_poisonous_request_ends_alone(kind: CallFault, deaths: int, whole: list[Any]) -> None:
-    """It ends whoever computes it, by itself or as by a watchdog that cannot stand it, where nothing in the worker has
-    failed. Seven others share its worker."""
+    """It ends every worker that computes it, by itself or as by a watchdog that cannot stand it, where nothing in the
+    worker has failed. Seven others share its worker."""
     poison = Fault(kind, calls=0, token=ord("!"))
     async with real_gateway(launch("w0", slots=8, rate=100, faults=(poison,))) as real:
         assert await ends_alone(real) == whole

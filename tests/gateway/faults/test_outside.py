@@ -26,12 +26,12 @@ def kill(worker: FakeWorker) -> None:
 
 async def test_all_go_on_at_once_and_together() -> None:
     world = World(slots=8)
-    calls = [world.open() for _ in range(8)]
+    groups = [world.open() for _ in range(8)]
     kill(world["a"])
     assert len(world["a"].submits) == 16
-    assert not any(call.waiting for call in calls)
-    for call in calls:
-        world["a"].finish(number(call))
+    assert not any(group.waiting for group in groups)
+    for group in groups:
+        world["a"].finish(number(group))
     assert world.replays() == {("killed", "resumed"): 8}
     assert world["a"].exempted == [], "the worker did die"
 
@@ -47,32 +47,32 @@ async def test_one_is_not_tried_more_often_than_the_bound_and_the_last_time_apar
     assert not second.waiting
     world["a"].finish(number(second))
     assert second.failure is None
-    assert world["a"].exempted == [1, 2, 3, 4], "they were put down to the first one"
+    assert world["a"].exempted == [1, 2, 3, 4], "they were attributed to the first one"
 
 
-async def test_one_that_gets_on_between_is_innocent_for_ever() -> None:
+async def test_one_that_progresses_between_the_deaths_is_never_a_suspect() -> None:
     world = World()
-    call = world.open()
+    group = world.open()
     for _ in range(3 * MAX_TRIES):
         kill(world["a"])
         clear(world["a"], last(world["a"]))
-    assert not call.ended
+    assert not group.ended
     assert world["a"].exempted == []
 
 
 async def test_one_that_kills_is_found_among_kills_from_outside() -> None:
     world = World("a", "b", "c")
-    call = world.open()
+    group = world.open()
     world["a"].die()
     kill(world["b"])
     world["c"].die()
-    assert failure(call) is ErrorCode.QUARANTINED
+    assert failure(group) is ErrorCode.QUARANTINED
     assert [world[name].exempted for name in "abc"] == [[1], [], [1]], "the one from outside counts"
 
 
 async def test_a_client_that_leaves_takes_no_death_from_outside_with_it() -> None:
     world = World()
-    call = world.open()
+    group = world.open()
     kill(world["a"])
-    call.cancel_nowait()
+    group.cancel_nowait()
     assert world["a"].exempted == []

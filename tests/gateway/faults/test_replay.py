@@ -8,6 +8,7 @@ import pytest
 import structlog
 
 from actors.supervision.worker import WorkerState
+from gateway.generation.delta import StopReason, TextDelta
 from gateway.routing.router import DEADLINE_MARGIN_S
 from gateway.routing.worker_handle import Role
 from protocol.errors import ErrorCode
@@ -27,21 +28,20 @@ def anyio_backend() -> Any:
 
 async def test_a_lost_worker_s_stream_goes_on_with_another() -> None:
     world = World("a", "b")
-    call, kept = world.open(), world.open()
-    world["a"].token(number(call), "Hel", 5, 6)
+    group, kept = world.open(return_token_ids=True), world.open()
+    world["a"].token(number(group), "Hel", 5, 6)
     before = last(world["a"])
     world["a"].die()
     again = last(world["b"])
-    assert not call.ended
+    assert not group.ended
     assert again.resume == (5, 6)
     assert (again.request, again.input, again.sampling) == (before.request, before.input, before.sampling)
-    assert again.stream != before.stream, "what the dead one may still say is nobody's"
+    assert again.stream != before.stream, "frames of the dead one match no sequence"
     world["b"].token(again.stream, "lo", 7)
     world["b"].finish(again.stream, "!", usage=Usage(2, 3))
-    (piece,) = call.take(with_tokens=True)
-    assert (piece.text, piece.tokens, piece.reason) == ("Hello!", (5, 6, 7), "stop")
-    assert call.usage(1) == (2, 3, 0)
-    assert not call.continued
+    assert group.take() == [TextDelta(index=0, text="Hello!", tokens=(5, 6, 7), stop=StopReason.END)]
+    assert group.token_counts() == (2, 3, 0)
+    assert not group.continued
     assert not kept.ended
     assert world.replays() == {("died", "resumed"): 1}
     assert world.gaps() == 1
@@ -76,49 +76,49 @@ async def test_a_queued_sequence_is_replayed_from_its_start() -> None:
 
 async def test_without_another_worker_it_waits_for_the_restart() -> None:
     world = World()
-    call = world.open()
-    world["a"].token(number(call), "x", 5)
+    group = world.open()
+    world["a"].token(number(group), "x", 5)
     world["a"].die()
-    assert (call.waiting, world.router.waiting()) == (True, {"tiny": 1})
+    assert (group.waiting, world.router.waiting()) == (True, {"tiny": 1})
     world["a"].come_back()
-    assert not call.waiting
+    assert not group.waiting
     assert last(world["a"]).resume == (5,)
-    world["a"].say_old(number(call))
-    assert not call.ended
+    world["a"].say_old(number(group))
+    assert not group.ended
 
 
 async def test_a_standby_takes_the_streams_of_the_one_that_it_replaces() -> None:
     world = World()
     standby = FakeWorker("s").join(world.router, Role.STANDBY)
-    call = world.open()
-    world["a"].token(number(call), "x", 5)
+    group = world.open()
+    world["a"].token(number(group), "x", 5)
     world["a"].die()
     assert last(standby).resume == (5,)
-    assert not call.waiting
+    assert not group.waiting
 
 
 @pytest.mark.parametrize("how", ["in time", "given up", "at once"])
 async def test_where_no_worker_comes_the_stream_ends_typed(how: str) -> None:
     world = World(worker_wait_s=0 if how == "at once" else 60)
-    call = world.open()
+    group = world.open()
     world["a"].die()
     if how == "given up":
         world["a"].change(state=WorkerState.GIVEN_UP)
-        assert call.ended
+        assert group.ended
     else:
         await anyio.sleep(0.01 if how == "at once" else 59.9)
-        assert call.ended == (how == "at once")
+        assert group.ended == (how == "at once")
         await anyio.sleep(0.2)
-    assert failure(call) is ErrorCode.LOST
-    assert call.failure is not None
-    assert "killed by signal 9" in call.failure.text
+    assert failure(group) is ErrorCode.LOST
+    assert group.failure is not None
+    assert "killed by signal 9" in group.failure.text
     assert world.replays() == {("died", "worker_lost"): 1}
     await world.router.idle()
 
 
 async def test_its_deadline_goes_on_while_it_waits() -> None:
     world = World(request_timeout_s=10, worker_wait_s=60)
-    call = world.open()
+    group = world.open()
     await anyio.sleep(4)
     world["a"].die()
     await anyio.sleep(2)
@@ -127,7 +127,7 @@ async def test_its_deadline_goes_on_while_it_waits() -> None:
     clear(world["a"], last(world["a"]))
     world["a"].die()
     await anyio.sleep(4 + DEADLINE_MARGIN_S)
-    assert failure(call) is ErrorCode.DEADLINE
+    assert failure(group) is ErrorCode.DEADLINE
     world["a"].come_back()
     assert len(world["a"].submits) == 2, "an expired stream is not replayed"
 
@@ -149,8 +149,8 @@ async def test_a_cancelled_stream_is_not_replayed() -> None:
 
 async def test_each_choice_goes_on_for_itself() -> None:
     world = World("a", "b")
-    call = world.open(n=3)
-    first, second, third = (number(call, index) for index in range(3))
+    group = world.open(n=3)
+    first, second, third = (number(group, index) for index in range(3))
     world["a"].token(first, "A", 1)
     world["a"].token(second, "B", 2)
     world["a"].finish(third, "C")
@@ -161,10 +161,10 @@ async def test_each_choice_goes_on_for_itself() -> None:
     assert (one.resume, other.resume) == ((1,), (2,)), "two suspects, two workers"
     world["a"].finish(other.stream, "b")
     world["b"].finish(one.stream, "a")
-    texts = {piece.index: piece.text for piece in call.take(with_tokens=False)}
+    texts = {delta.index: delta.text for delta in group.take() if isinstance(delta, TextDelta)}
     assert texts == {0: "Aa", 1: "Bb", 2: "C"}
-    assert call.ended
-    assert call.failure is None
+    assert group.ended
+    assert group.failure is None
 
 
 async def test_an_unlike_worker_goes_on_and_it_is_said() -> None:
@@ -188,18 +188,18 @@ async def test_one_that_had_nothing_yet_is_not_called_continued() -> None:
     hello = world["b"].status.hello
     assert hello is not None
     world["b"].change(hello=type(hello)(1, "b", 1, 1, "tiny", "other", "none", 4, 64, "another digest"))
-    call = world.open()
+    group = world.open()
     world["a"].die()
-    world["b"].finish(number(call), "all of it")
-    assert not call.continued
+    world["b"].finish(number(group), "all of it")
+    assert not group.continued
 
 
 async def test_a_waiting_call_wakes_an_eager_client_once() -> None:
     """So that it can begin to comment; nothing is there to take yet."""
     world = World()
-    call = world.open()
-    news = asyncio.ensure_future(call.wait())
+    group = world.open()
+    news = asyncio.ensure_future(group.wait())
     await asyncio.sleep(0)
     world["a"].die()
     assert await news is False
-    assert call.waiting
+    assert group.waiting

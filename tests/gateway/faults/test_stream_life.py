@@ -1,9 +1,9 @@
-"""The life of streams with deaths at every point: the real router and the real worker's code, in any interleaving.
+"""The life of sequences with deaths at every point: the real router and the real worker's code, in any interleaving.
 
-Checked throughout: a live sequence is in one place, every change of the real code is a step of the table of a stream's
-life (`journal.LIFE`), and what was delivered is the beginning of the undisturbed answer. Checked at the end: every
-sequence ended once, with just that answer, or with an error for which there was reason; and that every step of the
-table was taken by some stream.
+Checked throughout: a live sequence is in one place, every change of the real code is a step of the table of a
+sequence's life (`journal.LIFE`), and what was delivered is the beginning of the undisturbed answer. Checked at the end:
+every sequence ended once, with just that answer, or with an error for which there was reason; and that every step of
+the table was taken by some sequence.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from hypothesis.stateful import (
 
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerState
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
+from gateway.generation.request import SequenceRequest
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.failure_attribution import MAX_TRIES, suspect
-from gateway.routing.plan import Choice
 from gateway.routing.quarantine import REFUSED_AFTER
-from gateway.routing.request_group import Call
+from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
-from gateway.routing.sequence import Stream
+from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
@@ -59,20 +59,20 @@ worker_names = st.sampled_from(WORKERS)
 class StreamLife(RuleBasedStateMachine):
     """Two workers, a standby, and what may happen to them and to their clients."""
 
-    calls = Bundle("calls")
+    groups = Bundle("groups")
 
     def __init__(self, journal: Journal) -> None:
         super().__init__()
         self.journal = journal
         self.loop = VirtualLoop()
-        self.texts: dict[Stream, str] = {}
-        self.reasons: Counter[Stream] = Counter()
-        self.deaths: Counter[Stream] = Counter()
+        self.texts: dict[LiveSequence, str] = {}
+        self.reasons: Counter[LiveSequence] = Counter()
+        self.deaths: Counter[LiveSequence] = Counter()
         """At which it was there; one from within counts as two from outside."""
-        self.expected: dict[Stream, Answer] = {}
-        self.inputs: dict[Stream, Input] = {}
-        """Of the streams themselves nothing is left of it when they have ended."""
-        self.let_go: set[Call] = set()
+        self.expected: dict[LiveSequence, Answer] = {}
+        self.inputs: dict[LiveSequence, Input] = {}
+        """What it had of the sequences is gone when they have ended."""
+        self.cancelled: set[RequestGroup] = set()
         self.shut = False
         self._do(self._begin)
 
@@ -98,7 +98,7 @@ class StreamLife(RuleBasedStateMachine):
         return self.loop.run_until_complete(run())
 
     @rule(
-        target=calls,
+        target=groups,
         n=st.integers(1, 3),
         stop=st.sampled_from([(), ("e",), ("é", "zz"), ("ez ",)]),
         limit=st.integers(1, 30),
@@ -108,36 +108,37 @@ class StreamLife(RuleBasedStateMachine):
     )
     def open(
         self, n: int, stop: tuple[str, ...], limit: int, heat: int, stream: bool, prompt: str
-    ) -> Call | MultipleResults[Call]:
+    ) -> RequestGroup | MultipleResults[RequestGroup]:
         body = {"model": "tiny", "n": n, "max_tokens": limit, "temperature": heat, "stream": stream, "prompt": prompt}
-        plan = self.decoder.completion(json.dumps(body | {"stop": stop, "seed": 5}).encode())
+        plan = self.decoder.completion(json.dumps(body | {"stop": stop, "seed": 5}).encode()).request
         try:
-            call: Call = self._do(lambda: self.router.open(plan, "r"))
-        except ApiError as error:
-            if not self._rightly_refused(ErrorCode(error.code), plan.choices[0]):
+            group: RequestGroup = self._do(lambda: self.router.open(plan, "r"))
+        except RequestError as error:
+            if not self._rightly_refused(ErrorCode(error.code), plan.sequences[0]):
                 raise
             return multiple()
-        for each in call.streams:
+        for each in group.sequences:
             self.expected[each] = self._do(functools.partial(undisturbed, each.submit))
             self.inputs[each] = each.submit.input
             self.texts[each] = ""
-        return call
+        return group
 
-    def _rightly_refused(self, code: ErrorCode, choice: Choice) -> bool:
+    def _rightly_refused(self, code: ErrorCode, choice: SequenceRequest) -> bool:
         if code is ErrorCode.UNAVAILABLE:  # all that are there fail what they get
             now = self.loop.time()
-            return not any(seat.admits(now) for seat in self.router.seats()) and any(map(self._runs, WORKERS))
+            return not any(handle.admits(now) for handle in self.router.handles()) and any(map(self._runs, WORKERS))
         verdicts = self._verdicts(choice)
         return (code is ErrorCode.DRAINING and self.shut) or (
             code is ErrorCode.QUARANTINED and verdicts >= REFUSED_AFTER
         )
 
-    def _verdicts(self, choice: Choice) -> int:
+    def _verdicts(self, choice: SequenceRequest) -> int:
         """How often such a request was quarantined."""
         return sum(
-            self.inputs[stream] == choice.input and stream.submit.sampling.temperature == choice.sampling.temperature
-            for stream in self.expected
-            if stream.failure is not None and stream.failure.code is ErrorCode.QUARANTINED
+            self.inputs[sequence] == choice.input
+            and sequence.submit.sampling.temperature == choice.sampling.temperature
+            for sequence in self.expected
+            if sequence.failure is not None and sequence.failure.code is ErrorCode.QUARANTINED
         )
 
     @rule(times=st.integers(1, 8))
@@ -157,7 +158,7 @@ class StreamLife(RuleBasedStateMachine):
     def steps_fail(self, name: str, times: int) -> None:
         for _ in range(times):
             if self._runs(name):
-                ran = list(self.router.roster[name].live.values())
+                ran = list(self.router.pool[name].live.values())
                 self.deaths.update(dict.fromkeys(ran, MAX_TRIES // 2))
                 self._do(self.workers[name].fail_step)
 
@@ -168,10 +169,10 @@ class StreamLife(RuleBasedStateMachine):
     @rule()
     def change_places(self) -> None:
         """As a rolling restart does."""
-        seats = list(self.router.seats())
-        active = next(seat for seat in seats if seat.role is Role.ACTIVE)
-        standby = next(seat for seat in seats if seat.role is Role.STANDBY)
-        self._do(functools.partial(self.router.roster.swap, active, standby))
+        handles = list(self.router.handles())
+        active = next(handle for handle in handles if handle.role is Role.ACTIVE)
+        standby = next(handle for handle in handles if handle.role is Role.STANDBY)
+        self._do(functools.partial(self.router.pool.swap, active, standby))
 
     @rule(really=rarely, at_once=st.booleans())
     def gateway_ends(self, really: bool, at_once: bool) -> None:
@@ -197,7 +198,7 @@ class StreamLife(RuleBasedStateMachine):
             self._do(worker.answer)
         if how != "leaves":
             weight = 1 if how == "is killed" else MAX_TRIES // 2
-            self.deaths.update(dict.fromkeys(self.router.roster[name].live.values(), weight))
+            self.deaths.update(dict.fromkeys(self.router.pool[name].live.values(), weight))
         fail = functools.partial(worker.leave, ErrorCode.LOST)
         kill = functools.partial(worker.die, origin=Origin.OUTSIDE)
         ends: dict[str, Callable[[], None]] = {
@@ -211,10 +212,10 @@ class StreamLife(RuleBasedStateMachine):
     def _runs(self, name: str) -> bool:
         return self.workers[name].status.state is WorkerState.READY
 
-    @rule(call=calls, times=st.integers(2, 4))
-    def kill_each_worker_that_it_gets(self, call: Call, times: int) -> None:
+    @rule(group=groups, times=st.integers(2, 4))
+    def kill_each_worker_that_it_gets(self, group: RequestGroup, times: int) -> None:
         for _ in range(times):
-            name = next((stream.worker for stream in call.streams if stream.worker), "")
+            name = next((sequence.worker for sequence in group.sequences if sequence.worker), "")
             if name:
                 self.end(name, "dies")
                 self.come_back(name)
@@ -228,18 +229,18 @@ class StreamLife(RuleBasedStateMachine):
         if not self._runs(name):
             self._do(self.workers[name].come_back)
 
-    @rule(call=calls)
-    def take(self, call: Call) -> None:
-        for piece in self._do(lambda: call.take(with_tokens=False)):
-            stream = call.streams[piece.index]
-            self.texts[stream] += piece.text
-            self.reasons[stream] += piece.reason is not None
+    @rule(group=groups)
+    def take(self, group: RequestGroup) -> None:
+        for piece in self._do(group.take):
+            sequence = group.sequences[piece.index]
+            self.texts[sequence] += piece.text
+            self.reasons[sequence] += piece.stop is not None
 
-    @rule(call=calls, really=st.sampled_from([False, False, False, True]))
-    def client_leaves(self, call: Call, really: bool) -> None:
+    @rule(group=groups, really=st.sampled_from([False, False, False, True]))
+    def client_leaves(self, group: RequestGroup, really: bool) -> None:
         if really:
-            self.let_go.add(call)
-            self._do(call.cancel_nowait)
+            self.cancelled.add(group)
+            self._do(group.cancel_nowait)
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 30.0, 30.0, TIMEOUT_S + 30.0]))
     def wait(self, seconds: float) -> None:
@@ -249,62 +250,62 @@ class StreamLife(RuleBasedStateMachine):
     def a_live_sequence_is_in_one_place(self) -> None:
         live = self.router._placement.live()
         assert len(live) == len(set(live))
-        assert set(live) == {stream for stream in self.expected if not stream.ended}
-        for stream in self.expected:
-            phase = Phase.ENDED if stream.ended else Phase.PLACED if stream.worker else Phase.WAITING
-            assert self.journal.phase(stream) is phase
+        assert set(live) == {sequence for sequence in self.expected if not sequence.ended}
+        for sequence in self.expected:
+            phase = Phase.ENDED if sequence.ended else Phase.PLACED if sequence.worker else Phase.WAITING
+            assert self.journal.phase(sequence) is phase
         assert not self.journal.illegal
-        for seat in self.router.seats():
-            assert sum(suspect(stream) for stream in seat.live.values()) <= 1, "suspects run apart"
+        for handle in self.router.handles():
+            assert sum(suspect(sequence) for sequence in handle.live.values()) <= 1, "suspects run apart"
 
     @invariant()
     def what_was_delivered_is_the_beginning_of_the_answer(self) -> None:
-        for stream, answer in self.expected.items():
-            assert answer.tokens[: len(stream.tokens)] == tuple(stream.tokens)
-            assert answer.text.startswith(self.texts[stream])
+        for sequence, answer in self.expected.items():
+            assert answer.tokens[: len(sequence.tokens)] == tuple(sequence.tokens)
+            assert answer.text.startswith(self.texts[sequence])
 
     def teardown(self) -> None:
         for name in WORKERS:
             self.workers[name].full = False
-            if not self.router.roster[name].ready:
+            if not self.router.pool[name].ready:
                 self._do(self.workers[name].restart)
         for _ in range(2000):
             for name in WORKERS:
                 self._do(self.workers[name].step)
-            for call in {stream.call for stream in self.expected}:
-                self.take(call)
-                if call.failure is not None:
-                    self._do(call.cancel_nowait)  # as the endpoint does, which frees the rest of the request
-            if all(stream.ended for stream in self.expected):
+            for group in {sequence.request for sequence in self.expected}:
+                self.take(group)
+                if group.failure is not None:
+                    self._do(group.cancel_nowait)  # as the endpoint does, which frees the rest of the request
+            if all(sequence.ended for sequence in self.expected):
                 break
             self._do(lambda: None, 0.3)
         self._check_ends()
         self.loop.close()
 
     def _check_ends(self) -> None:
-        for stream, answer in self.expected.items():
-            assert stream.ended
-            if stream.usage is not None:
-                assert answer_of(stream.call, stream.index, self.texts[stream]) == answer
-                assert self.reasons[stream] == 1
-                assert stream.continued == self.journal.mixed(stream)
-            elif stream.failure is not None:
-                self._check_failure(stream, stream.failure.code)
+        for sequence, answer in self.expected.items():
+            assert sequence.ended
+            if sequence.usage is not None:
+                assert answer_of(sequence, self.texts[sequence]) == answer
+                assert self.reasons[sequence] == 1
+                assert sequence.continued == self.journal.mixed(sequence)
+            elif sequence.failure is not None:
+                self._check_failure(sequence, sequence.failure.code)
             else:
-                assert stream.call in self.let_go or stream.call.failure is not None
+                assert sequence.request in self.cancelled or sequence.request.failure is not None
         assert self.router.waiting() == {"tiny": 0}
         self.loop.run_until_complete(self.router.idle())
 
-    def _check_failure(self, stream: Stream, code: ErrorCode) -> None:
+    def _check_failure(self, sequence: LiveSequence, code: ErrorCode) -> None:
         if code in (ErrorCode.QUARANTINED, ErrorCode.STEP):
-            assert self.deaths[stream] >= MAX_TRIES, "nobody is blamed for one death, or for a few from outside"
+            assert self.deaths[sequence] >= MAX_TRIES, "one death, or a few from outside, are not attributed"
         elif code is ErrorCode.OVERLOADED:
-            assert not stream.waited, "only newcomers are refused"
-            assert not stream.tokens
+            assert not sequence.waited, "only new requests are refused"
+            assert not sequence.tokens
         elif code is ErrorCode.DEADLINE:
-            assert self.loop.time() - stream.opened_at >= TIMEOUT_S
+            assert self.loop.time() - sequence.opened_at >= TIMEOUT_S
         else:
-            assert (code, self.shut) == (ErrorCode.DRAINING, True), stream.failure
+            assert (code, self.shut) == (ErrorCode.DRAINING, True), sequence.failure
 
 
 def test_streams_live_through_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,10 +316,10 @@ def test_streams_live_through_everything(monkeypatch: pytest.MonkeyPatch) -> Non
         def __init__(self) -> None:
             super().__init__(journal)
 
-    # Hypothesis has the same examples each time in CI, unless told otherwise.
+    # Hypothesis has the same examples each time in CI, unless set otherwise.
     chosen = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=False)
     for _ in range(5):  # what is rare may be missing once
         run_state_machine_as_test(Journaled, settings=chosen)
         if set(journal.taken) == set(LIFE):
             return
-    pytest.fail(f"steps that no stream ever takes: {set(LIFE) - set(journal.taken)}")
+    pytest.fail(f"steps that no sequence ever takes: {set(LIFE) - set(journal.taken)}")

@@ -1,8 +1,8 @@
-"""How often a request is tried, in any order of what may happen: the real router over workers that die as told.
+"""How often a request is tried, in any order of what may happen: the real router over workers that die as scripted.
 
 Three kinds of request: one that harms nobody, one whose every run kills its worker from within, and one for whose every
 run somebody kills the worker from outside. A run is tried for a request when it was among the first `SLOTS` of its
-worker, and the death was put down to nobody else; three tokens make it forgotten.
+worker, and the death was attributed to no other; three tokens make it forgotten.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from actors.process.exit_cause import Origin
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_TRIES
 from gateway.routing.router import Router
-from gateway.routing.sequence import Stream
+from gateway.routing.sequence import LiveSequence
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from tests.gateway.fakes import FakeWorker
@@ -48,10 +48,10 @@ class Trials(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = VirtualLoop()
-        self.kind: dict[Stream, Kind] = {}
-        self.tries: dict[Stream, list[Origin]] = {}
+        self.kind: dict[LiveSequence, Kind] = {}
+        self.tries: dict[LiveSequence, list[Origin]] = {}
         """Deaths in a row at which it ran."""
-        self.present: dict[Stream, int] = {}
+        self.present: dict[LiveSequence, int] = {}
         """Deaths in a row at which it may have run, for all that the gateway can know."""
         self._do(self._begin)
 
@@ -73,8 +73,8 @@ class Trials(RuleBasedStateMachine):
     def open(self, data: st.DataObject) -> None:
         kind = data.draw(st.sampled_from(self.choices()))  # first: a draw may end the example
         body = {"model": "tiny", "prompt": f"{len(self.kind)}", "max_tokens": LENGTH, "stream": True}
-        call = self._do(lambda: self.router.open(self.decoder.completion(json.dumps(body).encode()), "r"))
-        self.kind[call.streams[0]] = kind
+        group = self._do(lambda: self.router.open(self.decoder.completion(json.dumps(body).encode()).request, "r"))
+        self.kind[group.sequences[0]] = kind
 
     def choices(self) -> Sequence[Kind]:
         """What may come next."""
@@ -83,22 +83,22 @@ class Trials(RuleBasedStateMachine):
     @rule(name=st.sampled_from("ab"))
     def run(self, name: str) -> None:
         """It computes what it has: one token for each slot, or its end."""
-        running = list(itertools.islice(self.router.roster[name].live.values(), SLOTS))
-        kinds = {self.kind[stream] for stream in running}
+        running = list(itertools.islice(self.router.pool[name].live.values(), SLOTS))
+        kinds = {self.kind[sequence] for sequence in running}
         if Kind.DEADLY in kinds:
             self._end(name, Origin.WITHIN)
         elif Kind.HUNTED in kinds:
             self._end(name, Origin.OUTSIDE)
         else:
-            for stream in running:
-                self._do(functools.partial(self._token, name, stream))
+            for sequence in running:
+                self._do(functools.partial(self._token, name, sequence))
 
-    def _token(self, name: str, stream: Stream) -> None:
-        self.workers[name].token(stream.submit.stream, "x", len(stream.tokens))
-        if stream.since_replay >= CLEARED_AFTER:
-            self.tries[stream], self.present[stream] = [], 0
-        if len(stream.tokens) == LENGTH:
-            self.workers[name].finish(stream.submit.stream)
+    def _token(self, name: str, sequence: LiveSequence) -> None:
+        self.workers[name].token(sequence.submit.stream, "x", len(sequence.tokens))
+        if sequence.since_replay >= CLEARED_AFTER:
+            self.tries[sequence], self.present[sequence] = [], 0
+        if len(sequence.tokens) == LENGTH:
+            self.workers[name].finish(sequence.submit.stream)
 
     @precondition(lambda self: self.kills)
     @rule(name=st.sampled_from("ab"))
@@ -106,24 +106,24 @@ class Trials(RuleBasedStateMachine):
         self._end(name, Origin.OUTSIDE)
 
     def _end(self, name: str, origin: Origin) -> None:
-        live = list(self.router.roster[name].live.values())
+        live = list(self.router.pool[name].live.values())
 
         def die() -> None:
             self.workers[name].die(origin=origin)
             self.workers[name].come_back()
 
         self._do(die)
-        guilty = [stream for stream in live if stream.ended]
-        assert len(guilty) <= 1
-        for index, stream in enumerate(live):
-            if guilty and stream not in guilty:
+        attributed = [sequence for sequence in live if sequence.ended]
+        assert len(attributed) <= 1
+        for index, sequence in enumerate(live):
+            if attributed and sequence not in attributed:
                 continue
             if index < 2 * SLOTS:
-                self.present[stream] = self.present.get(stream, 0) + 1
+                self.present[sequence] = self.present.get(sequence, 0) + 1
             if index < SLOTS:
-                self.tries[stream] = [*self.tries.get(stream, []), origin]
-                assert len(self.tries[stream]) <= MAX_TRIES
-                assert len(self.tries[stream]) < MAX_TRIES or stream.ended
+                self.tries[sequence] = [*self.tries.get(sequence, []), origin]
+                assert len(self.tries[sequence]) <= MAX_TRIES
+                assert len(self.tries[sequence]) < MAX_TRIES or sequence.ended
 
     def teardown(self) -> None:
         try:
@@ -133,21 +133,21 @@ class Trials(RuleBasedStateMachine):
 
     def _end_all(self) -> None:
         for _ in range(100 * len(self.kind)):
-            if all(stream.ended for stream in self.kind):
+            if all(sequence.ended for sequence in self.kind):
                 break
             self.run("a")
             self.run("b")
-        for stream, kind in self.kind.items():
-            assert stream.ended, "nothing is tried without end"
-            if stream.failure is not None:
-                assert stream.failure.code is ErrorCode.QUARANTINED
-            self.check(stream, kind)
+        for sequence, kind in self.kind.items():
+            assert sequence.ended, "nothing is tried without end"
+            if sequence.failure is not None:
+                assert sequence.failure.code is ErrorCode.QUARANTINED
+            self.check(sequence, kind)
         self.loop.run_until_complete(self.router.idle())
 
-    def check(self, stream: Stream, kind: Kind) -> None:
+    def check(self, sequence: LiveSequence, kind: Kind) -> None:
         """What became of a request in this world."""
-        assert kind is Kind.HARMLESS or stream.failure is not None
-        assert self.tries.get(stream, []).count(Origin.WITHIN) <= 2
+        assert kind is Kind.HARMLESS or sequence.failure is not None
+        assert self.tries.get(sequence, []).count(Origin.WITHIN) <= 2
 
 
 class Crashes(Trials):
@@ -157,13 +157,13 @@ class Crashes(Trials):
     kills = False
 
     def choices(self) -> Sequence[Kind]:
-        deadly = any(kind is Kind.DEADLY and not stream.ended for stream, kind in self.kind.items())
+        deadly = any(kind is Kind.DEADLY and not sequence.ended for sequence, kind in self.kind.items())
         return [Kind.HARMLESS] if deadly else [Kind.HARMLESS, Kind.DEADLY]
 
-    def check(self, stream: Stream, kind: Kind) -> None:
-        super().check(stream, kind)
+    def check(self, sequence: LiveSequence, kind: Kind) -> None:
+        super().check(sequence, kind)
         if kind is Kind.DEADLY:
-            assert self.tries[stream] == [Origin.WITHIN] * 2
+            assert self.tries[sequence] == [Origin.WITHIN] * 2
 
 
 class Kills(Trials):
@@ -171,8 +171,8 @@ class Kills(Trials):
 
     kinds = (Kind.HARMLESS,)
 
-    def check(self, stream: Stream, kind: Kind) -> None:
-        assert stream.failure is None or self.present[stream] == MAX_TRIES
+    def check(self, sequence: LiveSequence, kind: Kind) -> None:
+        assert sequence.failure is None or self.present[sequence] == MAX_TRIES
 
 
 class Hunts(Trials):
@@ -183,8 +183,8 @@ class Hunts(Trials):
     def choices(self) -> Sequence[Kind]:
         return [Kind.HARMLESS] if Kind.HUNTED in self.kind.values() else [Kind.HARMLESS, Kind.HUNTED]
 
-    def check(self, stream: Stream, kind: Kind) -> None:
-        assert (stream.failure is None) == (kind is Kind.HARMLESS), "the others are told from it by their last try"
+    def check(self, sequence: LiveSequence, kind: Kind) -> None:
+        assert (sequence.failure is None) == (kind is Kind.HARMLESS), "their last try shows which one it is"
 
 
 def play(world: type[Trials]) -> None:
@@ -200,7 +200,7 @@ def test_what_kills_from_within_is_tried_twice() -> None:
     play(Crashes)
 
 
-def test_an_innocent_request_lives_through_any_kills_below_the_bound() -> None:
+def test_a_request_that_kills_nothing_lives_through_any_kills_below_the_bound() -> None:
     play(Kills)
 
 

@@ -43,7 +43,7 @@ async def ask(real: Real, fifth: Callable[[], None] = lambda: None) -> str:
 
 
 def live(real: Real, name: str) -> int:
-    return len(real.router.roster[name].live)
+    return len(real.router.pool[name].live)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from actors.transport.keys import from_z85, make_gateway_key
 from actors.transport.rejections import Rejections
 from gateway.fleet.remote_join import RemoteJoin
 from gateway.http.server import BindError
-from gateway.settings import GatewaySettings, SettingsError
+from gateway.settings import GatewaySettings, GatewaySettingsError
 from tests.actors.inbox import Inbox
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +30,7 @@ def prepare(folder: Path) -> None:
 
 
 def test_keys_are_not_left_out() -> None:
-    with pytest.raises(SettingsError, match="listen_workers needs keys_dir"):
+    with pytest.raises(GatewaySettingsError, match="listen_workers needs keys_dir"):
         GatewaySettings(listen_workers="tcp://127.0.0.1:0")
 
 

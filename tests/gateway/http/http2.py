@@ -75,10 +75,10 @@ class Patient:
             if frame[3] == 0x7:
                 self.last_streams.append(int.from_bytes(frame[9:13]))
             else:
-                self._hear(frame)
+                self._receive_frame(frame)
         return True
 
-    def _hear(self, frame: bytes) -> None:
+    def _receive_frame(self, frame: bytes) -> None:
         for event in self._h2.receive_data(frame):
             assert not isinstance(event, StreamReset)
             if isinstance(event, ResponseReceived):

@@ -20,7 +20,7 @@ HEAD = [(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"x"), (b":
 
 
 def connection() -> H2Connection:
-    """One that sends what it is told to."""
+    """A client that sends what the test wants."""
     made = H2Connection(H2Configuration(header_encoding=None, validate_outbound_headers=False))
     made.initiate_connection()
     return made
@@ -110,13 +110,13 @@ async def test_what_nobody_expects_ends_its_connection_in_one_line(
     sent: Callable[[], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving() as served:
-        with capture_logs() as told:
+        with capture_logs() as logs:
             for _ in range(5):
                 async with await anyio.connect_tcp("127.0.0.1", served.port) as raw:
                     await raw.send(sent())
                     await ended(raw)
             await served.until(lambda: served.listener.connections == 0)
-        assert [line["count"] for line in told if line["event"] == "connection_failed"] == [1, 2, 4]
+        assert [line["count"] for line in logs if line["event"] == "connection_failed"] == [1, 2, 4]
         assert (await served.client.get("/health/live")).status_code == 200
     assert not [record for record in caplog.records if record.name == "asyncio"]
 

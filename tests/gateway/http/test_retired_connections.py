@@ -39,7 +39,7 @@ async def test_a_connection_that_is_retired_ends_when_its_streams_have() -> None
             await served.until(lambda: served.listener.connections == 0)
 
 
-async def test_a_client_that_never_idles_is_told_in_time_and_its_streams_finish() -> None:
+async def test_a_client_that_never_idles_is_notified_in_time_and_its_streams_finish() -> None:
     async with serving(keep_alive_s=0.5) as served, await anyio.connect_tcp("127.0.0.1", served.port) as raw:
         peer = Patient(raw)
         first = await peer.ask(COMPLETION | {"stream": True})
@@ -134,7 +134,7 @@ async def test_httpx_gets_the_rest_of_a_stream_while_it_is_refused_more() -> Non
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("version", ["--http1.1", "--http2-prior-knowledge"])
-async def test_curl_gets_the_rest_of_a_stream_after_it_was_told_to_leave(version: str) -> None:
+async def test_curl_gets_the_rest_of_a_stream_after_goaway(version: str) -> None:
     async with serving(keep_alive_s=3600) as served:
         command = ["curl", "-sS", version, "-H", "content-type: application/json", "-d", json.dumps(STREAM)]
         url = f"http://127.0.0.1:{served.port}/v1/completions"

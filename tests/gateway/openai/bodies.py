@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
+from gateway.generation.request import GenerationRequest
 from gateway.openai.decoding import RequestDecoder
-from gateway.routing.plan import Plan
 from gateway.settings import GatewaySettings
 
 COMPLETION = {"model": "tiny", "prompt": "hi"}
@@ -15,16 +15,16 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 DECODER = RequestDecoder(GatewaySettings())
 
 
-def completion(**fields: Any) -> Plan:
-    return DECODER.completion(json.dumps(COMPLETION | fields).encode())
+def completion(**fields: Any) -> GenerationRequest:
+    return DECODER.completion(json.dumps(COMPLETION | fields).encode()).request
 
 
-def chat(**fields: Any) -> Plan:
-    return DECODER.chat(json.dumps(CHAT | fields).encode())
+def chat(**fields: Any) -> GenerationRequest:
+    return DECODER.chat(json.dumps(CHAT | fields).encode()).request
 
 
-def refusal(call: Any, **fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+def refusal(call: Any, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
         call(**fields)
     return caught.value
 

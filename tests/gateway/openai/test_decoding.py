@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
+from gateway.generation.request import OutputOptions
+from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.decoding import COMPLETION_MAX_TOKENS, RequestDecoder
 from gateway.openai.schema import MAX_LABEL, MAX_METADATA
 from gateway.settings import GatewaySettings
@@ -21,7 +23,7 @@ from protocol.bounds import (
     MAX_TOP_LOGPROBS,
 )
 from protocol.request import Bias, Limits, Message, Sampling
-from tests.gateway.openai.bodies import COMPLETION, chat, completion, refusal
+from tests.gateway.openai.bodies import COMPLETION, DECODER, chat, completion, refusal
 
 
 @pytest.mark.parametrize(
@@ -40,8 +42,8 @@ def test_log_probabilities_are_asked_for_in_the_manner_of_the_endpoint(
     call: Any, fields: dict[str, Any], asked: int | None
 ) -> None:
     plan = call(**fields)
-    assert plan.choices[0].sampling.logprobs == asked
-    assert plan.form.by_token == (asked is not None)
+    assert plan.sequences[0].sampling.logprobs == asked
+    assert plan.output.with_tokens == (asked is not None)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_log_probabilities_are_asked_for_in_the_manner_of_the_endpoint(
     ],
 )
 def test_what_shapes_logits_is_bounded_by_name(call: Any, fields: dict[str, Any], param: str) -> None:
-    assert refusal(call, **fields).param == param
+    assert refusal(call, **fields).field == param
 
 
 def test_what_shapes_logits_is_taken_at_its_bounds() -> None:
@@ -72,15 +74,15 @@ def test_what_shapes_logits_is_taken_at_its_bounds() -> None:
     plan = chat(
         presence_penalty=-2, frequency_penalty=2, repetition_penalty=0.01, logit_bias=bias, max_tokens=5, min_tokens=5
     )
-    sampling = plan.choices[0].sampling
+    sampling = plan.sequences[0].sampling
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-2.0, 2.0, 0.01)
     assert sampling.logit_bias == tuple(Bias(token, -100.0) for token in range(MAX_BIASES))
-    assert plan.choices[0].limits.min_tokens == 5
+    assert plan.sequences[0].limits.min_tokens == 5
 
 
 def test_choices_share_what_is_large_about_their_sampling() -> None:
     """Else a body of 4 kB would take a megabyte."""
-    first, *others = completion(prompt=["a", "b"], n=3, seed=7, logit_bias={"5": 1, "6": 2}).choices
+    first, *others = completion(prompt=["a", "b"], n=3, seed=7, logit_bias={"5": 1, "6": 2}).sequences
     assert all(each.sampling.logit_bias is first.sampling.logit_bias for each in others)
     assert [each.sampling.seed for each in (first, *others)] == [7, 8, 9] * 2
 
@@ -88,7 +90,7 @@ def test_choices_share_what_is_large_about_their_sampling() -> None:
 def test_a_reply_can_be_sent_back_as_clients_dump_it() -> None:
     empty = dict.fromkeys(("refusal", "audio", "function_call", "tool_calls", "annotations"), None)
     plan = chat(messages=[{"role": "assistant", "content": "Hello"} | empty])
-    assert plan.choices[0].input.messages == (Message("assistant", "Hello"),)  # type: ignore[union-attr]
+    assert plan.sequences[0].input.messages == (Message("assistant", "Hello"),)  # type: ignore[union-attr]
 
 
 def test_values_at_the_edge_of_their_bounds_are_taken() -> None:
@@ -104,42 +106,42 @@ def test_values_at_the_edge_of_their_bounds_are_taken() -> None:
         user="u" * MAX_LABEL,
         metadata={str(i): "" for i in range(MAX_METADATA)},
     )
-    assert plan.choices[0].sampling == Sampling(MAX_TEMPERATURE, MAX_TOP_K, 1.0, 1.0, MAX_SEED)
-    assert plan.choices[1].sampling.seed == 0, "seeds wrap"
-    assert len(plan.choices) == 64
+    assert plan.sequences[0].sampling == Sampling(MAX_TEMPERATURE, MAX_TOP_K, 1.0, 1.0, MAX_SEED)
+    assert plan.sequences[1].sampling.seed == 0, "seeds wrap"
+    assert len(plan.sequences) == 64
 
 
 def test_with_a_seed_a_prompt_is_drawn_as_if_it_were_alone() -> None:
     together, alone = completion(prompt=["a", "b"], n=2, seed=7), completion(prompt="b", n=2, seed=7)
-    assert together.choices[2:] == alone.choices
-    assert [choice.sampling.seed for choice in alone.choices] == [7, 8]
+    assert together.sequences[2:] == alone.sequences
+    assert [choice.sampling.seed for choice in alone.sequences] == [7, 8]
 
 
 def test_without_a_seed_no_two_choices_share_one() -> None:
     plan = completion(prompt=["a", "a"], n=2)
-    assert len({choice.sampling.seed for choice in plan.choices}) == 4
+    assert len({choice.sampling.seed for choice in plan.sequences}) == 4
 
 
 def test_the_defaults_are_those_of_the_api() -> None:
     plan = completion()
     limits = Limits(COMPLETION_MAX_TOKENS, deadline_ms=3_600_000)
-    assert plan.choices[0].limits == limits
-    assert plan.choices[0].sampling.temperature == 1.0
-    form = plan.form
-    assert (form.stream, form.include_usage, form.return_token_ids, form.per_prompt) == (False, False, False, 1)
-    assert chat().choices[0].limits.max_tokens is None
+    assert plan.sequences[0].limits == limits
+    assert plan.sequences[0].sampling.temperature == 1.0
+    assert plan.output == OutputOptions(stream=False, per_prompt=1, with_tokens=False, resume_s=0.0)
+    assert DECODER.completion(json.dumps(COMPLETION).encode()).renderer == OpenAIAnswer(chat=False)
+    assert chat().sequences[0].limits.max_tokens is None
 
 
 def test_every_choice_has_the_salt() -> None:
-    assert completion().choices[0].salt == ""
-    assert {choice.salt for choice in completion(n=2, cache_salt="s" * MAX_NAME).choices} == {"s" * MAX_NAME}
+    assert completion().sequences[0].cache_salt == ""
+    assert {choice.cache_salt for choice in completion(n=2, cache_salt="s" * MAX_NAME).sequences} == {"s" * MAX_NAME}
 
 
 @pytest.mark.parametrize(
     ("stop", "stops"), [("a", ("a",)), (["a", "b"], ("a", "b")), ([], ()), (None, ())], ids=["one", "two", "[]", "null"]
 )
 def test_stop_is_a_string_or_a_list(stop: Any, stops: tuple[str, ...]) -> None:
-    assert completion(stop=stop).choices[0].limits.stop == stops
+    assert completion(stop=stop).sequences[0].limits.stop == stops
 
 
 @pytest.mark.parametrize(
@@ -148,23 +150,23 @@ def test_stop_is_a_string_or_a_list(stop: Any, stops: tuple[str, ...]) -> None:
     ids=["old name", "new name", "both"],
 )
 def test_a_chat_has_two_names_for_its_limit(fields: dict[str, int], limit: int) -> None:
-    assert chat(**fields).choices[0].limits.max_tokens == limit
+    assert chat(**fields).sequences[0].limits.max_tokens == limit
 
 
 def test_two_limits_that_differ_are_refused() -> None:
-    assert refusal(chat, max_tokens=5, max_completion_tokens=6).param == "max_tokens"
+    assert refusal(chat, max_tokens=5, max_completion_tokens=6).field == "max_tokens"
 
 
 def test_content_parts_are_joined_and_developers_are_systems() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     plan = chat(messages=[{"role": "developer", "content": parts}])
-    assert plan.choices[0].input.messages == (Message("system", "a\nb"),)  # type: ignore[union-attr]
+    assert plan.sequences[0].input.messages == (Message("system", "a\nb"),)  # type: ignore[union-attr]
 
 
 def test_the_bytes_of_a_fan_out_are_bounded() -> None:
     size = len(json.dumps(COMPLETION | {"n": 4}).encode())
     body = json.dumps(COMPLETION | {"n": 4}).encode()
-    assert len(RequestDecoder(GatewaySettings(max_fanout_bytes=4 * size)).completion(body).choices) == 4
-    with pytest.raises(ApiError) as caught:
+    assert len(RequestDecoder(GatewaySettings(max_fanout_bytes=4 * size)).completion(body).request.sequences) == 4
+    with pytest.raises(RequestError) as caught:
         RequestDecoder(GatewaySettings(max_fanout_bytes=4 * size - 1)).completion(body)
-    assert caught.value.param == "n"
+    assert caught.value.field == "n"

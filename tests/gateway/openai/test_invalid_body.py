@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
+from gateway.openai.errors import error_object
 from gateway.openai.schema import MAX_LABEL, MAX_METADATA, MAX_PARTS, ChatBody, CompletionBody
 from protocol.bounds import (
     MAX_MESSAGES,
@@ -66,9 +67,9 @@ BAD: list[tuple[str, Any, str]] = [
 def test_a_bad_field_is_named(call: Any, field: str, value: Any, param: str) -> None:
     error = refusal(call, **{field: value})
     assert error.status == 400
-    assert error.param == param
-    assert field in error.message
-    assert json.loads(error.body())["error"]["type"] == "invalid_request_error"
+    assert error.field == param
+    assert field in error.text
+    assert json.loads(error_object(error))["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_a_bad_field_is_named(call: Any, field: str, value: Any, param: str) -> 
     ],
 )
 def test_a_bad_prompt_is_named(prompt: Any, param: str) -> None:
-    assert refusal(completion, prompt=prompt).param == param
+    assert refusal(completion, prompt=prompt).field == param
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_a_bad_prompt_is_named(prompt: Any, param: str) -> None:
     ],
 )
 def test_bad_messages_are_named(messages: Any, param: str) -> None:
-    assert refusal(chat, messages=messages).param == param
+    assert refusal(chat, messages=messages).field == param
 
 
 @pytest.mark.parametrize(
@@ -148,16 +149,16 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
         (completion, {"n": 65}, "prompts times n, 1 x 65, are 65 sequences; one request may have 64"),
     ],
 )
-def test_what_would_have_been_right_is_told(call: Any, fields: dict[str, Any], sentence: str) -> None:
-    assert refusal(call, **fields).message == sentence
+def test_an_error_says_what_the_field_takes(call: Any, fields: dict[str, Any], sentence: str) -> None:
+    assert refusal(call, **fields).text == sentence
 
 
-def test_unknown_and_missing_fields_are_told_in_a_sentence() -> None:
-    assert refusal(completion, foo=1).message == "`foo` is not a parameter that Baton knows"
-    assert refusal(chat, messages=message(other=1)).message == "`messages[0].other` is not a parameter that Baton knows"
-    with pytest.raises(ApiError) as caught:
+def test_unknown_and_missing_fields_have_a_sentence() -> None:
+    assert refusal(completion, foo=1).text == "`foo` is not a parameter that Baton knows"
+    assert refusal(chat, messages=message(other=1)).text == "`messages[0].other` is not a parameter that Baton knows"
+    with pytest.raises(RequestError) as caught:
         DECODER.completion(b'{"prompt": "hi"}')
-    assert (caught.value.message, caught.value.param) == ("`model` is required", "model")
+    assert (caught.value.text, caught.value.field) == ("`model` is required", "model")
 
 
 @pytest.mark.parametrize(
@@ -172,11 +173,11 @@ def test_unknown_and_missing_fields_are_told_in_a_sentence() -> None:
         b'{"model": "\xff"}',
         b'{"tools":' + b"[" * 100_000,
     ],
-    ids=["empty", "cut", "array", "null", "binary", "surrogate", "bad utf-8", "deep"],
+    ids=["empty", "unfinished", "array", "null", "binary", "surrogate", "bad utf-8", "deep"],
 )
 @pytest.mark.parametrize("chatting", [False, True], ids=["completion", "chat"])
 def test_what_is_not_a_body_is_refused(raw: bytes, chatting: bool) -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(RequestError) as caught:
         (DECODER.chat if chatting else DECODER.completion)(raw)
     assert caught.value.status == 400
 
@@ -195,11 +196,11 @@ def test_no_json_object_is_more_than_refused(fields: dict[str, Any]) -> None:
     for call in (completion, chat):
         try:
             call(**fields)
-        except ApiError as error:
-            json.loads(error.body())
+        except RequestError as error:
+            json.loads(error_object(error))
 
 
 @given(st.binary(max_size=64))
 def test_no_bytes_are_more_than_refused(raw: bytes) -> None:
-    with pytest.raises(ApiError):
+    with pytest.raises(RequestError):
         DECODER.completion(raw)

@@ -24,7 +24,7 @@ def test_an_option_that_baton_lacks_is_refused_only_when_it_asks_for_something(c
         if asking in OPTIONS[name]:
             continue
         error = refusal(call, **{name: asking})
-        assert (error.status, error.param, error.code) == (400, name, "unsupported")
+        assert (error.status, error.field, error.code) == (400, name, "unsupported")
 
 
 def test_every_option_is_offered_somewhere() -> None:

@@ -76,10 +76,10 @@ def test_what_was_put_down_to_a_request_counts_no_more() -> None:
     breaker = Breaker()
     for step in range(TRIP_AFTER):
         breaker.failed(0.0, step)
-    breaker.pardon(2)
+    breaker.exempt(2)
     assert breaker.state(0.0) is Circuit.CLOSED
-    breaker.pardon(2)
-    breaker.pardon("unheard of")
+    breaker.exempt(2)
+    breaker.exempt("unheard of")
     breaker.failed(0.0, TRIP_AFTER)
     assert breaker.state(0.0) is Circuit.OPEN, "the others count on"
 
@@ -89,9 +89,9 @@ def test_it_remembers_so_many_failures_and_not_more() -> None:
     for step in range(MAX_COUNTED + 1):
         breaker.failed(0.0, step)
     for step in range(MAX_COUNTED - TRIP_AFTER + 1):
-        breaker.pardon(step)
-    assert breaker.state(0.0) is Circuit.OPEN, "the first one was forgotten before it was pardoned"
-    breaker.pardon(MAX_COUNTED)
+        breaker.exempt(step)
+    assert breaker.state(0.0) is Circuit.OPEN, "the first one was forgotten before it was exempted"
+    breaker.exempt(MAX_COUNTED)
     assert breaker.state(0.0) is Circuit.CLOSED
 
 

@@ -25,61 +25,61 @@ def anyio_backend() -> Any:
     return BACKEND
 
 
-async def test_a_worker_that_leaves_accuses_nobody_and_gets_nothing_more() -> None:
+async def test_a_worker_that_leaves_makes_no_suspects_and_gets_nothing_more() -> None:
     world = World("a", "b")
     first, second = world.open(n=2), world.open()
     world["a"].fail(number(first, 0), ErrorCode.DRAINING)
     world["a"].fail(number(first, 1), ErrorCode.DRAINING)
     assert [len(world[name].submits) for name in "ab"] == [2, 3]
-    assert not any(suspect(stream) for stream in (*first.streams, *second.streams))
+    assert not any(suspect(stream) for stream in (*first.sequences, *second.sequences))
     assert {world.open().worker for _ in range(5)} == {"b"}
 
 
-async def test_a_worker_that_fails_with_last_words_accuses_all_that_ran() -> None:
+async def test_a_worker_that_fails_with_last_words_makes_suspects_of_all_that_ran() -> None:
     """What it says of each is no reason to hand them on one by one: its loss is judged as a whole."""
     world = World("a", "b")
     first, second = world.open(n=2), world.open()
     for index in range(2):
-        world["a"].fail(number(first, index), ErrorCode.LOST, "a defect")
+        world["a"].fail(number(first, index), ErrorCode.LOST, "a bug")
     assert len(world["b"].submits) == 1
     assert {world.open().worker for _ in range(2)} == {"b"}, "it gets nothing more meanwhile"
     world["a"].die()
-    assert [suspect(stream) for stream in (*first.streams, *second.streams)] == [True, True, False]
+    assert [suspect(stream) for stream in (*first.sequences, *second.sequences)] == [True, True, False]
     assert world.replays() == {}, "one has gone on, one waits for its turn"
 
 
 async def test_the_same_request_is_not_tried_a_third_time_whatever_the_workers_said() -> None:
     world = World("a", "b", "c")
-    call = world.open()
+    group = world.open()
     for name in "ab":
-        world[name].fail(number(call), ErrorCode.LOST, "a defect")
+        world[name].fail(number(group), ErrorCode.LOST, "a bug")
         world[name].die()
-    assert failure(call) is ErrorCode.QUARANTINED
+    assert failure(group) is ErrorCode.QUARANTINED
     assert world["c"].submits == []
 
 
-async def test_a_worker_that_was_stopped_accuses_nobody() -> None:
+async def test_a_worker_that_was_stopped_makes_no_suspects() -> None:
     world = World("a", "b")
-    call = world.open()
+    group = world.open()
     world["a"].status = replace(world["a"].status, state=WorkerState.STOPPED)
     world.router.handle(IncarnationLost("a", 1, "stopped", Origin.OUTSIDE, asked=True))
     assert last(world["b"]).request == "r"
-    assert not suspect(call.streams[0])
+    assert not suspect(group.sequences[0])
 
 
 async def test_streams_are_moved_off_a_worker_that_lives() -> None:
     world = World("a", "b")
-    call = world.open()
-    world["a"].token(number(call), "x", 5)
-    old = number(call)
+    group = world.open()
+    world["a"].token(number(group), "x", 5)
+    old = number(group)
     world.router.migrate("a")
     assert world["a"].cancels == [old]
     assert last(world["b"]).resume == (5,)
     world["a"].token(old, "late", 6)
     world["a"].say_cancelled(old)
-    assert call.streams[0].tokens == [5]
+    assert group.sequences[0].tokens == [5]
     assert world.open().worker == "b", "it gets nothing new"
-    world["b"].finish(number(call))
+    world["b"].finish(number(group))
     assert world.replays() == {("moved", "resumed"): 1}
     world["a"].come_back()
     assert world.open().worker == "a"
@@ -87,11 +87,11 @@ async def test_streams_are_moved_off_a_worker_that_lives() -> None:
 
 async def test_moved_streams_wait_where_there_is_nobody_else() -> None:
     world = World()
-    call = world.open()
+    group = world.open()
     world.router.migrate("a")
-    assert call.waiting
+    assert group.waiting
     world["a"].come_back()
-    assert not call.waiting
+    assert not group.waiting
 
 
 async def test_requests_go_to_the_one_that_beats() -> None:
@@ -110,7 +110,7 @@ async def test_requests_go_to_the_one_that_beats() -> None:
 
 
 async def test_requests_go_to_the_one_that_gets_on() -> None:
-    """It beats, but finishes no step of what it has: perhaps it hangs, and nobody is to wait there to find that out."""
+    """It sends heartbeats, but finishes no step: perhaps it hangs, and no request is to wait there to find that out."""
     world, now = World("a", "b"), asyncio.get_running_loop().time()
     for name in "ab":
         world[name].change(hang_s=8.0, last_progress=now)
@@ -130,11 +130,11 @@ async def test_a_standby_takes_the_place_of_one_that_does_not_get_on() -> None:
     world, now = World(), asyncio.get_running_loop().time()
     FakeWorker("s").join(world.router, Role.STANDBY)
     world["a"].change(hang_s=8.0, last_progress=now)
-    call = world.open()
+    group = world.open()
     await anyio.sleep(2.1)
-    assert (call.worker, world.open().worker) == ("a", "s")
-    world["a"].finish(number(call))
-    assert call.ended
+    assert (group.worker, world.open().worker) == ("a", "s")
+    world["a"].finish(number(group))
+    assert group.ended
 
 
 async def test_a_standby_that_may_hang_is_better_than_nobody() -> None:

@@ -1,4 +1,4 @@
-"""Where lost sequences and newcomers go when workers have no room."""
+"""Where lost sequences and new requests go when workers have no room."""
 
 from typing import Any
 
@@ -33,48 +33,48 @@ async def test_a_worker_without_room_is_not_flooded() -> None:
 
 async def test_overloaded_on_one_is_tried_on_another() -> None:
     world = World("a", "b", "c")
-    call = world.open()
+    group = world.open()
     world["a"].die()
-    assert call.worker == "b"
-    world["b"].fail(number(call), ErrorCode.OVERLOADED)
-    assert call.worker == "c"
-    world["c"].fail(number(call), ErrorCode.OVERLOADED)
-    assert call.waiting, "and then it waits"
+    assert group.worker == "b"
+    world["b"].fail(number(group), ErrorCode.OVERLOADED)
+    assert group.worker == "c"
+    world["c"].fail(number(group), ErrorCode.OVERLOADED)
+    assert group.waiting, "and then it waits"
     await anyio.sleep(FULL_S)
-    assert not call.waiting
+    assert not group.waiting
 
 
 async def test_overloaded_is_asked_again_when_something_ends_there() -> None:
     world = World("a", "b")
-    call, other = world.open(), world.open()
+    group, other = world.open(), world.open()
     world["a"].die()
-    world["b"].fail(number(call), ErrorCode.OVERLOADED)
-    assert call.waiting
+    world["b"].fail(number(group), ErrorCode.OVERLOADED)
+    assert group.waiting
     world["b"].finish(number(other))
-    assert not call.waiting
+    assert not group.waiting
 
 
-async def test_a_newcomer_is_told_that_a_worker_is_overloaded() -> None:
+async def test_a_new_request_is_refused_when_its_worker_is_overloaded() -> None:
     world = World()
-    call = world.open()
-    world["a"].fail(number(call), ErrorCode.OVERLOADED)
-    assert failure(call) is ErrorCode.OVERLOADED
+    group = world.open()
+    world["a"].fail(number(group), ErrorCode.OVERLOADED)
+    assert failure(group) is ErrorCode.OVERLOADED
 
 
-async def test_a_newcomer_that_one_worker_has_no_room_for_is_given_to_another() -> None:
+async def test_a_new_request_that_one_worker_has_no_room_for_is_given_to_another() -> None:
     world = World("a", "b", "c")
-    call = world.open()
-    assert call.worker == "a"
-    world["a"].fail(number(call), ErrorCode.OVERLOADED)
-    assert call.worker == "b"
+    group = world.open()
+    assert group.worker == "a"
+    world["a"].fail(number(group), ErrorCode.OVERLOADED)
+    assert group.worker == "b"
     world["c"].full = True
-    world["b"].fail(number(call), ErrorCode.OVERLOADED)
-    assert call.waiting, "the link to the last one may have room soon"
+    world["b"].fail(number(group), ErrorCode.OVERLOADED)
+    assert group.waiting, "the link to the last one may have room soon"
     await anyio.sleep(FULL_S)
-    assert not call.waiting
+    assert not group.waiting
 
 
-async def test_a_newcomer_that_no_worker_has_room_for_is_told() -> None:
+async def test_a_new_request_that_no_worker_has_room_for_is_refused() -> None:
     world = World("a", "b", "c")
     refused = world.open()
     for name in "abc":
@@ -82,15 +82,15 @@ async def test_a_newcomer_that_no_worker_has_room_for_is_told() -> None:
         world[name].fail(number(refused), ErrorCode.OVERLOADED)
     assert failure(refused) is ErrorCode.OVERLOADED
     assert world.replays() == {}
-    assert not any(refused.streams[0] in seat.live.values() for seat in world.router.seats())
+    assert not any(refused.sequences[0] in handle.live.values() for handle in world.router.handles())
 
 
 async def test_a_full_link_is_tried_again() -> None:
     world = World("a", "b")
-    call = world.open()
+    group = world.open()
     world["b"].full = True
     world["a"].die()
-    assert call.waiting
+    assert group.waiting
     world["b"].full = False
     await anyio.sleep(FULL_S)
-    assert call.worker == "b"
+    assert group.worker == "b"

@@ -16,7 +16,7 @@ class Clock:
         return self.now
 
 
-def convict(quarantine: Quarantine, model: str, prompt: Input, sampling: Sampling) -> None:
+def attribute(quarantine: Quarantine, model: str, prompt: Input, sampling: Sampling) -> None:
     for _ in range(REFUSED_AFTER):
         assert not quarantine.refuses(model, prompt, sampling)
         quarantine.add(model, prompt, sampling)
@@ -38,7 +38,7 @@ def test_what_the_door_makes_up_makes_no_difference(
     added: tuple[str, Input, Sampling], asked: tuple[str, Input, Sampling]
 ) -> None:
     quarantine = Quarantine(Clock())
-    convict(quarantine, *added)
+    attribute(quarantine, *added)
     assert quarantine.refuses(*asked)
 
 
@@ -55,7 +55,7 @@ def test_what_the_door_makes_up_makes_no_difference(
 )
 def test_another_request_is_let_in(asked: tuple[str, Input, Sampling]) -> None:
     quarantine = Quarantine(Clock())
-    convict(quarantine, "m", TEXT, SAMPLING)
+    attribute(quarantine, "m", TEXT, SAMPLING)
     assert not quarantine.refuses(*asked)
 
 
@@ -80,7 +80,7 @@ def test_it_is_forgotten_in_time_counted_from_the_last_verdict() -> None:
 def test_the_oldest_makes_room() -> None:
     quarantine = Quarantine(Clock())
     for number in range(MAX_REMEMBERED):
-        convict(quarantine, "m", TextInput(str(number)), SAMPLING)
+        attribute(quarantine, "m", TextInput(str(number)), SAMPLING)
     assert quarantine.refuses("m", TextInput("0"), SAMPLING)
     quarantine.add("m", TEXT, SAMPLING)
     assert not quarantine.refuses("m", TextInput("0"), SAMPLING)

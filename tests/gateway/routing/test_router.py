@@ -7,10 +7,10 @@ import anyio
 import pytest
 
 from actors.supervision.worker import WorkerState
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
+from gateway.generation.request import GenerationRequest
 from gateway.openai.decoding import RequestDecoder
-from gateway.routing.plan import Plan
-from gateway.routing.request_group import Call
+from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
@@ -19,13 +19,13 @@ from tests.gateway.fakes import FakeWorker
 pytestmark = pytest.mark.anyio
 
 
-def plan(**fields: Any) -> Plan:
+def plan(**fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 8} | fields
-    return RequestDecoder(GatewaySettings()).completion(json.dumps(body).encode())
+    return RequestDecoder(GatewaySettings()).completion(json.dumps(body).encode()).request
 
 
-def numbers(call: Call) -> list[int]:
-    return [stream.submit.stream for stream in call.streams]
+def numbers(group: RequestGroup) -> list[int]:
+    return [sequence.submit.stream for sequence in group.sequences]
 
 
 async def test_the_least_loaded_ready_worker_is_chosen() -> None:
@@ -36,7 +36,7 @@ async def test_the_least_loaded_ready_worker_is_chosen() -> None:
     first.change(state=WorkerState.DRAINING)
     assert router.open(plan(), "r").worker == "b"
     second.change(state=WorkerState.BACKOFF)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(RequestError) as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
     assert (b"retry-after", b"1") in caught.value.headers
@@ -47,20 +47,20 @@ async def test_a_request_goes_to_a_worker_of_its_model() -> None:
     FakeWorker("a", model="small").join(router)
     FakeWorker("b", model="large").join(router)
     assert router.open(plan(model="large"), "r").worker == "b"
-    with pytest.raises(ApiError, match="'small', 'large'") as caught:
+    with pytest.raises(RequestError, match="'small', 'large'") as caught:
         router.open(plan(model="huge"), "r")
-    assert (caught.value.status, caught.value.param) == (404, "model")
+    assert (caught.value.status, caught.value.field) == (404, "model")
 
 
 async def test_streams_of_a_worker_are_bounded_at_the_edge() -> None:
     router = Router(GatewaySettings(max_streams_per_worker=64))
     worker = FakeWorker().join(router)
-    call = router.open(plan(n=63), "r")
+    group = router.open(plan(n=63), "r")
     router.open(plan(), "r")
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(RequestError) as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (429, "overloaded")
-    worker.finish(numbers(call)[0])
+    worker.finish(numbers(group)[0])
     router.open(plan(), "r")
 
 
@@ -77,35 +77,35 @@ async def test_frames_of_an_old_incarnation_are_not_taken_for_new() -> None:
     worker = FakeWorker().join(router)
     worker.die()
     worker.come_back()
-    call = router.open(plan(), "r")
-    worker.say_old(numbers(call)[0])
-    assert not call.ended
+    group = router.open(plan(), "r")
+    worker.say_old(numbers(group)[0])
+    assert not group.ended
 
 
 async def test_what_is_left_of_a_request_that_failed_is_cancelled_though_its_client_is_away() -> None:
     """As one that is kept for a client which comes back may be, for minutes."""
     router = Router(GatewaySettings())
     worker = FakeWorker().join(router)
-    call = router.open(plan(n=2), "r")
-    first, second = numbers(call)
+    group = router.open(plan(n=2), "r")
+    first, second = numbers(group)
     worker.fail(first, ErrorCode.INTERNAL)
     await router.idle()
     assert worker.cancels == [second]
-    assert call.failure is not None
-    call.cancel_nowait()
+    assert group.failure is not None
+    group.cancel_nowait()
     assert worker.cancels == [second]
 
 
 async def test_a_cancel_is_posted_at_once_and_once() -> None:
     router = Router(GatewaySettings())
     worker = FakeWorker().join(router)
-    call = router.open(plan(n=3), "r")
-    first, second, third = numbers(call)
+    group = router.open(plan(n=3), "r")
+    first, second, third = numbers(group)
     worker.finish(second)
-    call.cancel_nowait()
-    call.cancel_nowait()
+    group.cancel_nowait()
+    group.cancel_nowait()
     assert worker.cancels == [first, third]
-    assert all(stream.ended for stream in call.streams)
+    assert all(stream.ended for stream in group.sequences)
     with anyio.fail_after(5):
         await router.idle()
 
@@ -128,29 +128,29 @@ async def test_a_deadline_ends_a_stream_that_the_worker_forgot(monkeypatch: pyte
     assert DEADLINE_MARGIN_S > 0, "the worker is asked first"
     router = Router(GatewaySettings(request_timeout_s=0.01))
     worker = FakeWorker().join(router)
-    call = router.open(plan(n=2), "r")
-    worker.finish(numbers(call)[0])
-    while not call.ended:
-        await call.wait()
-        call.take(with_tokens=False)
-    assert call.failure is not None
-    assert call.failure.code is ErrorCode.DEADLINE
-    assert worker.cancels == [numbers(call)[1]]
+    group = router.open(plan(n=2), "r")
+    worker.finish(numbers(group)[0])
+    while not group.ended:
+        await group.wait()
+        group.take()
+    assert group.failure is not None
+    assert group.failure.code is ErrorCode.DEADLINE
+    assert worker.cancels == [numbers(group)[1]]
 
 
 async def test_the_end_of_the_gateway_is_typed() -> None:
     router = Router(GatewaySettings())
     worker = FakeWorker().join(router)
-    call = router.open(plan(), "r")
+    group = router.open(plan(), "r")
     router.drain_nowait()
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(RequestError) as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "draining")
-    assert not call.ended, "what lives may finish"
-    worker.token(numbers(call)[0], "x")
+    assert not group.ended, "what lives may finish"
+    worker.token(numbers(group)[0], "x")
     router.fail_all("bye")
-    assert call.failure is not None
-    assert call.failure.code is ErrorCode.DRAINING
+    assert group.failure is not None
+    assert group.failure.code is ErrorCode.DRAINING
     with anyio.fail_after(5):
         await router.idle()
 

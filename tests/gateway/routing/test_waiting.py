@@ -1,4 +1,4 @@
-"""The waiting room itself, and what clients hear while their request is in it."""
+"""The wait queue, and what clients receive while their request is in it."""
 
 from typing import Any
 
@@ -6,10 +6,11 @@ import anyio
 import httpx
 import pytest
 
-from gateway.http.body_budget import BodyRoom, HeldBody
-from gateway.routing.request_group import Call
-from gateway.routing.sequence import Stream
-from gateway.routing.wait_queue import MIN_STAY_S, WaitingRoom
+from gateway.body_budget import BodyBudget, HeldBody
+from gateway.generation.request import OutputOptions
+from gateway.routing.request_group import RequestGroup
+from gateway.routing.sequence import LiveSequence
+from gateway.routing.wait_queue import MIN_STAY_S, WaitQueue
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.request import Limits, Sampling, TextInput
@@ -22,19 +23,19 @@ STREAM = COMPLETION | {"stream": True}
 WAITING = ": waiting"
 
 
-def stream(order: int, model: str = "m") -> Stream:
-    call = Call("r", model, HeldBody(BodyRoom(1, 1)), eager=True, release=lambda call: None)
-    return Stream(Submit(order, "r", TextInput("x"), Sampling(), Limits()), 0, call, now=0.0)
+def sequence(order: int, model: str = "m") -> LiveSequence:
+    group = RequestGroup("r", model, OutputOptions(stream=True), HeldBody(BodyBudget(1, 1)), 1, lambda group: None)
+    return LiveSequence(Submit(order, "r", TextInput("x"), Sampling(), Limits()), 0, group, now=0.0)
 
 
-class TestRoom:
+class TestWaitQueue:
     @pytest.fixture
     def anyio_backend(self) -> Any:
         return BACKEND
 
     async def test_who_was_admitted_first_is_in_front(self) -> None:
-        room = WaitingRoom(10, 60, lambda stream: None)
-        third, first, other, second = stream(3), stream(1), stream(0, "other"), stream(2)
+        room = WaitQueue(10, 60, lambda sequence: None)
+        third, first, other, second = sequence(3), sequence(1), sequence(0, "other"), sequence(2)
         for each in (third, first, other, second):
             room.add(each)
         assert room.of("m") == (first, second, third)
@@ -43,15 +44,15 @@ class TestRoom:
         assert (room.of("other"), room.of("none")) == ((other,), ())
         assert (len(room), second in room, third in room) == (3, False, True)
 
-    async def test_newcomers_are_bounded_at_the_edge(self) -> None:
-        room = WaitingRoom(3, 60, lambda stream: None)
-        room.add(stream(1))
+    async def test_new_requests_are_bounded_at_the_edge(self) -> None:
+        room = WaitQueue(3, 60, lambda sequence: None)
+        room.add(sequence(1))
         assert (room.has_room(2), room.has_room(3)) == (True, False)
 
     async def test_a_stay_has_an_end_and_can_be_prolonged(self) -> None:
-        overdue: list[Stream] = []
-        room = WaitingRoom(3, 0.25, overdue.append)
-        stays, leaves = stream(1), stream(2)
+        overdue: list[LiveSequence] = []
+        room = WaitQueue(3, 0.25, overdue.append)
+        stays, leaves = sequence(1), sequence(2)
         room.add(stays)
         room.add(leaves)
         room.remove(leaves)
@@ -64,16 +65,16 @@ class TestRoom:
         assert overdue == [stays, stays]
 
     async def test_a_call_waits_while_any_of_its_sequences_does(self) -> None:
-        room = WaitingRoom(3, 60, lambda stream: None)
-        one = stream(1)
-        two = Stream(one.submit, 1, one.call, now=0.0)
+        room = WaitQueue(3, 60, lambda sequence: None)
+        one = sequence(1)
+        two = LiveSequence(one.submit, 1, one.request, now=0.0)
         two.order = 2
         room.add(one)
         room.add(two)
         room.remove(one)
-        assert one.call.waiting
+        assert one.request.waiting
         room.remove(two)
-        assert not one.call.waiting
+        assert not one.request.waiting
 
 
 async def read(served: Served, body: dict[str, Any], into: list[str], path: str = "/v1/completions") -> None:

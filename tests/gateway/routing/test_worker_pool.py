@@ -1,4 +1,5 @@
-"""Roles: which workers take requests, who takes the place of one that cannot, and what clients hear if none does."""
+"""Roles: which workers take requests, which standby takes the place of one that cannot, and what clients get if none
+does."""
 
 import asyncio
 import json
@@ -9,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.supervision.worker import WorkerState
-from gateway.http.errors import ApiError
+from gateway.errors import RequestError
+from gateway.generation.request import GenerationRequest
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.circuit_breaker import FIRST_COOLDOWN_S, TRIP_AFTER, Circuit
-from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_PARDONS
-from gateway.routing.plan import Plan
-from gateway.routing.request_group import Call
+from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_EXEMPT
+from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
@@ -26,9 +27,9 @@ from tests.gateway.fakes import FakeWorker
 pytestmark = pytest.mark.anyio
 
 
-def plan(**fields: Any) -> Plan:
+def plan(**fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 8} | fields
-    return RequestDecoder(GatewaySettings()).completion(json.dumps(body).encode())
+    return RequestDecoder(GatewaySettings()).completion(json.dumps(body).encode()).request
 
 
 def pair(*standbys: str) -> tuple[Router, FakeWorker, list[FakeWorker]]:
@@ -39,32 +40,32 @@ def pair(*standbys: str) -> tuple[Router, FakeWorker, list[FakeWorker]]:
 
 def served_by(router: Router) -> str:
     """The worker that gets a request, which ends at once."""
-    call = router.open(plan(), "r")
-    call.cancel_nowait()
-    return call.worker
+    group = router.open(plan(), "r")
+    group.cancel_nowait()
+    return group.worker
 
 
 def roles(router: Router) -> dict[str, str]:
-    return {seat.name: seat.role.value for seat in router.seats()}
+    return {handle.name: handle.role.value for handle in router.handles()}
 
 
 def fail(router: Router, worker: FakeWorker, times: int) -> None:
     """So many requests to this worker fail, each by itself."""
     for number in range(1, times + 1):
-        call = router.open(plan(), "r")
-        assert call.worker == worker.name
-        worker.fail(call.streams[0].submit.stream, ErrorCode.INTERNAL, f"defect {number}")
+        group = router.open(plan(), "r")
+        assert group.worker == worker.name
+        worker.fail(group.sequences[0].submit.stream, ErrorCode.INTERNAL, f"bug {number}")
 
 
-def fail_step(worker: FakeWorker, *calls: Call) -> None:
+def fail_step(worker: FakeWorker, *groups: RequestGroup) -> None:
     """A step of a worker fails with these."""
     worker.change(gauges=Gauges(steps_failed=worker.status.gauges.steps_failed + 1))
-    for call in calls:
-        worker.fail(call.streams[0].submit.stream, ErrorCode.STEP)
+    for group in groups:
+        worker.fail(group.sequences[0].submit.stream, ErrorCode.STEP)
 
 
 def circuit(router: Router, worker: str = "a") -> Circuit:
-    return router.roster[worker].breaker.state(asyncio.get_running_loop().time())
+    return router.pool[worker].breaker.state(asyncio.get_running_loop().time())
 
 
 async def test_a_standby_gets_no_requests() -> None:
@@ -78,16 +79,16 @@ async def test_a_standby_gets_no_requests() -> None:
 
 async def test_a_lost_worker_changes_places_with_a_standby_before_its_streams_are_sent_again() -> None:
     router, active, (standby,) = pair("s")
-    call = router.open(plan(), "r")
+    group = router.open(plan(), "r")
     active.die()
-    assert call.worker == "s"
-    standby.finish(call.streams[0].submit.stream)
+    assert group.worker == "s"
+    standby.finish(group.sequences[0].submit.stream)
     assert roles(router) == {"a": "standby", "s": "active"}
     assert served_by(router) == "s"
     active.come_back()
     assert roles(router) == {"a": "standby", "s": "active"}
     assert served_by(router) == "s"
-    assert [seat.promotions for seat in router.seats()] == [0, 1]
+    assert [handle.promotions for handle in router.handles()] == [0, 1]
     standby.die()
     assert served_by(router) == "a"
 
@@ -114,53 +115,53 @@ async def test_a_standby_serves_its_own_model_only() -> None:
 async def test_a_worker_whose_requests_keep_failing_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     router, active, _ = pair()
     now = [1000.0]
-    monkeypatch.setattr(router.roster, "_clock", lambda: now[0])
-    fail(router, active, MAX_PARDONS + TRIP_AFTER)
-    with pytest.raises(ApiError, match="keep failing") as caught:
+    monkeypatch.setattr(router.pool, "_clock", lambda: now[0])
+    fail(router, active, MAX_EXEMPT + TRIP_AFTER)
+    with pytest.raises(RequestError, match="keep failing") as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
     now[0] += FIRST_COOLDOWN_S
     probe = router.open(plan(), "r")
-    with pytest.raises(ApiError, match="keep failing"):
+    with pytest.raises(RequestError, match="keep failing"):
         router.open(plan(), "r")
-    active.finish(probe.streams[0].submit.stream)
+    active.finish(probe.sequences[0].submit.stream)
     assert [router.open(plan(), "r").worker for _ in range(2)] == ["a", "a"]
 
 
 async def test_a_cancelled_request_is_no_sign_of_health() -> None:
     router, active, _ = pair()
-    fail(router, active, MAX_PARDONS + TRIP_AFTER - 1)
+    fail(router, active, MAX_EXEMPT + TRIP_AFTER - 1)
     gone = router.open(plan(), "r")
     gone.cancel_nowait()
-    active.say_cancelled(gone.streams[0].submit.stream)
+    active.say_cancelled(gone.sequences[0].submit.stream)
     fail(router, active, 1)
     assert circuit(router) is Circuit.OPEN
 
 
 async def test_a_standby_takes_over_from_a_worker_whose_requests_keep_failing() -> None:
     router, active, _ = pair("s")
-    fail(router, active, MAX_PARDONS + TRIP_AFTER)
+    fail(router, active, MAX_EXEMPT + TRIP_AFTER)
     assert roles(router) == {"a": "standby", "s": "active"}
     assert active.sent[-1] == [Stop()], "and starts again, for one that fails its requests is no standby"
     assert router.open(plan(), "r").worker == "s"
     active.die()
     active.come_back()
-    assert [seat.breaker.state(0.0) for seat in router.seats()] == [Circuit.CLOSED] * 2
+    assert [handle.breaker.state(0.0) for handle in router.handles()] == [Circuit.CLOSED] * 2
 
 
 async def test_one_bad_step_of_many_rows_and_bad_requests_open_nothing() -> None:
     router, active, _ = pair()
-    call = router.open(plan(n=64), "r")
+    group = router.open(plan(n=64), "r")
     active.say(Step((), Gauges(steps_failed=1)))
-    for number in [stream.submit.stream for stream in call.streams]:
+    for number in [sequence.submit.stream for sequence in group.sequences]:
         active.fail(number, ErrorCode.STEP)
-    call.cancel_nowait()
+    group.cancel_nowait()
     tried_again = {ErrorCode.STEP, ErrorCode.NOT_FINITE, ErrorCode.LOST, ErrorCode.DRAINING}
     for code in ErrorCode:
         if code in tried_again | {ErrorCode.INTERNAL}:  # which count, or have tests of their own
             continue
         for _ in range(TRIP_AFTER):
-            active.fail(router.open(plan(), "r").streams[0].submit.stream, code)
+            active.fail(router.open(plan(), "r").sequences[0].submit.stream, code)
     assert router.open(plan(), "r").worker == "a"
 
 
@@ -168,36 +169,36 @@ async def test_one_clients_failing_requests_open_nothing_for_the_others() -> Non
     """Each fails two steps, the second one alone; another one, whose steps they fail, gets on meanwhile."""
     router, active, _ = pair()
     neighbour = router.open(plan(max_tokens=100), "n")
-    for _ in range(2 * MAX_PARDONS):
+    for _ in range(2 * MAX_EXEMPT):
         bad = router.open(plan(), "bad")
         fail_step(active, bad, neighbour)
         fail_step(active, bad)
         assert bad.failure is not None
         assert bad.failure.code is ErrorCode.STEP
         assert circuit(router) is Circuit.CLOSED
-        active.token(neighbour.streams[0].submit.stream, "x", *range(CLEARED_AFTER))
+        active.token(neighbour.sequences[0].submit.stream, "x", *range(CLEARED_AFTER))
     assert not neighbour.ended
 
 
 async def test_requests_without_numbers_open_nothing_however_many_and_alone() -> None:
-    """The worker says that it is well, so that nothing has to be pardoned."""
+    """The worker says that it is well, so that nothing has to be exempted."""
     router, active, _ = pair()
-    for steps in range(2 * MAX_PARDONS):
+    for steps in range(2 * MAX_EXEMPT):
         bad = router.open(plan(), "bad")
         for again in range(2):
             active.say(Step((), Gauges(steps_failed=2 * steps + again + 1)))
             assert bad.failure is None
-            active.fail(bad.streams[0].submit.stream, ErrorCode.NOT_FINITE)
+            active.fail(bad.sequences[0].submit.stream, ErrorCode.NOT_FINITE)
         assert bad.failure is not None
         assert bad.failure.code is ErrorCode.NOT_FINITE
         assert circuit(router) is Circuit.CLOSED
     assert router.open(plan(), "r").worker == "a"
-    assert all(seat.standing.pardons("a step") for seat in router.seats()), "nothing of what may be pardoned is used up"
+    assert all(handle.exemptions.add("a step") for handle in router.handles()), "no exemption is used up"
 
 
 async def test_the_failures_of_one_that_leaves_go_with_it() -> None:
     router, active, _ = pair()
-    for _ in range(MAX_PARDONS):
+    for _ in range(MAX_EXEMPT):
         bad = router.open(plan(), "bad")
         fail_step(active, bad)
         bad.cancel_nowait()
@@ -209,24 +210,24 @@ async def test_the_failures_of_one_that_leaves_go_with_it() -> None:
     assert circuit(router) is Circuit.OPEN, "and nothing good came between"
 
 
-async def test_a_device_that_fails_every_step_is_found_out() -> None:
-    """Each request looks guilty, but nobody fares better."""
+async def test_a_device_that_fails_every_step_opens_the_circuit() -> None:
+    """Each request looks like the cause, but none fares better."""
     router, active, (standby,) = pair("s")
     failed = 0
-    while router.roster["a"].role is Role.ACTIVE:
-        call = router.open(plan(), "r")
-        while not call.ended and call.worker == "a":
-            fail_step(active, call)
+    while router.pool["a"].role is Role.ACTIVE:
+        group = router.open(plan(), "r")
+        while not group.ended and group.worker == "a":
+            fail_step(active, group)
             failed += 1
-    assert failed == MAX_PARDONS + TRIP_AFTER
+    assert failed == MAX_EXEMPT + TRIP_AFTER
     assert standby.submits, "which takes over from there"
 
 
-async def test_a_failure_that_its_request_is_blamed_for_does_not_open_the_circuit_for_a_moment() -> None:
+async def test_a_failure_that_is_attributed_to_its_request_does_not_open_the_circuit_for_a_moment() -> None:
     router, active, (_,) = pair("s")
     suspects = [router.open(plan(), str(number)) for number in range(TRIP_AFTER - 1)]
-    for call in suspects:
-        fail_step(active, call)
+    for group in suspects:
+        fail_step(active, group)
     fail_step(active, suspects[0])
     assert suspects[0].failure is not None
     assert circuit(router) is Circuit.CLOSED
@@ -236,13 +237,13 @@ async def test_a_failure_that_its_request_is_blamed_for_does_not_open_the_circui
 async def test_a_model_whose_workers_are_out_of_service_is_refused_at_once_and_by_name() -> None:
     router, active, (standby,) = pair("s")
     FakeWorker("b", model="other").join(router)
-    assert router.roster.hopeless("tiny") is None
+    assert router.pool.hopeless("tiny") is None
     active.change(state=WorkerState.GIVEN_UP, reason="failed 5 times")
     standby.change(state=WorkerState.BACKOFF)
-    assert router.roster.hopeless("tiny") is None, "one may come back"
+    assert router.pool.hopeless("tiny") is None, "one may come back"
     standby.change(state=WorkerState.STOPPED, reason="stopped")
-    assert router.roster.hopeless("tiny") == "worker a is given up: failed 5 times; worker s is stopped: stopped"
-    with pytest.raises(ApiError, match="'tiny' are out of service") as caught:
+    assert router.pool.hopeless("tiny") == "worker a is given up: failed 5 times; worker s is stopped: stopped"
+    with pytest.raises(RequestError, match="'tiny' are out of service") as caught:
         router.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
     assert router.open(plan(model="other"), "r").worker == "b"
@@ -270,8 +271,8 @@ async def test_any_story_keeps_the_number_of_active_workers_and_uses_every_fit_o
     for index, state, silent in story:
         workers[index % len(workers)].change(state=state, last_frame=now - (SILENT_S if silent else 0.0))
         ready = [worker.status for worker in workers if worker.status.state is WorkerState.READY]
-        beats = sum(status.last_frame > now - SILENT_S for status in ready)
-        found = router.roster.candidates("tiny")
+        heartbeats = sum(status.last_frame > now - SILENT_S for status in ready)
+        found = router.pool.candidates("tiny")
         assert list(roles(router).values()).count("active") == active
         assert len(found) == min(active, len(ready)), "one that is silent is better than none"
-        assert sum(seat.status.last_frame > now - SILENT_S for seat in found) == min(active, beats)
+        assert sum(handle.status.last_frame > now - SILENT_S for handle in found) == min(active, heartbeats)

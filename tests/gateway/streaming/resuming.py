@@ -8,8 +8,7 @@ from typing import Any
 from gateway.app import create_app
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streaming.resumable import ResumableStreams, State
-from gateway.streaming.resume_endpoint import PickUp
+from gateway.streaming.resumable import ResumableStreams, StreamState
 from tests.gateway.asgi import Clients, Connection, clients
 from tests.gateway.fakes import FakeWorker
 from tests.gateway.serving import COMPLETION
@@ -36,7 +35,7 @@ class Gateway:
         await connection.until(1)
         return connection, submit.stream
 
-    def count(self, state: State) -> int:
+    def count(self, state: StreamState) -> int:
         return int(_metric(self.router, f'baton_resumable_streams{{state="{state}"}}'))
 
     def outcomes(self) -> dict[str, int]:
@@ -58,7 +57,7 @@ async def gateway(**chosen: Any) -> AsyncIterator[Gateway]:
     router = Router(made)
     worker = FakeWorker(slots=64, context=4096).join(router)
     streams = ResumableStreams(made, router.metrics)
-    async with clients(create_app(router, made, pick_up=PickUp(made, streams))) as opened:
+    async with clients(create_app(router, made, streams=streams)) as opened:
         yield Gateway(opened, router, worker, streams)
 
 

@@ -7,7 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from gateway.streaming.resumable import State
+from gateway.streaming.resumable import StreamState
 from protocol.errors import ErrorCode
 from tests.gateway.serving import COMPLETION
 from tests.gateway.streaming.resuming import KEPT, gateway, last_id, stream_id
@@ -26,19 +26,19 @@ async def test_a_stream_is_kept_for_so_long_and_no_longer() -> None:
         for wait_s, status in ((59.9, 200), (60.1, 404)):
             connection, number = await served.begin()
             await connection.leave()
-            assert served.count(State.DETACHED) == 1
+            assert served.count(StreamState.DETACHED) == 1
             await anyio.sleep(wait_s)
             assert (number in served.worker.cancels) == (status == 404), "it computes while its client may come back"
             again = served.open("GET", f"/v1/streams/{stream_id(connection)}")
             if status == 200:
                 assert await again.until(1) == connection.events
-                assert served.count(State.READ) == 1
+                assert served.count(StreamState.READ) == 1
                 served.worker.finish(number)
             await again.ended.wait()
             assert again.status == status
         assert again.error["code"] == "stream_not_found"
         assert served.outcomes() == {"resumed": 1, "expired": 1}
-        assert not any(seat.live for seat in served.router.seats())
+        assert not any(handle.live for handle in served.router.handles())
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -51,7 +51,7 @@ async def test_a_connection_that_breaks_while_something_is_sent_ends_no_stream(l
             await connection.ended.wait()
         served.worker.finish(number)
         await connection.ended.wait()
-        assert served.count(State.DETACHED) == 1
+        assert served.count(StreamState.DETACHED) == 1
         again = await served.ask("GET", f"/v1/streams/{stream_id(connection)}")
         assert [b"error" in event for event in again.events] == [False] * len(again.events)
         assert again.events[-1].endswith(b"[DONE]")
@@ -85,13 +85,13 @@ async def test_who_did_not_ask_for_it_is_not_waited_for() -> None:
         assert served.outcomes() == {}
 
 
-async def test_who_was_not_told_the_id_cannot_come_back() -> None:
+async def test_a_client_that_did_not_get_the_id_cannot_resume() -> None:
     async with gateway() as served:
         connection = served.open("POST", "/v1/completions", KEPT)
         (submit,) = await served.worker.wait_submits(1)
         await connection.leave()
         assert served.worker.cancels == [submit.stream]
-        assert [served.count(state) for state in State] == [0, 0, 0]
+        assert [served.count(state) for state in StreamState] == [0, 0, 0]
 
 
 async def test_what_was_delivered_whole_is_kept_too_and_then_known_to_be_over() -> None:
@@ -99,7 +99,7 @@ async def test_what_was_delivered_whole_is_kept_too_and_then_known_to_be_over() 
         connection, number = await served.begin()
         served.worker.finish(number, "two")
         await connection.ended.wait()
-        assert served.count(State.DELIVERED) == 1
+        assert served.count(StreamState.DELIVERED) == 1
         path = f"/v1/streams/{stream_id(connection)}"
         again = await served.ask("GET", path, last_event_id=last_id(connection, 0))
         assert again.events == connection.events[1:]
@@ -107,7 +107,7 @@ async def test_what_was_delivered_whole_is_kept_too_and_then_known_to_be_over() 
         assert (await served.ask("GET", path, last_event_id=last_id(connection))).status == 204
         await anyio.sleep(61)
         assert (await served.ask("GET", path)).status == 404
-        assert [served.count(state) for state in State] == [0, 0, 0]
+        assert [served.count(state) for state in StreamState] == [0, 0, 0]
         assert served.worker.cancels == []
 
 
@@ -123,13 +123,13 @@ async def test_a_stream_may_end_while_nobody_reads(end: str) -> None:
             served.worker.fail(number + 1, ErrorCode.STEP, "no")  # its second try
         else:
             await anyio.sleep(10)
-        assert served.count(State.DETACHED) == 1
+        assert served.count(StreamState.DETACHED) == 1
         again = await served.ask("GET", f"/v1/streams/{stream_id(connection)}", last_event_id=last_id(connection))
-        told = [json.loads(event.split(b"data: ")[1]) for event in again.events[:-1]]
+        found = [json.loads(event.split(b"data: ")[1]) for event in again.events[:-1]]
         if end == "finished":
-            assert told[0]["choices"][0]["text"] == "two"
+            assert found[0]["choices"][0]["text"] == "two"
         else:
-            assert told[0]["error"]["code"] == ("step_failed" if end == "failed" else "deadline_exceeded")
+            assert found[0]["error"]["code"] == ("step_failed" if end == "failed" else "deadline_exceeded")
         assert again.events[-1].endswith(b"data: [DONE]")
 
 
@@ -153,7 +153,7 @@ async def test_a_stream_belongs_to_the_key_that_asked_for_it(one: str | None, ot
         if status == 404:
             assert (await served.ask("GET", path, **theirs)).status == 404
             assert (await served.ask("DELETE", path, **theirs)).status == 404
-            assert served.count(State.READ) == 1, "nobody else can even disturb it"
+            assert served.count(StreamState.READ) == 1, "nobody else can even disturb it"
         served.worker.finish(number)
         await connection.ended.wait()
         assert (await served.ask("GET", path, **theirs)).status == status
@@ -248,7 +248,7 @@ async def test_the_end_waits_for_those_that_have_not_got_all() -> None:
                 served.worker.finish(number)
                 await connection.ended.wait()
         served.streams.close()
-        assert [served.count(state) for state in State] == [0, 0, 0]
+        assert [served.count(state) for state in StreamState] == [0, 0, 0]
 
 
 async def test_a_stream_goes_on_with_another_worker_while_nobody_reads() -> None:

@@ -100,9 +100,9 @@ def neutral(found: list[bytes]) -> list[bytes]:
     return [re.sub(rb'cmpl-[0-9a-f]{24}|"created":\d+', b"", event) for event in found]
 
 
-async def play(served: Served, path: str, n: int, cut: int | None, unseen: int) -> list[bytes]:
-    """All events of a request. Before step `cut` the connection ends, and the client has not seen the last `unseen`
-    events that were sent to it."""
+async def play(served: Served, path: str, n: int, break_at: int | None, unseen: int) -> list[bytes]:
+    """All events of a request. Before step `break_at` the connection ends, and the client has not seen the last
+    `unseen` events that were sent to it."""
     body = (CHAT if "chat" in path else COMPLETION) | OPTIONS | {"n": n}
     found: list[bytes] = []
     lost: list[bytes] = []
@@ -116,10 +116,10 @@ async def play(served: Served, path: str, n: int, cut: int | None, unseen: int) 
         group.start_soon(watch)
         async with reading(served, "POST", path, json=body) as first:
             found += await first.events(1 + run[0].chat)
-            for step in range(1, run[0].steps if cut is None else cut):
+            for step in range(1, run[0].steps if break_at is None else break_at):
                 found += await first.events(run[0].more(step))
             stream_id = first.response.headers["x-stream-id"]
-        if cut is None:
+        if break_at is None:
             return found
         at = max(0, len(found) - unseen)
         found, lost = found[:at], found[at:]
@@ -128,7 +128,7 @@ async def play(served: Served, path: str, n: int, cut: int | None, unseen: int) 
             assert second.response.status_code == 200
             assert await second.events(len(lost)) == lost, "the same bytes again"
             found += lost
-            for step in range(cut, run[0].steps):
+            for step in range(break_at, run[0].steps):
                 found += await second.events(run[0].more(step))
     return found
 
@@ -139,9 +139,9 @@ async def test_wherever_it_breaks_the_stream_is_the_undisturbed_one(path: str, n
     async with serving() as served:
         expected = neutral(await play(served, path, n, None, 0))
         assert expected[-1].endswith(b"data: [DONE]")
-        for cut in range(1, (len(TOKENS) + 1) * n):
+        for break_at in range(1, (len(TOKENS) + 1) * n):
             for unseen in (0, 1, 3):
-                assert neutral(await play(served, path, n, cut, unseen)) == expected
+                assert neutral(await play(served, path, n, break_at, unseen)) == expected
         assert served.worker.cancels == []
         assert served.live == 0
 

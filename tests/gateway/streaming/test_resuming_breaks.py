@@ -11,7 +11,7 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.streaming.resumable import State
+from gateway.streaming.resumable import StreamState
 from tests.gateway.asgi import Connection
 from tests.gateway.serving import CHAT, COMPLETION
 from tests.gateway.streaming.resuming import Gateway, gateway, stream_id
@@ -117,4 +117,4 @@ async def _break(chat: bool, script: list[Any]) -> None:
         assert got == [[texts[index], tokens[index], 1] for index in range(3)]
         assert usage["choices"] == []
         assert served.worker.cancels == []
-        assert served.count(State.READ) == served.count(State.DETACHED) == 0
+        assert served.count(StreamState.READ) == served.count(StreamState.DETACHED) == 0

@@ -7,7 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from gateway.streaming.resumable import State
+from gateway.streaming.resumable import StreamState
 from tests.gateway.streaming.resuming import KEPT, gateway, last_id, stream_id
 from tests.gateway.virtual import BACKEND
 
@@ -56,7 +56,7 @@ async def test_the_header_overrules_the_address() -> None:
         assert await again.until(1) == connection.events[1:]
 
 
-async def test_the_newest_reader_has_the_stream_and_the_other_one_is_told() -> None:
+async def test_the_newest_reader_has_the_stream_and_the_other_one_gets_an_error() -> None:
     async with gateway() as served:
         connection, number = await served.begin()
         readers = [connection]
@@ -92,11 +92,11 @@ async def test_of_many_that_come_at_once_one_gets_the_stream() -> None:
         assert len(whole) == 1
         assert whole[0].events[0] == connection.events[0]
         assert all(b"stream_taken" in reader.body for reader in many if reader not in whole)
-        assert served.count(State.DELIVERED) == 1
+        assert served.count(StreamState.DELIVERED) == 1
 
 
 @pytest.mark.parametrize("read", [True, False], ids=["while it is read", "while nobody reads"])
-async def test_a_client_can_let_go(read: bool) -> None:
+async def test_a_client_can_cancel(read: bool) -> None:
     async with gateway() as served:
         connection, number = await served.begin()
         if not read:
@@ -113,7 +113,7 @@ async def test_a_client_can_let_go(read: bool) -> None:
         assert served.worker.cancels == [number], "it is released once"
 
 
-async def test_a_stream_that_is_let_go_of_just_when_it_gets_something_has_no_false_end() -> None:
+async def test_a_stream_that_is_dropped_just_when_it_gets_something_has_no_false_end() -> None:
     async with gateway() as served:
         connection, number = await served.begin()
         await anyio.sleep(0.1)  # until it waits for more
@@ -125,7 +125,7 @@ async def test_a_stream_that_is_let_go_of_just_when_it_gets_something_has_no_fal
         assert len(connection.events) == 3
 
 
-async def test_who_picks_up_what_is_being_let_go_of_is_told() -> None:
+async def test_a_connection_that_resumes_what_is_being_dropped_gets_an_error() -> None:
     async with gateway() as served:
         connection, _ = await served.begin()
         path = f"/v1/streams/{stream_id(connection)}"
@@ -133,7 +133,7 @@ async def test_who_picks_up_what_is_being_let_go_of_is_told() -> None:
         for each in (connection, again, gone):
             await each.ended.wait()
         assert (again.status, gone.status) == (404, 204)
-        assert [served.count(state) for state in State] == [0, 0, 0]
+        assert [served.count(state) for state in StreamState] == [0, 0, 0]
 
 
 async def test_what_a_client_did_not_take_was_not_delivered() -> None:
@@ -142,7 +142,7 @@ async def test_what_a_client_did_not_take_was_not_delivered() -> None:
         connection.stalled = True
         served.worker.finish(number, "two")
         await connection.ended.wait()
-        assert served.count(State.DETACHED) == 1
+        assert served.count(StreamState.DETACHED) == 1
         again = await served.ask("GET", f"/v1/streams/{stream_id(connection)}", last_event_id=last_id(connection))
         assert again.whole
         assert served.outcomes() == {"resumed": 1}

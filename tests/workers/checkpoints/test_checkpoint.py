@@ -1,4 +1,4 @@
-"""Where a checkpoint is found, and what tells it from another."""
+"""Finding a checkpoint, and its digest."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_digest_is_of_the_content(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.5, 0.999])
 def test_digest_tells_a_model_of_which_one_matrix_was_trained_further(tmp_path: Path, place: float) -> None:
-    """Whatever its place: what a cache and a failover take for the same model would otherwise be another one."""
+    """Samples find a change anywhere: the graph cache and failover take equal digests for equal models."""
     file = tmp_path / "model.safetensors"
     values = bytearray(8 << 20)
     file.write_bytes(values)

@@ -1,4 +1,4 @@
-"""What config.json may say of a quantized checkpoint, and what of it is refused."""
+"""Quantization in config.json: supported schemes, and refused ones."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.quantized import draw_levels, gptq_parts, requantize
+from tests.quantized import gptq_parts, quantize_with_zeros, requantize
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.quantization_config import parse_quantization
 from workers.checkpoints.quantized_matrix import GroupFormat
@@ -74,7 +74,7 @@ def test_widths() -> None:
 def test_matrices_of_a_checkpoint(tmp_path: Path, method: Literal["gptq", "awq"], symmetric: bool) -> None:
     plain = open_weights(make_checkpoint(tmp_path / "plain"))
     path = requantize(make_checkpoint(tmp_path / "made"), method, symmetric=symmetric)
-    weights, made = open_weights(path), draw_levels(plain[MATRIX], 4, 32, symmetric=symmetric)
+    weights, made = open_weights(path), quantize_with_zeros(plain[MATRIX], 4, 32, symmetric=symmetric)
     assert set(weights) == set(plain)
     assert len(weights) == len(plain)
     assert weights.format(MATRIX) == made.format
@@ -87,7 +87,7 @@ def test_matrices_of_a_checkpoint(tmp_path: Path, method: Literal["gptq", "awq"]
 
 
 def test_reordered_inputs_are_refused() -> None:
-    made = draw_levels(np.random.default_rng(0).standard_normal((8, 64)), 4, 32, symmetric=True)
+    made = quantize_with_zeros(np.random.default_rng(0).standard_normal((8, 64)), 4, 32, symmetric=True)
     parts = {f".{name}": value for name, value in gptq_parts(made).items()}
     plan = parse(quantization_config=GPTQ | {"group_size": 32})
     np.testing.assert_array_equal(plan.unpack(parts, made.format).levels, made.levels)

@@ -1,4 +1,4 @@
-"""Levels, scales and zeros: made here, and taken out of the formats of others."""
+"""Levels, scales and zeros: quantizing, and unpacking the formats of MLX, GPTQ and AWQ."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import quantize as mlx_quantize
-from tests.quantized import awq_parts, draw_levels, gptq_parts
+from tests.quantized import awq_parts, gptq_parts, quantize_with_zeros
 from workers.checkpoints.quantized_matrix import (
     GroupFormat,
     Quantized,
@@ -75,7 +75,7 @@ def test_mlx(dtype: Any) -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_gptq(bits: int, symmetric: bool) -> None:
-    made = draw_levels(WEIGHTS, bits, 32, symmetric=symmetric)
+    made = quantize_with_zeros(WEIGHTS, bits, 32, symmetric=symmetric)
     for offset in (0, 1):
         parts = gptq_parts(made, offset)
         taken = from_gptq(parts["qweight"], parts["scales"], parts["qzeros"], made.format, zero_offset=offset)
@@ -85,7 +85,7 @@ def test_gptq(bits: int, symmetric: bool) -> None:
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_awq(symmetric: bool) -> None:
-    made = draw_levels(WEIGHTS, 4, 64, symmetric=symmetric)
+    made = quantize_with_zeros(WEIGHTS, 4, 64, symmetric=symmetric)
     parts = awq_parts(made)
     taken = from_awq(parts["qweight"], parts["scales"], parts["qzeros"], made.format)
     np.testing.assert_array_equal(taken.levels, made.levels)
@@ -93,7 +93,7 @@ def test_awq(symmetric: bool) -> None:
 
 
 def test_symmetric_is_checked() -> None:
-    parts = gptq_parts(draw_levels(WEIGHTS + 1, 4, 32, symmetric=False))
+    parts = gptq_parts(quantize_with_zeros(WEIGHTS + 1, 4, 32, symmetric=False))
     format = GroupFormat(4, 32, "middle", "float16")
     with pytest.raises(ValueError, match="zeros are not all 8"):
         from_gptq(parts["qweight"], parts["scales"], parts["qzeros"], format, zero_offset=1)

@@ -1,4 +1,4 @@
-"""Tensors come back as they were written, whatever the file layout; damage is named."""
+"""Tensors are read as they were written, from every file layout; errors name what is damaged."""
 
 import json
 from pathlib import Path
@@ -43,8 +43,8 @@ def test_quantized_tensors_come_back_under_their_own_names(tmp_path: Path, bits:
     quantized = open_weights(make_checkpoint(tmp_path / "quantized", quantized_bits=bits))
     assert set(quantized) == set(plain)
     for name in plain:
-        span = float(np.ptp(plain[name]))
-        np.testing.assert_allclose(quantized[name], plain[name], atol=tolerance * span, rtol=0)
+        extent = float(np.ptp(plain[name]))
+        np.testing.assert_allclose(quantized[name], plain[name], atol=tolerance * extent, rtol=0)
 
 
 def test_modules_may_differ_in_bits(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_stacked_experts_come_back_one_by_one(tmp_path: Path, family: Any, bits:
     assert set(stacked) == set(plain)
     assert len(stacked) == len(plain)
     for name in plain:
-        span = float(np.ptp(plain[name]))
-        np.testing.assert_allclose(stacked[name], plain[name], atol=0.08 * span if bits else 0, rtol=0)
+        extent = float(np.ptp(plain[name]))
+        np.testing.assert_allclose(stacked[name], plain[name], atol=0.08 * extent if bits else 0, rtol=0)
 
 
 def test_a_stack_that_is_damaged_is_named(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_integers_are_no_weights(tmp_path: Path) -> None:
     ],
 )
 def test_packed_integers_are_integers_and_scales_are_not(tmp_path: Path, method: Any, part: str, dtype: Any) -> None:
-    """Their bits would be read as the others' all the same, and be another model."""
+    """Integers of the same size would be read as floats, and be another model."""
     path = make_checkpoint(tmp_path, quantized_bits=4 if method == "mlx" else None)
     if method != "mlx":
         requantize(path, method)

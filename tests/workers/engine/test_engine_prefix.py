@@ -54,6 +54,20 @@ def test_an_end_says_how_much_was_cached_and_the_gauges_count_it() -> None:
     assert runner.violations == []
 
 
+def test_without_a_bound_every_slot_keeps_its_last_sequence() -> None:
+    """Not more, however much memory there is: `--prefix-bytes 0`."""
+    engine, _ = make(prefixes=PrefixPolicy(most=None))
+    prompts = [tuple(range(start, start + 40)) for start in (0, 50, 100, 150)]
+    kept = []
+    for stream, prompt in enumerate(prompts):
+        run(engine, Request(stream, prompt, max_tokens=3))
+        kept.append(engine.gauges().retained_tokens)
+    assert kept == [42, 84, 84, 84]
+    ends = run(engine, *(Request(9 + stream, prompt, max_tokens=3) for stream, prompt in enumerate(prompts[2:])))[1]
+    assert [end.cached_tokens for end in ends] == [39, 39]
+    assert run(engine, Request(20, prompts[0], max_tokens=3))[1][0].cached_tokens == 0
+
+
 def test_what_is_resumed_is_taken_from_its_own_cancelled_run() -> None:
     engine, _ = make()
     request = Request(1, PROMPT, max_tokens=9)

@@ -6,8 +6,8 @@ from typing import Protocol, TypedDict, Unpack
 
 import pytest
 
-pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
-pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
+pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
 
 from tests.checkpoints import make_checkpoint
 from tests.compiling import compiling_here

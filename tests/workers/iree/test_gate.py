@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.drawn import drawn
-from tests.families import Family
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
@@ -142,9 +141,13 @@ def test_gate_with_weights_of_few_bits(load: Load, tmp_path: Path, kind: Quantiz
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "fields"), [("gemma3_text", {"sliding_window": 9}), ("qwen3_moe", {})], ids=["windows", "experts"]
+    ("family", "fields"),
+    [("gemma3_text", {"sliding_window": 9}), ("qwen3_moe", {}), ("granite", {})],
+    ids=["windows", "experts", "multipliers"],
 )
-def test_gate_of_windows_and_experts(load: Load, tmp_path: Path, family: Family, fields: dict[str, int]) -> None:
+def test_gate_of_windows_experts_and_multipliers(
+    load: Load, tmp_path: Path, family: str, fields: dict[str, int]
+) -> None:
     runner = load(make_checkpoint(tmp_path / "model", family, tied=family != "qwen3_moe", fields=fields))
     fetch_all(runner, "decode_1")
     report = run_gate(lambda: runner)
@@ -204,13 +207,23 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
     check_logits(runner, monkeypatch)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("int4", "bfloat16"), ("int8", "float32")])
+@pytest.mark.parametrize(
+    ("family", "kind", "dtype"),
+    [
+        ("qwen3_moe", "int4", "bfloat16"),
+        ("qwen2", "int8", "float32"),
+        pytest.param("granite", "int8", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("granite", "int4", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_logits_of_few_bits_are_equal_to_the_bit(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Quantize, dtype: Dtype
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: Quantize, dtype: Dtype
 ) -> None:
-    """Of a layer of experts and one without; and where no group divides the inputs of down, which has all its bits."""
+    """Of a layer of experts and one without; where no group divides the inputs of down, which has all its bits; and
+    with multipliers."""
     path = tmp_path / "model"
-    path = make_mixture(path) if kind == "int4" else make_checkpoint(path, "qwen2", layers=1, ffn=48)
+    ffn = 48 if family == "qwen2" else 128
+    path = make_mixture(path) if family == "qwen3_moe" else make_checkpoint(path, family, layers=1, ffn=ffn)
     runner = load(path, quantize=kind, dtype=dtype)
     fetch_all(runner, "decode_1", "decode_4", "prefill_32")  # those between are the gate's; scores come from decoding
     assert runner.capabilities.quantization == kind

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.families import Family
 from tests.gate import run_gate
 from tests.workers.iree.conftest import Load, fetch_all
 from workers.checkpoints.checkpoint import CheckpointError
@@ -33,7 +32,7 @@ def load_generic(load: Load, path: Path, **changes: Any) -> IreeRunner:
         pytest.param("qwen2", "float32", DRAWS, marks=pytest.mark.slow, id="float32"),
     ],
 )
-def test_gate(load: Load, tmp_path: Path, family: Family, dtype: str, drawing: tuple[str, ...]) -> None:
+def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, drawing: tuple[str, ...]) -> None:
     """A request's tokens are the same whatever else is in the batch, and whichever slot it gets.
 
     What no graph does with logits numpy does.

@@ -1,4 +1,4 @@
-"""Loading small checkpoints on MLX."""
+"""Fixtures that load small checkpoints on MLX."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ collect_ignore_glob: list[str] = []
 try:
     from workers.mlx.runner import MlxRunner
 except ImportError:
-    collect_ignore_glob.append("test_[!i]*.py")  # all but test_installed.py, which says so
+    collect_ignore_glob.append("test_[!i]*.py")  # all but test_installed.py, which is skipped with the reason
 
 Load = Callable[..., "MlxRunner"]
 
@@ -33,7 +33,7 @@ def load_runner(path: Path, **options: Any) -> "MlxRunner":
 
 @pytest.fixture
 def load() -> Iterator[Load]:
-    """`load(path, **options)`; what it made is closed after the test."""
+    """A function `load(path, **options)`; its runners are closed after the test."""
     runners: list[MlxRunner] = []
 
     def make(path: Path, **options: Any) -> "MlxRunner":

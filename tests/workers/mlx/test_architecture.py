@@ -1,4 +1,4 @@
-"""mlx-lm's models with our attention bound, and mlx-lm itself as it was."""
+"""mlx-lm's models with our replacements; mlx-lm itself stays unchanged."""
 
 import json
 from dataclasses import replace
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm.models.gemma
+import mlx_lm.models.gemma2
 import mlx_lm.models.llama
 import mlx_lm.models.qwen3
 import numpy as np
@@ -16,9 +18,10 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.engine.runner import Chunk
+from workers.errors import LoadRefused
 from workers.mlx import architecture
 from workers.mlx.architecture import ADAPTERS, LLAMA, Adapter, bind_module, load_architecture
-from workers.mlx.parts import ragged_attention
+from workers.mlx.parts import Multiplied, ragged_attention
 
 TOKENS = tuple(range(3, 90))
 
@@ -31,13 +34,16 @@ def edit_config(path: Path, **changes: Any) -> None:
 
 
 def plain_logits(path: Path) -> np.ndarray[Any, Any]:
-    """The logits of mlx-lm's own forward, with nothing of ours in it."""
+    """The logits of mlx-lm's own forward, without our replacements."""
     model, _ = load_model(path)
     return np.array(model(mx.array(TOKENS)[None])[0].astype(mx.float32))
 
 
 @pytest.mark.parametrize("family", ADAPTERS)
-def test_the_same_logits_as_the_plain_forward(tmp_path: Path, load: Load, family: Any) -> None:
+def test_the_same_logits_as_the_plain_forward(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.setattr(mlx_lm.models.gemma, "MLP", mlx_lm.models.gemma2.MLP)  # whose GELU is the one of Gemma 1
     fields = {"sliding_window": 512} if family == "gemma2" else {}  # which mlx-lm knows nothing of
     path = make_checkpoint(tmp_path, family, tied=family.startswith("gemma"), fields=fields)
     np.testing.assert_allclose(load(path).logits(Chunk(0, TOKENS, 0, 0)), plain_logits(path), atol=1e-4)
@@ -59,7 +65,7 @@ def test_two_bound_modules_are_two() -> None:
     assert one.Model is not two.Model
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "gemma", "gemma2", "gemma3_text", "qwen3_moe", "mixtral"])
 def test_nothing_is_compiled_on_a_cpu(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, family: Any) -> None:
     """`mx.compile` writes a library to a folder that other users share: no function made by it may run."""
 
@@ -75,9 +81,9 @@ def test_nothing_is_compiled_on_a_cpu(tmp_path: Path, load: Load, monkeypatch: p
 
 
 def test_a_module_without_the_name_is_refused() -> None:
-    with pytest.raises(ImportError, match=r"mlx_lm\.models\.base has no swiglu"):
+    with pytest.raises(LoadRefused, match=r"mlx_lm\.models\.base has no swiglu: this version of mlx-lm is not"):
         bind_module(Adapter("base"), compiled=False)
-    with pytest.raises(ImportError, match=r"no module mlx_lm\.models\.none_such"):
+    with pytest.raises(LoadRefused, match=r"no module mlx_lm\.models\.none_such: .*pip install"):
         bind_module(Adapter("none_such"), compiled=False)
 
 
@@ -103,7 +109,7 @@ def test_what_mlx_lm_would_compute_differently_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_window_hides_what_is_before_it(tmp_path: Path, load: Load) -> None:
-    """The last rows see the same whatever stands before their window, and all rows are as in the plain forward."""
+    """The last rows do not depend on what is before their window, and rows do not depend on the chunk."""
     path = make_checkpoint(tmp_path, "mistral", layers=1)
     edit_config(path, sliding_window=24)
     runner = load(path, context=128)
@@ -142,3 +148,11 @@ def test_attention_sinks_are_refused() -> None:
     fresh = FreshRows(LayerCache(0, [], mx.array([0])), rows)
     with pytest.raises(NotImplementedError, match="sinks"):
         ragged_attention(rows, fresh, fresh, None, 1.0, None, sinks=mx.zeros(2))
+
+
+def test_a_multiplier_is_not_rounded_to_the_type_of_the_weights() -> None:
+    weights = mx.array(np.random.default_rng(2).standard_normal(400), mx.bfloat16)
+    product = Multiplied(lambda x: x, 0.22)(weights)
+    exact = np.array(weights.astype(mx.float32)) * np.float32(0.22)
+    np.testing.assert_array_equal(product.astype(mx.float32), mx.array(exact).astype(mx.bfloat16).astype(mx.float32))
+    assert not mx.array_equal(product, weights * 0.22), "mlx rounds the multiplier first"

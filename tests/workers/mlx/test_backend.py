@@ -1,4 +1,4 @@
-"""The MLX backend as a worker reaches it: from its spec."""
+"""The MLX backend, loaded from a worker's spec."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Faults around a runner on MLX: what is made no number is found by the device itself."""
+"""Faults around a runner on MLX: the device finds non-finite logits."""
 
 from pathlib import Path
 
@@ -14,17 +14,17 @@ from workers.faults.plan import Fault
 SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=5), Sampling(temperature=0.8, top_p=0.9, top_k=20, seed=5)]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "drawn", "filtered"])
-def test_a_row_that_is_no_number_fails_alone(tmp_path: Path, sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "filtered"])
+def test_a_row_with_non_finite_logits_fails_alone(tmp_path: Path, sampling: Sampling) -> None:
     runner = load_runner(make_checkpoint(tmp_path))
     one = with_faults(runner, [Fault("nan", calls=0, token=99)])
     tokens = [one.prefill([Chunk(slot, (3, 7), 0, 0)], [Draw(sampling, 2)])[0] for slot in range(2)]
     assert tokens[0] == tokens[1] is not None
     good = Row(0, 5, 2, 2, Draw(sampling, 3))
-    drawn = one.decode([good, Row(1, 99, 2, 2, Draw(sampling, 3))])
+    sampled = one.decode([good, Row(1, 99, 2, 2, Draw(sampling, 3))])
     runner.reset(0)
     runner.prefill([Chunk(0, (3, 7), 0, 0)], [None])
-    assert drawn == [*runner.decode([good]), None]
+    assert sampled == [*runner.decode([good]), None]
     one.reset(1)
     with pytest.raises(NotFiniteError):
         one.logits(Chunk(1, (3, 99), 0, 0))

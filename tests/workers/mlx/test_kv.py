@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from workers.mlx.kv import GROWTH, FreshRows, LayerCache, SlotKV, Span
+from workers.mlx.kv import GROWTH, FreshRows, LayerCache, Segment, SlotKV
 
 
 def rows(first: int, count: int) -> mx.array:
@@ -44,8 +44,8 @@ def test_rows_are_written_over() -> None:
 
 
 def test_fresh_rows_are_no_array() -> None:
-    """A model that goes around the bound attention must fail, not attend to the new rows alone."""
-    cache = LayerCache(0, [Span(SlotKV(1), 0, 1)], mx.array([0]))
+    """A model that does not call the bound attention must fail, not attend to the new rows only."""
+    cache = LayerCache(0, [Segment(SlotKV(1), 0, 1)], mx.array([0]))
     keys, values = cache.update_and_fetch(mx.zeros((1, 2, 1, 4)), mx.zeros((1, 2, 1, 4)))
     assert isinstance(keys, FreshRows)
     attention: Any = mx.fast.scaled_dot_product_attention

@@ -1,4 +1,4 @@
-"""Quantized models on MLX: AWQ checkpoints, and matrices made of few bits while loading."""
+"""Quantized models on MLX: AWQ checkpoints, and matrices that are quantized while loading."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def test_gptq_is_refused(load: Load, tmp_path: Path) -> None:
         load(requantize(make_checkpoint(tmp_path), "gptq"))
 
 
-def test_made_of_few_bits(load: Load, tmp_path: Path) -> None:
+def test_quantize(load: Load, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path)
     plain = load(path)
     exact = plain.logits(Chunk(0, TOKENS, 0, 0))
@@ -43,15 +43,15 @@ def test_made_of_few_bits(load: Load, tmp_path: Path) -> None:
     assert 0 < errors[0] < errors[1] / 5
 
 
-def test_a_model_of_which_nothing_can_be_quantized_is_refused(load: Load, tmp_path: Path) -> None:
+def test_a_model_without_whole_groups_is_refused(load: Load, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, hidden=48, head_dim=16, heads=3, kv_heads=1, ffn=80)
     with pytest.raises(CheckpointError, match="hidden_size: no matrix has rows of whole groups of 64: none can be"):
         load(path, quantize="int8")
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3_moe", "mixtral"])
-def test_caps_and_experts_of_few_bits(load: Load, tmp_path: Path, family: Any) -> None:
-    """Experts are matrices like others, what chooses them stays as it is; rows do not depend on their chunk."""
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "granite", "qwen3_moe", "mixtral"])
+def test_quantized_caps_and_experts(load: Load, tmp_path: Path, family: Any) -> None:
+    """Experts are quantized like other matrices, routers are not; rows do not depend on their chunk."""
     path = make_checkpoint(tmp_path, family, tied="gemma" in family)
     exact, runner = load(path).logits(Chunk(0, TOKENS, 0, 0)), load(path, quantize="int8")
     logits = runner.logits(Chunk(0, TOKENS, 0, 0))
@@ -62,7 +62,7 @@ def test_caps_and_experts_of_few_bits(load: Load, tmp_path: Path, family: Any) -
 
 @pytest.mark.parametrize(("family", "dtype"), [("mixtral", "bfloat16"), ("qwen3_moe", "float16")])
 def test_experts_of_16_bits(load: Load, tmp_path: Path, family: Any, dtype: Any) -> None:
-    """Also beside those of few bits: 48 inputs are no whole groups. More pairs than are sorted first, and fewer."""
+    """Also beside quantized matrices, as 48 inputs are not whole groups; with more pairs than mlx-lm sorts or fewer."""
     path = make_checkpoint(tmp_path, family, tied=False, dtype=dtype)
     exact, runner = load(path, dtype="float32").logits(Chunk(0, TOKENS, 0, 0)), load(path, dtype=dtype)
     logits = runner.logits(Chunk(0, TOKENS, 0, 0))
@@ -85,7 +85,7 @@ def test_experts_of_16_bits(load: Load, tmp_path: Path, family: Any, dtype: Any)
         ({"family": "mixtral", "tied": False, "quantized_bits": 8}, "bfloat16", "none"),
     ],
 )
-def test_memory_is_said_as_it_is_taken(
+def test_stated_memory_is_what_is_taken(
     load: Load, tmp_path: Path, options: dict[str, Any], kind: Any, quantize: Any
 ) -> None:
     path = make_checkpoint(tmp_path, **options)

@@ -19,6 +19,7 @@ from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.engine import BatchEngine, Request
 from workers.engine.runner import Chunk, Draw, NotFiniteError, Row, Runner
+from workers.errors import LoadRefused
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
@@ -26,6 +27,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mistral": {"family": "mistral", "tied": False, "kv_heads": 4},
     "qwen2": {"family": "qwen2", "kv_heads": 1},
     "qwen3": {"family": "qwen3"},
+    "gemma": {"family": "gemma"},
+    "granite": {"family": "granite", "dtype": "bfloat16"},
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3": {"family": "gemma3_text", "fields": {"sliding_window": 9}, "dtype": "bfloat16"},
     "qwen3-moe": {"family": "qwen3_moe", "tied": False},
@@ -84,19 +87,19 @@ def test_a_copied_slot_owns_its_rows_and_nothing_behind_them(path: Path, load: L
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_logits_do_not_depend_on_where_a_prompt_is_cut(tmp_path: Path, load: Load, variant: dict[str, Any]) -> None:
+def test_logits_do_not_depend_on_the_chunks_of_a_prompt(tmp_path: Path, load: Load, variant: dict[str, Any]) -> None:
     runner = load(make_checkpoint(tmp_path, **variant))
     tokens = tokens_of(100)
     whole = runner.logits(Chunk(0, tokens, 0, 0))
     assert whole.shape == (100, 512)
     assert whole.dtype == np.float32
-    cut = [runner.logits(Chunk(1, tokens[a : a + 37], a, a)) for a in range(0, 100, 37)]
+    chunked = [runner.logits(Chunk(1, tokens[a : a + 37], a, a)) for a in range(0, 100, 37)]
     single = [runner.logits(Chunk(2, (token,), index, index)) for index, token in enumerate(tokens)]
-    np.testing.assert_array_equal(np.concatenate(cut), whole)
+    np.testing.assert_array_equal(np.concatenate(chunked), whole)
     np.testing.assert_array_equal(np.concatenate(single), whole)
 
 
-def test_prefill_draws_from_the_last_row(path: Path, load: Load) -> None:
+def test_prefill_samples_from_the_last_row(path: Path, load: Load) -> None:
     runner = load(path)
     tokens = tokens_of(40)
     logits = runner.logits(Chunk(0, tokens, 0, 0))
@@ -129,8 +132,8 @@ def test_decode_returns_tokens_in_row_order(path: Path, load: Load) -> None:
     for slot in range(3):
         runner.prefill([Chunk(slot, tokens[slot][:-1], 0, 0)], [None])
     rows = [Row(slot, tokens[slot][-1], 11, 11, GREEDY) for slot in (2, 0, 1)]
-    drawn = runner.decode(rows)
-    assert drawn == [int(runner.logits(Chunk(3, tokens[slot], 0, 0))[-1].argmax()) for slot in (2, 0, 1)]
+    sampled = runner.decode(rows)
+    assert sampled == [int(runner.logits(Chunk(3, tokens[slot], 0, 0))[-1].argmax()) for slot in (2, 0, 1)]
     assert runner.decode([]) == []
 
 
@@ -143,13 +146,13 @@ def test_greedy_and_random_rows_mix(path: Path, load: Load) -> None:
         first += runner.prefill([Chunk(slot, prompt, 0, 0)], [draw])
         runner.reset(slot)
         runner.prefill([Chunk(slot, prompt[:-1], 0, 0)], [None])
-    drawn = runner.decode([Row(slot, prompt[-1], 8, 8, draw) for slot, draw in enumerate(draws)])
-    assert drawn == first
-    assert drawn[0] == drawn[2] != drawn[1] == drawn[3]
+    sampled = runner.decode([Row(slot, prompt[-1], 8, 8, draw) for slot, draw in enumerate(draws)])
+    assert sampled == first
+    assert sampled[0] == sampled[2] != sampled[1] == sampled[3]
 
 
 def test_position_is_not_a_cache_row(path: Path, load: Load) -> None:
-    """RoPE is relative: with every position shifted alike, the logits stay; with one shifted, they do not."""
+    """RoPE is relative: with all positions shifted equally, the logits stay; with one shifted, they do not."""
     runner = load(path)
     tokens = tokens_of(20)
     plain = runner.logits(Chunk(0, tokens, 0, 0))
@@ -294,7 +297,7 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(path: Path, load: Load, s
 
 
 def test_a_device_that_is_not_there_is_refused(path: Path, load: Load) -> None:
-    with pytest.raises(ValueError, match="device: 'tpu'"):
+    with pytest.raises(LoadRefused, match="device: 'tpu'"):
         load(path, device="tpu")
 
 
@@ -330,7 +333,7 @@ def _tokens_in_batches(runner: Runner, requests: list[Request]) -> dict[int, lis
 
 
 def test_two_models_in_two_threads(tmp_path: Path) -> None:
-    """Each thread loads and runs a model of its own, at the same time; both get what they get alone."""
+    """Two threads each load and run a model at the same time; tokens are those of a single run."""
     paths = [make_checkpoint(tmp_path / family, family) for family in ("llama", "qwen3")]
     requests = [
         Request(stream, tokens_of(5 + 7 * stream, stream), Sampling(temperature=0.5 * (stream % 2), seed=3), 16)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import structlog
 
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
+from baton_serve.start import module_command
 from protocol.codec import decode_event, encode
 from protocol.commands import Command, Submit, Welcome
 from protocol.events import Beat, Bye, Event, Failed, Finished, Gauges, Hello, Ready, Step
@@ -167,7 +167,7 @@ def submit(stream: int, source: Input | str = "hello", **limits: Any) -> Submit:
 def command(endpoint: str, spec: WorkerSpec | str, incarnation: int = 1) -> list[str]:
     text = spec if isinstance(spec, str) else msgspec.json.encode(spec).decode()
     arguments = ["--endpoint", endpoint, "--incarnation", str(incarnation), "--spec", text]
-    return [sys.executable, "-P", "-m", "workers", *arguments]
+    return module_command("workers", *arguments)
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoints import make_checkpoint
 from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
 from workers.faults.plan import Fault, LoadFault, PlannedFault
@@ -18,8 +19,8 @@ from workers.process.spec import Backend, ScriptedSpec, WorkerSpec
 Install = Callable[[set[str]], None]
 
 
-def spec(backend: Backend = "auto", **fields: Any) -> WorkerSpec:
-    return WorkerSpec(name="w0", model_name="m", model_path="nowhere", backend=backend, **fields)
+def spec(backend: Backend = "auto", model_path: str = "nowhere", **fields: Any) -> WorkerSpec:
+    return WorkerSpec(name="w0", model_name="m", model_path=model_path, backend=backend, **fields)
 
 
 @pytest.fixture
@@ -65,9 +66,9 @@ def test_auto_is_what_suits_the_machine_and_is_installed(
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        ("auto", r"no backend is installed: pip install 'baton\[iree\]' or 'baton\[mlx\]'"),
-        ("iree", r"iree backend needs iree.runtime and iree.compiler and jax: pip install 'baton\[iree\]'"),
-        ("mlx", r"mlx backend needs mlx.core and mlx_lm: pip install 'baton\[mlx\]'"),
+        ("auto", r"no backend is installed: pip install 'baton-serve\[iree\]' or 'baton-serve\[mlx\]'"),
+        ("iree", r"iree backend needs iree.runtime and iree.compiler and jax: pip install 'baton-serve\[iree\]'"),
+        ("mlx", r"mlx backend needs mlx.core and mlx_lm: pip install 'baton-serve\[mlx\]'"),
     ],
 )
 def test_a_missing_backend_says_what_to_install(install: Install, backend: Backend, words: str) -> None:
@@ -76,6 +77,18 @@ def test_a_missing_backend_says_what_to_install(install: Install, backend: Backe
         choose_backend(spec(backend))
     with pytest.raises(BackendMissing, match=words):
         load_runner(spec(backend), lambda phase, done, total: None)
+
+
+@pytest.mark.parametrize("backend", ["iree", "mlx"])
+def test_a_backend_that_cannot_be_imported_says_what_to_install(
+    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: Backend
+) -> None:
+    """As MLX without the package of its library: a later import would fail in the same way."""
+    install({"mlx", "mlx_lm", "iree", "jax"})
+    monkeypatch.setitem(sys.modules, f"workers.{backend}.runner", None)
+    path = make_checkpoint(tmp_path)
+    with pytest.raises(BackendMissing, match=rf"{backend} backend cannot be imported: .*pip install 'baton\[{backend}"):
+        load_runner(spec(backend, model_path=str(path)), lambda phase, done, total: None)
 
 
 def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) -> None:

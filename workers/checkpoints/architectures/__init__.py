@@ -1,1 +1,1 @@
-"""Which models there are: what a config.json describes, one entry a family, and the tensors that belong to it."""
+"""Model architectures: config.json, one entry per family, and the tensors of a model."""

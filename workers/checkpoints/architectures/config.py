@@ -1,4 +1,4 @@
-"""A model described by its config.json: all that the runners know about an architecture."""
+"""Model configuration read from config.json: all that the runners know about an architecture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from workers.checkpoints.architectures.families import ACTIVATIONS, FAMILIES, NEUTRAL, Family, rotated_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.parts import Activation, Experts, HeadNorm, Layer, Names, Norms
+from workers.checkpoints.architectures.parts import Activation, Experts, HeadNorm, LayerConfig, Names, Norms
 from workers.checkpoints.architectures.rope import Rope, Yarn
 from workers.checkpoints.architectures.rope_fields import read_ropes
 from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
@@ -17,14 +17,14 @@ from workers.errors import LoadRefused
 from workers.process.spec import Quantize
 
 DEFAULT_CONTEXT = 4096
-"""Tokens of one slot when nobody asks for more: KV memory is slots x context, and models state up to millions."""
+"""Tokens of one slot unless more are asked for: KV memory is slots x context, and models state up to millions."""
 
 WeightDtype = Literal["float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder: attention and a gated MLP in every layer, each added to what came before."""
+    """A decoder: attention and a gated MLP in every layer, each with a residual connection."""
 
     family: str
     hidden_size: int
@@ -33,26 +33,33 @@ class ModelConfig:
     head_dim: int
     ffn: int
     vocab_size: int
-    plan: tuple[Layer, ...]
-    """What each layer is."""
+    plan: tuple[LayerConfig, ...]
+    """The configuration of each layer."""
     ropes: tuple[Rope, ...]
-    """The rotations that the layers choose from; all rotate the same number of lanes."""
+    """The rotary embeddings that layers choose from; all rotate the same number of lanes."""
     experts: Experts | None
-    """Of the layers that have experts."""
+    """The mixture of experts, of layers that have one."""
     names: Names
     norms: Norms
     norm_offset: float
-    """Added to the stored weights of all norms."""
+    """Offset that is added to the stored weights of all norms."""
     head_norm: HeadNorm | None
     activation: Activation
     rms_eps: float
     embedding_scale: float
+    """Factor of embeddings."""
+    rounds_embedding_scale: bool
+    """Whether the embedding scale is rounded to the type of the weights first."""
     attention_scale: float
-    """What the products of queries and keys are multiplied by."""
+    """Factor of the products of queries and keys."""
+    residual_multiplier: float
+    """Factor of what attention and the MLP add to the residual stream."""
+    logits_scaling: float
+    """Divisor of logits."""
     attention_cap: float | None
-    """Scores s become cap * tanh(s / cap)."""
+    """Soft cap of attention scores: s becomes cap * tanh(s / cap)."""
     logit_cap: float | None
-    """The same for the logits."""
+    """Soft cap of logits."""
     tie_embeddings: bool
     qkv_bias: bool
     o_bias: bool
@@ -71,10 +78,9 @@ class ModelConfig:
         return len(self.plan)
 
     def choose_context(self, requested: int) -> int:
-        """Rows of one slot's cache: `requested`, or with 0 what the model states, at most `DEFAULT_CONTEXT`.
+        """Choose the rows of one slot's cache: `requested`, or for 0 the model's context, at most `DEFAULT_CONTEXT`.
 
-        Raises `CheckpointError` when that is more than the model has positions for, `LoadRefused` when it leaves no
-        room for an answer.
+        Raises `CheckpointError` when the model has fewer positions, `LoadRefused` when there is no room for an answer.
         """
         if requested == 1:
             raise LoadRefused("context: 1 token leaves no room for an answer, take 2 or more")
@@ -86,7 +92,7 @@ class ModelConfig:
         return requested
 
     def choose_quantization(self, requested: Quantize) -> Quantize:
-        """What to make of the matrices: `requested`. Raises `CheckpointError` when they are of few bits already."""
+        """Check the requested quantization. Raises `CheckpointError` when the checkpoint is quantized already."""
         if requested != "none" and self.quantization is not None:
             raise CheckpointError(
                 "config.json",
@@ -123,8 +129,11 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         head_norm=family.head_norm,
         activation=_activation(fields, family),
         rms_eps=fields.number("rms_norm_eps", 1e-6),
-        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
-        attention_scale=fields.number("query_pre_attn_scalar", head_dim) ** -0.5,
+        embedding_scale=hidden**0.5 if family.scaled_embedding else _multiplier(fields, family, "embedding_multiplier"),
+        rounds_embedding_scale=family.scaled_embedding,
+        attention_scale=_attention_scale(fields, family, head_dim),
+        residual_multiplier=_multiplier(fields, family, "residual_multiplier"),
+        logits_scaling=_multiplier(fields, family, "logits_scaling"),
         attention_cap=fields.optional_number("attn_logit_softcapping"),
         logit_cap=fields.optional_number("final_logit_softcapping"),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
@@ -159,7 +168,7 @@ def _refuse_unsupported(fields: Fields, name: str, family: Family) -> None:
 
 
 def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
-    """Query heads, KV heads and the lanes of one."""
+    """Read the numbers of query heads and of KV heads, and the lanes of a head."""
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -170,32 +179,46 @@ def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
+def _multiplier(fields: Fields, family: Family, name: str) -> float:
+    """Read a multiplier of a family that has it; it is 1 for every other family."""
+    return fields.number(name, 1.0) if name in family.reads else 1.0
+
+
+def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    if "attention_multiplier" in family.reads:
+        return fields.number("attention_multiplier")
+    scale: float = fields.number("query_pre_attn_scalar", head_dim) ** -0.5
+    return scale
+
+
 def _activation(fields: Fields, family: Family) -> Activation:
-    """Only the family's own: another one is not what its models were trained with, and is not tested."""
+    """Read the activation, which must be the family's: no other is what its models were trained with, or tested."""
     for name in ("hidden_act", "hidden_activation"):
         value = fields.get(name, family.activation)
+        if value == family.activation_alias:
+            continue
         if not isinstance(value, str) or ACTIVATIONS.get(value) != ACTIVATIONS[family.activation]:
             raise fields.error(name, f"{value!r} is not supported, only {family.activation!r}")
     return ACTIVATIONS[family.activation]
 
 
-def _plan(fields: Fields, family: Family, layers: int) -> tuple[Layer, ...]:
+def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...]:
     windowed = _windowed(fields, family, layers)
     window = fields.integer("sliding_window") if any(windowed) else None
     rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
-    mixed = _mixed(fields, family, layers)
+    experts = _layers_with_experts(fields, family, layers)
     return tuple(
-        Layer(
+        LayerConfig(
             window if windowed[layer] else None,
             None if not rotated[layer] else int(family.local_rope is not None and windowed[layer]),
-            mixed[layer],
+            experts[layer],
         )
         for layer in range(layers)
     )
 
 
 def _windowed(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
-    """Which layers have a window: those that `layer_types` lists (transformers 5), or by the family's rule."""
+    """Find the layers with an attention window: by `layer_types` (transformers 5), or by the family's rule."""
     kinds = fields.get("layer_types")
     if kinds is not None and (
         not isinstance(kinds, list)
@@ -225,8 +248,8 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
     return Experts(count, chosen, fields.integer(family.expert_ffn), normalize)
 
 
-def _mixed(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
-    """Which layers have experts."""
+def _layers_with_experts(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
+    """Find the layers with experts."""
     if not family.experts:
         return (False,) * layers
     step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
@@ -236,7 +259,8 @@ def _mixed(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
 
 
 def _max_positions(fields: Fields, ropes: tuple[Rope, ...]) -> int:
-    """YaRN reaches `factor` times as far as the model was trained, whatever `max_position_embeddings` still says."""
+    """Read the positions of the model. YaRN multiplies those that it was trained on, whatever `max_position_embeddings`
+    is."""
     stated = fields.integer("max_position_embeddings", 2048)
     reached = [int(rope.scaling.factor * rope.scaling.original) for rope in ropes if isinstance(rope.scaling, Yarn)]
     return max(stated, *reached) if reached else stated

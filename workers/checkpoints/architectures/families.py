@@ -1,4 +1,4 @@
-"""The families of models, one entry each: what their config.json leaves unsaid.
+"""The families of models, one entry each: what config.json does not state.
 
 A field of config.json that changes the mathematics is either read by the family's entry or refused (`NEUTRAL`).
 """
@@ -32,13 +32,13 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "use_bidirectional_attention": 0,
     "use_mrope": 0,
 }
-"""Fields that change the model's mathematics, and the value (besides null and false) at which they do not."""
+"""Fields that change the model's mathematics, with the value (besides null and false) at which they do not."""
 
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""config.json's names of the activations."""
+"""The activations by their names in config.json."""
 
 Windowed = Callable[[Fields, int], tuple[bool, ...]]
-"""Which of so many layers have an attention window, when config.json does not list them."""
+"""A rule that says for each of a number of layers whether it has an attention window, unless config.json lists them."""
 
 BEFORE = Norms(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
 AFTER = Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
@@ -50,7 +50,7 @@ def all_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def from_max_window_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Qwen: the first `max_window_layers` see everything."""
+    """Qwen's rule: the first `max_window_layers` have no window."""
     first = fields.get("max_window_layers", 0)
     if not isinstance(first, int) or first < 0:
         raise fields.error("max_window_layers", f"{first!r} is not a number of layers")
@@ -58,12 +58,12 @@ def from_max_window_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def without_positions(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """SmolLM3: the layers that have no rotary positions."""
+    """SmolLM3's rule: layers without rotary positions have a window."""
     return tuple(not rotated for rotated in rotated_layers(fields, layers))
 
 
 def but_every(period: int) -> Windowed:
-    """All but every `period`-th layer; Gemma 3 may say another period."""
+    """Make the rule that all but every `period`-th layer have a window; Gemma 3 may state another period."""
 
     def windowed(fields: Fields, layers: int) -> tuple[bool, ...]:
         step = fields.integer("sliding_window_pattern", period)
@@ -73,7 +73,7 @@ def but_every(period: int) -> Windowed:
 
 
 def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """SmolLM3's `no_rope_layers`, in which 1 means that there are rotary positions."""
+    """Read SmolLM3's `no_rope_layers`, in which 1 stands for a layer with rotary positions."""
     marks = fields.get("no_rope_layers")
     if marks is None:
         step = fields.integer("no_rope_layer_interval", 4)
@@ -85,47 +85,50 @@ def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family: how its models differ from Llama, whose description the defaults are."""
+    """One family: how its models differ from Llama. The defaults of the fields describe Llama."""
 
     architecture: str
-    """The class in transformers; config.json's `architectures` names it."""
+    """The class in transformers, which `architectures` of config.json names."""
     norms: Norms = BEFORE
-    """Where a layer has them, and their names."""
+    """The norms of a layer: where they are, and their names."""
     norm_offset: float = 0.0
-    """Added to the weights of norms when they are read."""
+    """Offset that is added to the weights of norms when they are read."""
     head_norm: HeadNorm | None = None
-    """Whether queries and keys are normalized, each head or all of them together."""
+    """Normalization of queries and keys: of each head, or of all heads together."""
     names: Names = Names()  # noqa: RUF009 - frozen
-    """Of the matrices, where they are not Llama's."""
+    """The names of the matrices, where they are not Llama's."""
     biases: bool | None = False
-    """Of queries, keys and values; None when `attention_bias` says so, which then covers the output as well."""
+    """Whether queries, keys and values have biases. None: `attention_bias` decides, for the output as well."""
     activation: str = "silu"
-    """Of `ACTIVATIONS`; config.json may not name another one."""
+    """The activation, a key of `ACTIVATIONS`; config.json may not name another one."""
+    activation_alias: str | None = None
+    """Another name of the activation in early checkpoints of the family, whatever it means elsewhere."""
     scaled_embedding: bool = False
-    """Embeddings are multiplied by the square root of their width."""
+    """Whether embeddings are multiplied by the square root of their width."""
     windowed: Windowed | None = None
-    """None for a family without windows, whatever its config.json says."""
+    """The rule for attention windows. None: the family has none, whatever its config.json states."""
     window_switch: bool = False
-    """The window holds only where `use_sliding_window` is true."""
+    """Whether windows are off unless `use_sliding_window` is true."""
     marks_rotated_layers: bool = False
-    """Has layers without rotary positions."""
+    """Whether some layers have no rotary positions."""
     local_rope: str | None = None
-    """The field with the base of the rotation that windowed layers have of their own."""
+    """The field with the RoPE base of windowed layers, where it is a different one."""
     partial_rope: bool = False
-    """`partial_rotary_factor` says how much of a head is rotated."""
+    """Whether `partial_rotary_factor` may be below 1."""
     experts: bool = False
-    """Its layers have a mixture of experts in place of the MLP."""
+    """Whether layers have a mixture of experts in place of the MLP."""
     expert_ffn: str = "intermediate_size"
     """The field with the width of one expert."""
     normalizes_experts: bool | None = True
-    """The weights of the chosen experts sum to one. None when `norm_topk_prob` says so."""
+    """Whether the weights of the chosen experts sum to one. None: `norm_topk_prob` decides."""
     reads: frozenset[str] = frozenset()
-    """Fields of `NEUTRAL` that have a meaning here."""
+    """The fields of `NEUTRAL` that the family has."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What transformers takes for a field that config.json leaves out."""
+    """Values of fields that config.json leaves out, as in transformers."""
 
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})
+MULTIPLIERS = frozenset({"embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"})
 GEMMA = frozenset({"final_logit_softcapping", "query_pre_attn_scalar"})
 GEMMA_DEFAULTS = {
     "tie_word_embeddings": True,
@@ -184,6 +187,15 @@ FAMILIES: Mapping[str, Family] = {
         partial_rope=True,
         defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     ),
+    "gemma": Family(
+        "GemmaForCausalLM",
+        biases=None,
+        norm_offset=1.0,
+        activation="gelu_pytorch_tanh",
+        activation_alias="gelu",
+        scaled_embedding=True,
+        defaults={"tie_word_embeddings": True, "head_dim": 256, "num_key_value_heads": 16},
+    ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
         biases=None,
@@ -213,6 +225,12 @@ FAMILIES: Mapping[str, Family] = {
             "rope_theta": 1000000.0,
             "rope_local_base_freq": 10000.0,
         },
+    ),
+    "granite": Family(
+        "GraniteForCausalLM",
+        biases=None,
+        reads=MULTIPLIERS,
+        defaults={"attention_multiplier": 1.0},
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
@@ -252,4 +270,4 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
 }
-"""By config.json's `model_type`."""
+"""The families by `model_type` of config.json."""

@@ -7,11 +7,11 @@ from typing import Any
 from workers.checkpoints.json_files import CheckpointError, read_json
 
 MAX_SIZE = 1 << 24
-"""Above any real width, vocabulary or number of positions; keeps a hostile config from asking for absurd memory."""
+"""Above any real width, vocabulary or number of positions: a hostile config must not allocate absurd memory."""
 MAX_PARTS = 4096
-"""Above any real number of layers, or of experts in one: each has tensors whose names are listed."""
+"""Above any real number of layers, or of experts in a layer: the tensors of each are listed by name."""
 MAX_NUMBER = 1e15
-"""Above any real base, factor or bound, and one over it below; what comes of several stays a number."""
+"""Above any real base, factor or bound, and its inverse below any: products of several stay finite."""
 
 
 class Fields:
@@ -20,7 +20,7 @@ class Fields:
     def __init__(
         self, file: Path, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, prefix: str = ""
     ) -> None:
-        """`defaults` stand for fields that are not there. One that is null is there and says that there is nothing."""
+        """`defaults` stand for fields that are missing. A field that is null is not missing: it has no value."""
         self.file = file
         self.values = values
         self._defaults = defaults or {}
@@ -38,7 +38,7 @@ class Fields:
         return CheckpointError(self.file, self._prefix + name, problem)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field, or `default` where there is none."""
+        """The field, or `default` where it is missing or null."""
         value = (self.values if name in self.values else self._defaults).get(name)
         return default if value is None else value
 

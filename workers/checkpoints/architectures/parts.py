@@ -1,27 +1,27 @@
-"""The words in which a family is described: where norms stand, what tensors are called, what one layer is."""
+"""Parts of an architecture: norms, names of tensors, experts, and what differs between layers."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh"]
 HeadNorm = Literal["each", "all"]
-"""Queries and keys are normed by the RMS of each head, or of all heads together."""
+"""RMS norm of queries and keys: of each head, or of all heads together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """A layer's norms by where they stand, with the names of their tensors; None where there is none."""
+    """The names of a layer's norms by their place; None where there is no norm."""
 
     before_attention: str | None = None
     after_attention: str | None = None
-    """Of what attention adds, before it is added."""
+    """The norm of attention's output, before the residual sum."""
     before_mlp: str | None = None
     after_mlp: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Tensors of a mixture of experts; `{}` is the expert's number."""
+    """The names of the tensors of a mixture of experts; `{}` is the expert's number."""
 
     router: str
     gate: str
@@ -31,7 +31,7 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a layer's matrices are called; several are stacked along their outputs."""
+    """The names of a layer's matrices; several are stacked along their outputs."""
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -42,22 +42,22 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: every row is computed by the `per_token` experts of `count` that its router likes best."""
+    """A mixture of experts: of `count` experts the `per_token` with the highest router scores compute a row."""
 
     count: int
     per_token: int
     ffn: int
     normalize: bool
-    """Whether the weights of the chosen experts sum to one; otherwise those of all experts do."""
+    """Whether the weights of the chosen experts sum to one; otherwise the weights of all experts do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """What may differ between the layers of a model."""
+class LayerConfig:
+    """The configuration of one layer: what may differ between the layers of a model."""
 
     window: int | None = None
-    """A position sees at most this many positions, itself included; None sees all before it."""
+    """The attention window in positions, the query's own included; None is no window."""
     rope: int | None = 0
-    """Which of the model's rotations; None has no positions."""
+    """The index of the rotary embedding in `ModelConfig.ropes`; None is no positions."""
     experts: bool = False
-    """A mixture of experts in place of the MLP."""
+    """Whether there is a mixture of experts in place of the MLP."""

@@ -1,6 +1,6 @@
-"""Rotary positions (https://arxiv.org/abs/2104.09864) and how their frequencies are changed for longer contexts.
+"""Rotary position embeddings (https://arxiv.org/abs/2104.09864) and the scaling of their frequencies for long contexts.
 
-The formulas are those of transformers' modeling_rope_utils.py, with which they are compared in the tests.
+The formulas are those of transformers' modeling_rope_utils.py; the tests compare them.
 """
 
 import math
@@ -14,7 +14,7 @@ Frequencies = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """All frequencies are divided by `factor`."""
+    """Linear scaling: all frequencies are divided by `factor`."""
 
     factor: float
 
@@ -24,7 +24,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Llama3:
-    """Llama 3.1: long wavelengths are divided by `factor`, short ones stay, and those between are interpolated.
+    """Llama 3.1's scaling: low frequencies are divided by `factor`, high ones stay, those between are interpolated.
 
     The band is from `original / high_freq_factor` to `original / low_freq_factor` positions.
     """
@@ -33,7 +33,7 @@ class Llama3:
     low_freq_factor: float
     high_freq_factor: float
     original: int
-    """Positions that the model was trained on first."""
+    """Positions of the first training."""
 
     def scale(self, rope: "Rope", context: int) -> tuple[Frequencies, float]:
         plain = rope.plain()
@@ -44,7 +44,7 @@ class Llama3:
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """YaRN (https://arxiv.org/abs/2309.00071): a ramp over the lanes, and sharper attention."""
+    """YaRN (https://arxiv.org/abs/2309.00071): a ramp of factors over the lanes, and sharper attention."""
 
     factor: float
     original: int
@@ -52,7 +52,7 @@ class Yarn:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    """Whether the ends of the ramp are whole lanes."""
+    """Whether the ends of the ramp are rounded to whole lanes."""
 
     def scale(self, rope: "Rope", context: int) -> tuple[Frequencies, float]:
         plain = rope.plain()
@@ -64,16 +64,16 @@ class Yarn:
         return plain / self.factor * ramp + plain * (1 - ramp), self.attention_factor
 
     def _lane(self, rope: "Rope", rotations: float) -> float:
-        """The lane that turns so many times over the original positions."""
+        """The lane that makes so many rotations over the original positions."""
         return rope.dims * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
 
 @dataclass(frozen=True, slots=True)
 class LongRope:
-    """LongRoPE (https://arxiv.org/abs/2402.13753): a factor for each pair of lanes, of two sets of them.
+    """LongRoPE (https://arxiv.org/abs/2402.13753): a factor for each pair of lanes, from a short or a long set.
 
-    The long set is for contexts beyond the original positions. A slot's context decides which, not the length that a
-    request happens to have: keys that were cached with one set could not be attended to with the other.
+    The long set is for contexts beyond the original positions. The context of a slot chooses it, not the length of a
+    request: keys that were cached with one set cannot be attended to with the other.
     """
 
     short: tuple[float, ...]
@@ -90,11 +90,11 @@ Scaling = Linear | Llama3 | Yarn | LongRope
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotation of one kind of layers."""
+    """The rotary embedding of one kind of layers."""
 
     theta: float
     dims: int
-    """Lanes of a head that are rotated, the first ones; a pair is a lane and the one `dims / 2` behind it."""
+    """Lanes of a head that are rotated: the first ones. A pair is a lane and the one `dims / 2` behind it."""
     scaling: Scaling | None = None
 
     def plain(self) -> Frequencies:
@@ -102,6 +102,6 @@ class Rope:
         return self.theta ** -(np.arange(0, self.dims, 2, dtype=np.float64) / self.dims)
 
     def frequencies(self, context: int) -> tuple[NDArray[np.float32], float]:
-        """For slots of `context` rows: radians per position, float32 [dims / 2], and the factor of cos and sin."""
+        """Radians per position, float32 [dims / 2], and the factor of cos and sin, for slots of `context` rows."""
         frequencies, factor = (self.plain(), 1.0) if self.scaling is None else self.scaling.scale(self, context)
         return frequencies.astype(np.float32), factor

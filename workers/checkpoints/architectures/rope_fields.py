@@ -1,4 +1,4 @@
-"""What config.json says about rotary positions, in the words of transformers 5 and of those before it."""
+"""Rotary position embeddings in config.json, in the fields of transformers 5 and of earlier versions."""
 
 import math
 
@@ -21,22 +21,22 @@ KEYS = {
     },
     "longrope": {"factor", "short_factor", "long_factor", "attention_factor", "original_max_position_embeddings"},
 }
-"""What each kind of scaling is described by, beside what all have; another key would be another formula."""
+"""The keys of each kind of scaling, beside `COMMON_KEYS`; another key would mean another formula."""
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
 def read_ropes(fields: Fields, head_dim: int, *, local: str | None, partial: bool) -> tuple[Rope, ...]:
-    """The model's rotations: with `local`, the field with its base, another one of windowed layers, which no older
-    `rope_scaling` speaks of.
+    """Read the model's rotary embeddings.
 
-    `partial` says whether a head may be rotated in part. Raises `CheckpointError`.
+    `local` names the field with the base of a second one, for windowed layers, which an older `rope_scaling` does not
+    scale. `partial` allows a rotation of part of a head. Raises `CheckpointError`.
     """
     plan, older = fields.section("rope_parameters"), fields.section("rope_scaling")
     if plan is None:
         plans: tuple[Fields | None, Fields | None] = (older, None)
     elif local is None:
         plans = (plan, None)
-        if older is not None and _said(older) != _said(plan):
+        if older is not None and _scaling_of(older) != _scaling_of(plan):
             raise fields.error("rope_scaling", "says something else than rope_parameters")
     else:
         plans = (plan.section("full_attention"), plan.section("sliding_attention"))
@@ -46,15 +46,15 @@ def read_ropes(fields: Fields, head_dim: int, *, local: str | None, partial: boo
     return tuple(_read(fields, each, theta, head_dim, partial) for theta, each in zip(thetas, plans, strict=False))
 
 
-def _said(plan: Fields) -> dict[str, object]:
-    """What a plan says of the scaling; the base stands beside the older one, and the kind has two names."""
+def _scaling_of(plan: Fields) -> dict[str, object]:
+    """The scaling of a plan, to be compared: without the base, and with the kind under one name."""
     kind = plan.get("rope_type") or plan.get("type")
     values = {name: value for name, value in plan.values.items() if name not in ("rope_theta", "type")}
     return values | {"rope_type": kind}
 
 
 def _read(fields: Fields, plan: Fields | None, theta_name: str, head_dim: int, partial: bool) -> Rope:
-    """One rotation, from its `rope_parameters`, or from the older `rope_theta` and `rope_scaling`."""
+    """Read one rotary embedding from its `rope_parameters`, or from the older `rope_theta` and `rope_scaling`."""
     theta = fields.number(theta_name, 10000.0)
     if plan is None:
         plan = Fields(fields.file, {})
@@ -82,7 +82,7 @@ def _rotated(fields: Fields, plan: Fields, head_dim: int, partial: bool) -> int:
 def _scaling(fields: Fields, plan: Fields, dims: int) -> Scaling | None:
     kind = plan.get("rope_type") or plan.get("type") or "default"
     if kind == "su" or (kind == "yarn" and plan.get("long_factor") is not None):
-        kind = "longrope"  # what Phi-3 called it at first
+        kind = "longrope"  # as Phi-3 named it at first
     if not isinstance(kind, str) or kind not in KEYS:
         raise plan.error("rope_type", f"{kind!r} is not supported, only {', '.join(map(repr, KEYS))}")
     for name, value in plan.values.items():
@@ -105,7 +105,7 @@ def _llama3(plan: Fields) -> Llama3:
 
 
 def _original(fields: Fields, plan: Fields) -> int:
-    """Positions that the model was trained on first. Phi-3 says so outside of the plan, and goes by that."""
+    """Read the positions of the first training. Phi-3 has them outside of the plan, and that value wins."""
     name = "original_max_position_embeddings"
     if fields.get(name) is not None:
         return fields.integer(name)

@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint: what they are called, what shapes they have, and which there may be.
+"""The tensors of a checkpoint: names, shapes, and which are allowed.
 
-A model's own names for them are one word each ("qkv", "down"); a layer's are behind its number ("3.qkv").
+Our own names are one word each ("qkv", "down"), in a layer behind its number ("3.qkv").
 """
 
 import math
@@ -15,18 +15,18 @@ from workers.checkpoints.json_files import CheckpointError
 EMBEDDING = "model.embed_tokens.weight"
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,7})\.(.+)")
 _DERIVED = "self_attn.rotary_emb.inv_freq"
-"""Kept in old checkpoints, and computed from config.json."""
+"""A tensor in old checkpoints that is not read: it follows from config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of the model and the checkpoint's tensors that it is made of, stacked along the outputs."""
+    """One tensor of the model, and the tensors of the checkpoint that are stacked in it along the outputs."""
 
     name: str
     sources: tuple[tuple[str, tuple[int, ...]], ...]
-    """(name, shape) of each."""
+    """(name, shape) of each tensor of the checkpoint."""
     offset: float = 0.0
-    """Added to every value."""
+    """Offset that is added to every value."""
 
     @property
     def matrix(self) -> bool:
@@ -38,7 +38,7 @@ class Tensor:
 
 
 def tensors(config: ModelConfig) -> Iterator[Tensor]:
-    """Every tensor of the model; where the head is tied, "head" has the embedding's source."""
+    """List every tensor of the model; a tied head has the embedding's source."""
     embedding = (EMBEDDING, (config.vocab_size, config.hidden_size))
     yield Tensor("embedding", (embedding,))
     for number, layer in enumerate(config.plan):
@@ -50,7 +50,7 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
 
 
 def _layer(config: ModelConfig, *, experts: bool) -> Iterator[Tensor]:
-    """The tensors of one layer, named within it."""
+    """List the tensors of one layer, named within it."""
     hidden = config.hidden_size
     yield from _norms(config)
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -87,7 +87,7 @@ def _mlp(config: ModelConfig) -> Iterator[Tensor]:
 
 
 def _experts(config: ModelConfig) -> Iterator[Tensor]:
-    """The router, and the matrices of all experts stacked one expert after the other."""
+    """List the router, and the matrices of all experts, stacked expert after expert."""
     experts, names, hidden = config.experts, config.names.experts, config.hidden_size
     assert experts is not None  # a layer has experts only where the model has
     every = range(experts.count)
@@ -98,12 +98,12 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
 
 
 def _stacked(names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
-    """The outputs of each tensor, where one may hold them all."""
+    """Pair each name with its outputs; a single name holds them all."""
     return [(names[0], sum(sizes))] if len(names) == 1 else list(zip(names, sizes, strict=True))
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Parameters of a whole model; a matrix that is embedding and head counts as both, for it is read as both."""
+    """Count the parameters of a model; a tied matrix counts as embedding and as head, because it is read as both."""
     return sum(math.prod(shape) for tensor in tensors(config) for _, shape in tensor.sources)
 
 
@@ -113,10 +113,9 @@ def check_tensors(
     path: Path,
     adds_nothing: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """Refuse a tensor that a model of this config does not read, but for one that `adds_nothing`: one left out would be
-    another model.
+    """Refuse tensors that a model of this config does not read, except those that `adds_nothing`.
 
-    Raises `CheckpointError` with its name.
+    A model without such a tensor would be another model. Raises `CheckpointError` with its name.
     """
     # A head beside tied embeddings is a copy of them, in transformers as well.
     known = {"lm_head.weight"} | {source for tensor in tensors(config) for source, _ in tensor.sources}

@@ -1,4 +1,4 @@
-"""Models of more than text: the language model in them, which is served, and what stands around it."""
+"""Multimodal models: the language model in them, which is served, and the parts around it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from workers.checkpoints.architectures.fields import Fields
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """A class of transformers in which a model of one of the families reads what other parts make of images."""
+    """A class of transformers that contains a language model of one of the families."""
 
     family: str
-    """Of its language model, whose fields are config.json's `text_config`."""
+    """The family of the language model, whose fields are `text_config` in config.json."""
     inside: Mapping[str, str]
-    """What the names of the language model's tensors begin with, and what they would begin with by themselves."""
+    """Prefixes of the language model's tensors, with the prefixes that they have in the language model alone."""
     around: tuple[str, ...]
-    """What those of the other parts begin with: text alone never comes to them."""
+    """Prefixes of the tensors of other parts, which text does not reach."""
 
 
 WRAPPERS: Mapping[str, Wrapper] = {
@@ -28,13 +28,13 @@ WRAPPERS: Mapping[str, Wrapper] = {
         ("vision_tower.", "multi_modal_", "model.vision_tower.", "model.multi_modal_"),
     ),
 }
-"""By config.json's `architectures`. Gemma 3 is published so from 4B on."""
+"""The wrappers by `architectures` of config.json. Gemma 3 is published so from 4B on."""
 SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization", "quantization_config")
-"""Fields that may stand beside `text_config` and speak of it."""
+"""Fields beside `text_config` that hold for the language model."""
 
 
 def unwrap(fields: Fields) -> tuple[Fields, Wrapper | None]:
-    """The description of the language model, and what is around it; a plain model's is as it was.
+    """Find the fields of the language model and the wrapper around it; a plain model has none.
 
     Raises `CheckpointError`.
     """
@@ -51,13 +51,13 @@ def unwrap(fields: Fields) -> tuple[Fields, Wrapper | None]:
 
 
 def _inside(value: Any, wrapper: Wrapper) -> Any:
-    """With modules named as they are within the language model."""
+    """Rename modules in a value as they are named in the language model."""
     if not isinstance(value, dict):
         return value
-    return {by_itself(name, wrapper.inside) or name: each for name, each in value.items()}
+    return {name_inside(name, wrapper.inside) or name: each for name, each in value.items()}
 
 
-def by_itself(name: str, inside: Mapping[str, str]) -> str | None:
-    """What a tensor or module is called in the language model alone (see `Wrapper.inside`); None for another part's."""
+def name_inside(name: str, inside: Mapping[str, str]) -> str | None:
+    """The name of a tensor or module in the language model alone (see `Wrapper.inside`); None in other parts."""
     prefix = next((prefix for prefix in inside if name.startswith(prefix)), None)
     return None if prefix is None else inside[prefix] + name.removeprefix(prefix)

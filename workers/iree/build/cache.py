@@ -45,10 +45,13 @@ class GraphCache:
         """Raises `CacheError`."""
         self._folder = folder
         self._max_bytes = max_bytes
-        with _typed(folder):
+        try:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            if folder.stat().st_mode & stat.S_IWOTH:
-                raise CacheError(folder, "everybody can write to it, and what is in it runs here as code")
+            mode = folder.stat().st_mode
+        except OSError as error:
+            raise CacheError(folder, error.strerror or str(error)) from error
+        if mode & stat.S_IWOTH:
+            raise CacheError(folder, "everybody can write to it, and what is in it runs here as code")
 
     def by_key(self, key: str) -> Path | None:
         """The module that was remembered under a key."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Self
 import msgspec
 
 from actors.process.parent_death import tied
+from baton_serve.start import module_command
 from workers.errors import LoadRefused
 from workers.iree.build.compile_server import Answer, Request, Start
 from workers.iree.build.compiler import COMPILE_SECONDS, CompileError
@@ -34,8 +34,6 @@ class Built:
 
 BACKGROUND = 19
 """The niceness of a compiler beside a running engine: it takes what the engine leaves."""
-PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from workers.iree.build.compile_server import main; main()"
-"""The compile process imports what this one would import, wherever that is."""
 SILENCE_S = 2 * COMPILE_SECONDS
 """A compile process that answers nothing for so long is ended."""
 
@@ -67,7 +65,7 @@ class CompileProcess:
 
     def __init__(self, builder: Builder, parallel: int, niceness: int) -> None:
         self._builder = builder
-        job = [sys.executable, "-P", "-c", PROGRAM, *sys.path]
+        job = module_command("workers.iree.build.compile_server")
         self._process = subprocess.Popen(tied(job, niceness), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._tell(Start(builder.recipe, parallel))
 

@@ -100,7 +100,12 @@ class Job:
 
 
 def main() -> None:
+    """Answer the requests of standard input on standard output."""
     # Whatever a library prints must not come between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     Job(sys.stdin.buffer, answers).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
 from actors.process.parent_death import tied
+from workers.errors import LoadRefused
 from workers.iree.build.cache import MAX_BYTES, CacheError, GraphCache
 
 COMPILE_SECONDS = 600.0
@@ -19,6 +20,10 @@ NO_ROOM = "No space left on device"
 
 class CompileError(Exception):
     """iree-compile refused a graph, crashed, or took too long; the text is what it said."""
+
+
+class GraphRefused(CompileError, LoadRefused):
+    """iree-compile rejects a graph, as it would each time."""
 
 
 class Compiler:
@@ -66,4 +71,7 @@ class Compiler:
             if done.returncode < 0:  # by the kernel, most likely, which had no memory left for it
                 raise CompileError(f"iree-compile was ended by signal {-done.returncode}")
             errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()[-3:]
-            raise CompileError(f"iree-compile ended with {done.returncode}: " + "; ".join(errors)[:2000])
+            raise GraphRefused(
+                f"iree-compile ended with {done.returncode}: {'; '.join(errors)[:2000]}. It would again: take another "
+                "--device, --dtype or --backend"
+            )

@@ -59,7 +59,9 @@ class Recipe(Struct, frozen=True):
         ops = choose_ops(config, dtype, local=device.local, threads=device.threads)
         device.check(ops.dtype)
         if quantize != "none" and not isinstance(ops, TiledOps):
-            raise DeviceError(f"device: {device.uri!r} has no products with {quantize} weights for this model")
+            raise DeviceError(
+                f"device: {device.uri!r} has no products with {quantize} weights for this model: leave --quantize out"
+            )
         return cls(
             model=str(path),
             dtype=dtype,
@@ -79,7 +81,8 @@ class Recipe(Struct, frozen=True):
         ops = choose_ops(config, self.dtype, local=self.local, threads=self.threads)
         tiled = isinstance(ops, TiledOps)
         if config.experts is not None and not tiled:
-            problem = f"the experts of {config.family} run on CPUs only, in widths that are multiples of {LANES}"
+            only = f"run on CPUs only, in widths that are multiples of {LANES}: take a CPU or --backend mlx"
+            problem = f"the experts of {config.family} {only}"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
         cache = Cache.of(config, self.slots, self.context, POSITIONS if isinstance(ops, TiledOps) else PLAIN_TILE)
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)

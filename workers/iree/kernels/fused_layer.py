@@ -164,10 +164,12 @@ class _Layer:
         self._attention(mixed.words)
         self._round(mixed.rounding)
         self._product(mixed, self._o, delta)
-        self._norm(Normed(self._x, delta, *self._after_attention, between, normed.words), normed.rounding)
+        of_attention, of_mlp = (norm.multiplier for norm in kind.norms)
+        attended = Normed(self._x, delta, *self._after_attention, between, normed.words, of_attention)
+        self._norm(attended, normed.rounding)
         self._gated(normed, gated)
         self._product(gated, self._down, delta)
-        self._norm(Normed(between, delta, *self._after_mlp, total, out), None)
+        self._norm(Normed(between, delta, *self._after_mlp, total, out, of_mlp), None)
         return self._chain.end()
 
     def _product(self, left: _Left, matrix: _Matrix, out: Value) -> None:

@@ -21,6 +21,8 @@ class Norm:
     """which is normed before,"""
     before: bool
     """and the next block sees its norm; otherwise x itself."""
+    multiplier: float = 1.0
+    """Of what is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Normed:
     before: Value | None
     total: Value | None
     out: Value
+    multiplier: float = 1.0
+    """Of what is added."""
 
     def row(self, code: Code, row: str, eps: float, arithmetic: Arithmetic) -> None:
         """Write one row of `total` and `out`."""
@@ -60,12 +64,14 @@ class Normed:
 
         def turn(column: str) -> None:
             a, b = code.read(self.x, [row, column]), code.read(delta, [row, column])
-            if self.after is None:
-                value = code.let(f"arith.addf {a}, {b} : {FLOATS}")
-            else:
-                normed = code.let(f"arith.mulf {b}, {scale} : {FLOATS}")
-                value = code.let(f"vector.fma {normed}, {code.read(self.after, [column])}, {a} : {FLOATS}")
-            code.put(value, LANES, total, [row, column])
+            factor = None if self.multiplier == 1 else code.floats(self.multiplier)
+            if self.after is not None:
+                b = code.let(f"arith.mulf {b}, {scale} : {FLOATS}")
+                if factor is not None:
+                    b = code.let(f"arith.mulf {b}, {factor} : {FLOATS}")
+                factor = code.read(self.after, [column])
+            added = f"arith.addf {a}, {b}" if factor is None else f"vector.fma {b}, {factor}, {a}"
+            code.put(code.let(f"{added} : {FLOATS}"), LANES, total, [row, column])
 
         code.repeat(code.index(0), code.index(width), LANES, turn)
 
@@ -74,7 +80,8 @@ def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, k
     """x f32 [rows, width] (, delta of the same shape) (, the weight f32 [width] of delta's norm) (, that of the sum's)
     -> (x + delta,) words [rows, stride].
 
-    A norm is that of x / sqrt(mean(x^2) + eps) * weight. Width is a multiple of 16.
+    A norm is that of x / sqrt(mean(x^2) + eps) * weight; delta is multiplied by `kind.multiplier`. Width is a multiple
+    of 16.
     """
     per = min(rows, ROWS)
     d = Kernel(name, -(-rows // per))
@@ -86,6 +93,7 @@ def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, k
         d.take((width,), "f32") if kind.before else None,
         d.give((rows, width), "f32") if kind.delta else None,
         d.give((rows, stride(width, arithmetic)), "i32"),
+        kind.multiplier,
     )
     low = code.mul(d.workgroup(), per)
     high = code.least(code.add(low, per), code.index(rows))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.parts import Layer
+from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.ops import Angles, Cache, Dense, Flow, Ops, Place, Shape
@@ -78,7 +78,7 @@ class Inputs:
     """float32 [batch, tokens, angles]: the rows' RoPE angles, in the order of `rope_frequencies`."""
     place: Place
 
-    def angles(self, config: ModelConfig, layer: Layer) -> Angles | None:
+    def angles(self, config: ModelConfig, layer: LayerConfig) -> Angles | None:
         """Those of the layer's rotation."""
         if layer.rope is None:
             return None
@@ -144,9 +144,10 @@ def by_parts(
     q, kv = ops.place(qkv, angles, head_norms(config, w, name), kv, cache, number, config, where)
     mixed = ops.attend(q, kv, cache, number, config, where)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
-    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps)
+    multiplier = config.residual_multiplier
+    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps, multiplier)
     delta = mlp(config, ops, w, name, layer, h, live)
-    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps)
+    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier)
     return x, h, kv, counts
 
 
@@ -155,12 +156,12 @@ def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: Inputs) -> jax.A
     x = ops.rows(w["embedding"], inputs.tokens.reshape(-1))
     if config.embedding_scale == 1:
         return x
-    # Rounded like the weights, as where the models were trained.
-    return x * np.asarray(config.embedding_scale, jnp.dtype(ops.dtype)).astype(np.float32)
+    kind = jnp.dtype(ops.dtype) if config.rounds_embedding_scale else np.float32
+    return x * np.asarray(config.embedding_scale, kind).astype(np.float32)
 
 
 def mlp(
-    config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: Layer, h: jax.Array, live: jax.Array | None
+    config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: LayerConfig, h: jax.Array, live: jax.Array | None
 ) -> jax.Array:
     """What the second half of a layer adds to an operand's rows: float32 [rows, hidden]."""
     if layer.experts:
@@ -175,4 +176,6 @@ def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array, live: 
     # A tied head of few bits is stored once.
     matrix = w.get("head", w["embedding"])
     logits, cap = ops.linear(hidden, matrix, config.vocab_size, None, live), config.logit_cap
+    if config.logits_scaling != 1:
+        logits = logits / np.float32(config.logits_scaling)
     return logits if cap is None else jnp.tanh(logits / np.float32(cap)) * np.float32(cap)

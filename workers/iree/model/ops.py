@@ -130,10 +130,12 @@ class Ops(Protocol):
         after: jax.Array | None,
         before: jax.Array | None,
         eps: float,
+        multiplier: float = 1.0,
     ) -> tuple[jax.Array, jax.Array]:
-        """x + delta, float32 [rows, width], and its RMS norm times the weight `before` as an operand.
+        """x + delta * multiplier, float32 [rows, width], and its RMS norm times the weight `before` as an operand.
 
-        With the weight `after` it is delta's norm that is added; without `before` the operand is the sum itself.
+        With the weight `after` it is delta's norm that is multiplied and added; without `before` the operand is the sum
+        itself.
         """
 
     def linear(

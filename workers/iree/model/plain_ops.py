@@ -65,9 +65,11 @@ class PlainOps:
         after: jax.Array | None,
         before: jax.Array | None,
         eps: float,
+        multiplier: float = 1.0,
     ) -> tuple[jax.Array, jax.Array]:
         if delta is not None:
-            x = x + (delta if after is None else _unit(delta, eps) * after)
+            added = delta if after is None else _unit(delta, eps) * after
+            x = x + (added if multiplier == 1 else added * np.float32(multiplier))
         return x, (x if before is None else _unit(x, eps) * before).astype(self.dtype)
 
     def linear(

@@ -59,9 +59,10 @@ class TiledOps(TiledProducts):
         after: jax.Array | None,
         before: jax.Array | None,
         eps: float,
+        multiplier: float = 1.0,
     ) -> tuple[jax.Array, jax.Array]:
         rows, width = x.shape
-        kind = Norm(delta is not None, after is not None, before is not None)
+        kind = Norm(delta is not None, after is not None, before is not None, multiplier)
         name = f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}"
         self.bodies[name] = norm(name, rows, width, eps, self.arithmetic, kind)
         result = words(rows, stride(width, self.arithmetic))
@@ -87,6 +88,9 @@ class TiledOps(TiledProducts):
         heads = _heads(cache, number, config, where)
         norms = [weights.after_attention, weights.before_mlp, weights.after_mlp, weights.following]
         there = [each is not None for each in norms]
+        after_attention, after_mlp = (
+            Norm(True, after, before, config.residual_multiplier) for after, before in (there[:2], there[2:])
+        )
         kind = Layer(
             place=PlaceKernel(heads, self.arithmetic, config.rms_eps, config.head_norm),
             attention=self._attention(heads, number, config),
@@ -95,7 +99,7 @@ class TiledOps(TiledProducts):
             eps=config.rms_eps,
             activation=config.activation,
             biases=(weights.qkv_bias is not None, weights.o_bias is not None),
-            norms=(Norm(True, *there[:2]), Norm(True, *there[2:])),
+            norms=(after_attention, after_mlp),
             live=where.live is not None,
             packings=Packings([_packing(each) for each in matrices], self.dot, self.planes),
             pause=self.pause,

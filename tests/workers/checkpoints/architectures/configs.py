@@ -1,4 +1,4 @@
-"""A config.json as published, to be changed field by field, and how it is read."""
+"""A published config.json, and a reader of it with fields changed."""
 
 import json
 from pathlib import Path

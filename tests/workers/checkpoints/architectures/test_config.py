@@ -1,4 +1,4 @@
-"""What config.json may say, and what it then means."""
+"""Supported fields of config.json, and their meaning."""
 
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,14 @@ def test_context_up_to_the_model_and_not_beyond(tmp_path: Path) -> None:
     assert config.choose_context(2) == 2
     with pytest.raises(LoadRefused, match="context: 1 token leaves no room for an answer"):
         config.choose_context(1)
+
+
+def test_what_early_checkpoints_of_gemma_call_gelu_is_its_approximation(tmp_path: Path) -> None:
+    gemma: dict[str, Any] = {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}
+    early = read(tmp_path, **gemma, hidden_act="gelu", hidden_activation=None)
+    assert early == read(tmp_path, **gemma, hidden_act="gelu_pytorch_tanh")
+    assert (early.family, early.activation, early.norm_offset) == ("gemma", "gelu_tanh", 1.0)
+    assert early.embedding_scale == 2048**0.5
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)

@@ -1,4 +1,4 @@
-"""Models as they are on the hub are described as they are."""
+"""The config.json of published models is read correctly."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.workers.checkpoints.architectures.configs import LLAMA, LLAMA3, read
-from workers.checkpoints.architectures.parts import Layer
+from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.architectures.rope import Rope
 
 # As on the hub, from memory; what says nothing of the model's shape is left out.
@@ -60,7 +60,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "head_dim": 64,
             "qkv_bias": True,
             "o_bias": False,
-            "plan": (Layer(),) * 24,
+            "plan": (LayerConfig(),) * 24,
             "ropes": (Rope(1e6, 64),),
         },
     ),
@@ -113,7 +113,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "torch_dtype": "bfloat16",
             "vocab_size": 32768,
         },
-        {"layers": 32, "head_dim": 128, "plan": (Layer(),) * 32, "tie_embeddings": False, "qkv_bias": False},
+        {"layers": 32, "head_dim": 128, "plan": (LayerConfig(),) * 32, "tie_embeddings": False, "qkv_bias": False},
     ),
     "TinyLlama-1.1B": (
         {
@@ -138,6 +138,69 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "vocab_size": 32000,
         },
         {"layers": 22, "head_dim": 64, "kv_heads": 4, "ropes": (Rope(1e4, 64),), "max_positions": 2048},
+    ),
+    "gemma-2b": (
+        {
+            "architectures": ["GemmaForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 2,
+            "eos_token_id": 1,
+            "head_dim": 256,
+            "hidden_act": "gelu",
+            "hidden_activation": None,
+            "hidden_size": 2048,
+            "intermediate_size": 16384,
+            "max_position_embeddings": 8192,
+            "model_type": "gemma",
+            "num_attention_heads": 8,
+            "num_hidden_layers": 18,
+            "num_key_value_heads": 1,
+            "pad_token_id": 0,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 256000,
+        },
+        {"layers": 18, "head_dim": 256, "kv_heads": 1, "tie_embeddings": True, "embedding_scale": 2048**0.5},
+    ),
+    "granite-3.3-2b-instruct": (
+        {
+            "architectures": ["GraniteForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "attention_multiplier": 0.015625,
+            "bos_token_id": 0,
+            "embedding_multiplier": 12.0,
+            "eos_token_id": 0,
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "logits_scaling": 8.0,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "model_type": "granite",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 8,
+            "pad_token_id": 0,
+            "residual_multiplier": 0.22,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": None,
+            "rope_theta": 10000000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 49159,
+        },
+        {
+            "layers": 40,
+            "head_dim": 64,
+            "attention_scale": 0.015625,
+            "embedding_scale": 12.0,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
     ),
     "SmolLM2-135M": (
         {

@@ -1,4 +1,4 @@
-"""What is refused, and that every error names its file and field."""
+"""Refused fields of config.json: every error names its file and field."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,13 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GemmaForCausalLM"]}, r"architectures: \['GemmaForCausalLM'\] is not supported"),
+        ({"architectures": ["MambaForCausalLM"]}, r"architectures: \['MambaForCausalLM'\] is not supported"),
+        ({"architectures": ["GraniteMoeForCausalLM"]}, r"architectures: \['GraniteMoeForCausalLM'\] is not supported"),
+        ({"architectures": ["GraniteMoeHybridForCausalLM"]}, r"\['GraniteMoeHybridForCausalLM'\] is not supported"),
+        ({"architectures": ["GraniteForCausalLM"], "num_local_experts": 8}, "num_local_experts: 8 is not supported"),
+        ({"architectures": ["GraniteForCausalLM"], "mlp_bias": True}, "mlp_bias: True is not supported"),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling: 0 is not a number from"),
+        ({"architectures": ["GraniteForCausalLM"], "logit_scale": 0.5}, "logit_scale: 0.5 is not supported, only 1"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures: .*not supported"),
         ({"architectures": ..., "model_type": "gpt2"}, "model_type: 'gpt2' is not supported"),
         ({"architectures": ..., "model_type": ["llama"]}, "model_type: .*not supported"),

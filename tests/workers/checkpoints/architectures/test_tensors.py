@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.checkpoints import make_checkpoint, write_safetensors
-from tests.families import ARCHITECTURES, Family
+from tests.families import ARCHITECTURES
 from tests.quantized import requantize
 from workers.checkpoints.architectures.tensors import check_tensors, parameter_count
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
@@ -26,7 +26,7 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_we
         ("mixtral", {"quantized_bits": 8}),
     ],
 )
-def test_what_the_families_have(tmp_path: Path, family: Family, options: dict[str, Any]) -> None:
+def test_every_tensor_of_a_family_is_known(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
     path = make_checkpoint(tmp_path, family, **options)
     names = [*open_weights(path), "model.layers.1.self_attn.rotary_emb.inv_freq", "lm_head.weight"]
     check_tensors(names, ModelConfig.from_dir(path), path)
@@ -50,7 +50,7 @@ def test_what_the_families_have(tmp_path: Path, family: Family, options: dict[st
         ("llama", "lm_head.bias"),
     ],
 )
-def test_what_would_be_left_out_is_refused(tmp_path: Path, family: Family, name: str) -> None:
+def test_an_unknown_tensor_is_refused(tmp_path: Path, family: str, name: str) -> None:
     path = make_checkpoint(tmp_path, family)
     with pytest.raises(CheckpointError, match="not part of") as refused:
         check_tensors([*open_weights(path), name], ModelConfig.from_dir(path), path)
@@ -58,8 +58,8 @@ def test_what_would_be_left_out_is_refused(tmp_path: Path, family: Family, name:
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_biases_of_zeros_beside_matrices_of_few_bits(tmp_path: Path, method: Literal["gptq", "awq"]) -> None:
-    """AutoGPTQ writes one for each matrix, of models that have none."""
+def test_biases_of_zeros_beside_quantized_matrices(tmp_path: Path, method: Literal["gptq", "awq"]) -> None:
+    """AutoGPTQ writes a bias for each matrix, also of models without biases."""
     path = requantize(make_checkpoint(tmp_path), method)
     config, name = ModelConfig.from_dir(path), "model.layers.1.mlp.up_proj.bias"
     tensors = load_file(path / "model.safetensors")

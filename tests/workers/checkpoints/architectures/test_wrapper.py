@@ -1,4 +1,4 @@
-"""The language model of a model of more than text is read as if it were by itself."""
+"""The language model of a multimodal model is read as a model of its own."""
 
 import json
 from dataclasses import replace
@@ -99,7 +99,7 @@ def test_a_tensor_that_is_there_under_both_names_is_refused(tmp_path: Path) -> N
 
 
 def wrap(plain: Path, target: Path, layout: str = "published") -> Path:
-    """The checkpoint as the language model of one that sees; a module that differs in its bits goes by its name."""
+    """Wrap a checkpoint as the language model of a multimodal one; modules with other bits are listed by name."""
     target.mkdir()
     text = json.loads((plain / "config.json").read_text())
     outside = {name: text.pop(name) for name in ("torch_dtype", "quantization") if name in text}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from workers.errors import LoadRefused
 from workers.iree.build.cache import CacheError
 from workers.iree.build.compiler import CompileError, Compiler
 
@@ -64,12 +65,14 @@ def test_a_full_disk_is_not_the_compilers_fault(tmp_path: Path, monkeypatch: pyt
 def test_a_killed_compiler_has_said_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed = subprocess.CompletedProcess([], -signal.SIGKILL, "", "")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
-    with pytest.raises(CompileError, match=r"^iree-compile was ended by signal 9$"):
+    with pytest.raises(CompileError, match=r"^iree-compile was ended by signal 9$") as failed:
         Compiler(tmp_path, FLAGS, "cpu").compile(TEXT)
+    assert not isinstance(failed.value, LoadRefused), "there may be memory for it the next time"
 
 
 def test_refusal_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     compiler = Compiler(tmp_path, FLAGS, "cpu")
-    with pytest.raises(CompileError, match="error:"):
+    with pytest.raises(CompileError, match=r"error:.*take another --device, --dtype or --backend") as refused:
         compiler.compile("func.func @f() -> i32 { return %no : i32 }")
+    assert isinstance(refused.value, LoadRefused), "it would be refused again"
     assert entries(tmp_path) == []

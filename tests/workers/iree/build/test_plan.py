@@ -103,10 +103,12 @@ def calls(text: str) -> list[str]:
     return re.findall(r"= func.call @baton_([a-z]+)", text)
 
 
-def test_a_layer_of_a_decode_step_is_one_kernel(tiled: Plan) -> None:
+def test_a_layer_of_a_decode_step_is_one_kernel(tiled: Plan, tmp_path: Path) -> None:
     """Of a few rows: of many, and in prompts, dispatches cost next to nothing."""
     assert calls(tiled.module(["decode_2"])) == ["norm", "layer", "layer", "linear"]
     assert calls(tiled.module(["prefill_32"])).count("attention") == 2
+    granite = make_plan(make_checkpoint(tmp_path / "granite", "granite"), TiledOps("bfloat16", Pairs()))
+    assert calls(granite.module(["decode_2"])) == ["norm", "layer", "layer", "linear"]
     assert "layer" not in calls(replace(tiled, buckets=(CHAINED + 1,)).module([f"decode_{CHAINED + 1}"]))
 
 

@@ -177,7 +177,14 @@ def test_gated(run: Run, arithmetic: Arithmetic, activation: Activation) -> None
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(
     "kind",
-    [Norm(False, False, True), Norm(True, False, True), Norm(True, True, False), Norm(True, True, True)],
+    [
+        Norm(False, False, True),
+        Norm(True, False, True),
+        Norm(True, True, False),
+        Norm(True, True, True),
+        Norm(True, False, True, 0.22),
+        Norm(True, True, False, 0.22),
+    ],
     ids=str,
 )
 def test_norm(run: Run, arithmetic: Arithmetic, kind: Norm) -> None:
@@ -189,7 +196,7 @@ def test_norm(run: Run, arithmetic: Arithmetic, kind: Norm) -> None:
         unit: NDArray[np.float32] = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weight
         return unit
 
-    whole = x + (normed(delta, after) if kind.after else delta) if kind.delta else x
+    whole = x + kind.multiplier * (normed(delta, after) if kind.after else delta) if kind.delta else x
     if kind.delta:
         np.testing.assert_allclose(total[0], whole, atol=1e-6)
     expected = normed(whole, before) if kind.before else whole

@@ -1,0 +1,1 @@
+"""Requests and their output, independent of the API dialect."""

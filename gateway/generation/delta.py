@@ -1,0 +1,71 @@
+"""Output deltas, stop reasons and token counts, independent of the API dialect."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from protocol.events import Logprobs
+
+
+class StopReason(StrEnum):
+    """Why a sequence that ended well stopped."""
+
+    END = "stop"
+    """The model ended its answer, or a stop string of the request came."""
+    LENGTH = "length"
+    """The token limit of the request or the end of the context was reached."""
+    TOOL_CALLS = "tool_calls"
+    """The model waits for the results of its tool calls."""
+
+
+class TextDelta(Struct, frozen=True, gc=False):
+    """Text of the answer; empty where tokens have added none yet."""
+
+    index: int
+    """The sequence, as the request numbers it."""
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
+    stop: StopReason | None = None
+
+
+class ReasoningDelta(Struct, frozen=True, gc=False):
+    """Text that the model thought before its answer."""
+
+    index: int
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
+    stop: StopReason | None = None
+
+
+class ToolCallDelta(Struct, frozen=True, gc=False):
+    """A part of one tool call. The first part has `id` and `name`; the `arguments` of all parts are one JSON text."""
+
+    index: int
+    call: int
+    """The position of the call among those of its sequence, from 0."""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
+    stop: StopReason | None = None
+
+
+OutputDelta = TextDelta | ReasoningDelta | ToolCallDelta
+"""What one sequence got since its client last took, of one kind, in the order in which it was generated.
+
+`tokens` and `logprobs`, one for each token, are empty unless the request asked for them. `stop` is set on the last
+delta of a sequence, and on no other.
+"""
+
+
+class TokenCounts(NamedTuple):
+    """Tokens of a whole request. A prompt counts once, however many sequences share it."""
+
+    prompt: int
+    completion: int
+    cached: int
+    """Tokens of the prompts whose KV was reused."""

@@ -1,0 +1,39 @@
+"""Generation requests, independent of the API dialect."""
+
+from dataclasses import dataclass
+
+from protocol.request import Input, Limits, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    """One sequence that a request asks for, before the router gives it a number."""
+
+    input: Input
+    sampling: Sampling
+    limits: Limits
+    cache_salt: str = ""
+    """KV is shared only between requests of the same API key with the same salt."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """Options of how output is delivered: all that is kept of a request while its answer is read."""
+
+    stream: bool = False
+    """Deltas are taken as they come. Otherwise the answer is taken whole."""
+    per_prompt: int = 1
+    """Sequences of each prompt (`n`): those of prompt `i` are `i * n` to `i * n + n - 1`."""
+    with_tokens: bool = False
+    """Deltas carry token ids and log-probabilities, also where a token has added no text yet."""
+    resume_s: float = 0.0
+    """Seconds that the stream is kept for its client to come back; 0 ends it with the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """The sequences that a request asks for, in the order of their index, and how their output is delivered."""
+
+    model: str
+    sequences: tuple[SequenceRequest, ...]
+    output: OutputOptions = OutputOptions()

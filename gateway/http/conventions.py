@@ -1,0 +1,57 @@
+"""HTTP conventions of API dialects: the format of errors and the header of the key."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import RequestError
+
+
+class ErrorRenderer(Protocol):
+    """Writes errors as one dialect has them."""
+
+    def status(self, error: RequestError) -> int:
+        """The HTTP status of the response."""
+
+    def body(self, error: RequestError) -> bytes:
+        """The JSON body of the response."""
+
+    def last_events(self, error: RequestError) -> bytes:
+        """The end of a stream whose connection, not whose answer, has failed. These events are not numbered, as a
+        resumed stream does not repeat them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConventions:
+    """The conventions of one dialect."""
+
+    errors: ErrorRenderer
+    key_header: bytes = b""
+    """A header, in lower case, that may bear the API key instead of `Authorization`."""
+
+
+class ConventionsByPath:
+    """The conventions of an app's dialects. The default ones are for requests that belong to no dialect."""
+
+    def __init__(self, default: HttpConventions, prefixes: Mapping[str, HttpConventions]) -> None:
+        """`prefixes`: the dialects by the beginnings of their paths."""
+        self.default = default
+        self._prefixes = sorted(prefixes.items(), key=lambda item: len(item[0]), reverse=True)
+
+    def of(self, path: str) -> HttpConventions:
+        """Those of the longest prefix that the path is, or continues with a slash."""
+        for prefix, conventions in self._prefixes:
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return conventions
+        return self.default
+
+
+class Application(Protocol):
+    """An ASGI app that knows the conventions for requests which do not reach it."""
+
+    @property
+    def conventions(self) -> ConventionsByPath: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...

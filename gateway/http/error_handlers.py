@@ -1,0 +1,67 @@
+"""Responses to exceptions of Starlette's routes."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.errors import INTERNAL_TEXT, RefusalCode, RequestError
+from gateway.http.conventions import ConventionsByPath
+from protocol.errors import ErrorCode
+
+_UNROUTED = {404: RefusalCode.NOT_FOUND, 405: RefusalCode.METHOD_NOT_ALLOWED}
+
+
+class ErrorHandlers:
+    """Turns exceptions of routes into responses, in the dialect of the path."""
+
+    def __init__(self, conventions: ConventionsByPath) -> None:
+        self._conventions = conventions
+
+    def by_type(self) -> Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]:
+        """The handlers, for Starlette's `exception_handlers`."""
+        return {RequestError: self._refused, HTTPException: self._not_routed, Exception: self._failed}
+
+    def _respond(self, request: Request, error: RequestError) -> Response:
+        renderer = self._conventions.of(request.scope["path"]).errors
+        headers = {name.decode(): value.decode() for name, value in error.headers}
+        return Response(renderer.body(error), renderer.status(error), headers, "application/json")
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        if not isinstance(error, RequestError):
+            raise error
+        return self._respond(request, error)
+
+    async def _not_routed(self, request: Request, error: Exception) -> Response:
+        """No route matches the path or the method."""
+        if not isinstance(error, HTTPException) or error.status_code not in _UNROUTED:
+            raise error
+        text = f"{request.method} {request.scope['path'][:200]}: {HTTPStatus(error.status_code).phrase.lower()}"
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            if meant := _meant(request):
+                text += f"; did you mean {' or '.join(meant)}?"
+            elif request.scope["path"].startswith("/v1/"):
+                there = [path for path in _paths(request) if path.startswith("/v1/") and "{" not in path]
+                text += f"; this server has {', '.join(there)}"
+        response = self._respond(request, RequestError(_UNROUTED[error.status_code], text))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def _failed(self, request: Request, _: Exception) -> Response:
+        # Starlette raises the exception again after this response, so that the server logs it.
+        return self._respond(request, RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT))
+
+
+def _meant(request: Request) -> list[str]:
+    """The routes that a path without its beginning or end, or with an extra slash, was probably meant for."""
+    path = request.scope["path"].rstrip("/")
+    there = _paths(request)
+    close = [route for route in there if route in (path, f"/v1{path}") and route != request.scope["path"]]
+    return close or [route for route in there if path and route.startswith(f"{path}/") and "{" not in route]
+
+
+def _paths(request: Request) -> list[str]:
+    return [route.path for route in request.app.routes if not route.path.startswith("/admin")]

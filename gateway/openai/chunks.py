@@ -1,0 +1,137 @@
+"""Answers as chunks: what never changes is encoded once an answer, and only the content is encoded for each token."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.errors import RequestError
+from gateway.generation.delta import OutputDelta, ReasoningDelta, TextDelta, TokenCounts
+from gateway.openai.errors import DONE, error_object
+from gateway.openai.fields import FINISH_REASONS, completion_text, extension, fingerprint, usage
+from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
+from gateway.streaming.dialect import AnswerHead
+from gateway.streaming.sse import END
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Chunks(ABC):
+    """Implements `gateway.streaming.dialect.EventRenderer`: a chunk for each delta."""
+
+    kind: str
+    before_text: bytes
+    """Between the index of a choice and its text."""
+    after_content: bytes
+    """Between the content of a choice and the rest of it."""
+
+    def __init__(self, head: AnswerHead, *, include_usage: bool, token_ids: bool, logprobs: bool) -> None:
+        fields = {
+            "id": head.id,
+            "object": self.kind,
+            "created": head.created,
+            "model": head.model,
+            "system_fingerprint": fingerprint(head.config_digest),
+        }
+        self._head = b"data: " + _encode(fields)[:-1]
+        self._include_usage = include_usage
+        self._token_ids = token_ids
+        self._logprobs = logprobs
+        # With `include_usage` every chunk but the last says that it has none.
+        self._tail = b"}]" + (b',"usage":null}' if include_usage else b"}") + END
+        self._before_reason = self.after_content + b',"logprobs":null,"finish_reason":'
+        self._plain = self._before_reason + b"null" + self._tail
+        self._by_token = token_ids or logprobs
+        self._before: dict[int, bytes] = {}
+        """The beginning of a choice's chunks, by its index."""
+
+    def deltas(self, deltas: Sequence[OutputDelta]) -> list[bytes]:
+        events: list[bytes] = []
+        for delta in deltas:
+            before = self._before.get(delta.index)
+            if before is None:
+                before = self._before[delta.index] = b'%s,"choices":[{"index":%d,' % (self._head, delta.index)
+                events += self._begin(before)
+            if type(delta) is TextDelta and delta.stop is None and not self._by_token:
+                events.append(b"".join((before, self.before_text, _encode(delta.text), self._plain)))
+            else:
+                events.append(b"".join((before, self._content(delta), self._after(delta))))
+        return events
+
+    def _after(self, delta: OutputDelta) -> bytes:
+        reason = b"null" if delta.stop is None else _encode(FINISH_REASONS[delta.stop])
+        ids = b',"token_ids":' + _encode(delta.tokens) if self._token_ids else b""
+        before = self._before_reason
+        if self._logprobs and delta.logprobs:
+            # The first null is theirs.
+            before = before.replace(b"null", _encode(self._report(delta)), 1)
+        return before + reason + ids + self._tail
+
+    def end(self, counts: TokenCounts, *, continued: bool) -> list[bytes]:
+        if not self._include_usage:
+            return [DONE]
+        fields = _encode({"choices": [], "usage": usage(counts)} | extension(continued))[1:]
+        return [b"%s,%s%s" % (self._head, fields, END), DONE]
+
+    def error(self, error: RequestError) -> list[bytes]:
+        return [b"data: %s%s" % (error_object(error), END), DONE]
+
+    @abstractmethod
+    def _begin(self, before: bytes) -> list[bytes]:
+        """The events before a choice's first content; `before` is the beginning of its chunks."""
+
+    @abstractmethod
+    def _content(self, delta: OutputDelta) -> bytes:
+        """The fields of a choice that are generated."""
+
+    @abstractmethod
+    def _report(self, delta: OutputDelta) -> object:
+        """The `logprobs` object."""
+
+
+class ChatChunks(_Chunks):
+    """Chunks of a chat completion. The first one of a choice has its role."""
+
+    kind = "chat.completion.chunk"
+    before_text = b'"delta":{"content":'
+    after_content = b"}"
+
+    def _begin(self, before: bytes) -> list[bytes]:
+        return [before + b'"delta":{"role":"assistant","content":""' + self._plain]
+
+    def _content(self, delta: OutputDelta) -> bytes:
+        if isinstance(delta, TextDelta):
+            return self.before_text + _encode(delta.text) if delta.text else b'"delta":{'
+        if isinstance(delta, ReasoningDelta):
+            return b'"delta":{"reasoning_content":%s' % _encode(delta.text)
+        call: dict[str, object] = {"index": delta.call}
+        function = {"arguments": delta.arguments}
+        if delta.id:
+            call |= {"id": delta.id, "type": "function"}
+        if delta.name:
+            function = {"name": delta.name} | function
+        return b'"delta":{"tool_calls":[%s]' % _encode(call | {"function": function})
+
+    def _report(self, delta: OutputDelta) -> object:
+        return chat_logprobs(delta.logprobs)
+
+
+class CompletionChunks(_Chunks):
+    """Chunks of a completion, whose output is text."""
+
+    kind = "text_completion"
+    before_text = b'"text":'
+    after_content = b""
+
+    def __init__(self, head: AnswerHead, *, include_usage: bool, token_ids: bool, logprobs: bool) -> None:
+        super().__init__(head, include_usage=include_usage, token_ids=token_ids, logprobs=logprobs)
+        self._offsets: dict[int, CompletionLogprobs] = {}
+
+    def _begin(self, before: bytes) -> list[bytes]:
+        return []
+
+    def _content(self, delta: OutputDelta) -> bytes:
+        return self.before_text + _encode(completion_text(delta))
+
+    def _report(self, delta: OutputDelta) -> object:
+        return self._offsets.setdefault(delta.index, CompletionLogprobs()).write(delta.logprobs)

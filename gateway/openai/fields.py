@@ -1,0 +1,36 @@
+"""Fields that whole answers and chunks have in common."""
+
+from typing import Any
+
+from gateway.generation.delta import OutputDelta, StopReason, TextDelta, TokenCounts
+
+FINISH_REASONS = {StopReason.END: "stop", StopReason.LENGTH: "length", StopReason.TOOL_CALLS: "tool_calls"}
+"""OpenAI's `finish_reason` for each stop reason."""
+
+
+def fingerprint(config_digest: str) -> str | None:
+    """The `system_fingerprint` of a worker: equal ones compute equal tokens."""
+    return f"fp_{config_digest[:16]}" if config_digest else None
+
+
+def usage(counts: TokenCounts) -> dict[str, Any]:
+    """The `usage` object."""
+    return {
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.completion,
+        "total_tokens": counts.prompt + counts.completion,
+        "prompt_tokens_details": {"cached_tokens": counts.cached},
+    }
+
+
+def extension(continued: bool) -> dict[str, dict[str, bool]]:
+    """Baton's own field of an answer that a worker of another kind continued: its tokens may differ from those of an
+    undisturbed run."""
+    return {"baton": {"continued": True}} if continued else {}
+
+
+def completion_text(delta: OutputDelta) -> str:
+    """The text of a completion. Raises `TypeError` for output that has no place in one."""
+    if not isinstance(delta, TextDelta):
+        raise TypeError(f"a completion has no place for a {type(delta).__name__}")
+    return delta.text

@@ -1,0 +1,92 @@
+"""State that the live sequences of one request share, and the wake-up of its client."""
+
+import asyncio
+from abc import ABC, abstractmethod
+
+from gateway.body_budget import HeldBody
+from gateway.generation.request import OutputOptions
+from gateway.routing.failure import SequenceFailure
+
+
+class LiveRequest(ABC):
+    """The base of `gateway.routing.request_group.RequestGroup`, as the sequences of the group know it."""
+
+    def __init__(self, request_id: str, model: str, output: OutputOptions, body: HeldBody, count: int) -> None:
+        """`count` sequences need the `body`, until the last of them has ended."""
+        self.request_id = request_id
+        self.model = model
+        self.output = output
+        self.body = body.need()
+        self.worker = ""
+        """The worker that last took one of its sequences."""
+        self.config_digest = ""
+        """Of the first worker that took one of its sequences."""
+        self.failure: SequenceFailure | None = None
+        """The failure of the first sequence that failed; the request fails with it."""
+        self._stream = output.stream
+        self._live = count
+        self._waiting = 0
+        self._ready: dict[int, None] = {}
+        """The sequences that have news, by their index, the oldest first."""
+        self._changed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @abstractmethod
+    def cancel_nowait(self) -> None:
+        """Cancel what still lives of it. Synchronous, for a `finally` under cancellation; repeatable."""
+
+    @property
+    def waiting(self) -> bool:
+        """True while some of its sequences have no worker."""
+        return self._waiting > 0
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more will come: every sequence ended, or one failed."""
+        return self._live == 0 or self.failure is not None
+
+    def placed(self, worker: str, digest: str) -> None:
+        """Note that some of its sequences went to a worker with this config digest."""
+        if not self.worker:
+            self.config_digest = digest
+        self.worker = worker
+
+    def suspended(self, count: int) -> None:
+        """Note that so many more (or fewer) of its sequences wait for a worker."""
+        self._waiting += count
+        if count > 0 and self._stream:
+            self._wake()
+
+    def changed(self, index: int) -> None:
+        """Note that a sequence got something. The client of a whole answer is not woken for each token."""
+        self._ready[index] = None
+        if self._stream:
+            self._changed = True
+            self._wake()
+
+    def sequence_ended(self, index: int, failure: SequenceFailure | None) -> None:
+        """Note that a sequence ended, maybe with a failure."""
+        self._ready[index] = None
+        self._live -= 1
+        if not self._live:
+            self.body.release()
+        self.failure = self.failure or failure
+        if self._stream or self.ended:
+            self._changed = True
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> bool:
+        """Wait for a change since the last `take`: any one of a streamed answer, the end of a whole one. False when a
+        streamed answer merely began to wait for a worker."""
+        # One waiter and no fairness: a bare future does, at a third of an `Event`'s cost.
+        if not self._changed:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._changed

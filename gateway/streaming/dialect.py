@@ -1,0 +1,89 @@
+"""The interface of an API dialect. Everything else in the gateway is the same for all dialects.
+
+A dialect is a folder beside `gateway/openai`. It decodes bodies into requests (`Decode`), writes answers
+(`AnswerRenderer`, `EventRenderer`) and errors (`gateway.http.conventions.ErrorRenderer`), and lists its paths
+(`Dialect`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from starlette.routing import Route
+
+from gateway.errors import RequestError
+from gateway.generation.delta import OutputDelta, TokenCounts
+from gateway.generation.request import GenerationRequest
+from gateway.http.conventions import HttpConventions
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """The fields of an answer that are known before its first token."""
+
+    id: str
+    created: int
+    """Unix time in seconds."""
+    model: str
+    config_digest: str
+    """Of the worker that computes it: equal digests compute equal tokens. Empty when the worker has none."""
+
+
+class EventRenderer(Protocol):
+    """Writes one answer as a stream of events.
+
+    An element of what it returns is one event, whole, as it is sent. The gateway counts events from 1, and a client
+    resumes after a number. Server-sent events get an id, made of the answer's id and the number.
+    """
+
+    def deltas(self, deltas: Sequence[OutputDelta]) -> list[bytes]:
+        """Render new deltas. Called at least once, maybe without any delta, before `end` and `error`."""
+
+    def end(self, counts: TokenCounts, *, continued: bool) -> list[bytes]:
+        """Render the last events of an answer that ended well. `continued`: see `AnswerRenderer.whole`."""
+
+    def error(self, error: RequestError) -> list[bytes]:
+        """Render the last events of an answer that failed."""
+
+
+class AnswerRenderer(Protocol):
+    """Writes the answer to one request, as the options of that request ask. Made by the dialect's `Decode`."""
+
+    content_type: bytes
+    """Of the answer as a stream."""
+    keep_alive: bytes
+    """Sent at intervals, and not counted as an event, while the answer waits for a worker; clients skip it."""
+
+    def answer_id(self, token: str) -> str:
+        """The id of the answer: `[a-z]{1,8}[-_]` and the token, which is 24 hexadecimal digits."""
+
+    def whole(self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool) -> bytes:
+        """Render the whole answer as a JSON body. `continued`: a worker of another kind continued a sequence, so its
+        tokens may differ from those of an undisturbed run."""
+
+    def events(self, head: AnswerHead) -> EventRenderer:
+        """Make the renderer of the answer as a stream."""
+
+
+class Decoded(NamedTuple):
+    """A body as a dialect understood it."""
+
+    request: GenerationRequest
+    renderer: AnswerRenderer
+
+
+Decode = Callable[[bytes], Decoded]
+"""Decodes the body of a generation request. Raises `RequestError` naming the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """An API as the app mounts it."""
+
+    conventions: HttpConventions
+    generation: Mapping[str, Decode]
+    """The paths to POST generation requests to."""
+    routes: Sequence[Route] = ()
+    """Its other routes."""
+    prefixes: Sequence[str] = ()
+    """Beginnings of further paths whose errors it writes, whether there are such routes or not."""

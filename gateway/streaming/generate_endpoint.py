@@ -1,0 +1,122 @@
+"""The endpoint of generation requests in any dialect, on plain ASGI."""
+
+import anyio
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from gateway.body_budget import HeldBody
+from gateway.errors import INTERNAL_TEXT, RequestError
+from gateway.http.conventions import HttpConventions
+from gateway.http.exchange import ClientGone, HttpExchange
+from gateway.routing.request_group import RequestGroup
+from gateway.routing.router import Router
+from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import AnswerHead, AnswerRenderer, Decode
+from gateway.streaming.reply import StreamedReply, close_request, failure_error
+from gateway.streaming.resumable import Reader
+from gateway.streaming.resume_endpoint import ResumeEndpoint
+from protocol.errors import ErrorCode
+
+_log = structlog.get_logger("gateway.streaming.generate_endpoint")
+
+
+class GenerateEndpoint:
+    """Serves generation requests on one path. An ASGI app; every exchange ends with one answer, with one error, or when
+    the client leaves."""
+
+    def __init__(
+        self,
+        router: Router,
+        settings: GatewaySettings,
+        decode: Decode,
+        conventions: HttpConventions,
+        resume: ResumeEndpoint,
+    ) -> None:
+        self._router = router
+        self._settings = settings
+        self._decode = decode
+        self._conventions = conventions
+        self._resume = resume
+        self._resumables = resume.streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = HttpExchange(scope, receive, send, self._settings, self._conventions)
+        body = HeldBody(self._router.bodies)
+        try:
+            admitted = self._admit(await exchange.body(body), body, exchange)
+        except RequestError as error:
+            _log.info("request_refused", request=exchange.request_id, status=error.status, code=error.code)
+            await exchange.refuse(error)
+            return
+        except ClientGone:
+            return
+        except Exception:
+            await exchange.refuse(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT))
+            raise
+        finally:
+            body.release()
+        if admitted is None:
+            await self._resume.respond(exchange)
+        elif admitted[0].output.stream:
+            await self._stream(exchange, *admitted)
+        else:
+            await self._whole(exchange, *admitted)
+
+    def _admit(self, raw: bytes, body: HeldBody, exchange: HttpExchange) -> tuple[RequestGroup, AnswerRenderer] | None:
+        """Admit a request. None for a client that repeats its request with a `Last-Event-ID`, as EventSource would: it
+        resumes its stream. Raises `RequestError`."""
+        if exchange.last_event_id:
+            return None
+        request, renderer = self._decode(raw)
+        if request.output.resume_s:
+            self._resumables.check_room()
+        return self._router.open(request, exchange.request_id, body, exchange.key), renderer
+
+    async def _whole(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:
+        async def answer(_: anyio.CancelScope) -> None:
+            await group.wait()
+            if group.failure is not None:
+                await exchange.respond_error(failure_error(group.failure, self._settings))
+                return
+            answer_id = renderer.answer_id(exchange.token)
+            head = AnswerHead(answer_id, exchange.created, group.model, group.config_digest)
+            try:
+                body = renderer.whole(head, group.take(), group.token_counts(), continued=group.continued)
+            except Exception:
+                # The server logs the exception.
+                await exchange.respond_error(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT))
+                raise
+            await exchange.respond(200, body)
+
+        try:
+            await exchange.attended(answer)
+        finally:
+            # Nothing may be awaited here: the task may be under cancellation.
+            close_request(group)
+            exchange.close()
+
+    async def _stream(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:
+        resume_s = group.output.resume_s
+        log = self._resumables.new_log() if resume_s else None
+        reply = StreamedReply(group, renderer, exchange, self._settings, log)
+
+        async def answer(scope: anyio.CancelScope) -> None:
+            # The status waits for the first event, so that a refusal by the worker is a 4xx and not a 200. A client
+            # whose request has no worker gets the status and comments instead.
+            began = await reply.news()
+            if began and group.failure is not None:
+                await exchange.respond_error(failure_error(group.failure, self._settings))
+            else:
+                await exchange.start_events(scope, renderer.content_type, reply.id if log is not None else "")
+                await reply.send(exchange, began)
+
+        if log is not None:
+            reader = Reader(exchange)
+            stream = self._resumables.keep(reply, log, exchange.key, resume_s, reader)
+            await self._resumables.read(stream, reader, answer)
+            return
+        try:
+            await exchange.attended(answer)
+        finally:
+            reply.close()
+            exchange.close()

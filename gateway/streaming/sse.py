@@ -1,0 +1,12 @@
+"""Server-sent events: what all dialects that stream them have in common."""
+
+CONTENT_TYPE = b"text/event-stream; charset=utf-8"
+WAITING = b": waiting\n\n"
+"""A comment, which clients skip: the request waits for a worker."""
+END = b"\n\n"
+"""The end of an event; none has an empty line within, as JSON escapes its line ends."""
+
+
+def is_sse(content_type: bytes) -> bool:
+    """The content type is that of server-sent events."""
+    return content_type.partition(b";")[0].strip().lower() == b"text/event-stream"

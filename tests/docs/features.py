@@ -1,0 +1,226 @@
+"""Features by backend and device, asked of the code: `python -m tests.docs.features` writes them into the page.
+
+Each cell is what a load does with a small checkpoint. Of IREE everything happens but the compiling of graphs. What GPUs
+would run is loaded on a CPU: IREE's device `generic-task` has the graphs of GPUs, and for MLX's runner
+the CPU is named a GPU.
+"""
+
+import contextlib
+import functools
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+
+from tests.checkpoints import make_checkpoint
+from tests.quantized import requantize
+from workers.checkpoints.architectures.families import FAMILIES
+from workers.checkpoints.json_files import CheckpointError
+from workers.checkpoints.quantization_config import BITS
+from workers.engine.runner import RunnerCapabilities
+from workers.errors import LoadRefused
+from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
+from workers.iree.device.gpu import GPU_TARGETS, Gpu
+from workers.iree.graph_registry import Library
+from workers.mlx import runner as mlx_runner
+from workers.process.backends import compile_ahead, load_runner
+from workers.process.spec import WorkerSpec
+
+PAGE = Path(__file__).parents[2] / "docs" / "features.md"
+BEGIN, END = "<!-- made by `python -m tests.docs.features` -->\n", "<!-- end -->\n"
+BLOCK = re.compile(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", re.DOTALL)
+
+DENSE = [name for name, family in FAMILIES.items() if not family.experts]
+MIXTURES = [name for name, family in FAMILIES.items() if family.experts]
+MLX_DEVICES = {"CPU": "cpu", "GPU": "gpu"}
+ALIGNED: Mapping[str, Any] = {"fields": {"moe_intermediate_size": 64, "intermediate_size": 64}}
+"""Experts whose inputs are whole groups."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A backend on a kind of device."""
+
+    title: str
+    backend: str
+    device: str
+
+    @property
+    def gpu(self) -> bool:
+        return self.title.endswith("GPU")
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """While this holds, a load compiles nothing and finds the device."""
+        named = (self.device, mx.Device(mx.cpu))
+        with (
+            mock.patch.multiple(Library, open=lambda *_: None, fetch=lambda *_: None),
+            mock.patch.object(mlx_runner, "_choose_device", return_value=named),
+            mock.patch.object(mlx_runner, "maybe_set_recommended_wired_limit"),
+        ):
+            yield
+
+    def spec(self, path: Path, cache: Path, **changes: Any) -> WorkerSpec:
+        named = {"backend": self.backend, "device": self.device, "context": 32, "cache_dir": str(cache)}
+        return WorkerSpec("worker", "model", str(path), max_batch_size=2, **(named | changes))  # type: ignore[arg-type]
+
+
+COLUMNS = (
+    Column("IREE on a CPU", "iree", DEFAULT_DEVICE),
+    Column("IREE on a GPU", "iree", GENERIC_DEVICE),
+    Column("MLX on a CPU", "mlx", "cpu"),
+    Column("MLX on a GPU", "mlx", "gpu"),
+)
+
+Make = Callable[[Path], object]
+Describe = Callable[[Column, RunnerCapabilities], str]
+"""The cell for a load that succeeded."""
+
+
+def yes(column: Column, capabilities: RunnerCapabilities) -> str:
+    return "yes"
+
+
+def unpacked(column: Column, capabilities: RunnerCapabilities) -> str:
+    """Whether matrices are multiplied as they are stored."""
+    return "yes" if capabilities.quantization else "yes, unpacked to 16 or 32 bits"
+
+
+def typed(column: Column, capabilities: RunnerCapabilities) -> str:
+    """Name the drivers of IREE that lack the number type."""
+    if column.backend != "iree" or not column.gpu:
+        return "yes"
+    facts = {"storageBuffer16BitAccess": "yes", "shaderFloat16": "yes", "vendor_id": "0x10DE"}
+    lacking = [driver for driver in GPU_TARGETS if Gpu(driver, facts).lacks(capabilities.dtype)]
+    return f"yes, but not with {' and '.join(lacking)}" if lacking else "yes"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One row: checkpoints and settings that are loaded, and the cell for a load that succeeds."""
+
+    title: str
+    makes: Sequence[Make]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    cell: Describe = yes
+
+
+def family(name: str) -> Make:
+    return functools.partial(make_checkpoint, family=name, tied=not FAMILIES[name].experts)
+
+
+def quantized(method: str, name: str = "llama") -> Make:
+    def make(path: Path) -> None:
+        requantize(make_checkpoint(path, name, tied=not FAMILIES[name].experts, **ALIGNED), method)  # type: ignore[arg-type]
+
+    return make
+
+
+def widths(method: str) -> str:
+    return ", ".join(map(str, BITS[method]))  # type: ignore[index]
+
+
+LLAMA = [family("llama")]
+FEATURES = (
+    Feature(f"Dense models: {', '.join(DENSE)}", [family(name) for name in DENSE]),
+    Feature(f"Mixtures of experts: {', '.join(MIXTURES)}", [family(name) for name in MIXTURES]),
+    *(Feature(f"`--dtype {kind}`", LLAMA, {"dtype": kind}, typed) for kind in ("float32", "float16", "bfloat16")),
+    *(Feature(f"`--quantize {kind}`", LLAMA, {"quantize": kind}, unpacked) for kind in ("int8", "int4")),
+    Feature(
+        f"Checkpoints quantized by MLX ({widths('mlx')} bits)",
+        [functools.partial(make_checkpoint, quantized_bits=bits) for bits in (4, 8)],
+        cell=unpacked,
+    ),
+    Feature(f"by AWQ ({widths('awq')} bits)", [quantized("awq")], cell=unpacked),
+    Feature("by AWQ, mixtures of experts", [quantized("awq", name) for name in MIXTURES], cell=unpacked),
+    Feature(f"by GPTQ ({widths('gptq')} bits)", [quantized("gptq")], cell=unpacked),
+    Feature(
+        "Prefixes are reused",
+        LLAMA,
+        cell=lambda _, capabilities: "at any length" if capabilities.exact_rows else "up to the end of equal chunks",
+    ),
+    Feature(
+        "Short prompts share a prefill call",
+        LLAMA,
+        cell=lambda _, capabilities: "yes" if capabilities.exact_rows else "no",
+    ),
+    Feature(
+        "Memory of the KV cache is taken",
+        LLAMA,
+        cell=lambda _, capabilities: "as slots fill" if capabilities.kv_rows else "in full at the start",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell, and the text of a refusal."""
+
+    cell: str
+    refusal: str = ""
+
+
+def reason(error: LoadRefused) -> str:
+    """The text of a refusal, without the folder of the checkpoint."""
+    return f"{error.field}: {error.problem}" if isinstance(error, CheckpointError) else str(error)
+
+
+def ask(feature: Feature, column: Column, folder: Path) -> Entry:
+    """Load every checkpoint of a feature."""
+    said = set()
+    for number, make in enumerate(feature.makes):
+        path = folder / f"{feature.title.replace('/', '')[:20]}-{number}-{column.title}"
+        make(path)
+        try:
+            with column.prepared():
+                runner = load_runner(column.spec(path, folder, **feature.settings), lambda *_: None)
+        except LoadRefused as error:
+            return Entry("no", reason(error))
+        said.add(feature.cell(column, runner.capabilities))
+        runner.close()
+    (cell,) = said
+    return Entry(cell)
+
+
+def ask_compile(column: Column, folder: Path) -> Entry:
+    """Whether there is anything to compile ahead."""
+    path = make_checkpoint(folder / f"compile-{column.title}")
+    try:
+        compile_ahead(column.spec(path, folder), lambda *_: None)
+    except LoadRefused as error:
+        return Entry("no", reason(error))
+    return Entry("yes")
+
+
+def block() -> str:
+    """The table, and the refusals in it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = {feature.title: [ask(feature, column, folder) for column in COLUMNS] for feature in FEATURES}
+        rows["`baton compile`"] = [ask_compile(column, folder) for column in COLUMNS]
+    lines = [
+        f"| | {' | '.join(column.title for column in COLUMNS)} |",
+        f"| --- |{' --- |' * len(COLUMNS)}",
+        *(f"| {title} | {' | '.join(entry.cell for entry in entries)} |" for title, entries in rows.items()),
+        "",
+        "What is not there is refused when the model is loaded:",
+        "",
+    ]
+    refusals: dict[str, list[str]] = {}
+    for title, entries in rows.items():
+        for column, entry in zip(COLUMNS, entries, strict=True):
+            if entry.refusal:
+                refusals.setdefault(f"- {title}: `{entry.refusal.replace('`', '')}`", []).append(column.title)
+    lines += [f"{text} ({', '.join(titles)})" for text, titles in refusals.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text()
+    assert BLOCK.search(page), f"{PAGE} has no place for the table"
+    PAGE.write_text(BLOCK.sub(lambda _: BEGIN + block() + END, page))

@@ -1,0 +1,55 @@
+"""The errors for bodies that do not decode."""
+
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+from msgspec import Meta, Struct
+
+from gateway.errors import RequestError
+from gateway.http.json_body import Hints, decode_body
+
+
+class Part(Struct, forbid_unknown_fields=True):
+    kind: Literal["text"]
+
+
+class Sample(Struct, forbid_unknown_fields=True):
+    count: Annotated[int, Meta(ge=1)]
+    parts: tuple[Part, ...] = ()
+
+
+DECODER = msgspec.json.Decoder(Sample)
+HINTS = Hints(takes={"kind": "text, and nothing else"}, elsewhere={"prompt": "/v1/other"})
+
+
+def test_a_good_body_is_decoded() -> None:
+    assert decode_body(DECODER, b'{"count":1,"parts":[{"kind":"text"}]}').parts == (Part("text"),)
+
+
+@pytest.mark.parametrize(
+    ("raw", "code", "field", "text"),
+    [
+        (b"{", "invalid_json", None, "the body is not valid JSON: Input data was truncated"),
+        (b"[]", "invalid_request", None, "Expected `object`, got `array`"),
+        (b"{}", "invalid_request", "count", "`count` is required"),
+        (b'{"count":0}', "invalid_request", "count", "`count`: Expected `int` >= 1"),
+        (
+            b'{"count":1,"parts":[{"kind":"text"},{"kind":"image"}]}',
+            "invalid_request",
+            "parts[1].kind",
+            "`parts[1].kind` takes text, and nothing else, not 'image'",
+        ),
+        (b'{"count":1,"x":1}', "unknown_parameter", "x", "`x` is not a parameter that Baton knows"),
+        (
+            b'{"count":1,"prompt":1}',
+            "unknown_parameter",
+            "prompt",
+            "`prompt` is not a parameter that Baton knows here: it belongs to /v1/other",
+        ),
+    ],
+)
+def test_a_refusal_names_the_field(raw: bytes, code: str, field: str | None, text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode_body(DECODER, raw, HINTS)
+    assert (caught.value.code, caught.value.field, caught.value.text) == (code, field, text)

@@ -1,0 +1,140 @@
+"""Answers of every kind of output, whole and as chunks: both say the same, in the shapes that OpenAI's client knows."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from gateway.errors import RequestError
+from gateway.generation.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, TokenCounts, ToolCallDelta
+from gateway.openai.answer import OpenAIAnswer
+from gateway.streaming.dialect import AnswerHead
+from protocol.errors import ErrorCode
+
+HEAD = AnswerHead("chatcmpl-0", 1, "tiny", "0123456789abcdef0123")
+COUNTS = TokenCounts(3, 4, 2)
+CHAT = OpenAIAnswer(chat=True)
+CALLS: list[OutputDelta] = [
+    ReasoningDelta(index=0, text="Let me "),
+    ReasoningDelta(index=0, text="look."),
+    TextDelta(index=0, text="I look it up."),
+    ToolCallDelta(index=0, call=0, id="call_1", name="weather"),
+    ToolCallDelta(index=0, call=0, arguments='{"city": "Pa'),
+    ToolCallDelta(index=0, call=0, arguments='ris"}'),
+    ToolCallDelta(index=0, call=1, id="call_2", name="time", arguments="{}", stop=StopReason.TOOL_CALLS),
+]
+
+
+def chunks(answer: OpenAIAnswer, deltas: list[OutputDelta]) -> list[dict[str, Any]]:
+    """The choices of the chunks of these deltas, which come one by one."""
+    events = answer.events(HEAD)
+    raw = [event for delta in deltas for event in events.deltas([delta])]
+    return [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in raw]
+
+
+def whole(answer: OpenAIAnswer, deltas: list[OutputDelta]) -> Any:
+    return json.loads(answer.whole(HEAD, deltas, COUNTS, continued=False))
+
+
+def test_reasoning_and_tool_calls_have_chunks_of_their_own() -> None:
+    found = [choice["delta"] for choice in chunks(CHAT, CALLS)]
+    assert found == [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "Let me "},
+        {"reasoning_content": "look."},
+        {"content": "I look it up."},
+        {
+            "tool_calls": [
+                {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ""}}
+            ]
+        },
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": "Pa'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": 'ris"}'}}]},
+        {
+            "tool_calls": [
+                {"index": 1, "id": "call_2", "type": "function", "function": {"name": "time", "arguments": "{}"}}
+            ]
+        },
+    ]
+    assert [choice["finish_reason"] for choice in chunks(CHAT, CALLS)] == [None] * 7 + ["tool_calls"]
+
+
+def test_a_whole_message_has_all_of_it() -> None:
+    (choice,) = whole(CHAT, CALLS)["choices"]
+    assert choice == {
+        "index": 0,
+        "message": {
+            "role": "assistant",
+            "content": "I look it up.",
+            "refusal": None,
+            "reasoning_content": "Let me look.",
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"city": "Paris"}'},
+                },
+                {"id": "call_2", "type": "function", "function": {"name": "time", "arguments": "{}"}},
+            ],
+        },
+        "logprobs": None,
+        "finish_reason": "tool_calls",
+    }
+
+
+def test_a_message_of_tool_calls_alone_has_no_content() -> None:
+    calls = [delta for delta in CALLS if isinstance(delta, ToolCallDelta)]
+    assert whole(CHAT, list(calls))["choices"][0]["message"]["content"] is None
+    assert whole(CHAT, [TextDelta(index=0, text="", stop=StopReason.END)])["choices"][0]["message"]["content"] == ""
+
+
+def test_the_client_takes_all_of_it() -> None:
+    answer = ChatCompletion.model_validate(whole(CHAT, CALLS))
+    assert answer.choices[0].message.tool_calls is not None
+    assert [call.type for call in answer.choices[0].message.tool_calls] == ["function", "function"]
+    for event in CHAT.events(HEAD).deltas(CALLS):
+        ChatCompletionChunk.model_validate_json(event.removeprefix(b"data: "))
+
+
+def test_tokens_are_reported_wherever_they_went() -> None:
+    answer = OpenAIAnswer(chat=True, token_ids=True)
+    deltas: list[OutputDelta] = [
+        ReasoningDelta(index=0, text="a", tokens=(1, 2)),
+        TextDelta(index=0, text="", tokens=(3,), stop=StopReason.END),
+    ]
+    assert [choice.get("token_ids") for choice in chunks(answer, deltas)] == [None, [1, 2], [3]]
+    assert whole(answer, deltas)["choices"][0]["token_ids"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("stop", StopReason)
+def test_every_stop_reason_has_a_finish_reason(stop: StopReason) -> None:
+    deltas: list[OutputDelta] = [TextDelta(index=0, text="a", stop=stop)]
+    reasons = {StopReason.END: "stop", StopReason.LENGTH: "length", StopReason.TOOL_CALLS: "tool_calls"}
+    for chat in (True, False):
+        answer = OpenAIAnswer(chat=chat)
+        assert chunks(answer, deltas)[-1]["finish_reason"] == reasons[stop]
+        assert whole(answer, deltas)["choices"][0]["finish_reason"] == reasons[stop]
+
+
+@pytest.mark.parametrize("delta", CALLS[:1] + CALLS[3:4], ids=["reasoning", "tool call"])
+def test_a_completion_refuses_what_it_cannot_show(delta: OutputDelta) -> None:
+    answer = OpenAIAnswer(chat=False)
+    with pytest.raises(TypeError):
+        chunks(answer, [delta])
+    with pytest.raises(TypeError):
+        whole(answer, [delta])
+
+
+def test_without_a_digest_there_is_no_fingerprint() -> None:
+    head = AnswerHead("cmpl-0", 1, "tiny", "")
+    (event,) = OpenAIAnswer(chat=False).events(head).deltas([TextDelta(index=0, text="a")])
+    assert json.loads(event.removeprefix(b"data: "))["system_fingerprint"] is None
+
+
+def test_an_answer_that_fails_at_once_has_its_error_and_its_end() -> None:
+    events = CHAT.events(HEAD).error(RequestError(ErrorCode.STEP, "no"))
+    assert events == [
+        b'data: {"error":{"message":"no","type":"server_error","param":null,"code":"step_failed"}}\n\n',
+        b"data: [DONE]\n\n",
+    ]

@@ -1,0 +1,20 @@
+"""Who shares a cache: by the key that a client shows and the salt that it gives."""
+
+from gateway.routing.tenant import tenant_of
+
+
+def test_only_the_same_key_and_the_same_salt_are_one_tenant() -> None:
+    asked = [(key, salt) for key in (b"", b"one", b"two") for salt in ("", "a", "b")]
+    assert len({tenant_of(*each) for each in asked}) == len(asked)
+    assert [tenant_of(*each) for each in asked] == [tenant_of(*each) for each in asked]
+
+
+def test_who_shows_and_says_nothing_has_no_name() -> None:
+    assert tenant_of(b"", "") == ""
+
+
+def test_no_salt_imitates_another_key() -> None:
+    theirs = tenant_of(b"key", "salt")
+    assert "key" not in theirs
+    assert tenant_of(b"", theirs) != theirs
+    assert tenant_of(b"ke", "ysalt") != theirs

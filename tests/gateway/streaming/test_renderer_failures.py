@@ -1,0 +1,79 @@
+"""A renderer that raises: the client still gets an error, and the server the exception."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gateway.generation.delta import OutputDelta, TokenCounts
+from gateway.streaming.dialect import AnswerHead, Decoded, Dialect, EventRenderer
+from tests.gateway.asgi import Connection
+from tests.gateway.dialects import messages
+from tests.gateway.dialects.messages import MessageEvents, MessageRenderer
+from tests.gateway.transcripts import site
+from tests.gateway.virtual import BACKEND
+
+pytestmark = pytest.mark.anyio
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+
+
+@pytest.fixture
+def anyio_backend() -> Any:
+    return BACKEND
+
+
+class Broken(Exception):
+    """A bug of a renderer."""
+
+
+class BrokenEvents(MessageEvents):
+    """Renders the first delta, and fails at the second."""
+
+    def deltas(self, deltas: Sequence[OutputDelta]) -> list[bytes]:
+        if self._begun:
+            raise Broken
+        return super().deltas(deltas)
+
+
+class BrokenRenderer(MessageRenderer):
+    def whole(self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool) -> bytes:
+        raise Broken
+
+    def events(self, head: AnswerHead) -> EventRenderer:
+        return BrokenEvents(head)
+
+
+DIALECT = Dialect(
+    messages.DIALECT.conventions, {"/broken": lambda raw: Decoded(messages.decode(raw).request, BrokenRenderer())}
+)
+
+
+async def failing(*texts: str, **fields: Any) -> Connection:
+    """An exchange with these deltas, whose exception the server gets."""
+    connections: list[Connection] = []
+    raised = False
+    try:
+        async with site(dialects=[DIALECT]) as made:
+            connections.append(made.post("/broken", BODY | fields))
+            (stream,) = await made.placed()
+            for text in texts:
+                await made.token(stream, text, 1)
+            made.worker.finish(stream)
+            await connections[0].ended.wait()
+    except* Broken:
+        raised = True
+    assert raised
+    return connections[0]
+
+
+async def test_a_whole_answer_is_an_error_of_the_gateway() -> None:
+    connection = await failing("a")
+    assert (connection.status, connection.whole) == (500, True)
+    assert connection.error == {"type": "api_error", "message": "the gateway failed"}
+
+
+async def test_a_stream_ends_with_an_error_of_the_gateway() -> None:
+    connection = await failing("a", "b", stream=True)
+    assert (connection.status, connection.whole) == (200, True)
+    assert b"event: error\n" in connection.events[-1]
+    assert b"the gateway failed" in connection.events[-1]
