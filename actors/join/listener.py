@@ -250,7 +250,7 @@ class _Connection(ProxyEnd):
         assert link is not None
         if self.introduced:
             link.close(0.0)  # it did not wait for its Welcome
-            self._listener.reject(self, Rejection.FRAME, "it continued before it was welcomed")
+            self._listener.reject(self, Rejection.FRAME, "it sent more before its Welcome")
             return
         try:
             hello = decode_event(frames[0])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-LOOKS = 4
+CHECKS = 4
 """Looks at a worker within the shortest of its deadlines."""
 
 
@@ -48,11 +48,11 @@ class Deadlines:
         return min(max(self.hang, self.hang_factor * longest_s), self.hang_most)
 
     @property
-    def judge_s(self) -> float:
+    def check_s(self) -> float:
         """Seconds between two checks of the deadlines."""
-        return min(self.hello, self.loading, self.heartbeat, self.idle, self.hang, self.stop, 4.0) / LOOKS
+        return min(self.hello, self.loading, self.heartbeat, self.idle, self.hang, self.stop, 4.0) / CHECKS
 
     @property
-    def look_s(self) -> float:
+    def observe_s(self) -> float:
         """Seconds between two looks at whether a process is suspended; the deadlines are checked at some of them."""
-        return min(self.judge_s, self.suspended / LOOKS)
+        return min(self.check_s, self.suspended / CHECKS)

@@ -54,20 +54,20 @@ class Incarnation:
         self._deadlines = deadlines
         self._rejections = rejections
         self._log = structlog.get_logger("worker").bind(worker=seen.worker, incarnation=seen.number)
-        self._look_s = deadlines.judge_s if seen.joins else deadlines.look_s
-        self._look_at = now + self._look_s
+        self._observe_s = deadlines.check_s if seen.joins else deadlines.observe_s
+        self._observe_at = now + self._observe_s
         self._grace_until = math.inf
         self._exited: msg.Exited | None = None
         self._link_lost: msg.LinkLost | None = None
-        self._judge_at = math.inf  # when the exit or the end of the link is judged: frames may arrive until then
+        self._settle_at = math.inf  # when the exit or the end of the link is judged: frames may arrive until then
         self._suspended_since: float | None = None
         self._checked_at = now
         self._stood_still = False
 
     @property
     def due(self) -> float:
-        """When the next `Look` is to be taken."""
-        return math.inf if self.ending else min(self._look_at, self._grace_until, self._judge_at)
+        """When the next `Observation` is to be taken."""
+        return math.inf if self.ending else min(self._observe_at, self._grace_until, self._settle_at)
 
     def describe(self, status: WorkerStatus) -> WorkerStatus:
         """The status of the worker, with what is known of this incarnation."""
@@ -95,19 +95,19 @@ class Incarnation:
             case msg.Frames(_, frames, fault) if self.loss is None:
                 yield from self._receive(frames, fault, now)
             case msg.NotSent(Welcome()) if self.loss is None:
-                yield from self.lose(msg.Loss("it could not be welcomed"), now)
+                yield from self.lose(msg.Loss("its Hello could not be answered"), now)
             case msg.NotSent() if not self.ending:
                 yield from self._leave_now(now)
             case msg.Exited() if not self.ending:
                 self._exited = message
-                self._judge_at = now if self._link_lost or self.seen.hello is None else now + EXIT_LAG_S
+                self._settle_at = now if self._link_lost or self.seen.hello is None else now + EXIT_LAG_S
                 yield from self._settle(self._end(now), now)
             case msg.LinkLost() if not self.ending:
                 self._link_lost = message
-                self._judge_at = now if self._exited or message.final else now + EXIT_LAG_S
+                self._settle_at = now if self._exited or message.final else now + EXIT_LAG_S
                 yield from self._settle(self._end(now), now)
-            case msg.Look() if not self.ending:
-                yield from self._look(message, now)
+            case msg.Observation() if not self.ending:
+                yield from self._observe(message, now)
             case msg.Loss() if self.loss is None:
                 yield from self.lose(message, now)
 
@@ -230,7 +230,7 @@ class Incarnation:
             text = f"it left ({bye.reason})" + (f": {bye.text}" if bye.text else "")
             origin = Origin.OUTSIDE if bye.reason in _ENDED_BY_OTHERS else Origin.WITHIN
             return msg.Loss(text, origin, lasting=bye.reason is ByeReason.LOAD_REFUSED)
-        if now < self._judge_at:
+        if now < self._settle_at:
             return None
         if exited is not None:
             # If it had work to finish before it was to leave, its end without a `Bye` is a death like any other.
@@ -241,17 +241,17 @@ class Incarnation:
 
     # What is seen of it from time to time.
 
-    def _look(self, look: msg.Look, now: float) -> Iterator[Moment]:
-        if now >= self._look_at:
-            self._look_at = now + self._look_s
+    def _observe(self, observed: msg.Observation, now: float) -> Iterator[Moment]:
+        if now >= self._observe_at:
+            self._observe_at = now + self._observe_s
         if now >= self._grace_until:
             self._grace_until = math.inf
             yield GraceEnded(self.seen.worker, self.seen.number)
-        yield from self._settle(self._end(now) or self._suspension(look, now) or self._lateness(look, now), now)
+        yield from self._settle(self._end(now) or self._suspension(observed, now) or self._lateness(observed, now), now)
 
-    def _suspension(self, look: msg.Look, now: float) -> msg.Loss | None:
+    def _suspension(self, observed: msg.Observation, now: float) -> msg.Loss | None:
         """It is suspended for good: one that is stopped for moments, to slow it down, sends frames in between."""
-        if not look.suspended:
+        if not observed.suspended:
             self._suspended_since = None
         elif self._suspended_since is None or self.seen.last_frame > self._suspended_since:
             self._suspended_since = now
@@ -260,18 +260,18 @@ class Incarnation:
             return None
         return msg.Loss(f"it was suspended for {limit:g} s", Origin.OUTSIDE)
 
-    def _lateness(self, look: msg.Look, now: float) -> msg.Loss | None:
-        judge_s = self._deadlines.judge_s
-        if now - self._checked_at < judge_s:
+    def _lateness(self, observed: msg.Observation, now: float) -> msg.Loss | None:
+        check_s = self._deadlines.check_s
+        if now - self._checked_at < check_s:
             return None
         # When this process stood still, the link's thread did too: what was sent meanwhile is yet to come. Once.
-        self._stood_still = now - self._checked_at > 2 * judge_s and not self._stood_still
+        self._stood_still = now - self._checked_at > 2 * check_s and not self._stood_still
         self._checked_at = now
         if self._stood_still:
             return None
         if self.seen.leave_by is not None and now >= self.seen.leave_by:
             return LEFT
-        if look.dropped:
+        if observed.dropped:
             return msg.Loss("it sent a message that breaks the link's bounds")
         late = self.seen.overdue(now)
-        return None if late is None else msg.Loss(late, look.hang_origin)
+        return None if late is None else msg.Loss(late, observed.hang_origin)

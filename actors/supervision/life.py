@@ -84,7 +84,7 @@ class Life:
 
     @property
     def due(self) -> float:
-        """When the next `Look` is to be taken."""
+        """When the next `Observation` is to be taken."""
         if self._current is not None:
             return self._current.due
         return self._start_at if self.running and not self._joins else math.inf
@@ -131,7 +131,7 @@ class Life:
                 self._record.exempt(incarnation)
             case msg.Admit(request):
                 self._admit(request, now)
-            case msg.Look() if current is None:
+            case msg.Observation() if current is None:
                 if now >= self.due:
                     self._begin(now)
             case msg.Ended() if current is not None and current.ending:
@@ -178,7 +178,7 @@ class Life:
         if self._current is None:
             self._begin(now)
         elif not self._current.ending:
-            why = f"it came again, after it had said nothing for {TAKE_OVER_S:g} s"
+            why = f"it joined again, after it had sent nothing for {TAKE_OVER_S:g} s"
             self._do(self._current.lose(msg.Loss(why, Origin.OUTSIDE), now))
 
     def _objection(self, now: float) -> str | None:

@@ -74,7 +74,7 @@ class LocalPeer:
         self._log.info("worker_started", incarnation=number, pid=self._child.pid)
         return link, Started(self._child.pid)
 
-    def look(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
+    def observe(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
         """By the state of its process: one that was suspended hangs for no reason of its own."""
         state = None if self._child is None else self._child.state
         return state == STOPPED, of_hang(state)

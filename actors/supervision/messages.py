@@ -155,7 +155,7 @@ class NotSent(Struct, frozen=True):
     command: Command
 
 
-class Look(Struct, frozen=True):
+class Observation(Struct, frozen=True):
     """What can be seen of the incarnation when the life is due: a signal has stopped its process, who would be to blame
     if it hung, and whether it has sent a message that breaks the link's bounds."""
 
@@ -177,4 +177,4 @@ class Loss(Struct, frozen=True):
     """It left because it was asked to."""
 
 
-Input = WorkerMessage | Started | NotSent | Look | Loss
+Input = WorkerMessage | Started | NotSent | Observation | Loss

@@ -20,7 +20,7 @@ class Peer(Protocol):
         """Start an incarnation; the caller owns the link. Raises `EndpointError`, `SpawnFailed` and `OSError`; nothing
         is left then."""
 
-    def look(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
+    def observe(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
         """Whether its process is suspended, and who is to blame if it makes no progress now: it has sent nothing for
         `silent_s`, and hangs after `hang_s`."""
 

@@ -16,7 +16,7 @@ class PeerMisbehaved(Exception):
 
 
 class PeerRefused(PeerMisbehaved):
-    """Raised by `receive` for a `Hello` that cannot be welcomed; the text is the refusal. `lasting` is true when
+    """Raised by `receive` for a `Hello` that is refused; the text is the refusal. `lasting` is true when
     another start of the same program would be refused for the same reason."""
 
     def __init__(self, text: str, kind: Rejection, lasting: bool) -> None:
@@ -70,7 +70,7 @@ class ProtocolState:
             raise PeerMisbehaved("a second Hello came" if self.hello else f"{_name(event)} came before Hello")
         match event:
             case Hello():
-                self._greet(event)
+                self._take_hello(event)
                 self._progress(now)
             case Loading():
                 self._expect(event, self.ready is None)
@@ -132,7 +132,7 @@ class ProtocolState:
         since = max(self.last_frame, self._last_sent) if self._idle_since is None else self._idle_since
         return silent or _late("no beat without work", since, limits.idle, now)
 
-    def _greet(self, hello: Hello) -> None:
+    def _take_hello(self, hello: Hello) -> None:
         if hello.protocol != PROTOCOL_VERSION:
             text = f"protocol version {hello.protocol} is not {PROTOCOL_VERSION}"
             raise PeerRefused(text, Rejection.VERSION, lasting=True)

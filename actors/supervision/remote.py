@@ -40,7 +40,7 @@ class RemotePeer:
         self._log.info("worker_joined", incarnation=number, address=request.address, says=request.hello.worker)
         return link, Started(request.hello.pid, request.address)
 
-    def look(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
+    def observe(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
         """Its machine sends heartbeats for it, hung or not: if nothing comes, that machine or the network is gone."""
         silence = min(SILENT_S, self._deadlines.heartbeat, self._deadlines.idle, hang_s / 2)
         return False, Origin.OUTSIDE if silent_s >= silence else Origin.WITHIN

@@ -83,7 +83,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             case JoinRequest():
                 self._loop.call_soon(self._report, msg.Admit(message))
             case msg.Due():
-                self._take(self._look())
+                self._take(self._observe())
             case msg.AwaitReady(after, reply):
                 self._await(reply, lambda: life.number > after and life.status.state is WorkerState.READY)
             case msg.RestartWorker(reply=answer):
@@ -142,12 +142,12 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             if isinstance(message, msg.Admit):
                 message.request.decline("the gateway is shutting down")
 
-    def _look(self) -> msg.Look:
+    def _observe(self) -> msg.Observation:
         if self._link is None:
-            return msg.Look()
+            return msg.Observation()
         status = self.life.status
-        suspended, origin = self._peer.look(self._loop.time() - status.last_frame, status.hang_s)
-        return msg.Look(suspended, origin, self._link.dropped > 0)
+        suspended, origin = self._peer.observe(self._loop.time() - status.last_frame, status.hang_s)
+        return msg.Observation(suspended, origin, self._link.dropped > 0)
 
     # What its life decides.
 

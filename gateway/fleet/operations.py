@@ -9,7 +9,7 @@ from gateway.routing.worker_pool import WorkerPool
 async def drain_one(steps: Steps, member: Member) -> None:
     """Stop a worker for good; what it has finishes, or goes to other workers."""
     await steps.drain(member)
-    steps.say(f"{member.name} is drained and stopped")
+    steps.report(f"{member.name} is drained and stopped")
 
 
 async def restart_all(steps: Steps, members: list[Member]) -> None:
@@ -30,4 +30,4 @@ async def replace_all(steps: Steps, pool: WorkerPool, models: list[str], checkpo
                 await steps.restart(member)
                 continue
             await steps.dismiss(member)
-            steps.say(f"{member.name} has left: it may join again with the same checkpoint")
+            steps.report(f"{member.name} has left: it may join again with the same checkpoint")

@@ -54,7 +54,7 @@ class RollingRestart:
         steps.use(member, command, checkpoint or member.checkpoint)
         status = await steps.renew(member)
         if status.running:
-            steps.say(f"{member.name} was started again")
+            steps.report(f"{member.name} was started again")
             return
         if checkpoint and member.command is not None:  # rather what it was than nothing
             steps.use(member, member.command, member.checkpoint)
@@ -75,7 +75,7 @@ class RollingRestart:
             raise LaunchRefused(f"{like.name} is started on its own machine")
         launch = WorkerLaunch(name, self._model, command, standby=True, like=like.launch.like)
         extra = await steps.add_extra(launch, checkpoint or like.checkpoint)
-        steps.say(f"{name} is started for the time")
+        steps.report(f"{name} is started for the time")
         status = await steps.ready(extra)
         if status.state is not WorkerState.READY:
             raise OperationFailed(f"{name} did not become ready: {status.reason}")
@@ -87,10 +87,10 @@ async def release_extras(steps: Steps, pool: WorkerPool) -> None:
     serves and no other can take its place: the next operation sees to it."""
     for extra in [member for member in steps.members.values() if member.extra_grace_s is not None]:
         if pool[extra.name].role is Role.ACTIVE and not await steps.relieve(extra, by=None):
-            steps.say(f"{extra.name} stays, for no other worker can take its place")
+            steps.report(f"{extra.name} stays, for no other worker can take its place")
             continue
         await steps.remove(extra)
-        steps.say(f"{extra.name} has left")
+        steps.report(f"{extra.name} has left")
 
 
 def _free_name(taken: Iterable[str]) -> str:

@@ -37,7 +37,7 @@ class Steps:
         self._leave_s = MOVE_S + deadlines.stop + deadlines.term + END_S
         self._grace_s = grace_s
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Report what was done."""
         self._fleet.tell(OperationReport(line))
 
@@ -74,7 +74,7 @@ class Steps:
         status = await self.renew(member)
         if not status.running or (member.remote and status.state is not WorkerState.READY):
             raise OperationFailed(f"{member.name} did not become ready: {status.reason}")
-        self.say(f"{member.name} was started again")
+        self.report(f"{member.name} was started again")
 
     async def relieve(self, member: Member, by: frozenset[str] | None) -> bool:
         """Let another worker take a worker's place: see `Relieve`."""

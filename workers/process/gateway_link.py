@@ -21,7 +21,7 @@ LAST_FRAMES_S = 0.2
 
 
 class GatewayLink:
-    """Synchronous but for `greet`. Its owner sees to its messages, its heartbeat and its end."""
+    """Synchronous but for `send_hello`. Its owner sees to its messages, its heartbeat and its end."""
 
     def __init__(
         self, worker: WorkerRef, address: str, keys: CurveKeys, on_message: OnMessage, on_lost: OnLost
@@ -40,7 +40,7 @@ class GatewayLink:
         self._link = Link.connect(address, on_message, on_lost=on_lost, keys=keys)
 
     @property
-    def welcomed(self) -> bool:
+    def joined(self) -> bool:
         return self._incarnation > 0
 
     @property
@@ -48,7 +48,7 @@ class GatewayLink:
         """The gateway's sequences that the worker still has."""
         return frozenset(self._live)
 
-    async def greet(self, hello: Hello) -> None:
+    async def send_hello(self, hello: Hello) -> None:
         """Say `Hello`, without a number: the gateway gives it one of its own."""
         try:
             await self._link.send([encode(replace(hello, incarnation=0))])
@@ -68,9 +68,9 @@ class GatewayLink:
             self._link.close(LAST_FRAMES_S)
 
     def send(self, event: Event) -> None:
-        """Send the gateway a frame, once it has welcomed the worker. If it takes nothing for so long that the link is
+        """Send the gateway a frame, once it has joined the worker. If it takes nothing for so long that the link is
         full, it is as good as gone."""
-        if self.ended is not None or not self.welcomed:
+        if self.ended is not None or not self.joined:
             return
         try:
             self._link.send_nowait([encode(event)])
@@ -90,7 +90,7 @@ class GatewayLink:
 
     def changed(self, status: WorkerStatus) -> None:
         """Its loading and its readiness."""
-        if not self.welcomed:
+        if not self.joined:
             return
         if status.loading is not None and status.loading != self._loading and not self._ready:
             self._loading = status.loading
@@ -124,7 +124,7 @@ class GatewayLink:
         match command:
             case Welcome():
                 self._welcome(command)
-            case _ if not self.welcomed:
+            case _ if not self.joined:
                 raise ProtocolError(f"{type(command).__name__} came before Welcome")
             case Submit(stream=stream):
                 self._live.add(stream)
@@ -137,7 +137,7 @@ class GatewayLink:
                 self._leave(0.0)
 
     def _welcome(self, welcome: Welcome) -> None:
-        if self.welcomed:
+        if self.joined:
             raise ProtocolError("a second Welcome")
         if welcome.refusal or not welcome.incarnation:
             self.end(f"the gateway refused: {welcome.refusal or 'it gave no incarnation'}")

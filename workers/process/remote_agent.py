@@ -202,11 +202,11 @@ class RemoteAgent(Actor[AgentMessage]):
             self._try_later(str(error))
             return
         self._link, self._made_at = link, self._loop.time()
-        self.context.start_soon(link.greet, status.hello)
+        self.context.start_soon(link.send_hello, status.hello)
         self._later(BEAT_S, LinkDue(link))
 
     def _attend(self, link: GatewayLink) -> None:
-        if not link.welcomed and self._loop.time() - self._made_at >= WELCOME_S:
+        if not link.joined and self._loop.time() - self._made_at >= WELCOME_S:
             link.end(f"no answer within {WELCOME_S:g} s")
         else:
             link.beat()
@@ -222,7 +222,7 @@ class RemoteAgent(Actor[AgentMessage]):
         except WorkerUnavailable as error:
             self._log.warning("worker_restarts", reason=f"it cannot be told to cancel: {error}")
             self._worker.ref.tell(RestartWorker(0.0), urgent=True)
-        if link.welcomed:
+        if link.joined:
             self._failures.clear()
         self._try_later(link.ended)
 

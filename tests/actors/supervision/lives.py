@@ -15,7 +15,7 @@ from actors.supervision.messages import (
     Frames,
     Input,
     LinkLost,
-    Look,
+    Observation,
     Started,
 )
 from actors.supervision.restart_policy import RestartPolicy
@@ -99,20 +99,20 @@ class Story:
     def ended(self) -> list[Decision]:
         return self.take(Ended(self.number))
 
-    def later(self, seconds: float, look: Look | None = None) -> list[Decision]:
-        """Let time pass, with a look whenever the life is due."""
+    def later(self, seconds: float, observed: Observation | None = None) -> list[Decision]:
+        """Let time pass, with an observation whenever the life is due."""
         until, new = self.now + seconds, []
         while self.life.due <= until:
             self.now = max(self.now, self.life.due)
-            new += self.take(look or Look())
+            new += self.take(observed or Observation())
         self.now = until
         self.new = new
         return new
 
-    def stall(self, seconds: float, look: Look | None = None) -> list[Decision]:
+    def stall(self, seconds: float, observed: Observation | None = None) -> list[Decision]:
         """The event loop stands still for so long, and then looks."""
         self.now += seconds
-        return self.take(look or Look())
+        return self.take(observed or Observation())
 
 
 def request(story: Story) -> JoinRequest:

@@ -19,9 +19,9 @@ from actors.supervision.messages import (
     Frames,
     Input,
     LinkLost,
-    Look,
     Loss,
     NotSent,
+    Observation,
     RestartWorker,
     SendCommand,
     Started,
@@ -189,7 +189,7 @@ def test_a_welcome_that_does_not_reach_it_is_the_end() -> None:
     story.take(StartWorker(), Started(7))
     story.frames(story.hello())
     story.take(NotSent(Welcome(1)))
-    assert story.lost == [(1, "it could not be welcomed")]
+    assert story.lost == [(1, "its Hello could not be answered")]
 
 
 def test_nothing_is_taken_from_one_that_broke_the_protocol() -> None:
@@ -341,7 +341,7 @@ class TestLooks:
         story.life.sent([submit()], story.now)
         for _ in range(21):
             story.frames(IDLE)
-            story.later(1.0, Look(hang_origin=Origin.OUTSIDE))
+            story.later(1.0, Observation(hang_origin=Origin.OUTSIDE))
         assert story.lost == [(1, "no step finished with work in flight for 20 s")]
         lost = next(each for each in story.decisions if isinstance(each, IncarnationLost))
         assert lost.origin is Origin.OUTSIDE
@@ -360,25 +360,25 @@ class TestLooks:
 
     def test_one_that_is_suspended_for_good_is_ended_at_its_limit_and_not_before(self) -> None:
         story = running()
-        story.later(1.99, Look(suspended=True))
+        story.later(1.99, Observation(suspended=True))
         assert story.lost == []
-        story.later(0.51, Look(suspended=True))
+        story.later(0.51, Observation(suspended=True))
         assert story.lost == [(1, "it was suspended for 2 s")]
 
     def test_one_that_continues_or_sends_something_in_between_begins_anew(self) -> None:
         story = running()
         for _ in range(10):
-            story.later(1.5, Look(suspended=True))
-            story.later(0.5, Look())
+            story.later(1.5, Observation(suspended=True))
+            story.later(0.5, Observation())
             story.frames(IDLE)
         for _ in range(10):
-            story.later(1.5, Look(suspended=True))
+            story.later(1.5, Observation(suspended=True))
             story.frames(IDLE)
         assert story.lost == []
 
     def test_a_message_that_breaks_the_links_bounds_is_the_end(self) -> None:
         story = running()
-        story.later(1.1, Look(dropped=True))
+        story.later(1.1, Observation(dropped=True))
         assert story.lost == [(1, "it sent a message that breaks the link's bounds")]
 
 
@@ -432,7 +432,7 @@ class TestRemote:
         story.later(0.1)
         story.take(Admit(joins))
         assert story.kinds() == ["CloseLink", "IncarnationLost", "EndIncarnation"]
-        assert story.lost == [(1, "it came again, after it had said nothing for 5 s")]
+        assert story.lost == [(1, "it joined again, after it had sent nothing for 5 s")]
         assert story.ended() == [StartIncarnation(2, joins)]
 
     def test_one_that_failed_waits(self) -> None:
@@ -474,8 +474,8 @@ class TestRemote:
         assert (story.state, story.lost) == (WorkerState.STOPPED, [(1, "stopped")])
 
     def test_it_is_never_looked_at_more_often_than_its_deadlines_need(self) -> None:
-        assert self.joined().life.due - 100.0 == LIMITS.judge_s
-        assert running().life.due - 100.0 == LIMITS.look_s
+        assert self.joined().life.due - 100.0 == LIMITS.check_s
+        assert running().life.due - 100.0 == LIMITS.observe_s
 
 
 INPUTS = st.sampled_from(
@@ -496,8 +496,8 @@ INPUTS = st.sampled_from(
         Bye(ByeReason.DIED, ""),
         NotSent(Stop()),
         Loss("a failure"),
-        Look(suspended=True),
-        Look(),
+        Observation(suspended=True),
+        Observation(),
     ]
 )
 
