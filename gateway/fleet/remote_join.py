@@ -7,7 +7,6 @@ import anyio
 import structlog
 
 from actors.actor import Ref
-from actors.join.address import join_address, listen_at
 from actors.join.listener import JoinLimits, JoinListener
 from actors.join.request import JoinRequest
 from actors.transport.allow_list import AllowList
@@ -15,6 +14,7 @@ from actors.transport.endpoint import EndpointError
 from actors.transport.keys import GATEWAY_KEY, KeyFileError, read_key
 from actors.transport.rejections import Rejection, Rejections
 from gateway.fleet.descriptors import Descriptors
+from gateway.fleet.join_address import join_address, listen_at
 from gateway.http.server import BindError
 from gateway.settings import GatewaySettings
 

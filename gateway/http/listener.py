@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-from actors.transport.acceptor import Acceptor
 from gateway.errors import RequestError
+from gateway.http.acceptor import Acceptor
 from gateway.http.conventions import ErrorRenderer
 from protocol.errors import ErrorCode
 

@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 
 from actors.actor import Actor
-from actors.join.address import listen_at
 from actors.join.listener import JoinLimits, JoinListener
 from actors.join.request import JoinRequest
 from actors.system import ActorSystem
@@ -48,7 +47,8 @@ class Entrance(Actor[JoinRequest]):
         self.lost: list[str] = []
         recipient = system.spawn("entrance", self)
         self.join = JoinListener(self.server, self.listed, recipient, self.rejections, limits, rate)
-        self.listener = listen_at("127.0.0.1", 0)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
         self.port: int = self.listener.getsockname()[1]
 
     def handle(self, message: JoinRequest) -> None:

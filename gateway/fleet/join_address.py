@@ -1,11 +1,11 @@
-"""Where workers join: an address that only those can reach who should, unless more is asked for."""
+"""The address where remote workers join: loopback or a private network, unless a public one is asked for."""
 
 import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from actors.transport.acceptor import Acceptor
 from actors.transport.endpoint import EndpointError, is_loopback
+from gateway.http.acceptor import Acceptor
 
 BACKLOG = 64
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from actors.join.address import join_address, listen_at
 from actors.transport.endpoint import EndpointError
+from gateway.fleet.join_address import join_address, listen_at
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://10.1.2.3:1", "tcp://[::1]:1"])

@@ -1,4 +1,4 @@
-"""A listening socket that rejects connections for which there is no room, so that some descriptors are kept."""
+"""A listening socket that rejects connections over a bound, so that some descriptors stay free."""
 
 import socket
 import sys
@@ -9,8 +9,8 @@ import structlog
 
 
 class Acceptor(socket.socket):
-    """Rejects a connection that would take a descriptor which is kept (see `actors.process.descriptors`), or is one too
-    many."""
+    """Rejects a connection that would take a reserved descriptor (see `gateway.fleet.descriptors`), or is over the
+    bound of connections."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -20,17 +20,16 @@ class Acceptor(socket.socket):
         """Connections that were rejected."""
 
     def keep_from(self, number: int, on_refused: Callable[[], None]) -> None:
-        """Leave the descriptors from this number on. `on_refused` is called for each connection that is
-        rejected."""
+        """Reserve the descriptors from this number on. `on_refused` is called for each rejected connection."""
         self._first_kept, self._on_refused = number, on_refused
 
     def keep_as(self, other: "Acceptor") -> None:
-        """Leave the same ones as another."""
+        """Reserve the same descriptors as another."""
         self._first_kept, self._on_refused = other._first_kept, other._on_refused
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """See `socket.accept`. Raises `ConnectionAbortedError`, as for one that left by itself, for one that is
-        rejected; an event loop then continues."""
+        """See `socket.accept`. Raises `ConnectionAbortedError` for a connection that is rejected: an event loop then
+        accepts the next one."""
         connection, address = super().accept()
         reason = "no descriptor" if connection.fileno() >= self._first_kept else "too many" if self.full else ""
         if not reason:
@@ -50,8 +49,8 @@ class Acceptor(socket.socket):
 
     @property
     def full(self) -> bool:
-        """There are as many connections as there may be, whatever the descriptors."""
+        """The bound of connections is reached, whatever the descriptors."""
         return False
 
     def reject(self, connection: socket.socket) -> None:
-        """Tell the client so, where there is a way to; must not wait, nor raise."""
+        """Answer the client, if the protocol has an answer. Must not wait or raise."""
