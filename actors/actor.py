@@ -1,4 +1,4 @@
-"""Actors: state with one owner that handles one typed message at a time, and the refs by which others reach it."""
+"""Actors: each owns its state, handles one typed message at a time, and is reached by a ref."""
 
 import asyncio
 import math
@@ -18,11 +18,11 @@ R = TypeVar("R")
 
 
 class ActorStopped(Exception):
-    """Raised by `tell` and `ask` when the actor has ended, and by an `ask` that it left unanswered when it ended."""
+    """Raised by `tell` and `ask` when the actor has ended, also while an `ask` waits."""
 
 
 class AskTimeout(Exception):
-    """Raised by `ask` when its deadline passed. If the message still waits, it is not handled any more."""
+    """Raised by `ask` when its deadline has passed. A message that still waits is dropped."""
 
 
 class AskFailed(Exception):
@@ -30,8 +30,8 @@ class AskFailed(Exception):
 
 
 class OnFailure(Enum):
-    """The supervisor's rule for an actor whose handler or task raised, after the exception was logged in full: keep its
-    state and handle the next message, let it begin anew (`Actor.restarted`), or end it (`Terminated` has the error)."""
+    """What follows when a handler or a task of an actor has raised, which is logged in full: keep its state, reset it
+    (`Actor.restarted`), or stop the actor (`Terminated` has the error)."""
 
     RESUME = auto()
     RESTART = auto()
@@ -39,36 +39,36 @@ class OnFailure(Enum):
 
 
 class Terminated(Struct, frozen=True):
-    """Notifies a watcher, exactly once, that an actor has ended: for that failure, or as it should."""
+    """Notifies each watcher once that an actor has ended; `error` is the failure that stopped it."""
 
     actor: str
     error: Exception | None
 
 
 class ReplyTo(Generic[R]):
-    """Where the answer to one `ask` goes: at once, or later when the actor's state allows it. The first one counts."""
+    """Takes the reply to one `ask`, at once or later. The first reply counts."""
 
     def __init__(self) -> None:
         self._future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
 
     @property
     def done(self) -> bool:
-        """It was answered, or nobody waits for it any more."""
+        """It was answered, or the caller waits no more."""
         return self._future.done()
 
     def send(self, value: R) -> None:
-        """Answer with a value."""
+        """Reply with a value."""
         if not self._future.done():
             self._future.set_result(value)
 
     def fail(self, error: Exception) -> None:
-        """Answer with an error, which `ask` raises."""
+        """Reply with an error, which `ask` raises."""
         if not self._future.done():
             self._future.set_exception(error)
-            self._future.exception()  # it counts as seen, also when the asker is cancelled just now
+            self._future.exception()  # retrieved, also when the caller is cancelled now
 
     async def wait(self, timeout: float) -> R:  # noqa: ASYNC109  # a deadline is part of asking, not an option
-        """The answer, within `timeout` seconds. Raises `AskTimeout`, or the error that was the answer."""
+        """Wait up to `timeout` seconds for the reply. Raises `AskTimeout`, or the error that is the reply."""
         try:
             with anyio.move_on_after(timeout):
                 return await self._future
@@ -78,38 +78,36 @@ class ReplyTo(Generic[R]):
 
 
 class Waiting:
-    """Replies of one actor that wait until its state allows an answer."""
+    """Replies that an actor sends when its state allows it."""
 
     def __init__(self) -> None:
         self._replies: list[tuple[ReplyTo[Any], Callable[[], Any]]] = []
 
     def add(self, reply: ReplyTo[R], answer: Callable[[], R | None]) -> None:
-        """Send what `answer` returns, at the first `settle` at which that is not None, or what it raises."""
+        """Send the first result of `answer` that is not None, or its exception; it is called at each `settle`."""
         self._replies.append((reply, answer))
 
     def settle(self) -> None:
-        """To be called when the state may have changed."""
+        """Check each reply. To be called when the state may have changed."""
         for reply, answer in self._replies:
             if not reply.done:
                 try:
-                    value = answer()
-                except Exception as error:  # noqa: BLE001  it is the answer
-                    reply.fail(error)
-                else:
-                    if value is not None:
+                    if (value := answer()) is not None:
                         reply.send(value)
+                except Exception as error:  # noqa: BLE001  it is the reply
+                    reply.fail(error)
         self._replies = [each for each in self._replies if not each[0].done]
 
 
 class _Asked(Struct, frozen=True):
-    """A message of an `ask`: it is not handled once nobody waits for its reply."""
+    """The message of an `ask`; it is dropped once the caller waits no more."""
 
     message: Any
     reply: ReplyTo[Any]
 
 
 class Ref(Generic[M_contra]):
-    """The address of an actor that takes messages of one type. It has the actor's mailbox, watchers and end."""
+    """The address of an actor that takes messages of one type. Owns its mailbox and watchers."""
 
     def __init__(self, name: str, mailbox: Mailbox[Any]) -> None:
         self.name = name
@@ -128,10 +126,8 @@ class Ref(Generic[M_contra]):
         self._mailbox.post(message, urgent)
 
     async def ask(self, message: Callable[[ReplyTo[R]], M_contra], *, timeout: float) -> R:  # noqa: ASYNC109
-        """Post the message that `message` makes around a `ReplyTo`, and wait up to `timeout` seconds (finite) for that.
-
-        Raises what the actor answers with, `AskTimeout`, `AskFailed`, `MailboxFull` and `ActorStopped`.
-        """
+        """Post what `message` makes of a `ReplyTo`, and wait up to `timeout` seconds (finite) for the reply. Raises the
+        error that is the reply, `AskTimeout`, `AskFailed`, `MailboxFull` and `ActorStopped`."""
         if not math.isfinite(timeout):
             raise ValueError(f"timeout: {timeout} is not a finite number of seconds")
         reply: ReplyTo[R] = ReplyTo()
@@ -143,15 +139,15 @@ class Ref(Generic[M_contra]):
             self._unanswered.discard(reply)
 
     def watch(self, watcher: "Ref[Any]", *kinds: type) -> None:
-        """Tell `watcher` what this actor notifies its watchers of (of these types alone, if any are given), and its
-        `Terminated`. The first call for each watcher counts."""
+        """Send `watcher` this actor's notices (only those of `kinds`, if given) and its `Terminated`. Further calls for
+        the same watcher have no effect."""
         if watcher not in self._watchers:
             self._watchers = {**self._watchers, watcher: kinds}  # a copy: `Context.notify` may iterate over the old one
             if self.end is not None:
                 watcher._mailbox.post_reserved(self.end)
 
     def stop(self) -> None:
-        """Let the actor end. Returns at once; see `wait_stopped`."""
+        """Stop the actor. Returns at once; see `wait_stopped`."""
         self._stopping.set()
 
     async def wait_stopped(self) -> Terminated:
@@ -160,8 +156,7 @@ class Ref(Generic[M_contra]):
         assert self.end is not None
         return self.end
 
-    def _finish(self, error: Exception | None) -> None:
-        """Synchronous: a cancelled task could not await here."""
+    def _finish(self, error: Exception | None) -> None:  # synchronous: a cancelled task could not await here
         self.end = Terminated(self.name, error)
         self._mailbox.clear()
         for reply in self._unanswered:
@@ -173,30 +168,29 @@ class Ref(Generic[M_contra]):
 
 
 class Actor(Generic[M]):
-    """Base of all actors. A subclass owns its state; others reach it by messages alone. Its methods run on one event
-    loop, and none of them inside another."""
+    """Base class of actors. Its methods run on one event loop, never one inside another."""
 
     context: "Context"
     """Set before `started`."""
 
     def started(self) -> None:
-        """Runs before the first message."""
+        """Called before the first message."""
 
     def handle(self, message: M) -> None:
-        """Handle one message. What takes time is for a task (`Context.start_soon`), which reports by a message."""
+        """Handle one message. Work that takes time belongs in a task (`Context.start_soon`) that posts a message."""
         raise NotImplementedError
 
     def restarted(self, error: Exception) -> None:
-        """Give up what the actor holds, and begin anew: after a failure, by `OnFailure.RESTART`."""
+        """Reset the state after a failure, under `OnFailure.RESTART`."""
         raise NotImplementedError
 
     async def stopped(self) -> None:
-        """Runs once when the actor is to end, also by a cancel: shielded, for a bounded time. Its tasks and children
-        have ended; messages are still handled."""
+        """Called once when the actor stops, also by a cancel, after its tasks and children have ended: shielded, and
+        bounded in time. Messages are still handled."""
 
 
 class Context:
-    """What an actor may do beside handling messages. Its tasks and children end with it."""
+    """Owns the tasks and children of one actor, which end with it."""
 
     def __init__(
         self, dispatcher: Dispatcher, name: str, actor: Actor[Any], on_failure: OnFailure, stop_s: float
@@ -212,25 +206,25 @@ class Context:
         actor.context = self
 
     def start_soon(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
-        """Run a task of this actor. An exception in it is a failure of the actor."""
+        """Run a task. An exception in it is a failure of the actor."""
         self._group.start_soon(self._run, function, *args)
 
     def spawn(
         self, name: str, actor: Actor[M], *, on_failure: OnFailure = OnFailure.RESUME, stop_s: float = 10.0
     ) -> Ref[M]:
-        """Start a child, which handles messages from the next turn of the loop on. `stop_s`: the bound of `stopped`."""
+        """Start a child, which handles messages from the next turn of the loop on. `stop_s` bounds `stopped`."""
         child = Context(self._dispatcher, name, actor, on_failure, stop_s)
         self._group.start_soon(child.live, name=f"actor {name}")
         return child.ref
 
     def notify(self, notice: Any, *, urgent: bool = False) -> None:
-        """Tell the watchers, in the order in which they began to watch. Raises `MailboxFull`."""
+        """Post a notice to the watchers, in the order in which they began to watch. Raises `MailboxFull`."""
         for watcher, kinds in self.ref._watchers.items():
             if watcher.end is None and (not kinds or isinstance(notice, kinds)):
                 watcher.tell(notice, urgent=urgent)
 
     async def live(self) -> None:
-        """From the start of the actor to its end."""
+        """Run the actor from its start to its end."""
         try:
             async with self._group:
                 try:

@@ -1,4 +1,4 @@
-"""Bounded mailboxes, and the dispatcher that empties them in the turn of the event loop in which they are filled."""
+"""Bounded mailboxes, and the dispatcher that runs their handlers in the same turn of the event loop."""
 
 import asyncio
 from collections import deque
@@ -16,15 +16,15 @@ TURN = 256
 
 
 class MailboxFull(Exception):
-    """Raised by a post when the bound is reached. The message was not taken."""
+    """Raised by a post when the bound is reached. The message is not taken."""
 
 
 class Dispatcher:
-    """Runs handlers one after the other, never one inside another.
+    """Runs handlers, never one inside another.
 
-    A message that is posted from outside a handler is handled before the post returns; one that a handler posts is
-    handled after that handler has returned. Mailboxes take turns, one message each, in the order in which they got
-    their first one. After `TURN` messages the rest waits for the next turn of the event loop.
+    A message posted from outside a handler is handled before the post returns; one that a handler posts, after that
+    handler. Mailboxes take turns, one message each. After `TURN` messages the others wait for the next turn of the
+    event loop.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,7 @@ class Dispatcher:
 
 
 class Mailbox(Generic[M]):
-    """First in, first out. An urgent message (a stop, a loss) does not overtake others: it is refused later, not
-    delivered earlier."""
+    """A first-in, first-out queue. Urgent messages (a stop, a loss) have a reserve; they do not overtake others."""
 
     def __init__(self, dispatcher: Dispatcher, handle: Callable[[M], None]) -> None:
         """`handle` must not raise. Nothing is delivered before `open`."""
@@ -73,29 +72,29 @@ class Mailbox(Generic[M]):
         """Open, empty, and no message is being handled: the next one must schedule it."""
 
     def post(self, message: M, urgent: bool = False) -> None:
-        """Append a message. Raises `MailboxFull`; then it was not taken."""
+        """Append a message. Raises `MailboxFull`."""
         waiting = len(self._messages)
         if waiting >= CAPACITY and not (urgent and waiting < CAPACITY + RESERVE):
             raise MailboxFull(f"{waiting} messages wait already")
         self.post_reserved(message)
 
     def post_reserved(self, message: M) -> None:
-        """Append a message that always has room, such as the one notice of the end that a watcher gets."""
+        """Append a message beyond the bound. For a watcher's one `Terminated`."""
         self._messages.append(message)
         if self._idle:
             self._idle = False
             self._dispatcher.schedule(self)
 
     def open(self) -> None:
-        """Begin to deliver, with what waits already."""
+        """Begin to deliver."""
         self._dispatcher.schedule(self)
 
     def clear(self) -> None:
-        """Drop what waits."""
+        """Drop the waiting messages."""
         self._messages.clear()
 
     def deliver(self) -> bool:
-        """Called by the dispatcher: handle the oldest message. True when others wait."""
+        """Handle the oldest message. True when others wait."""
         if self._messages:
             self._handle(self._messages.popleft())
         self._idle = not self._messages

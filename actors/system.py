@@ -8,11 +8,8 @@ from actors.mailbox import Dispatcher
 
 
 class ActorSystem(Context):
-    """`async with ActorSystem() as system`: leaving the block ends every actor, and waits until all have ended.
-
-    Structured: a child's task is inside its parent's task group, so children end before their parent, and nothing
-    outlives the block. Needs asyncio underneath.
-    """
+    """Runs actors inside an `async with` block: leaving it stops every actor, children before their parents, and waits
+    until all have ended. Needs asyncio."""
 
     def __init__(self) -> None:
         super().__init__(Dispatcher(), "system", Actor(), OnFailure.RESUME, 0.0)

@@ -1,6 +1,6 @@
 """One incarnation of a worker, from its start until nothing of it is left: a part of `actors.supervision.life`. Pure.
 
-Its methods are generators of what is to be done, in order: a `Changed` stands for the status at that very point.
+Its methods generate decisions, in order; a `Changed` stands for the status at that point.
 """
 
 import math
@@ -23,24 +23,22 @@ from protocol.errors import ByeReason, ProtocolError
 from protocol.events import Beat, Bye, Event, Failed, Finished, Hello, Ready, Step
 
 EXIT_LAG_S = 1.0
-"""How long the exit of a process and the end of its link may be apart, on a busy machine. The kernel closes a process's
-sockets just before it reports the exit, which alone shows who ended it; its last frames may still be on their way."""
+"""How far apart the exit of a process and the end of its link may be. The exit tells who ended it; the link may still
+bring frames."""
 _ENDED_BY_OTHERS = frozenset({ByeReason.STOPPED, ByeReason.KILLED})
-
-
 LEFT = msg.Loss("stopped", Origin.OUTSIDE, asked=True)
 
 
 class Changed(Struct, frozen=True):
-    """The worker's status has changed, up to here."""
+    """The worker's status has changed."""
 
 
 Moment = msg.Decision | Changed
 
 
 class Incarnation:
-    """Runs until it is `ending`: either it was lost, which its watchers learn at once, or it leaves because it was
-    asked to. Then it is seen to its end; frames of one that was asked to leave count until then."""
+    """Runs until it is `ending`: it was lost, and its watchers were notified, or it was asked to leave, and its frames
+    still count."""
 
     def __init__(self, seen: ProtocolState, deadlines: Deadlines, rejections: Rejections, now: float) -> None:
         self.seen = seen
@@ -48,9 +46,9 @@ class Incarnation:
         self.address = ""
         self.ending = False
         self.loss: msg.Loss | None = None
-        """How it ended, once its watchers were notified."""
+        """How it ended. Set when its watchers are notified."""
         self.failure: LastFailure | None = None
-        """The same of one that ended unasked."""
+        """The same, if it ended unasked."""
         self._deadlines = deadlines
         self._rejections = rejections
         self._log = structlog.get_logger("worker").bind(worker=seen.worker, incarnation=seen.number)
@@ -59,7 +57,7 @@ class Incarnation:
         self._grace_until = math.inf
         self._exited: msg.Exited | None = None
         self._link_lost: msg.LinkLost | None = None
-        self._settle_at = math.inf  # when the exit or the end of the link is judged: frames may arrive until then
+        self._settle_at = math.inf  # of the exit or the end of the link: frames may arrive until then
         self._suspended_since: float | None = None
         self._checked_at = now
         self._stood_still = False
@@ -70,7 +68,7 @@ class Incarnation:
         return math.inf if self.ending else min(self._observe_at, self._grace_until, self._settle_at)
 
     def describe(self, status: WorkerStatus) -> WorkerStatus:
-        """The status of the worker, with what is known of this incarnation."""
+        """The status of the worker with the fields of this incarnation."""
         seen = self.seen
         return replace(
             status,
@@ -87,7 +85,7 @@ class Incarnation:
         )
 
     def take(self, message: msg.Input, now: float) -> Iterator[Moment]:
-        """What follows from one input."""
+        """Process one input."""
         match message:
             case msg.Started(pid, address):
                 self.pid, self.address = pid, address
@@ -147,7 +145,7 @@ class Incarnation:
             log.info("worker_bye", reason=event.reason, text=event.text)
 
     def _reject(self, error: Exception, now: float) -> Iterator[Moment]:
-        """Take nothing more from a peer that broke the protocol; tell it why if it has only just come."""
+        """End the incarnation of a peer that broke the protocol; a refused `Hello` is answered with the reason."""
         self._log.warning("worker_frame_refused", reason=str(error))
         refused = error if isinstance(error, PeerRefused) else None
         self._rejections.count(refused.kind if refused else Rejection.FRAME)
@@ -157,8 +155,8 @@ class Incarnation:
     # Ends.
 
     def leave(self, message: msg.DrainWorker | msg.RestartWorker | msg.StopWorker, now: float) -> Iterator[Moment]:
-        """Ask it to leave, and see that it does: at once when it has nothing to finish. A remote one gets no `Stop`: it
-        may serve another gateway, or this one's successor."""
+        """Ask it to leave, at once if it has nothing to finish. A remote one gets no `Stop`: it may serve another
+        gateway next."""
         seen = self.seen
         if seen.hello is None or (seen.joins and isinstance(message, msg.StopWorker)):
             yield from self._leave_now(now)
@@ -179,7 +177,7 @@ class Incarnation:
         yield from self._settle(LEFT, now)
 
     def lose(self, loss: msg.Loss, now: float, refusal: str = "") -> Iterator[Moment]:
-        """It has failed: its watchers are notified before it has ended, and nothing more is taken from it."""
+        """It has failed: notify its watchers, take no more frames, and end it."""
         leaves = self.seen.bye is not None or bool(refusal)
         self.failure = LastFailure(self.seen.number, loss.reason, loss.origin, now)
         yield from self._close(loss, refusal)
@@ -200,7 +198,7 @@ class Incarnation:
             yield IncarnationLost(self.seen.worker, self.seen.number, loss.reason, loss.origin, loss.asked)
 
     def _settle(self, loss: msg.Loss | None, now: float) -> Iterator[Moment]:
-        """Act on how it ends, once that is known."""
+        """End it in that way, if it is known."""
         if loss is None:
             return
         if not loss.asked:
@@ -217,12 +215,12 @@ class Incarnation:
             yield msg.EndIncarnation(ask_s)
 
     def _patience(self, now: float) -> float:
-        """Seconds that it has left to end by itself."""
+        """Seconds left for it to end by itself."""
         limit, by = self._deadlines.stop, self.seen.leave_by
         return limit if by is None else max(0.0, min(by - now, limit))
 
     def _end(self, now: float) -> msg.Loss | None:
-        """How it ended or is about to end by itself, once that can be judged."""
+        """How it ended, or is about to end by itself, once that is known."""
         asked, bye, exited = self.seen.leave_by is not None, self.seen.bye, self._exited
         if bye is not None:
             if asked and bye.reason is ByeReason.STOPPED:
@@ -233,13 +231,13 @@ class Incarnation:
         if now < self._settle_at:
             return None
         if exited is not None:
-            # If it had work to finish before it was to leave, its end without a `Bye` is a death like any other.
+            # Asked to leave with work to finish, it must send a `Bye`.
             broke_off = self.seen.ready is not None and not exited.clean
             return LEFT if asked and not broke_off else msg.Loss(f"its process {exited.reason}", exited.origin)
         assert self._link_lost is not None
         return LEFT if asked else msg.Loss(f"its link was lost: {self._link_lost.reason}", self._link_lost.origin)
 
-    # What is seen of it from time to time.
+    # Deadlines.
 
     def _observe(self, observed: msg.Observation, now: float) -> Iterator[Moment]:
         if now >= self._observe_at:
@@ -250,7 +248,7 @@ class Incarnation:
         yield from self._settle(self._end(now) or self._suspension(observed, now) or self._lateness(observed, now), now)
 
     def _suspension(self, observed: msg.Observation, now: float) -> msg.Loss | None:
-        """It is suspended for good: one that is stopped for moments, to slow it down, sends frames in between."""
+        """It stays suspended: one that is stopped for moments only sends frames in between."""
         if not observed.suspended:
             self._suspended_since = None
         elif self._suspended_since is None or self.seen.last_frame > self._suspended_since:
@@ -264,7 +262,7 @@ class Incarnation:
         check_s = self._deadlines.check_s
         if now - self._checked_at < check_s:
             return None
-        # When this process stood still, the link's thread did too: what was sent meanwhile is yet to come. Once.
+        # If this process stood still, so did the link's thread: what was sent is yet to arrive. Excused once.
         self._stood_still = now - self._checked_at > 2 * check_s and not self._stood_still
         self._checked_at = now
         if self._stood_still:

@@ -1,6 +1,6 @@
-"""A worker's life over all its incarnations, as a state machine: inputs and times in, decisions out.
+"""The state machine of a worker over all its incarnations: inputs and times in, decisions out.
 
-Pure but for its log: it starts nothing, sends nothing and reads no clock. `actors.supervision.worker_actor` does.
+Pure but for its log: `actors.supervision.worker_actor` carries the decisions out.
 """
 
 import math
@@ -21,30 +21,28 @@ from actors.transport.rejections import Rejection, Rejections
 from protocol.commands import Cancel, Command
 
 TAKE_OVER_S = 5.0
-"""A remote worker that has sent nothing for this long (it sends a heartbeat each second) is dropped for the same one
-that joins anew: its machine has lost the connection, ours has not noticed. A livelier one stays: two workers share a
-key by mistake."""
+"""A remote worker that has sent nothing for this long, although it sends a heartbeat each second, is replaced when it
+joins again: its machine has lost the connection. Otherwise two workers share a key by mistake, and the first stays."""
 PATIENT = RestartPolicy(max_failures=MAX_REMEMBERED)
-"""Never gives up: with its delays, so many failures cannot be within its window. A network may fail for long."""
+"""Never gives up: with its delays, so many failures cannot be within its window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On which a worker is supervised."""
+    """The terms of a worker's supervision."""
 
     policy: RestartPolicy | None = None
     """None: `RestartPolicy()`, or `PATIENT` for a remote one."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     rejections: Rejections = field(default_factory=Rejections)
-    """Where what its links reject is counted."""
+    """Counts what its links reject."""
 
 
 class Life:
-    """Owns what is known of one worker: it is idle (stopped, given up, or not started yet), has an incarnation that
-    runs or is being ended, or waits for the time of the next start.
+    """Owns the state of one worker: it is idle (stopped, given up, or not started yet), has an incarnation that runs or
+    is being ended, or waits for its next start.
 
-    One that `joins` runs on another machine: nobody here can start or kill it. It comes with a join request, and is
-    left by closing its link.
+    One that `joins` runs on another machine: it starts with a join request, and ends when its link is closed.
     """
 
     def __init__(self, name: str, terms: Terms, *, joins: bool = False) -> None:
@@ -52,7 +50,7 @@ class Life:
         self.number = 0
         """Of the latest incarnation."""
         self.running = False
-        """It is kept alive: started, and neither stopped nor given up since."""
+        """It was started, and neither stopped nor given up since."""
         self._terms = terms
         self._joins = joins
         policy = terms.policy or (PATIENT if joins else RestartPolicy())
@@ -90,12 +88,12 @@ class Life:
         return self._start_at if self.running and not self._joins else math.inf
 
     def gone(self, incarnation: int) -> bool:
-        """That incarnation takes no more part: another one follows, or none."""
+        """That incarnation has ended for its watchers."""
         there = self._current
         return self.number != incarnation or there is None or there.loss is not None
 
     def check_sendable(self, commands: Sequence[Command]) -> None:
-        """Raises `WorkerUnavailable`. A draining worker still takes cancels."""
+        """Raises `WorkerUnavailable`. A draining worker takes cancels."""
         if self._current is None or self._current.loss is not None:
             status = self.status
             raise WorkerUnavailable(f"worker {self.name!r} is {status.state}: {status.reason or 'no process'}")
@@ -105,12 +103,12 @@ class Life:
             raise WorkerUnavailable(f"worker {self.name!r} is {state}")
 
     def sent(self, commands: Iterable[Command], now: float) -> None:
-        """Note what was sent on behalf of others."""
+        """Note commands that were sent for others."""
         if self._current is not None:
             self._current.seen.sent(commands, now)
 
     def take(self, message: msg.Input, now: float) -> list[msg.Decision]:
-        """Take one input: the decisions that follow, in order."""
+        """Process one input. Returns the decisions that follow, in order."""
         self._out, current = [], self._current
         match message:
             case msg.Frames(number) | msg.LinkLost(number) | msg.Exited(number) | msg.Ended(number) if (
@@ -144,13 +142,13 @@ class Life:
         return self._out
 
     def _do(self, moments: Iterable[Moment]) -> None:
-        """Note what is to be done, and the status as it is at each of its changes."""
+        """Collect decisions, with the status at each of its changes."""
         self._out.extend(WorkerChanged(self.status) if isinstance(each, Changed) else each for each in moments)
 
     # Starts.
 
     def _begin_anew(self, now: float) -> None:
-        """Start at once, with all its tries; a remote one may join."""
+        """Start at once, with no failures on record; a remote one may join."""
         self._record.forget()
         self._wait(0.0, now)
 
@@ -182,7 +180,7 @@ class Life:
             self._do(self._current.lose(msg.Loss(why, Origin.OUTSIDE), now))
 
     def _objection(self, now: float) -> str | None:
-        """Why a worker must not join now, in words."""
+        """Why a worker must not join now."""
         there = self._current
         if self._stop_asked or not self.running:
             return f"worker {self.name!r} was stopped here, until somebody restarts it: {self._reason or 'stopped'}"
@@ -207,7 +205,7 @@ class Life:
             self._begin_anew(now)
 
     def _standing(self, loss: msg.Loss | None) -> tuple[WorkerState, str, bool]:
-        """State, reason and whether it is kept alive, of a worker whose incarnation ended so."""
+        """State, reason and `running` after an incarnation that ended so."""
         if loss is None:
             return self._state, self._reason, self.running
         if not loss.asked:
@@ -217,7 +215,7 @@ class Life:
         return WorkerState.BACKOFF, "it is started again, as asked", True
 
     def _follow(self, current: Incarnation, now: float) -> None:
-        """Decide what follows when nothing is left of an incarnation."""
+        """Decide what follows an incarnation of which nothing is left."""
         loss = current.loss
         assert loss is not None
         again = loss.asked or self._restart_asked

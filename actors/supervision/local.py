@@ -1,4 +1,4 @@
-"""A worker that is a process of this machine: its spawn, its socket, its end."""
+"""A worker's process on this machine: its start, its socket, its end."""
 
 import asyncio
 import contextlib
@@ -22,15 +22,14 @@ from actors.transport.link import Link
 from actors.transport.rate_limit import PeerRate
 
 CommandLine = Callable[[str, int], Sequence[str]]
-"""`command(endpoint, incarnation)` gives the program and its arguments, for the next incarnation."""
+"""`command(endpoint, incarnation)` is the program and its arguments."""
 PASSING = frozenset({errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
 KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY", "BATON_ADMIN_KEY"})
 """Variables that no worker needs: it runs native code on what a checkpoint and a client gave it."""
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, is for want of something that the system may have again soon:
-    room on a disk, processes, memory, descriptors. Pure."""
+    """Whether an error, or its cause, is a shortage that may pass: of disk space, processes, memory, descriptors."""
     while error is not None:
         if isinstance(error, NoDescriptors) or getattr(error, "errno", None) in PASSING:
             return True
@@ -75,7 +74,7 @@ class LocalPeer:
         return link, Started(self._child.pid)
 
     def observe(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
-        """By the state of its process: one that was suspended hangs for no reason of its own."""
+        """By the state of its process: a suspended one is not to blame for a hang."""
         state = None if self._child is None else self._child.state
         return state == STOPPED, of_hang(state)
 
@@ -87,8 +86,8 @@ class LocalPeer:
             self._child.end(ask_s, self._terms.deadlines.term)
 
     def _connect(self, link: Link) -> str:
-        """The first message: what is wrong with who sent it, or nothing. Then nobody else need find the socket, and a
-        gateway that is killed leaves no file."""
+        """Check the sender of the first message, and remove the socket: a gateway that is killed then leaves no file.
+        Returns what is wrong, or nothing."""
         pid = link.peer_pid
         if pid is not None and self._child is not None and not self._child.owns(pid):
             return f"process {pid} said Hello, which was not started here"

@@ -1,4 +1,4 @@
-"""The values of a worker's supervision: what its mailbox takes, what its life decides, and what follows from that."""
+"""Messages to a worker's actor, decisions of its life, and the inputs that follow from them."""
 
 from msgspec import Struct
 
@@ -12,21 +12,20 @@ from protocol.commands import Command
 
 
 class StartWorker(Struct, frozen=True):
-    """Keep the worker alive: also again, after it was stopped or given up. A remote one may join from now on."""
+    """Keep the worker running, also after it was stopped or given up. A remote one may join from now on."""
 
 
 class DrainWorker(Struct, frozen=True):
-    """Let what is live finish within `grace_s` seconds, then stop for good. The reply is sent when it has ended."""
+    """Let live sequences finish within `grace_s` seconds, then stop for good. The reply is sent when it has ended."""
 
     grace_s: float
     move_s: float = 0.0
-    """Time after the grace (`GraceEnded`) in which the watchers may take away what it still has."""
+    """Time after the grace (`GraceEnded`) in which the watchers may move the rest."""
     reply: ReplyTo[WorkerStatus] | None = None
 
 
 class RestartWorker(Struct, frozen=True):
-    """As `DrainWorker`, but another incarnation follows: the reply is sent when this one has ended. No effect on a
-    worker that is not running, or is to stop for good."""
+    """As `DrainWorker`, but another incarnation follows. No effect on a worker that does not run or is to stop."""
 
     grace_s: float
     move_s: float = 0.0
@@ -34,18 +33,18 @@ class RestartWorker(Struct, frozen=True):
 
 
 class StopWorker(Struct, frozen=True):
-    """Stop for good: ask, wait for `Deadlines.stop`, then kill. A remote one is disconnected."""
+    """Stop for good: ask, wait for `Deadlines.stop`, kill. A remote one is disconnected."""
 
 
 class AwaitReady(Struct, frozen=True):
-    """Ask for the status once an incarnation later than `after` takes requests, or the worker has ended."""
+    """Reply with the status once an incarnation later than `after` is ready, or the worker has ended."""
 
     after: int
     reply: ReplyTo[WorkerStatus]
 
 
 class Exempt(Struct, frozen=True):
-    """Do not count the end of this incarnation against the worker."""
+    """Do not count the end of that incarnation as a failure."""
 
     incarnation: int
 
@@ -54,7 +53,7 @@ class Exempt(Struct, frozen=True):
 
 
 class Frames(Struct, frozen=True):
-    """A message arrived on the link. `fault` is why nothing of it may be taken."""
+    """A message arrived on the link. A `fault` says why it must be rejected."""
 
     incarnation: int
     frames: list[bytes]
@@ -62,17 +61,17 @@ class Frames(Struct, frozen=True):
 
 
 class LinkLost(Struct, frozen=True):
-    """The link has ended; `origin` is who ended it, as far as the link alone tells."""
+    """The link has ended."""
 
     incarnation: int
     reason: str
     origin: Origin
     final: bool
-    """No exit of a process can explain it."""
+    """No exit of a process is expected to explain it."""
 
 
 class Exited(Struct, frozen=True):
-    """The process has exited, and not because it was made to. `clean`: with status 0."""
+    """The process has exited unasked. `clean`: with status 0."""
 
     incarnation: int
     reason: str
@@ -81,19 +80,19 @@ class Exited(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """An incarnation that was to end is gone."""
+    """Nothing is left of an incarnation that was to end."""
 
     incarnation: int
 
 
 class Admit(Struct, frozen=True):
-    """Decide on a join request: what had arrived on the present link before it was handled."""
+    """Decide on a join request. What had arrived on the current link was handled before."""
 
     request: JoinRequest
 
 
 class Due(Struct, frozen=True):
-    """The time has come that the worker waited for."""
+    """The time `Life.due` has come."""
 
 
 WorkerRequest = StartWorker | DrainWorker | RestartWorker | StopWorker | AwaitReady | Exempt | JoinRequest
@@ -101,7 +100,7 @@ WorkerReport = Frames | LinkLost | Exited | Ended | Admit | Due
 WorkerMessage = WorkerRequest | WorkerReport
 
 
-# What the life of a worker decides. A `WorkerNotice` is for the watchers.
+# Decisions of a worker's life. A `WorkerNotice` is for the watchers.
 
 
 class StartIncarnation(Struct, frozen=True):
@@ -112,19 +111,19 @@ class StartIncarnation(Struct, frozen=True):
 
 
 class SendCommand(Struct, frozen=True):
-    """Send a command: `NotSent` follows when that is impossible."""
+    """Send a command: `NotSent` follows if that fails."""
 
     command: Command
 
 
 class CloseLink(Struct, frozen=True):
-    """Close the link. What was sent last may take `linger_s` seconds to leave, for which the event loop waits."""
+    """Close the link. The event loop waits up to `linger_s` seconds for the last frames to leave."""
 
     linger_s: float = 0.0
 
 
 class EndIncarnation(Struct, frozen=True):
-    """Give it `ask_s` seconds to end by itself, then end it by force: `Ended` follows."""
+    """Give it `ask_s` seconds to end, then kill it: `Ended` follows."""
 
     ask_s: float
 
@@ -139,7 +138,7 @@ class DeclineJoin(Struct, frozen=True):
 Decision = StartIncarnation | SendCommand | CloseLink | EndIncarnation | DeclineJoin | WorkerNotice
 
 
-# What it learns, beside messages of the mailbox.
+# Results of decisions, which are inputs of the life as well.
 
 
 class Started(Struct, frozen=True):
@@ -156,23 +155,25 @@ class NotSent(Struct, frozen=True):
 
 
 class Observation(Struct, frozen=True):
-    """What can be seen of the incarnation when the life is due: a signal has stopped its process, who would be to blame
-    if it hung, and whether it has sent a message that breaks the link's bounds."""
+    """The state of the incarnation at the time `Life.due`."""
 
     suspended: bool = False
+    """A signal has stopped its process."""
     hang_origin: Origin = Origin.UNKNOWN
+    """Who is to blame if it hangs."""
     dropped: bool = False
+    """It sent a message that breaks the link's bounds."""
 
 
 class Loss(Struct, frozen=True):
-    """How an incarnation ended. As an input: it could not be started, or its supervision failed."""
+    """How an incarnation ended. As an input: its start or its supervision failed."""
 
     reason: str
     origin: Origin = Origin.WITHIN
     lasting: bool = False
-    """Another start would end in the same way."""
+    """Another start would fail in the same way."""
     shortage: bool = False
-    """It could not be started, for want of something that the system may have again soon."""
+    """The system is short of something that the start needs, such as memory or descriptors."""
     asked: bool = False
     """It left because it was asked to."""
 

@@ -1,8 +1,5 @@
-"""A worker of another machine, which joins over the network: the same without the process.
-
-Its restarts are its own machine's business; when it may join again is decided here, by the same policy that delays the
-restart of a process.
-"""
+"""A worker of another machine, which joins over the network. That machine restarts it; the restart policy here delays
+its next join."""
 
 import asyncio
 import functools
@@ -20,8 +17,7 @@ from protocol.events import SILENT_S
 
 
 class RemotePeer:
-    """Implements `Peer` by the link of a join request. It cannot be killed, only left: its own supervisor, on its
-    machine, ends what hangs."""
+    """Implements `Peer` by the link of a join request. The supervisor on its own machine ends what hangs."""
 
     def __init__(self, name: str, terms: Terms) -> None:
         self._log = structlog.get_logger("worker").bind(worker=name)
@@ -41,10 +37,10 @@ class RemotePeer:
         return link, Started(request.hello.pid, request.address)
 
     def observe(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
-        """Its machine sends heartbeats for it, hung or not: if nothing comes, that machine or the network is gone."""
+        """By its heartbeats, which its machine sends also while it hangs: without them machine or network is gone."""
         silence = min(SILENT_S, self._deadlines.heartbeat, self._deadlines.idle, hang_s / 2)
         return False, Origin.OUTSIDE if silent_s >= silence else Origin.WITHIN
 
     def end(self, ask_s: float) -> None:
-        """There is nothing to end but the link, which its owner closes."""
+        """Report the end: the owner of the link closes it."""
         asyncio.get_running_loop().call_soon(self._ended)

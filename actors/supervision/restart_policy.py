@@ -1,4 +1,4 @@
-"""When the failure of a worker is followed by another start, and after what delay. Pure."""
+"""The restart policy of a worker: whether and when it starts again after a failure. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,10 +10,9 @@ from actors.process.exit_cause import Origin
 from actors.supervision.messages import Loss
 
 MAX_REMEMBERED = 64
-"""Failures of one worker that are remembered, the newest."""
+"""The newest failures of one worker are remembered."""
 MAX_FAILED_STARTS = 5
-"""Failed starts in a row after which a worker is given up. The policy's window alone would never do so where a start
-takes minutes before it fails."""
+"""Failed starts in a row after which a worker is given up, also when each takes longer than the policy's window."""
 
 
 class Restart(Struct, frozen=True):
@@ -30,11 +29,9 @@ class GiveUp(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Restart with a delay that doubles with each failure within `window_s`, until there were too many of them; at once
-    where none counts."""
+    """Restart with a delay that doubles with each failure within `window_s`; give up at `max_failures` of them."""
 
     max_failures: int = 5
-    """Failures within the window that end it: the one with this number is not followed by a restart."""
     window_s: float = 300.0
     first_delay_s: float = 0.25
     max_delay_s: float = 30.0
@@ -49,8 +46,8 @@ class RestartPolicy:
             raise ValueError(f"first_delay_s: {self.first_delay_s} is not between 0 and max_delay_s")
 
     def decide(self, failures: Sequence[float], now: float) -> Restart | GiveUp:
-        """Decide after a failure. `failures` are the times of all that are remembered and count, the newest last, on
-        the steady clock of `now`; none, when the latest does not count. Equal arguments give equal decisions."""
+        """Decide after a failure. `failures` are the times of all that count, on the steady clock of `now`; the latest
+        need not count."""
         recent = sum(1 for failed in failures if now - failed < self.window_s)
         if recent >= self.max_failures:
             return GiveUp(f"failed {recent} times within {self.window_s:g} s")
@@ -60,15 +57,15 @@ class RestartPolicy:
 
 
 class FailureRecord:
-    """The failures of one worker, by the number of the incarnation that each ended.
+    """The failures of one worker, by incarnation.
 
-    What somebody did from outside to an incarnation that was ready does not count: it may be killed at any moment, and
-    as often. A failure that was attributed to something else is exempt, before or after it is recorded.
+    The end of a ready incarnation from outside does not count. Others may be exempted, before or after they are
+    recorded.
     """
 
     def __init__(self, policy: RestartPolicy, shortage_s: float, *, joins: bool = False) -> None:
-        """`joins`: another machine starts it, which may mend what ended one start. `shortage_s`: until the next start
-        after one that failed for a shortage, of a worker that was ready before: it is tried until there is none."""
+        """A worker that `joins` is started by another machine, and never given up for failed starts. One that was ready
+        before is started every `shortage_s` seconds while the system is short of something."""
         self._policy = policy
         self._shortage_s = shortage_s
         self._joins = joins
@@ -78,16 +75,16 @@ class FailureRecord:
         self._last_ready = 0  # the number of the last incarnation that was
 
     def forget(self) -> None:
-        """Let the worker begin anew, with all its tries."""
+        """Forget all failures."""
         self._failures.clear()
         self._failed_starts = 0
 
     def ready(self, number: int) -> None:
-        """That incarnation takes requests."""
+        """Note that an incarnation became ready."""
         self._last_ready = number
 
     def exempt(self, number: int) -> None:
-        """Do not count the failure of that incarnation, past or about to be recorded."""
+        """Do not count the failure of that incarnation."""
         if number not in self._exempt:
             self._exempt.append(number)
 

@@ -1,4 +1,4 @@
-"""What others know of a worker, local or remote: its status, and what it notifies its watchers of."""
+"""The status of a worker, local or remote, and the notices that its watchers get."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,26 +11,26 @@ from protocol.events import Event, Gauges, Hello, Loading, Ready
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life."""
+    """The state of a worker."""
 
     STARTING = "starting"
-    """The process runs, or is about to; it has not said `Hello`."""
+    """The process is started; it has not sent `Hello`."""
     LOADING = "loading"
-    """It said `Hello` and was welcomed."""
+    """It is connected, and loads its model."""
     READY = "ready"
     DRAINING = "draining"
-    """It was asked to leave; only cancels reach it."""
+    """It was asked to leave; it gets only cancels."""
     BACKOFF = "backoff"
-    """It failed, and is started again after a delay."""
+    """It failed, and is restarted after a delay."""
     STOPPED = "stopped"
-    """It left because it was asked to, or has never been started."""
+    """It left as asked, or has never been started."""
     GIVEN_UP = "given_up"
     """It failed too often."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastFailure:
-    """How a worker's latest incarnation to end unasked ended."""
+    """How the latest incarnation that ended unasked ended."""
 
     incarnation: int
     reason: str
@@ -41,33 +41,32 @@ class LastFailure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker at one moment. `incarnation` counts its starts from 1, `restarts` those that followed a failure; what
-    comes after `running` is of this incarnation, while there is one."""
+    """A worker at one moment. `incarnation` counts its starts, `restarts` those that followed a failure. Fields after
+    `running` are those of the current incarnation, if there is one."""
 
     name: str
     state: WorkerState
     incarnation: int
     restarts: int
     reason: str = ""
-    """Why it is not serving, when it is not."""
+    """Why it does not serve."""
     last_failure: LastFailure | None = None
-    """Stays when it serves again; None before the first."""
+    """None before the first."""
     running: bool = True
-    """It is kept alive; false once it was stopped or given up, and before its first start."""
+    """False before its first start, and once it was stopped or given up."""
     pid: int | None = None
     hello: Hello | None = None
     ready: Ready | None = None
     gauges: Gauges = field(default_factory=Gauges)
     loading: Loading | None = None
     last_progress: float = 0.0
-    """Event loop time of the last frame that showed progress: any frame of an idle worker, but only one whose
-    `gauges.steps` advanced of a worker with work in flight."""
+    """Event loop time of the last frame with progress: with work in flight, `gauges.steps` must have advanced."""
     hang_s: float = 0.0
-    """Seconds without a finished step, with work in flight, after which this incarnation counts as hung."""
+    """Seconds without a finished step, with work in flight, that count as a hang."""
     last_frame: float = math.inf
-    """Event loop time of its last frame of any kind, of which one is due each second; infinite while none is due."""
+    """Event loop time of its last frame; infinite while none is due."""
     address: str = ""
-    """Where a remote worker connected from; empty for one of this machine. Its `pid` is its own machine's."""
+    """The address of a remote worker, whose `pid` is its own machine's; empty for a local one."""
 
 
 class WorkerEvent(Struct, frozen=True):
@@ -85,27 +84,27 @@ class WorkerChanged(Struct, frozen=True):
 
 
 class GraceEnded(Struct, frozen=True):
-    """An incarnation that was asked to leave still runs, and has had the time to finish what it has."""
+    """An incarnation that was asked to leave still runs after its grace."""
 
     worker: str
     incarnation: int
 
 
 class IncarnationLost(Struct, frozen=True):
-    """An incarnation that had said `Hello` is gone: once, after its last event. Its live streams must be ended."""
+    """An incarnation that was connected has ended: once, after its last event. So have its live sequences."""
 
     worker: str
     incarnation: int
     reason: str
     origin: Origin
-    """Whether something in it or somebody else ended it."""
+    """Who ended it."""
     asked: bool = False
-    """It left because it was asked to."""
+    """It left as asked."""
 
 
 WorkerNotice = WorkerEvent | WorkerChanged | GraceEnded | IncarnationLost
-"""What a worker notifies its watchers of, in the order in which it happened."""
+"""Notices to the watchers of a worker, in the order of the events."""
 
 
 class WorkerUnavailable(Exception):
-    """Raised by `send_nowait` when the worker does not take these commands now. None of them was sent."""
+    """Raised by `send_nowait` when the worker does not take these commands now. None was sent."""

@@ -1,7 +1,7 @@
-"""A worker as an actor: carries out what its life decides, on its link, its peer and its timer.
+"""A worker as an actor: carries out the decisions of its life on its link, its peer and its timer.
 
-Frames are handled inside the link's callback, and so is what the watchers make of them. Before the worker is judged,
-by a deadline or an exit, what has arrived on its link is handled.
+Frames, and the notices that follow from them, are handled inside the link's callback. What has arrived on the link is
+handled before a deadline or an exit is.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ END_S = 10.0
 
 
 class WorkerRef:
-    """What others hold of a worker: `ref` takes `WorkerMessage`. The methods act at once, also inside a handler."""
+    """The handle of a worker. `ref` takes `WorkerMessage`; the methods act at once, also inside a handler."""
 
     def __init__(self, actor: "WorkerActor", ref: Ref[msg.WorkerMessage]) -> None:
         self.name = ref.name
@@ -41,23 +41,22 @@ class WorkerRef:
 
     @property
     def status(self) -> WorkerStatus:
-        """The worker now, as far as its messages were handled."""
+        """The status after the messages handled so far."""
         return self._actor.life.status
 
     def send_nowait(self, commands: Sequence[Command]) -> None:
-        """Send commands as one message. Raises `WorkerUnavailable`: it is not READY (cancels are taken while it
-        drains), or the link is full."""
+        """Send commands as one message. Raises `WorkerUnavailable` when it is not READY (or DRAINING, for cancels), or
+        the link is full."""
         self._actor.send_nowait(commands)
 
     def exempt_nowait(self, incarnation: int) -> None:
-        """Post that the end of that incarnation was not the worker's fault: it does not count when it is decided
-        whether and when the next one is started."""
+        """Post `Exempt`."""
         self.ref.tell(msg.Exempt(incarnation), urgent=True)
 
 
 def spawn_worker(context: Context, name: str, terms: Terms, command: CommandLine | None = None) -> WorkerRef:
-    """Supervise a worker as a child of that actor: of this machine, started by the command after `StartWorker`; without
-    one, of another machine, after `StartWorker` and a `JoinRequest`. If the actor fails, its incarnation has failed."""
+    """Supervise a worker as a child of that actor: a process started by `command`; without one, a remote worker that
+    sends a `JoinRequest`. A failure of the worker's actor counts as one of its incarnation."""
     peer = RemotePeer(name, terms) if command is None else LocalPeer(name, command, terms)
     actor = WorkerActor(Life(name, terms, joins=command is None), peer)
     stop_s = terms.deadlines.stop + terms.deadlines.term + END_S
@@ -97,9 +96,9 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._settle()
 
     def restarted(self, error: Exception) -> None:
-        """Its incarnation is lost, and followed by another one as after any other failure."""
+        """End the incarnation; another one follows, as after any failure."""
         if self.life.ending:
-            raise error  # of one that is being ended already: nothing else would follow
+            raise error  # it is being ended already: nothing would follow
         self._take(msg.Loss(f"its supervision failed: {type(error).__name__}: {error}"))
         self._settle()
 
@@ -125,11 +124,11 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             raise WorkerUnavailable(f"worker {self.life.name!r}: {error}") from error
         self.life.sent(commands, self._loop.time())
 
-    # What reaches it.
+    # Input from the peer and the timer.
 
     def _report(self, message: msg.WorkerReport) -> None:
-        """Called from callbacks of the event loop. If the mailbox has no room for a message of the link, the link
-        counts as lost: nothing that comes after the gap may be taken for what was to come."""
+        """Called from callbacks of the event loop. If the mailbox has no room for frames, the link counts as lost:
+        frames after a gap must not be handled."""
         try:
             if not isinstance(message, msg.Frames) and self._link is not None:
                 self._link.drain_now()
@@ -149,7 +148,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         suspended, origin = self._peer.observe(self._loop.time() - status.last_frame, status.hang_s)
         return msg.Observation(suspended, origin, self._link.dropped > 0)
 
-    # What its life decides.
+    # Decisions of its life.
 
     def _take(self, message: msg.Input) -> None:
         inputs = deque([message])
@@ -191,10 +190,10 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             self._link.close(linger_s)
             self._link = None
 
-    # What others wait for.
+    # Replies that wait.
 
     def _await(self, reply: ReplyTo[WorkerStatus] | None, reached: Callable[[], bool]) -> None:
-        """Answer with the status once that is reached, or the worker has ended."""
+        """Reply with the status once that is reached, or the worker has ended."""
         if reply is not None:
             self._waiting.add(reply, lambda: self.life.status if reached() or not self.life.running else None)
 
@@ -204,7 +203,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         if not self.life.running:
             self._idle.set()
         due = self.life.due
-        if due < (math.inf if self._timer is None else self._timer.when()):  # one that fires too early does no harm
+        if due < (math.inf if self._timer is None else self._timer.when()):  # firing early does no harm
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._loop.call_at(due, self._due)
