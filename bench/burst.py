@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.command_line import at_least, command_line
 from bench.ours import Engine, Setup
 from bench.shapes import SHAPES, default_cache, make_model
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest
 
 ANSWER = 512
 """Tokens that a running sequence may come to."""
@@ -52,7 +53,7 @@ class Burst:
 
     def _submit(self, length: int, tokens: int) -> int:
         self._streams += 1
-        self._engine.submit(Request(self._streams, self._loaded.prompt(length), max_tokens=tokens))
+        self._engine.submit(EngineRequest(self._streams, self._loaded.prompt(length), max_tokens=tokens))
         return self._streams
 
 

@@ -40,9 +40,9 @@ from bench.command_line import at_least, command_line, levels, not_negative
 from bench.plots import drawable, figure
 from bench.served import READY_TIMEOUT_S, served
 from bench.shapes import default_cache
-from cli.chaos.heard import Heard
-from cli.chaos.rounds import Noticed, Strike, compare, percentile, play
-from cli.chaos.trial import requests
+from cli.chaos.rounds import ClientImpact, FaultTrigger, compare, percentile, run_round
+from cli.chaos.transcript import Transcript
+from cli.chaos.workload import streaming_requests
 
 KILL = signal.SIGKILL
 PHASES = ("admitted", "first", "middle", "last")
@@ -77,18 +77,18 @@ class Line:
     undisturbed_ms: float
 
     @classmethod
-    def of(cls, workers: str, phase: str, noticed: Noticed) -> "Line":
-        gaps = [round(1e3 * gap, 2) for gap in noticed.gaps_s]
-        counts = noticed.failed, noticed.duplicated, noticed.altered, len(gaps)
-        figures = percentile(gaps, 0.5), percentile(gaps, 0.99), round(1e3 * noticed.undisturbed_s, 2)
-        return cls(workers, noticed.streams, phase, *counts, *figures)
+    def of(cls, workers: str, phase: str, impact: ClientImpact) -> "Line":
+        gaps = [round(1e3 * gap, 2) for gap in impact.gaps_s]
+        counts = impact.failed, impact.duplicated, impact.altered, len(gaps)
+        figures = percentile(gaps, 0.5), percentile(gaps, 0.99), round(1e3 * impact.undisturbed_s, 2)
+        return cls(workers, impact.streams, phase, *counts, *figures)
 
     @property
     def bad(self) -> int:
         return self.failed + self.duplicated + self.altered
 
 
-def plot(series: dict[str, Heard], file: Path) -> None:
+def plot(series: dict[str, Transcript], file: Path) -> None:
     """The inter-token times of the stream with the longest gap, through a kill; one panel for each set-up."""
     if not drawable(file):
         return
@@ -119,29 +119,29 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the lines go as well")
     args = parser.parse_args()
     lines: list[Line] = []
-    pictures: dict[str, Heard] = {}
+    pictures: dict[str, Transcript] = {}
     print("workers | streams | killed at | failed | duplicated | altered | gaps | p50 ms | p99 ms | undisturbed ms")
     for name in args.workers.split(","):
         with served(options(name, args.slots, args.cache_dir)) as found:
             for count in args.streams:
                 time.sleep(args.settle)
-                asked = requests("chaos", count, args.tokens, words=args.prompt_words, chat=True)
-                whole, _ = asyncio.run(play(found.server, asked))
+                asked = streaming_requests("chaos", count, args.tokens, words=args.prompt_words, chat=True)
+                whole, _ = asyncio.run(run_round(found.server, asked))
                 for phase in args.phases.split(","):
                     # A worker that has just become ready may still load graphs beside its first requests.
                     time.sleep(args.settle)
-                    victim = found.watched.active()[0]["pid"]  # each has as many streams as another
-                    strike = Strike(moment(phase, args.delivered, args.tokens), partial(os.kill, victim, KILL))
-                    streams, killed_at = asyncio.run(play(found.server, asked, strike))
-                    noticed = compare(asked, streams, killed_at, whole)
-                    lines.append(Line.of(name, phase, noticed))
+                    victim = found.watcher.active()[0]["pid"]  # each has as many streams as another
+                    trigger = FaultTrigger(moment(phase, args.delivered, args.tokens), partial(os.kill, victim, KILL))
+                    streams, killed_at = asyncio.run(run_round(found.server, asked, trigger))
+                    impact = compare(asked, streams, killed_at, whole)
+                    lines.append(Line.of(name, phase, impact))
                     print(" | ".join(map(str, dataclasses.astuple(lines[-1]))), flush=True)
-                    if noticed.problem:
-                        print(f"  {noticed.problem}", flush=True)
+                    if impact.problem:
+                        print(f"  {impact.problem}", flush=True)
                     if phase == "middle" and name not in pictures:
-                        pictures[name] = max(streams, key=Heard.gap)
-                    found.watched.wait_until_gone(victim, READY_TIMEOUT_S)
-                    found.watched.wait_until_ready(READY_TIMEOUT_S)
+                        pictures[name] = max(streams, key=Transcript.gap)
+                    found.watcher.wait_until_gone(victim, READY_TIMEOUT_S)
+                    found.watcher.wait_until_ready(READY_TIMEOUT_S)
     if args.plot and pictures:
         plot(pictures, args.plot)
     if args.json:

@@ -27,9 +27,9 @@ from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import IncarnationLost
 from actors.system import ActorSystem
 from bench.command_line import at_least, command_line
-from cli.model import ChosenModel
-from cli.serve import worker_launches
-from cli.settings import Settings
+from cli.config.launch import worker_launches
+from cli.config.model import ChosenModel
+from cli.config.settings import Settings
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.member import Member
 from gateway.fleet.messages import AwaitSettled, FleetMessage, StopAll

@@ -40,7 +40,7 @@ from workers.host.cores import usable_cores
 from workers.iree.build.recipe import Recipe
 from workers.iree.device.device import available_drivers
 from workers.iree.device.gpu import VULKAN_TARGETS, gpu_flags
-from workers.process.spec import Dtype
+from workers.precision import Dtype
 
 STAGES = Path(__file__).with_name("gpu_stages.py")
 TARGETS: Mapping[str, tuple[tuple[str, Dtype], ...]] = {

@@ -25,7 +25,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.engine.runner import Draw, Row
+from workers.engine.runner import DecodeRow
 from workers.iree.batch_inputs import Angles
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
@@ -39,7 +39,8 @@ from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import build, stored_parameters
 from workers.iree.probe import probe_driver
 from workers.iree.runner import IreeRunner
-from workers.process.spec import Dtype
+from workers.precision import Dtype
+from workers.sampling.sample_spec import SampleSpec
 
 SLOTS, CONTEXT, PREFILL = 8, 256, 128
 PROMPT, STEPS = 8, 40
@@ -122,9 +123,9 @@ def engine(device: str, folder: Path, shape: str, dtype: Dtype) -> Result:
     loaded = time.perf_counter() - began
 
     def step(tokens: Sequence[int], at: int) -> list[int]:
-        draw = Draw(Sampling(), at + 1)
-        drawn = runner.decode([Row(slot, token, at, at, draw) for slot, token in enumerate(tokens)])
-        return [-1 if token is None else token for token in drawn]
+        spec = SampleSpec(Sampling(), at + 1)
+        sampled = runner.decode([DecodeRow(slot, token, at, at, spec) for slot, token in enumerate(tokens)])
+        return [-1 if token is None else token for token in sampled]
 
     tokens, seconds = generate(step, runner.capabilities.vocab_size)
     for slot in range(SLOTS):
@@ -202,8 +203,8 @@ class Executor:
 
     def decode(self, tokens: Sequence[int], at: int) -> list[int]:
         """A step of all slots at one position -> the greedy tokens."""
-        drawn, _, self._kv = self._function(f"decode_{SLOTS}")(*self._inputs(np.array([tokens]).T, at), self._weights)
-        greedy: list[int] = np.asarray(drawn).tolist()
+        sampled, _, self._kv = self._function(f"decode_{SLOTS}")(*self._inputs(np.array([tokens]).T, at), self._weights)
+        greedy: list[int] = np.asarray(sampled).tolist()
         return greedy
 
     def prefill(self, rows: int) -> float:

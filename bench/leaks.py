@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.usage import psutil
-from cli.chaos.watched import Watched
+from cli.chaos.workers_watcher import WorkersWatcher
 
 WARM_UP = 0.25
 """The share of the samples that memory is not judged by: allocators and caches fill."""
@@ -40,14 +40,14 @@ class Sample:
     """Of all workers."""
 
 
-def sample(at_s: float, gateway: int, watched: Watched) -> Sample:
+def sample(at_s: float, gateway: int, watcher: WorkersWatcher) -> Sample:
     """Look at the gateway with this process id and at what it started."""
     process = psutil.Process(gateway)
     with process.oneshot():
         own = process.memory_info().rss, process.num_fds(), process.num_threads()
     children = process.children()
     sizes = [_size(child) for child in children]
-    workers = watched.workers()
+    workers = watcher.workers()
     return Sample(
         round(at_s, 2),
         *own,

@@ -32,7 +32,8 @@ from bench.rounds import markdown
 from bench.usage import psutil
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest
 from workers.process.backends import load_runner
 from workers.process.spec import WorkerSpec
 
@@ -113,7 +114,7 @@ class Soak:
             repetition_penalty=draw.choice([1.0, 1.0, 1.2]),
             logprobs=draw.choice([None, None, 0, 5]),
         )
-        self._engine.submit(Request(self._submitted, tuple(prompt), sampling, draw.randint(1, 24)))
+        self._engine.submit(EngineRequest(self._submitted, tuple(prompt), sampling, draw.randint(1, 24)))
         self._live[self._submitted] = draw.randint(0, 20) if draw.random() < CANCELLED else None
 
     def _step(self) -> None:

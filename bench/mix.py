@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.load import WORDS
-from cli.chaos.asking import Leaving, Request
+from cli.chaos.http_client import ClientRequest, Disconnect
 
 LEAVES = 0.25
 """Of the visits."""
@@ -15,25 +15,25 @@ SHARED = "You are asked to go on with what follows, in the manner in which it be
 LETTERS = "aeinorst"
 
 
-def requests(draw: random.Random, count: int, *, longest: int, tokens: int) -> list[Request]:
+def requests(draw: random.Random, count: int, *, longest: int, tokens: int) -> list[ClientRequest]:
     """Requests that differ, with prompts of up to `longest` words and answers of up to `tokens` tokens.
 
     Half of the APIs, half streamed; greedy, drawn with a seed, and drawn without one; some with several choices, stop
     strings, penalties or log-probabilities.
     """
-    found: dict[str, Request] = {}
+    found: dict[str, ClientRequest] = {}
     while len(found) < count:
         request = _request(draw, longest, tokens)
         found.setdefault(repr(request), request)
     return list(found.values())
 
 
-def deterministic(request: Request) -> bool:
+def deterministic(request: ClientRequest) -> bool:
     """Its answer is the same each time that it is asked for."""
     return not request.body["temperature"] or "seed" in request.body
 
 
-def _request(draw: random.Random, longest: int, tokens: int) -> Request:
+def _request(draw: random.Random, longest: int, tokens: int) -> ClientRequest:
     prompt = " ".join(
         draw.choice(WORDS) for _ in range(draw.choice([1, draw.randint(2, 24), draw.randint(2, longest)]))
     )
@@ -58,8 +58,8 @@ def _request(draw: random.Random, longest: int, tokens: int) -> Request:
     if draw.random() < 0.5:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     if draw.random() < 0.5:
-        return Request("/v1/completions", body | {"prompt": prompt})
-    return Request("/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]})
+        return ClientRequest("/v1/completions", body | {"prompt": prompt})
+    return ClientRequest("/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]})
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Visit:
 
     request: int
     pause_s: float
-    leave: Leaving | None
+    leave: Disconnect | None
 
 
 def visits(draw: random.Random, count: int) -> Iterator[Visit]:
@@ -76,5 +76,5 @@ def visits(draw: random.Random, count: int) -> Iterator[Visit]:
     while True:
         leave = None
         if draw.random() < LEAVES:
-            leave = Leaving(draw.choice([1, draw.randint(2, 40)]), draw.uniform(0.0, 1.0), draw.random() < 0.5)
+            leave = Disconnect(draw.choice([1, draw.randint(2, 40)]), draw.uniform(0.0, 1.0), draw.random() < 0.5)
         yield Visit(draw.randrange(count), draw.choice([0.0, draw.uniform(0.0, 0.1)]), leave)

@@ -25,8 +25,9 @@ from bench.command_line import at_least, command_line, levels
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.mlx.runner import MlxRunner
+from workers.sampling.sample_spec import SampleSpec
 
 GREEDY = Sampling()
 
@@ -46,11 +47,11 @@ def bench_rows(runner: MlxRunner, prompt: tuple[int, ...], rows: int, count: int
     tokens: list[list[int]] = []
     for slot in range(rows):
         runner.reset(slot)
-        (first,) = runner.prefill([Chunk(slot, prompt, 0, 0)], [Draw(GREEDY, len(prompt))])
+        (first,) = runner.prefill([Chunk(slot, prompt, 0, 0)], [SampleSpec(GREEDY, len(prompt))])
         tokens.append([] if first is None else [first])
     stamps = [time.perf_counter()]
     for start in range(len(prompt), len(prompt) + count - 1):
-        step = [Row(slot, tokens[slot][-1], start, start, Draw(GREEDY, start + 1)) for slot in range(rows)]
+        step = [DecodeRow(slot, tokens[slot][-1], start, start, SampleSpec(GREEDY, start + 1)) for slot in range(rows)]
         for slot, token in enumerate(runner.decode(step)):
             if token is None:
                 raise NotFiniteError

@@ -24,9 +24,10 @@ import msgspec
 from bench.load import Answer, BadAnswerError, request
 from bench.rounds import RefusedError
 from bench.shapes import TOKENS
-from workers.engine.engine import BatchEngine, Request
-from workers.engine.request import RequestRefused, StepResult
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Runner
+from workers.engine.step_result import StepResult
 from workers.errors import LoadRefused
 from workers.iree.build.compiler import CompileError
 from workers.process.backends import load_runner
@@ -152,7 +153,7 @@ class Engine:
     def _submit(self, prompt: tuple[int, ...], tokens: int) -> int:
         self._streams += 1
         try:
-            self._engine.submit(Request(self._streams, prompt, max_tokens=tokens))
+            self._engine.submit(EngineRequest(self._streams, prompt, max_tokens=tokens))
         except RequestRefused as error:
             raise RefusedError(str(error)) from error
         return self._streams

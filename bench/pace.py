@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.command_line import at_least, command_line
 from bench.ours import Engine, Setup
 from bench.shapes import SHAPES, default_cache, make_model
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import EngineRequest
 
 NO_BUDGET = 1 << 20
 WARM_UP = 24
@@ -56,7 +57,7 @@ class Streams:
         self.first: dict[int, float] = {}
         self._running = range(1, len(prompts) + 1)
         for stream, prompt in zip(self._running, prompts, strict=True):
-            engine.submit(Request(stream, prompt))
+            engine.submit(EngineRequest(stream, prompt))
         for _ in range(WARM_UP):
             self.step()
 
@@ -86,7 +87,7 @@ class Streams:
         stream, self._next = self._next, self._next + 1
         before = self._engine.gauges().prefix_tokens
         run, began = Run(), time.perf_counter()
-        self._engine.submit(Request(stream, prompt, max_tokens=8))
+        self._engine.submit(EngineRequest(stream, prompt, max_tokens=8))
         while stream not in self.first:
             run.delays += self.step()
         run.first_token_s = self.first[stream] - began
@@ -119,7 +120,7 @@ def main() -> None:
     print(f"{args.model}, {args.streams} streams, a prompt of {args.prompt} tokens; delays in ms, first token in s")
     print(f"{'':<22}{'p50':>9}{'p99':>9}{'most':>9}  {'first':>8}  {'cached':>6}")
     for name, budget in (("default budget", None), ("512 tokens a step", 512), ("no budget", NO_BUDGET)):
-        engine = BatchEngine(loaded.runner, max_queue=8, step_tokens=budget, prefixes=PrefixPolicy(most=1 << 20))
+        engine = BatchEngine(loaded.runner, max_queue=8, step_tokens=budget, prefixes=PrefixPolicy(max_rows=1 << 20))
         streams = Streams(engine, short)
         if budget is None:
             print(streams.alone(args.tokens).line("alone"), flush=True)

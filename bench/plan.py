@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.chaos.faults import FIRST_MESSAGE, LOADS, SLOW_S
+from cli.chaos.faults import FIRST_MESSAGE, LOAD_FAULTS, SLOW_S
 from workers.faults.plan import CALL_FAULTS, LINK_FAULTS, CallFault, Fault, LinkFault
 
 OUTSIDE = ("kill", "stop")
@@ -93,7 +93,7 @@ def of_life(seed: int, worker: str, incarnation: int, *, calls: int) -> tuple[Fa
     draw = random.Random(f"life {seed} {worker} {incarnation}")
     early = may_fail_to_start(incarnation)
     if early and draw.random() < FAILED_LOADS:
-        return (Fault(draw.choice(LOADS)),)
+        return (Fault(draw.choice(LOAD_FAULTS)),)
     found = []
     call = 0
     for _ in range(draw.randint(1, 3)):

@@ -22,8 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.command_line import at_least, command_line
-from workers.engine.engine import BatchEngine, Request
-from workers.engine.runner import Chunk, Draw, Row, RunnerCapabilities, TokenLogprobs
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest
+from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
+from workers.sampling.logprobs import RowLogprobs
+from workers.sampling.sample_spec import SampleSpec
 
 ROWS = (1, 8, 64)
 PROMPT = tuple(range(16))
@@ -38,13 +41,13 @@ class Constant:
         self.graphs_failed = 0
         self._tokens: list[list[int | None]] = [[7] * rows for rows in range(slots + 1)]
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        return [None if draw is None else 7 for draw in draws]
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        return [None if spec is None else 7 for spec in specs]
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         return self._tokens[len(rows)]
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         raise NotImplementedError
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
@@ -66,7 +69,7 @@ def decode(rows: int, steps: int) -> float:
     """Microseconds a token of steady decoding."""
     engine = BatchEngine(Constant(rows), max_queue=rows, step_tokens=1 << 16)
     for stream in range(rows):
-        engine.submit(Request(stream, PROMPT))
+        engine.submit(EngineRequest(stream, PROMPT))
     engine.step()
     began = time.perf_counter()
     for _ in range(steps):
@@ -82,7 +85,7 @@ def churn(rows: int, steps: int) -> float:
     began = time.perf_counter()
     for _ in range(steps):
         for _ in range(rows - engine.gauges().queue_depth):
-            engine.submit(Request(next(streams), PROMPT, max_tokens=8))
+            engine.submit(EngineRequest(next(streams), PROMPT, max_tokens=8))
         tokens += len(engine.step().tokens)
     return (time.perf_counter() - began) / tokens * 1e6
 

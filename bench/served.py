@@ -10,11 +10,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.supervision.deadlines import Deadlines
-from cli.chaos.asking import Server
-from cli.chaos.own import HOST, Launcher, own_server
-from cli.chaos.watched import Watched
+from cli.chaos.http_client import ServerAddress
+from cli.chaos.owned_server import HOST, Launcher, owned_server
+from cli.chaos.workers_watcher import WorkersWatcher
 from cli.client.administration import Administration
-from cli.serve import worker_launches
+from cli.config.launch import worker_launches
 
 READY_TIMEOUT_S = 300.0
 
@@ -24,8 +24,8 @@ class Served:
     """A running server."""
 
     pid: int
-    server: Server
-    watched: Watched
+    server: ServerAddress
+    watcher: WorkersWatcher
     client: httpx.Client
     """One connection, which is kept: a new one for each look would be held by the server for a while."""
 
@@ -49,9 +49,9 @@ def served(
 ) -> Iterator[Served]:
     """See `own_server`."""
     with (
-        own_server(options, launcher, deadlines=deadlines, log=log, environment=environment) as own,
+        owned_server(options, launcher, deadlines=deadlines, log=log, environment=environment) as own,
         httpx.Client(base_url=f"http://{HOST}:{own.port}", timeout=30.0, trust_env=False) as client,
     ):
-        watched = Watched(Administration(client))
-        watched.wait_until_ready(READY_TIMEOUT_S)
-        yield Served(own.pid, Server(HOST, own.port), watched, client)
+        watcher = WorkersWatcher(Administration(client))
+        watcher.wait_until_ready(READY_TIMEOUT_S)
+        yield Served(own.pid, ServerAddress(HOST, own.port), watcher, client)

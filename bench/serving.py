@@ -23,7 +23,8 @@ from bench.load import run_level
 from bench.ours import Setup, server
 from bench.shapes import SHAPES, default_cache, make_model
 from protocol.request import Sampling
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
 from workers.process.backends import load_runner
 
@@ -40,7 +41,7 @@ def alone(runner: Runner, streams: int, requests: int, max_tokens: int) -> float
 
     def submit() -> None:
         if (stream := next(left, None)) is not None:
-            engine.submit(Request(stream, PROMPT, Sampling(), max_tokens, frozenset()))
+            engine.submit(EngineRequest(stream, PROMPT, Sampling(), max_tokens, frozenset()))
 
     for _ in range(streams):
         submit()

@@ -51,12 +51,12 @@ from bench.served import Served, served
 from bench.server_log import Failures, failures
 from bench.shapes import default_cache
 from bench.verdict import Tally, Verdict, judge
-from cli.chaos.asking import Request, ask
-from cli.chaos.heard import Heard
-from cli.model import ChosenModel, worker_spec
-from cli.options import CommandFailed
-from cli.serve import worker_command
-from cli.settings import Settings
+from cli.chaos.http_client import ClientRequest, send
+from cli.chaos.transcript import Transcript
+from cli.config.errors import CommandFailed
+from cli.config.launch import worker_command
+from cli.config.model import ChosenModel, worker_spec
+from cli.config.settings import Settings
 from gateway.fleet.launch import WorkerLaunch
 from workers.process.spec import ScriptedSpec, WorkerSpec
 
@@ -128,7 +128,7 @@ class Soak:
         self._requests = requests(
             random.Random(f"requests {plan.seed}"), plan.requests, longest=plan.longest, tokens=plan.tokens
         )
-        self._whole: list[Heard | None] = []
+        self._whole: list[Transcript | None] = []
         self._began = 0.0
         self._ended = asyncio.Event()
 
@@ -136,18 +136,18 @@ class Soak:
         """Ask for everything once, undisturbed. Raises `CommandFailed` when an answer is none."""
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def one(request: Request) -> Heard:
+        async def one(request: ClientRequest) -> Transcript:
             async with room:
-                heard = Heard()
-                await ask(self._found.server, request, heard)
-            if problem := judge(request, heard, True, None).problem:
+                transcript = Transcript()
+                await send(self._found.server, request, transcript)
+            if problem := judge(request, transcript, True, None).problem:
                 raise CommandFailed(f"undisturbed, {request} ended so: {problem}")
-            return heard
+            return transcript
 
         found = await asyncio.gather(*map(one, self._requests))
-        self.result.calm_s = max(heard.gap() for heard in found)
+        self.result.calm_s = max(transcript.gap() for transcript in found)
         pairs = zip(self._requests, found, strict=True)
-        self._whole = [heard if deterministic(request) else None for request, heard in pairs]
+        self._whole = [transcript if deterministic(request) else None for request, transcript in pairs]
 
     async def run(self) -> None:
         """All clients until the time is over, under fire."""
@@ -169,25 +169,27 @@ class Soak:
             await asyncio.sleep(visit.pause_s)
             if self._now() >= self._plan.seconds:
                 return
-            request, heard = self._requests[visit.request], Heard()
-            verdict = await self._visit(visit, request, heard)
-            name = f"{self._now():.1f} s, client {number}, visit {turn}, request {visit.request} ({heard.request})"
-            self.result.tally.count(name, request, heard, verdict)
+            request, transcript = self._requests[visit.request], Transcript()
+            verdict = await self._visit(visit, request, transcript)
+            name = (
+                f"{self._now():.1f} s, client {number}, visit {turn}, request {visit.request} ({transcript.request_id})"
+            )
+            self.result.tally.count(name, request, transcript, verdict)
 
-    async def _visit(self, visit: Visit, request: Request, heard: Heard) -> Verdict:
+    async def _visit(self, visit: Visit, request: ClientRequest, transcript: Transcript) -> Verdict:
         try:
             async with asyncio.timeout(LONGEST_S):
-                stayed = await ask(self._found.server, request, heard, leave=visit.leave)
+                stayed = await send(self._found.server, request, transcript, leave=visit.leave)
         except TimeoutError:
-            return Verdict("hung", f"no end after {LONGEST_S:g} s: {heard!r:.300}")
+            return Verdict("hung", f"no end after {LONGEST_S:g} s: {transcript!r:.300}")
         except (OSError, ValueError) as error:
             return Verdict("lost", f"connection: {error!r}")
-        return judge(request, heard, stayed, self._whole[visit.request])
+        return judge(request, transcript, stayed, self._whole[visit.request])
 
     async def _strike(self) -> None:
         for blow in blows(self._plan.seed, self._plan.every_s):
             await asyncio.sleep(blow.after_s)
-            workers = await asyncio.to_thread(self._found.watched.workers)
+            workers = await asyncio.to_thread(self._found.watcher.workers)
             self._hit(blow, [int(each["pid"]) for each in workers if each["pid"] and _may_be_struck(each)])
 
     def _hit(self, blow: Blow, running: list[int]) -> None:
@@ -212,7 +214,7 @@ class Soak:
 
     def look(self) -> Sample:
         """The server now."""
-        return sample(self._now(), self._found.pid, self._found.watched)
+        return sample(self._now(), self._found.pid, self._found.watcher)
 
 
 def _may_be_struck(worker: dict[str, Any]) -> bool:
@@ -229,19 +231,19 @@ def soak(plan: Plan, out: Path) -> Result:
             run = Soak(plan, found)
             asyncio.run(run.references())
             time.sleep(SETTLE_S)
-            found.watched.wait_until_ready(CALM_S)
+            found.watcher.wait_until_ready(CALM_S)
             found.metrics()  # over the connection that is there at the end, too
             idle = run.look()
             asyncio.run(run.run())
             result = run.result
             try:
                 for pid in run.pids:  # of the last one the end may not have been noticed yet
-                    found.watched.wait_until_gone(pid, CALM_S)
-                found.watched.wait_until_ready(CALM_S)
+                    found.watcher.wait_until_gone(pid, CALM_S)
+                found.watcher.wait_until_ready(CALM_S)
                 result.problems += _not_given_back(run, idle)
             except CommandFailed as error:
                 result.problems.append(str(error))
-            result.lives = {each["name"]: each["incarnation"] for each in found.watched.workers()}
+            result.lives = {each["name"]: each["incarnation"] for each in found.watcher.workers()}
         result.problems += [f"{name} is left in the folder of the sockets" for name in os.listdir(sockets)]
     result.close(out / "server.log")
     return result

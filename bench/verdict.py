@@ -6,9 +6,9 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.server_log import Failures
-from cli.chaos.asking import Request
-from cli.chaos.heard import Heard
+from cli.chaos.http_client import ClientRequest
 from cli.chaos.rounds import percentile
+from cli.chaos.transcript import Transcript
 from gateway.routing.failure_attribution import MAX_TRIES
 
 STEPS = frozenset({"step_failed", "not_finite"})
@@ -32,30 +32,30 @@ class Verdict:
     problem: str = ""
 
 
-def judge(request: Request, heard: Heard, stayed: bool, whole: Heard | None) -> Verdict:
+def judge(request: ClientRequest, transcript: Transcript, stayed: bool, whole: Transcript | None) -> Verdict:
     """What a client heard, which `stayed` to the end or left before. `whole` is the undisturbed answer, None for a
     request whose answer is left to chance."""
-    if whole is not None and not heard.begins(whole):
-        return Verdict(_how(heard, whole), _difference(heard, whole))
+    if whole is not None and not transcript.is_prefix_of(whole):
+        return Verdict(_how(transcript, whole), _difference(transcript, whole))
     if not stayed:
         return Verdict("left")
-    if breach := heard.breach(request.choices):
-        return Verdict("duplicated" if heard.ends > 1 or heard.late else "lost", breach)
-    if heard.errors:
-        code, text = heard.errors[0]
-        return Verdict(code, "" if code in REFUSALS else f"{heard.status} {code}: {text}")
-    if whole is not None and not heard.same(whole):
-        return Verdict(_how(heard, whole), _difference(heard, whole))
+    if breach := transcript.violation(request.choices):
+        return Verdict("duplicated" if transcript.ends > 1 or transcript.late else "lost", breach)
+    if transcript.errors:
+        code, text = transcript.errors[0]
+        return Verdict(code, "" if code in REFUSALS else f"{transcript.status} {code}: {text}")
+    if whole is not None and not transcript.same(whole):
+        return Verdict(_how(transcript, whole), _difference(transcript, whole))
     return Verdict("answered")
 
 
-def _how(heard: Heard, whole: Heard) -> str:
-    return "duplicated" if heard.tokens > whole.tokens else "altered"
+def _how(transcript: Transcript, whole: Transcript) -> str:
+    return "duplicated" if transcript.tokens > whole.tokens else "altered"
 
 
-def _difference(heard: Heard, whole: Heard) -> str:
+def _difference(transcript: Transcript, whole: Transcript) -> str:
     """The first choice that differs, from where it does."""
-    for index, choice in heard.choices.items():
+    for index, choice in transcript.choices.items():
         wanted = whole.choices.get(index)
         if wanted is None:
             return f"choice {index} was not asked for"
@@ -66,7 +66,7 @@ def _difference(heard: Heard, whole: Heard) -> str:
             return f"choice {index}, token {at} of {len(wanted.ids)}: {there}, not {right}"
         if choice != wanted:
             return f"choice {index}: {choice!r:.300}, not {wanted!r:.300}"
-    return f"usage {heard.usages}, not {whole.usages}"
+    return f"usage {transcript.usages}, not {whole.usages}"
 
 
 def explained(code: str, sequences: Sequence[Failures]) -> bool:
@@ -76,7 +76,7 @@ def explained(code: str, sequences: Sequence[Failures]) -> bool:
     return any(each.within + last >= 2 or each.total + last >= MAX_TRIES for each in sequences)
 
 
-def kin(request: Request) -> str:
+def kin(request: ClientRequest) -> str:
     """What a gateway knows a request by that killed: those that are alike in it are refused together."""
     own = {"model", "seed", "n", "max_tokens", "stop", "stream", "stream_options", "ignore_eos", "return_token_ids"}
     return json.dumps({name: value for name, value in request.body.items() if name not in own}, sort_keys=True)
@@ -103,13 +103,13 @@ class Tally:
     """Of each answered stream the server's id for the request, and the longest time between two chunks, in seconds."""
     _refusals: list[_Refusal] = field(default_factory=list)
 
-    def count(self, name: str, request: Request, heard: Heard, verdict: Verdict) -> None:
+    def count(self, name: str, request: ClientRequest, transcript: Transcript, verdict: Verdict) -> None:
         """One visit more; `name` says which, for whoever looks for it."""
         self.outcomes[verdict.outcome] += 1
         if verdict.outcome in REFUSALS:
-            self._refusals.append(_Refusal(name, heard.request, kin(request), verdict.outcome))
+            self._refusals.append(_Refusal(name, transcript.request_id, kin(request), verdict.outcome))
         elif verdict.outcome == "answered" and request.streaming:
-            self.gaps.append((heard.request, heard.gap()))
+            self.gaps.append((transcript.request_id, transcript.gap()))
         if verdict.problem:
             self._violated(name, verdict)
 

@@ -28,10 +28,10 @@ from protocol.commands import Stop, Submit, Welcome
 from protocol.events import Bye, Event, Failed, Finished, Hello, Ready, Step
 from protocol.request import Limits, Sampling, TextInput
 from workers.engine.engine import BatchEngine
-from workers.engine.request import Request
-from workers.engine.scripted_runner import ScriptedRunner
-from workers.process.output_processor import Delivery, Outcome
+from workers.engine.request import EngineRequest
+from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.process.spec import WorkerSpec
+from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import ByteTokenizer
 
 
@@ -122,12 +122,12 @@ def engine_alone(load: Load) -> float:
 def with_text_and_frames(load: Load) -> float:
     """The same, plus request table, detokenizer and encoding."""
     engine = _engine(load)
-    delivery = Delivery(ByteTokenizer(), max_live=load.streams, clock=time.monotonic)
+    processor = OutputProcessor(ByteTokenizer(), max_live=load.streams, clock=time.monotonic)
     for submit in load.submits():
-        delivery.admit(submit)
+        processor.admit(submit)
     began = time.process_time()
     while not engine.idle:
-        for frame in delivery.deliver(Outcome(engine.step(), (), (), engine.gauges())).frames:
+        for frame in processor.process(EngineOutput(engine.step(), (), (), engine.gauges())).frames:
             encode(frame)
     return time.process_time() - began
 
@@ -136,7 +136,7 @@ def _engine(load: Load) -> BatchEngine:
     runner = ScriptedRunner(slots=load.streams, context=1 << 16)
     engine = BatchEngine(runner, max_queue=load.streams, step_tokens=512)
     for n in range(load.streams):
-        engine.submit(Request(n, tuple(f"prompt {n}".encode()), Sampling(), load.tokens))
+        engine.submit(EngineRequest(n, tuple(f"prompt {n}".encode()), Sampling(), load.tokens))
     return engine
 
 

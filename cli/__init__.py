@@ -1,1 +1,1 @@
-"""The one command `baton`."""
+"""The command line, `baton`."""

@@ -1,8 +1,6 @@
-"""The one command `baton`: what can be asked for; each sub-command lives in a file of its own."""
+"""The command `baton`: declares the options of each command, whose implementation is imported when it runs."""
 
-import os
 import secrets
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,16 +8,19 @@ import typer
 from rich.console import Console
 
 from baton_serve import __version__
-from cli import admin, keys, options
-from cli.options import CommandFailed, takes_settings
-from cli.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, flag, of_panels
+from cli.commands import admin, keys
+from cli.config import sampling_options
+from cli.config.errors import CommandFailed, InvalidOption
+from cli.config.options import flags_given, switch, takes_settings
+from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, flag, of_panels
+from cli.config.typer_app import App
+from cli.terminal.standard_streams import open_standard_streams
 
-app = typer.Typer(
+app = App(
     name="baton",
-    help="Serve language models from worker processes that may die at any moment, on IREE and on MLX.\n\n"
-    "No MODEL means the small built-in one. Every setting is a flag, a BATON_* variable or a line of baton.toml: "
-    "--max-batch-size, BATON_MAX_BATCH_SIZE, max_batch_size = 8.",
-    no_args_is_help=True,
+    help="Serve language models over HTTP from isolated worker processes, with IREE or MLX.\n\n"
+    "Without MODEL, commands use a small built-in model. A setting can be a flag (--max-batch-size 8), a variable "
+    "(BATON_MAX_BATCH_SIZE=8) or a line of baton.toml (max_batch_size = 8).",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -29,15 +30,21 @@ app.add_typer(admin.app, name="admin")
 app.add_typer(keys.app, name="keys")
 
 IN_PROCESS = ("model", "backend", "device", "dtype", "quantize", "context", "threads", "cache_dir")
-"""The settings of a command that runs the model itself."""
+"""The settings of a command that runs a model in its own process."""
 OWN = (*IN_PROCESS, "max_batch_size", "workers", "standby")
-"""Of one that starts a server of its own."""
+"""The settings of a command that starts its own server."""
 
 Url = Annotated[
     str | None,
-    typer.Option("--url", help="Ask a running server instead of loading the model here.", metavar="URL"),
+    typer.Option(
+        "--url",
+        help="Use the model of a running server instead of loading one here.",
+        metavar="URL",
+    ),
 ]
-PromptText = Annotated[str, typer.Option("-p", "--prompt", help="The prompt; - reads it from standard input.")]
+PromptText = Annotated[str, typer.Option("-p", "--prompt", help="The prompt; - reads standard input.", metavar="TEXT")]
+System = Annotated[str, typer.Option(help="System message of the chat.", metavar="TEXT", show_default=False)]
+Json = Annotated[bool, switch("--json", help="Print one JSON object.")]
 
 
 def _version(wanted: bool) -> None:
@@ -49,10 +56,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, options.switch("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+        bool, switch("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options of `baton` itself."""
+    """Declare the options of `baton` itself."""
 
 
 @app.command()
@@ -61,11 +68,11 @@ def serve(
     settings: Settings,
     take_over: Annotated[
         bool,
-        options.switch("--take-over", help="Take the port over from a server that has it, once the workers are ready."),
+        switch("--take-over", help="Take over the port of a running server once the workers are ready."),
     ] = False,
 ) -> None:
-    """Serve a model over HTTP, in the manner of OpenAI's API."""
-    from cli.serve import run_server
+    """Serve a model over an OpenAI-compatible HTTP API."""
+    from cli.commands.serve import run_server
 
     run_server(settings, take_over=take_over)
 
@@ -73,8 +80,8 @@ def serve(
 @app.command()
 @takes_settings(*of_panels(MODEL, ENGINE, JOINING), "hang_timeout_s", "log_level")
 def worker(settings: Settings) -> None:
-    """Compute for a gateway on another machine, which listens for workers."""
-    from cli.worker import run_worker
+    """Run a worker for a gateway on another machine."""
+    from cli.commands.worker import run_worker
 
     run_worker(settings)
 
@@ -83,31 +90,33 @@ def worker(settings: Settings) -> None:
 @takes_settings(*IN_PROCESS)
 def generate(
     settings: Settings,
+    invocation: typer.Context,
     prompt: PromptText,
-    max_tokens: options.MaxTokens = 128,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    logit_bias: options.LogitBias = None,
-    min_tokens: options.MinTokens = 0,
-    stop: options.Stops = None,
-    ignore_eos: options.IgnoreEos = False,
+    max_tokens: sampling_options.MaxTokens = 128,
+    temperature: sampling_options.Temperature = 0.0,
+    top_k: sampling_options.TopK = 0,
+    top_p: sampling_options.TopP = 1.0,
+    min_p: sampling_options.MinP = 0.0,
+    seed: sampling_options.Seed = 0,
+    presence_penalty: sampling_options.PresencePenalty = 0.0,
+    frequency_penalty: sampling_options.FrequencyPenalty = 0.0,
+    repetition_penalty: sampling_options.RepetitionPenalty = 1.0,
+    logit_bias: sampling_options.LogitBias = None,
+    min_tokens: sampling_options.MinTokens = 0,
+    stop: sampling_options.Stops = None,
+    ignore_eos: sampling_options.IgnoreEos = False,
     no_chat_template: Annotated[
-        bool, options.switch("--no-chat-template", help="Continue the prompt as plain text.")
+        bool, switch("--no-chat-template", help="Continue the prompt as plain text, without the chat template.")
     ] = False,
-    system: Annotated[str, typer.Option(help="What the model is told before the prompt.", show_default=False)] = "",
-    stats: Annotated[bool, options.switch("--stats", help="Print counts and speed.")] = False,
+    system: System = "",
+    stats: Annotated[bool, switch("--stats", help="Print token counts and speed on stderr.")] = False,
     url: Url = None,
 ) -> None:
-    """Answer one prompt and leave."""
-    from cli.generate import answer_once, ask_for
+    """Answer one prompt and exit."""
+    from cli.commands.generate import answer_once, request_from
 
-    sampling = options.sampling(
+    _check_url(url, invocation)
+    sampling = sampling_options.sampling(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -116,33 +125,35 @@ def generate(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         repetition_penalty=repetition_penalty,
-        logit_bias=options.biases(logit_bias),
+        logit_bias=sampling_options.biases(logit_bias),
     )
-    limits = options.limits(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, min_tokens=min_tokens)
-    ask = ask_for(prompt, sampling, limits, system=system, chat=not no_chat_template)
-    answer_once(settings, ask, url=url, stats=stats)
+    limits = sampling_options.limits(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, min_tokens=min_tokens)
+    request = request_from(prompt, sampling, limits, system=system, chat=not no_chat_template)
+    answer_once(settings, request, url=url, stats=stats)
 
 
 @app.command()
 @takes_settings(*IN_PROCESS)
 def chat(
     settings: Settings,
-    max_tokens: options.MaxTokens = 512,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    system: Annotated[str, typer.Option(help="What the model is told first.", show_default=False)] = "",
+    invocation: typer.Context,
+    max_tokens: sampling_options.MaxTokens = 512,
+    temperature: sampling_options.Temperature = 0.0,
+    top_k: sampling_options.TopK = 0,
+    top_p: sampling_options.TopP = 1.0,
+    min_p: sampling_options.MinP = 0.0,
+    seed: sampling_options.Seed = 0,
+    presence_penalty: sampling_options.PresencePenalty = 0.0,
+    frequency_penalty: sampling_options.FrequencyPenalty = 0.0,
+    repetition_penalty: sampling_options.RepetitionPenalty = 1.0,
+    system: System = "",
     url: Url = None,
 ) -> None:
-    """Talk with a model. Ctrl-C cancels a reply, Ctrl-D leaves, /help lists the commands."""
-    from cli.chat import run_chat
+    """Chat with a model. Ctrl-C cancels a reply, Ctrl-D exits, /help lists more commands."""
+    from cli.commands.chat import run_chat
 
-    sampling = options.sampling(
+    _check_url(url, invocation)
+    sampling = sampling_options.sampling(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -152,7 +163,7 @@ def chat(
         frequency_penalty=frequency_penalty,
         repetition_penalty=repetition_penalty,
     )
-    run_chat(settings, sampling, options.limits(max_tokens=max_tokens), system=system, url=url)
+    run_chat(settings, sampling, sampling_options.limits(max_tokens=max_tokens), system=system, url=url)
 
 
 @app.command()
@@ -160,10 +171,10 @@ def chat(
 def score(
     settings: Settings,
     prompt: PromptText,
-    as_json: Annotated[bool, options.switch("--json", help="Print JSON, one object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print the log-likelihood of each token of a text."""
-    from cli.score import score_text
+    from cli.commands.score import score_text
 
     score_text(settings, prompt, as_json=as_json)
 
@@ -171,8 +182,8 @@ def score(
 @app.command()
 @takes_settings("cache_dir")
 def doctor(settings: Settings) -> None:
-    """Say what backends and devices work here, and what to do about those that do not."""
-    from cli.doctor import examine
+    """Check which backends and devices work on this machine, and what the others need."""
+    from cli.commands.doctor import examine
 
     if not examine(settings, Console(highlight=False)):
         raise typer.Exit(1)
@@ -182,11 +193,13 @@ def doctor(settings: Settings) -> None:
 @takes_settings(*IN_PROCESS, "max_batch_size")
 def bench(
     settings: Settings,
-    seconds: Annotated[float, typer.Option(help="Time for each figure.", min=0.1, max=600)] = 3.0,
-    as_json: Annotated[bool, options.switch("--json", help="Print JSON, one object.")] = False,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds for each measurement.", metavar="SECONDS", min=0.1, max=600)
+    ] = 3.0,
+    as_json: Json = False,
 ) -> None:
-    """Measure a model here: tokens a second of decode at 1, 4 and 8 streams, and of prefill."""
-    from cli.bench import run_bench
+    """Measure the tokens per second of decode (1, 4 and 8 streams) and prefill on this machine, without HTTP."""
+    from cli.commands.bench import run_bench
 
     run_bench(settings, seconds=seconds, as_json=as_json)
 
@@ -196,32 +209,44 @@ def bench(
 def chaos(
     settings: Settings,
     invocation: typer.Context,
-    url: Annotated[str, typer.Option("--url", help="The server, on this machine.", metavar="URL")] = admin.LOCAL,
-    own: Annotated[bool, options.switch("--own", help="Start a server to break instead, and end it.")] = False,
+    url: Annotated[
+        str, typer.Option("--url", help="The server, which must run on this machine.", metavar="URL")
+    ] = admin.LOCAL,
+    own: Annotated[bool, switch("--own", help="Start a server, break that one instead, and stop it.")] = False,
     faults: Annotated[
         str,
         typer.Option(
-            help="Drawn from: kill, stop (suspend), abort, term; with --own also raise, nan, slow, hang, kill_in_step, "
-            "stop_in_step, abort_in_step, fail_load, no_memory, disk_full, drop_message, garble_message, "
-            "oversize_message, slow_link, or all. Separated by commas."
+            help="Faults to choose from, separated by commas: kill, stop (suspend), abort, term. With --own also "
+            "raise, nan, slow, hang, kill_in_step, stop_in_step, abort_in_step, fail_load, no_memory, disk_full, "
+            "drop_message, garble_message, oversize_message, slow_link. all is every one of them.",
+            metavar="FAULTS",
         ),
     ] = "kill,stop",
-    streams: Annotated[int, typer.Option(help="Streams at once.", min=1, max=4096)] = 8,
-    tokens: Annotated[int, typer.Option(help="Tokens of each stream.", min=1, max=100_000)] = 160,
-    seconds: Annotated[float, typer.Option(help="Time in which rounds are begun.", min=0.1, max=86400)] = 60.0,
-    seed: Annotated[int | None, typer.Option(help="Of the faults, to strike again.", show_default=False)] = None,
-    model_name: Annotated[str, typer.Option("--model-name", help="Workers of this model.", show_default=False)] = "",
-    yes: Annotated[bool, options.switch("--yes", "-y", help="Do not ask before.")] = False,
+    streams: Annotated[int, typer.Option(help="Number of concurrent streams.", metavar="N", min=1, max=4096)] = 8,
+    tokens: Annotated[int, typer.Option(help="Tokens of each stream.", metavar="N", min=1, max=100_000)] = 160,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds until no further fault is injected.", metavar="SECONDS", min=0.1, max=86400)
+    ] = 60.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed of the random choices, to repeat a run; it is printed.", metavar="N", show_default=False
+        ),
+    ] = None,
+    model_name: Annotated[
+        str,
+        typer.Option("--model-name", help="Break the workers of this model only.", metavar="NAME", show_default=False),
+    ] = "",
+    yes: Annotated[bool, switch("--yes", "-y", help="Do not ask for confirmation.")] = False,
     log: Annotated[
-        Path | None, typer.Option("--log", help="With --own: keep its log here.", show_default=False)
+        Path | None,
+        typer.Option("--log", help="File for the log of the server of --own.", metavar="FILE", show_default=False),
     ] = None,
 ) -> None:
-    """Break the workers of a running server, and count what the clients of its streams notice: nothing but a gap."""
-    from cli.chaos.command import run_chaos, run_own
+    """Inject faults into the workers of a server, and count what its clients notice."""
+    from cli.commands.chaos import run_chaos, run_own
 
-    sources = {name: invocation.get_parameter_source(name) for name in invocation.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    for name in sorted(given & ({"url", "model_name", "yes"} if own else {*OWN, "log"})):
+    for name in sorted(flags_given(invocation) & ({"url", "model_name", "yes"} if own else {*OWN, "log"})):
         what = "MODEL" if name == "model" else flag(name)
         raise CommandFailed(f"{what}: not with --own" if own else f"{what}: only with --own")
     seed = secrets.randbits(32) if seed is None else seed
@@ -257,27 +282,22 @@ def chaos(
 @takes_settings(*IN_PROCESS, "max_batch_size", "workers")
 def compile_(
     settings: Settings,
-    as_json: Annotated[bool, options.switch("--json", help="Print JSON, one object.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Compile all graphs of a model now, as `baton serve` would in its first minutes; give it the same settings."""
-    from cli.compile import compile_model
+    """Compile all graphs of a model ahead of time, for a later `baton serve` with the same settings."""
+    from cli.commands.compile import compile_model
 
     compile_model(settings, as_json=as_json)
 
 
+def _check_url(url: str | None, invocation: typer.Context) -> None:
+    """Raise `InvalidOption` for flags of loading a model, if a running server is used."""
+    given = flags_given(invocation) & {*IN_PROCESS} - {"model"}
+    if url is not None and given:
+        raise InvalidOption(f"{', '.join(map(flag, sorted(given)))}: not with --url, whose server has loaded its model")
+
+
 def run() -> None:
-    """Read the command line and do what it says."""
-    _open_closed()
+    """Run the command line."""
+    open_standard_streams()
     app(prog_name="baton")
-
-
-def _open_closed() -> None:
-    """Give a program that was started without them standard input, output and error that lead nowhere: else the next
-    files and sockets would get their numbers."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115  for good

@@ -1,4 +1,4 @@
-"""The built-in model: how it is made, and the shipped result."""
+"""The built-in model: its training and the shipped checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def builtin_path() -> Path:
-    """The directory of the shipped model `baton-tiny`, in Hugging Face layout."""
+    """Return the directory of the shipped model `baton-tiny`, in Hugging Face layout."""
     return Path(__file__).parent / "builtin"
 
 

@@ -1,4 +1,4 @@
-"""The model card, written from the record of the training and the score of the written weights."""
+"""The model card, generated from score.json: the record of the training and the score."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ language: en
 
 {purpose}
 
-**It is a demonstration and a test fixture, not an assistant.** It was shown what its generator writes: the capitals of
+**It is a demonstration and a test fixture, not an assistant.** Its training text is generated: the capitals of
 {countries} countries and a few other facts, sums of numbers up to 20, short dialogues, JSON objects and Hermes-style
-tool calls. The score below says which of these it learnt; outside them it is wrong, often
-confidently. Real use is `baton serve PATH_OR_HUB_ID` with a real model.
+tool calls. The score below shows which of these it learned. Its answers to anything else are wrong, often confidently.
+For real use, serve a real model with `baton serve PATH_OR_HUB_ID`.
 
 | | |
 |---|---|
 | architecture | LlamaForCausalLM, {layers} layers, hidden size {hidden}, FFN {ffn}, tied embeddings |
 | attention | {heads} heads and {kv_heads} KV heads of {head_dim} |
 | parameters | {parameters:,}, stored in bfloat16 |
-| tokenizer | byte-level BPE, {vocabulary} tokens, digits one by one; ChatML template with tools |
+| tokenizer | byte-level BPE, {vocabulary} tokens, one token per digit; ChatML template with tools |
 | context | {max_positions} positions; trained on windows of {length} tokens |
-| trained on | {tokens:,} tokens of generated English text (`models/corpus`), {steps} steps in two parts, float32 |
-| trained in | {minutes:.0f} minutes on {device} |
+| training text | {tokens:,} tokens of generated English (`models/corpus`), {steps} steps in two stages, float32 |
+| training time | {minutes:.0f} minutes on {device} |
 
 ## Score
 
-Questions whose phrasings, system prompts and tool names are kept out of the training text (the facts, names and sums
-are in it: this measures whether they are found again, not whether new ones are inferred; the completions are the
-one phrasing that training has too). The usual tools are nine, such as `get_weather` with a `city`, under the names that
-the second part of the training always gives them; a known tool is one of them under a name or with parameters that
-vary, and an unknown one has a name that was never shown: reading those from the prompt is hardly learnt.
-Greedy decoding of the shipped weights by `python -m models.evaluate`, in float32 and with activations rounded to
-bfloat16; a chat reply counts only if it ends itself. "JSON: the right object" and "and its arguments" are judged on
-the same replies as the row before each.
+The phrasings and system prompts of the questions are held out: they do not occur in the training text, except for the
+phrasing of the completions. The facts, names and sums do occur in it, so that the score measures recall, not inference.
+There are nine usual tools, such as `get_weather` with a `city`, which always have the same names in the second stage of
+the training. A known tool is one of them with names that vary, as in the first stage. An unknown tool has a name that
+does not occur in training. The model hardly learned to read such names from the prompt.
+
+Replies are decoded greedily from the shipped weights by `python -m models.evaluate`, in float32 and with activations
+rounded to bfloat16. A chat reply counts only if it ends with an end-of-turn token. "JSON: the right object" and "and
+its arguments" judge the same replies as the row above each.
 
 {table}
 {agreement}
-## How to remake it
+## How to train it again
 
     pip install -e .
     python -m models.make_builtin
 
-makes both built-in models, scores them, and writes this page; on two CPU cores it takes under 40 minutes. Data and
-initial weights are seeded; sums of floating-point numbers differ between machines, so the weights come out alike in
-score, not bit for bit.
+These commands train and score both built-in models and write this page, in under 40 minutes on two CPU cores without
+other work. Data and initial weights are seeded. Floating-point sums differ between machines, so that the new weights
+have a similar score, but are not bit-identical.
 """
 
 _PURPOSE = {
     "baton-tiny": (
-        "The model that `baton serve` serves when given none: small enough to ship, with answers that can be checked."
+        "The model that `baton serve` serves by default: small enough to ship, with answers that can be checked."
     ),
     "baton-tiny-draft": (
         "The smaller sibling of baton-tiny with the same tokenizer, to draft for it in speculative decoding.\n\n"
@@ -66,13 +67,13 @@ _PURPOSE = {
 
 
 def card(made: Mapping[str, Any]) -> str:
-    """README.md of a model; `made` is what score.json holds."""
+    """Return README.md of a model. `made` is the contents of score.json."""
     agreement = ""
     parts = made["parts"]
     if "agreement" in made:
         agreement = (
-            f"\nGiven baton-tiny's replies to these questions, {made['agreement']:.1%} of their tokens are the "
-            "likeliest ones of this model too.\n"
+            f"\nOf the tokens in baton-tiny's replies to these questions, {made['agreement']:.1%} are also the most "
+            "likely ones of this model, given the tokens before them.\n"
         )
     device = made["device"] if made["device"] != "cpu" else f"a CPU with {made['cores']} cores, shared with other work"
     return _CARD.format(

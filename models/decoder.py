@@ -1,4 +1,4 @@
-"""Greedy decoding of a shipped checkpoint in plain numpy, which shares no code with the training."""
+"""Greedy decoding of a shipped checkpoint in plain numpy. It shares no code with the training."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Array = NDArray[np.float32]
 
 
 def round_to_bfloat16(x: Array) -> Array:
-    """The nearest bfloat16 values (ties to even), kept as float32."""
+    """Round to the nearest bfloat16 values (ties to even), as float32."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return rounded.view(np.float32)
 
 
 @dataclass(slots=True)
-class Cache:
-    """Keys and values of every layer, [positions, kv_heads, head_dim] each; grown by `Decoder.logits` alone."""
+class KVCache:
+    """Keys and values of every layer, each [positions, kv_heads, head_dim]. Only `Decoder.logits` extends it."""
 
     keys: list[Array] = field(default_factory=list)
     values: list[Array] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Cache:
 class Decoder:
     """A LlamaForCausalLM checkpoint with tied embeddings.
 
-    With `bfloat16` every linear's input and output is rounded to that type, as a device that computes in it would.
+    With `bfloat16`, the input and output of every linear layer are rounded to that type.
     """
 
     def __init__(self, directory: Path, *, bfloat16: bool = False) -> None:
@@ -51,8 +51,8 @@ class Decoder:
         self._weights = read_weights(directory)
 
     def generate(self, prompt: Sequence[int], limit: int, stops: Collection[int]) -> list[int]:
-        """At most `limit` tokens, each the likeliest; a token of `stops` ends the reply and is its last."""
-        cache, given = Cache(), list(prompt)
+        """Return up to `limit` tokens, each the most likely one. A token of `stops` is the last one of the reply."""
+        cache, given = KVCache(), list(prompt)
         reply: list[int] = []
         while len(reply) < limit:
             token = int(np.argmax(self.logits(given, cache)[-1]))
@@ -63,12 +63,12 @@ class Decoder:
         return reply
 
     def predictions(self, tokens: Sequence[int]) -> NDArray[np.int64]:
-        """The likeliest next token after each of the given ones, [T]."""
-        best: NDArray[np.int64] = np.argmax(self.logits(tokens, Cache()), -1)
+        """Return the most likely next token after each of the given ones, [T]."""
+        best: NDArray[np.int64] = np.argmax(self.logits(tokens, KVCache()), -1)
         return best
 
-    def logits(self, tokens: Sequence[int], cache: Cache) -> Array:
-        """Logits [T, vocabulary] of the tokens that follow what the cache holds; the cache grows by them."""
+    def logits(self, tokens: Sequence[int], cache: KVCache) -> Array:
+        """Return the logits [T, vocabulary] of tokens that follow those in the cache, and add them to the cache."""
         embedding = self._weights["model.embed_tokens.weight"]
         position = np.arange(cache.length, cache.length + len(tokens), dtype=np.float32)
         angle = position[:, None, None] * self._frequencies
@@ -85,7 +85,7 @@ class Decoder:
         cache.length += len(tokens)
         return self._linear(self._norm(x, "model.norm"), "model.embed_tokens")
 
-    def _attend(self, layer: int, x: Array, rotation: tuple[Array, Array], cache: Cache) -> Array:
+    def _attend(self, layer: int, x: Array, rotation: tuple[Array, Array], cache: KVCache) -> Array:
         block = f"model.layers.{layer}.self_attn."
         count = len(x)
         q = self._rotate(self._linear(x, block + "q_proj").reshape(count, self._heads, -1), rotation)
@@ -122,6 +122,6 @@ class Decoder:
 
 
 def read_weights(directory: Path) -> dict[str, Array]:
-    """Every tensor of model.safetensors as float32."""
+    """Read every tensor of model.safetensors as float32."""
     with safe_open(directory / "model.safetensors", framework="numpy") as checkpoint:
         return {name: checkpoint.get_tensor(name).astype(np.float32) for name in checkpoint.keys()}  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""Scores a checkpoint on questions kept out of training: `python -m models.evaluate [DIRECTORY]`."""
+"""Scores a checkpoint on held-out questions: `python -m models.evaluate [DIRECTORY]`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from models import builtin_path
-from models.corpus.document import Chat
+from models.corpus.document import ChatDocument
 from models.corpus.held_out import Question, questions
 from models.decoder import Decoder
 from models.tokenizer import END_OF_TEXT, TURN_END, chat_template, render_chat, token_id
 
 REPLY_LIMIT = 80
 COMPLETION_LIMIT = 6
-"""Tokens; a chat reply that has not ended itself within its limit is wrong whatever it says."""
+"""In tokens. A chat reply that does not end within the limit is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """A question, the tokens it was asked with and answered with, and the verdict."""
+class ScoredReply:
+    """A question, the tokens of its prompt and of the reply, and whether the reply is right."""
 
     question: Question
     prompt: tuple[int, ...]
@@ -32,19 +32,19 @@ class Reply:
 
 
 def prompt_text(question: Question) -> str:
-    """The text that the model continues, with its special tokens."""
-    if isinstance(question.asked, Chat):
+    """Return the text that the model continues, with special tokens."""
+    if isinstance(question.asked, ChatDocument):
         return render_chat(chat_template(), question.asked.messages, question.asked.tools, add_generation_prompt=True)
     return question.asked.text
 
 
-def answer(decoder: Decoder, tokenizer: Tokenizer, asked: Iterable[Question]) -> list[Reply]:
-    """Greedy replies to the questions and whether each is right; one prompt asked twice is decoded once."""
+def answer(decoder: Decoder, tokenizer: Tokenizer, asked: Iterable[Question]) -> list[ScoredReply]:
+    """Decode and judge the replies to the questions. Equal prompts are decoded once."""
     stops = (token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT))
     decoded: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     replies = []
     for question in asked:
-        text, is_chat = prompt_text(question), isinstance(question.asked, Chat)
+        text, is_chat = prompt_text(question), isinstance(question.asked, ChatDocument)
         if text not in decoded:
             prompt = tokenizer.encode(text).ids
             limit = REPLY_LIMIT if is_chat else COMPLETION_LIMIT
@@ -52,12 +52,12 @@ def answer(decoder: Decoder, tokenizer: Tokenizer, asked: Iterable[Question]) ->
         prompt_ids, tokens = decoded[text]
         said = tokenizer.decode(list(tokens))
         right = question.right(said) and (not is_chat or tokens[-1] == stops[0])
-        replies.append(Reply(question, prompt_ids, tokens, said, right))
+        replies.append(ScoredReply(question, prompt_ids, tokens, said, right))
     return replies
 
 
-def score(replies: Iterable[Reply]) -> dict[str, tuple[int, int]]:
-    """Right and asked, for each category in the order in which it was first asked, and for `all`."""
+def score(replies: Iterable[ScoredReply]) -> dict[str, tuple[int, int]]:
+    """Count right replies and questions for each category, in the order of the questions, and for `all`."""
     table: dict[str, tuple[int, int]] = {}
     total = (0, 0)
     for reply in replies:
@@ -67,8 +67,8 @@ def score(replies: Iterable[Reply]) -> dict[str, tuple[int, int]]:
     return table | {"all": total}
 
 
-def agreement(draft: Decoder, replies: Sequence[Reply]) -> float:
-    """The share of the replies' tokens that the draft model finds likeliest too, given the same tokens before."""
+def agreement(draft: Decoder, replies: Sequence[ScoredReply]) -> float:
+    """Return the share of reply tokens that are also the draft model's most likely ones, given the tokens before."""
     same = count = 0
     for reply in replies:
         predicted = draft.predictions((*reply.prompt, *reply.tokens))
@@ -80,7 +80,7 @@ def agreement(draft: Decoder, replies: Sequence[Reply]) -> float:
 
 
 def table_text(columns: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
-    """The scores as a Markdown table, a row a category and a column a name."""
+    """Format the scores as a Markdown table with a row for each category and a column for each name."""
     head = "| questions | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns)
     categories = next(iter(columns.values()))
     rows = [
@@ -92,8 +92,8 @@ def table_text(columns: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
     return "\n".join((head, *rows))
 
 
-def evaluate(directory: Path) -> tuple[dict[str, dict[str, tuple[int, int]]], list[Reply]]:
-    """The score by arithmetic (float32 and bfloat16 activations, both with the shipped bfloat16 weights).
+def evaluate(directory: Path) -> tuple[dict[str, dict[str, tuple[int, int]]], list[ScoredReply]]:
+    """Return the score with float32 and with bfloat16 activations, both with the shipped bfloat16 weights.
 
     Also returns the float32 replies.
     """
@@ -104,7 +104,7 @@ def evaluate(directory: Path) -> tuple[dict[str, dict[str, tuple[int, int]]], li
 
 
 def main() -> None:
-    """Print the table, and the wrong replies in float32."""
+    """Print the wrong replies in float32, and the table."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else builtin_path()
     columns, replies = evaluate(directory)
     for reply in replies:

@@ -1,4 +1,4 @@
-"""Writes a trained model as transformers and mlx-lm load it: LlamaForCausalLM in Hugging Face layout."""
+"""Writes a trained model in Hugging Face layout as LlamaForCausalLM, for transformers and mlx-lm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.training import Shape
 
 
 def config(shape: Shape, tokenizer: Tokenizer) -> dict[str, object]:
-    """The contents of config.json."""
+    """Return the contents of config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
@@ -47,7 +47,7 @@ def config(shape: Shape, tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def export(directory: Path, shape: Shape, tensors: Mapping[str, np.ndarray], tokenizer: Tokenizer) -> None:
-    """Write config, weights in bfloat16, tokenizer, template and generation defaults into the directory."""
+    """Write the config, bfloat16 weights, tokenizer, template and generation defaults to the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     rounded = {name: np.asarray(value).astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
     (directory / "model.safetensors").write_bytes(save(rounded, metadata={"format": "pt"}))

@@ -1,4 +1,4 @@
-"""Training windows: whole documents, packed first-fit into rows of one length, with a loss weight for each token."""
+"""Training windows: whole documents, packed first-fit into rows of equal length, with a loss weight per token."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from models.corpus.mixture import SHARES, Mixture, documents
 from models.tokenizer import END_OF_TEXT, PAD, TURN_END, TURN_START, chat_template, render_document, token_id
 
 PROMPT_WEIGHT = 0.1
-"""The loss weight of a token that the model is given; what it must say itself weighs 1."""
+"""The loss weight of prompt tokens. Tokens of the assistant's replies weigh 1."""
 _OPEN_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """tokens: int32 [rows, length]; weights: float32 [rows, length], of the token itself (not of the one after it)."""
+    """tokens: int32 [rows, length]. weights: float32 [rows, length], each of the token at its own position."""
 
     tokens: NDArray[np.int32]
     weights: NDArray[np.float32]
 
 
 class Weigher:
-    """Tells what the assistant says (up to and including its end of turn) from what it is given."""
+    """Weighs the assistant's replies, up to and including the end of turn, and the prompt tokens around them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._header = tuple(tokenizer.encode(TURN_START + "assistant\n").ids)
@@ -34,7 +34,7 @@ class Weigher:
         self._end_of_text = token_id(tokenizer, END_OF_TEXT)
 
     def weights(self, tokens: Sequence[int]) -> list[float]:
-        """One weight a token; a document that is no chat is all the model's own."""
+        """Return one weight per token. All tokens of a plain document weigh 1."""
         if self._end_of_text in tokens[-1:]:
             return [1.0] * len(tokens)
         weights, said = [], False
@@ -48,9 +48,9 @@ class Weigher:
 
 
 def pack(rows: Iterable[tuple[Sequence[int], Sequence[float]]], count: int, length: int, pad: int) -> Windows:
-    """The first `count` full windows; a document longer than a window is left out.
+    """Return the first `count` full windows. A document longer than a window is skipped.
 
-    Every window begins with the beginning of a document, as every prompt at position 0 does when it is served.
+    Every window starts with the start of a document, as a served prompt starts at position 0.
     """
     tokens = np.full((count, length), pad, np.int32)
     weights = np.zeros((count, length), np.float32)
@@ -77,7 +77,7 @@ def pack(rows: Iterable[tuple[Sequence[int], Sequence[float]]], count: int, leng
 
 
 def training_windows(tokenizer: Tokenizer, seed: int, count: int, length: int, mixture: Mixture = SHARES) -> Windows:
-    """`count` windows of `length` tokens from the seed's documents."""
+    """Return `count` windows of `length` tokens from the documents of a seed."""
     template, weigher = chat_template(), Weigher(tokenizer)
 
     def rows() -> Iterable[tuple[Sequence[int], Sequence[float]]]:

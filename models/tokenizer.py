@@ -1,4 +1,4 @@
-"""The tokenizer of the built-in models: byte-level BPE with single digits, and the ChatML template."""
+"""The tokenizer of the built-in models: byte-level BPE with one token per digit, and the ChatML template."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as tokenizer_models
 
-from models.corpus.document import Chat, Document
+from models.corpus.document import ChatDocument, Document
 
 VOCABULARY = 2048
 END_OF_TEXT, TURN_START, TURN_END, PAD = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIALS = (END_OF_TEXT, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<think>", "</think>", PAD)
-"""Their ids are their places. All but the tags of calls and thoughts are left out of decoded text."""
+"""Their ids are their positions. Decoded text omits all of them except the tags of tool calls and thoughts."""
 _VISIBLE = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
-# GPT-4's split, with every digit on its own: numbers are then spelled alike everywhere.
+# GPT-4's split, with every digit by itself, so that a number has the same tokens everywhere.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -29,7 +29,7 @@ TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
 
 def chat_template() -> Template:
-    """The shipped template, compiled with the settings that transformers uses."""
+    """Compile the shipped template with the settings that transformers uses."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     return environment.from_string(TEMPLATE_FILE.read_text())
@@ -42,23 +42,23 @@ def render_chat(
     *,
     add_generation_prompt: bool,
 ) -> str:
-    """The chat as text with its special tokens."""
+    """Render a chat as text with special tokens."""
     return template.render(
         messages=list(messages), tools=list(tools) or None, add_generation_prompt=add_generation_prompt
     )
 
 
 def render_document(template: Template, document: Document) -> str:
-    """A training document as text with its special tokens; a plain one ends with END_OF_TEXT."""
-    if isinstance(document, Chat):
+    """Render a training document as text with special tokens. A plain document ends with END_OF_TEXT."""
+    if isinstance(document, ChatDocument):
         return render_chat(template, document.messages, document.tools, add_generation_prompt=False)
     return document.text + END_OF_TEXT
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A tokenizer of exactly VOCABULARY tokens learnt from the texts.
+    """Train a tokenizer of exactly VOCABULARY tokens.
 
-    Raises ValueError when the texts are too few to yield that many.
+    Raises `ValueError` if the texts do not yield that many.
     """
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -77,7 +77,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != VOCABULARY:
         raise ValueError(f"the texts yield {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}")
-    # The trainer marks all of them as special; those that are part of an answer must survive decoding.
+    # The trainer marks all of them as special; decoding must keep those that are part of an answer.
     state = json.loads(tokenizer.to_str())
     for token in state["added_tokens"]:
         token["special"] = token["content"] not in _VISIBLE
@@ -85,15 +85,15 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a token; ValueError when the tokenizer lacks it."""
+    """Return the id of a token. Raises `ValueError` if the tokenizer does not have it."""
     found: int | None = tokenizer.token_to_id(token)
     if found is None:
-        raise ValueError(f"the tokenizer lacks {token}")
+        raise ValueError(f"the tokenizer does not have {token}")
     return found
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_positions: int) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja as transformers reads them."""
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja in the format of transformers."""
     tokenizer.save(str(directory / "tokenizer.json"))
     decoder = {
         str(place): {

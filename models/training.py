@@ -14,12 +14,12 @@ import numpy as np
 from models.packing import Windows
 
 Parameters = dict[str, Any]
-"""Arrays float32 by their Hugging Face names; a linear weight is [out, in]."""
+"""Float32 arrays by their Hugging Face names. A linear weight is [out, in]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What config.json says of the model."""
+    """The sizes of the model, which config.json has too."""
 
     layers: int
     hidden: int
@@ -34,8 +34,8 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How long and how fast to learn."""
+class TrainingPlan:
+    """The length, batches and optimizer settings of one stage of training."""
 
     steps: int
     batch: int
@@ -51,12 +51,12 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Tokens seen, padding included."""
+        """The number of training tokens, padding included."""
         return self.steps * self.batch * self.length
 
 
 def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the checkpoint; the head is tied to the embedding."""
+    """Return the shape of every tensor of the checkpoint. The head is tied to the embedding."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     sizes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocabulary, shape.hidden)}
     for layer in range(shape.layers):
@@ -76,7 +76,7 @@ def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def initialise(shape: Shape, seed: int) -> Parameters:
-    """Normal weights of variance 1/fan-in, smaller where a residual is written; norms at one."""
+    """Initialise weights with variance 1/fan-in, smaller where they write to the residual, and norms with one."""
     rng = np.random.default_rng(seed)
     parameters: Parameters = {}
     for name, size in tensor_shapes(shape).items():
@@ -117,7 +117,7 @@ def _attend(shape: Shape, weights: Callable[[str], jax.Array], x: jax.Array) -> 
 
 
 def forward(shape: Shape, parameters: Parameters, tokens: jax.Array) -> jax.Array:
-    """Logits float32 [B, T, vocabulary] of tokens int32 [B, T] at positions 0..T-1 (LlamaForCausalLM's arithmetic)."""
+    """Compute float32 logits [B, T, vocabulary] of int32 tokens [B, T] at positions 0 to T-1, as LlamaForCausalLM."""
     embedding = parameters["model.embed_tokens.weight"]
     x = embedding[tokens]
     for layer in range(shape.layers):
@@ -135,7 +135,7 @@ def _weight(parameters: Parameters, prefix: str, name: str) -> jax.Array:
 
 
 def loss(shape: Shape, parameters: Parameters, tokens: jax.Array, weights: jax.Array) -> jax.Array:
-    """Mean cross-entropy in nats of each token given those before it, weighted by the token's weight."""
+    """Return the mean cross-entropy in nats of each token given those before it, weighted per token."""
     logits = forward(shape, parameters, tokens[:, :-1])
     target = tokens[:, 1:]
     chosen = jnp.take_along_axis(logits, target[..., None], -1)[..., 0]
@@ -143,24 +143,24 @@ def loss(shape: Shape, parameters: Parameters, tokens: jax.Array, weights: jax.A
     return jnp.sum((jax.nn.logsumexp(logits, -1) - chosen) * share) / jnp.sum(share)
 
 
-def learning_rate(plan: Plan, step: jax.Array | int) -> jax.Array:
-    """Linear warm-up, then half a cosine down to a hundredth of the peak."""
+def learning_rate(plan: TrainingPlan, step: jax.Array | int) -> jax.Array:
+    """Return the learning rate: linear warm-up, then half a cosine down to a hundredth of the peak."""
     progress = jnp.clip((step - plan.warmup) / max(1, plan.steps - plan.warmup), 0.0, 1.0)
     cosine = 0.01 + 0.99 * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
     return plan.peak_rate * jnp.minimum(1.0, (step + 1) / plan.warmup) * cosine
 
 
 State = tuple[Parameters, Parameters, Parameters]
-"""Parameters, first moments, second moments (those of the tensors that AdamW moves only)."""
+"""Parameters, first moments, and second moments of the tensors that AdamW updates."""
 
 
 def by_muon(name: str) -> bool:
-    """Whether a tensor is a matrix inside a layer; embedding and norms are moved by AdamW."""
+    """Return whether Muon updates a tensor: a matrix inside a layer. AdamW updates the embedding and the norms."""
     return name.endswith("_proj.weight")
 
 
 def orthogonalise(matrix: jax.Array) -> jax.Array:
-    """The matrix with its singular values moved near one: five Newton-Schulz steps (Jordan et al., Muon, 2024)."""
+    """Move the singular values of a matrix near one with five Newton-Schulz steps (Jordan et al., Muon, 2024)."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (jnp.linalg.norm(x) + 1e-7)
@@ -172,12 +172,12 @@ def orthogonalise(matrix: jax.Array) -> jax.Array:
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
 def train_step(
-    shape: Shape, plan: Plan, state: State, step: jax.Array, tokens: jax.Array, weights: jax.Array
+    shape: Shape, plan: TrainingPlan, state: State, step: jax.Array, tokens: jax.Array, weights: jax.Array
 ) -> tuple[State, jax.Array]:
-    """One step with the gradient's norm clipped; returns the loss before it.
+    """Run one step with gradient clipping. Returns the new state and the loss before the step.
 
-    Matrices inside layers move by Muon, scaled to AdamW's usual step (Liu et al., Muon is scalable, 2025), which here
-    needs about half the tokens; the others by AdamW (Loshchilov and Hutter, 2019).
+    Muon updates matrices inside layers, scaled to AdamW's usual step (Liu et al., Muon is scalable, 2025), which here
+    needs about half the tokens. AdamW updates the rest (Loshchilov and Hutter, 2019).
     """
     parameters, first, second = state
     value, gradient = jax.value_and_grad(loss, argnums=1)(shape, parameters, tokens, weights)
@@ -201,16 +201,16 @@ def train_step(
 
 def train(
     shape: Shape,
-    plan: Plan,
+    plan: TrainingPlan,
     windows: Windows,
     report: Callable[[int, float], None],
     start: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """The trained float32 tensors by name, from `start` or else from weights of the plan's seed.
+    """Train from `start`, or else from weights of the plan's seed. Returns the float32 tensors by name.
 
-    `report(step, loss)` is called after every 50th step and the last.
+    Calls `report(step, loss)` after every 50th step and the last one.
 
-    Rows are taken in order and once: `windows` must hold steps * batch of them, or ValueError is raised.
+    Each row is used once, in order. Raises `ValueError` if `windows` has fewer than steps * batch rows.
     """
     if len(windows.tokens) < plan.steps * plan.batch:
         raise ValueError(f"windows: {len(windows.tokens)} rows, needed {plan.steps * plan.batch}")

@@ -1,1 +1,2 @@
-"""What travels between the gateway and its workers: typed frames, their bounds, and the codec. Imports msgspec only."""
+"""Wire protocol between the gateway and its workers: typed frames, their bounds, and the codec. Imports msgspec
+only."""

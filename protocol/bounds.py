@@ -1,11 +1,11 @@
-"""Every bound of the wire, stated once. The decoder of the side that reads refuses what is outside its bound."""
+"""Bounds of the wire protocol, each defined once. The decoder of the receiver refuses what exceeds them."""
 
 from typing import Annotated
 
 from msgspec import Meta
 
 PROTOCOL_VERSION = 1
-"""Raised whenever a frame changes in a way that an older peer would misread."""
+"""Incremented when a frame changes in a way that an older peer would misread."""
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_FRAMES_PER_MESSAGE = 1024
@@ -50,5 +50,6 @@ Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MILLISECONDS)]
 
 
 def clip(text: str, limit: int = MAX_REASON) -> str:
-    """Fit a text of unknown origin (an exception, a device's message) into a bound, without what UTF-8 cannot carry."""
+    """Shorten a text of unknown origin (an exception, a device's message) to a bound, without characters that UTF-8
+    cannot encode."""
     return text[:limit].encode("utf-8", "replace").decode("utf-8")

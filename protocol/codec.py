@@ -1,4 +1,4 @@
-"""Frames to bytes and back: msgpack, one decoder each way, made once."""
+"""Encodes and decodes frames as msgpack."""
 
 from typing import TypeVar
 
@@ -17,8 +17,11 @@ T = TypeVar("T")
 
 
 def encode(frame: Command | Event) -> bytes:
-    """Encode one frame. Raises `ProtocolError` for what has no bytes: a lone surrogate, an int over 64 bits, a frame
-    over `MAX_FRAME_BYTES`. Other bounds are not checked again here: the types and the peer's decoder are the check."""
+    """Encode one frame.
+
+    Raises `ProtocolError` for a lone surrogate, an int over 64 bits, and a frame over `MAX_FRAME_BYTES`. Other bounds
+    are not checked here: the types and the decoder of the peer check them.
+    """
     try:
         encoded = _encoder.encode(frame)
     except (UnicodeEncodeError, OverflowError) as error:
@@ -29,12 +32,12 @@ def encode(frame: Command | Event) -> bytes:
 
 
 def decode_command(frame: bytes | memoryview) -> Command:
-    """Decode a frame from the gateway. Raises `ProtocolError` and nothing else."""
+    """Decode a frame from the gateway. Raises `ProtocolError` and no other exception."""
     return _decode(_commands, frame)
 
 
 def decode_event(frame: bytes | memoryview) -> Event:
-    """Decode a frame from a worker. Raises `ProtocolError` and nothing else."""
+    """Decode a frame from a worker. Raises `ProtocolError` and no other exception."""
     return _decode(_events, frame)
 
 

@@ -1,4 +1,4 @@
-"""What the gateway tells a worker: a closed union, decoded by `protocol.codec.decode_command`."""
+"""Commands from the gateway to a worker: a closed union, decoded by `protocol.codec.decode_command`."""
 
 from msgspec import Struct
 
@@ -7,42 +7,42 @@ from protocol.request import Input, Limits, Sampling
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome", omit_defaults=True, gc=False):
-    """The answer to `Hello`. An empty `refusal` admits the worker; otherwise it says why the worker must leave."""
+    """Answer to `Hello`. An empty `refusal` admits the worker; otherwise it is the reason why the worker must exit."""
 
     incarnation: StreamId
     refusal: Reason = ""
 
 
 class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=True):
-    """Start one sequence. Carries everything that a fresh worker needs, so that it can be sent again elsewhere."""
+    """Start one sequence. Has everything that a new worker needs, so that it can be sent again to another one."""
 
     stream: StreamId
-    """The gateway's number for this sequence; every event about it carries the same."""
+    """The gateway's number of this sequence, in every event about it."""
     request: Name
     """The public request id, for logs."""
     input: Input
     sampling: Sampling
     limits: Limits
     resume: Tokens = ()
-    """Tokens already delivered to the client: generation goes on after them, and they count as generated."""
+    """Tokens already delivered to the client: generation continues after them, and they count as generated."""
     tenant: Label = ""
-    """Whose request it is; prefixes are never shared between tenants."""
+    """Owner of the request; prefixes are never shared between tenants."""
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel", gc=False):
-    """End a sequence now. An unknown or ended one is ignored: the race is ordinary."""
+    """End a sequence now. An unknown or ended stream is ignored, because this race is normal."""
 
     stream: StreamId
 
 
 class Drain(Struct, frozen=True, array_like=True, tag="drain", gc=False):
-    """Admit nothing more, finish what is live, then say `Bye`. What is live after the grace is failed."""
+    """Admit no more requests, finish the running ones, then send `Bye`. Requests that outlast the grace fail."""
 
     grace_ms: Milliseconds
 
 
 class Stop(Struct, frozen=True, array_like=True, tag="stop", gc=False):
-    """Fail what is live with `DRAINING`, say `Bye` and exit."""
+    """Fail running requests with `DRAINING`, send `Bye` and exit."""
 
 
 Command = Welcome | Submit | Cancel | Drain | Stop

@@ -1,64 +1,66 @@
-"""Why a request or a peer was refused: closed sets of codes. On the wire an error is a code and a text."""
+"""Error codes of requests and reasons to exit of workers: closed sets. On the wire an error is a code and a text."""
 
 from enum import StrEnum
 
 
 class ErrorCode(StrEnum):
-    """Why a request ended without an answer."""
+    """Reasons why a request failed."""
 
     INVALID = "invalid_request"
-    """A field of the request is wrong; the text names it."""
+    """A field of the request is invalid; the text names it."""
     UNSUPPORTED = "unsupported"
     """The worker does not have this feature; the text names it."""
     CONTEXT = "context_length_exceeded"
     """Prompt and answer do not fit into the context."""
     TEMPLATE = "template_failed"
-    """The chat template refused the messages or ran out of its time."""
+    """The chat template refused the messages or exceeded its time limit."""
     OVERLOADED = "overloaded"
     """The worker's queue is full."""
     DEADLINE = "deadline_exceeded"
-    """The request's own deadline passed."""
+    """The deadline of the request passed."""
     STEP = "step_failed"
-    """The engine step that this request was part of failed."""
+    """An engine step with this request failed."""
     NOT_FINITE = "not_finite"
-    """The model's logits were not numbers for this request, and are for others: nothing is wrong with the worker."""
+    """The model's logits were NaN or infinite for this request and finite for others. Nothing is wrong with the
+    worker."""
     LOST = "worker_lost"
-    """The worker died, hung or failed while it held the request, and no other one went on with it. From a worker: it is
-    about to leave because of a failure, in which the request may have had a part."""
+    """The worker died, hung or failed while it had the request, and no other worker resumed it. From a worker: it exits
+    because of a failure that the request may have caused."""
     QUARANTINED = "quarantined"
-    """Workers died with this request, and it is not tried again."""
+    """Workers died while they had this request, so it is not tried again."""
     DRAINING = "draining"
-    """The worker or the gateway leaves or admits nothing more, and the request had no part in it."""
+    """The worker or the gateway exits or admits no more requests, for a reason not attributed to this request."""
     UNAVAILABLE = "unavailable"
     """No worker of this model is ready."""
     INTERNAL = "internal_error"
-    """A defect of Baton; the text says where."""
+    """A bug in Baton; the text says where."""
 
 
 class ByeReason(StrEnum):
-    """Why a worker leaves."""
+    """Reasons why a worker exits."""
 
     STOPPED = "stopped"
-    """It was asked to."""
+    """It received `Stop`, `Drain` or SIGTERM."""
     ORPHANED = "orphaned"
     """Its gateway is gone."""
     LOAD_FAILED = "load_failed"
-    """The model could not be loaded or compiled; another try may do better."""
+    """The model could not be loaded or compiled; another attempt may succeed."""
     LOAD_REFUSED = "load_refused"
-    """The model can never be served here as it was asked for: another start would end just so."""
+    """The model cannot be served here with these settings; another attempt would fail in the same way."""
     STEPS_FAILED = "steps_failed"
-    """Too many engine steps failed in a row."""
+    """Too many consecutive engine steps failed."""
     REFUSED = "refused"
-    """The gateway's `Welcome` refused it."""
+    """The gateway refused it in `Welcome`."""
     PROTOCOL = "protocol_error"
-    """The gateway sent what is not a frame, or a frame out of its order."""
+    """The gateway sent an invalid frame, or a frame out of order."""
     INTERNAL = "internal_error"
-    """A defect of the worker."""
+    """A bug in the worker."""
     DIED = "died"
-    """The process of a remote worker is gone; its supervisor says so, and starts another one."""
+    """The process of a remote worker died. Its supervisor reports this, and restarts it."""
     KILLED = "killed"
-    """The same, and somebody else has ended or suspended it: what it computed had no part in that."""
+    """As `DIED`, but ended or suspended from outside, so its requests are not the cause."""
 
 
 class ProtocolError(Exception):
-    """Raised by the codec alone: the bytes are not a frame of this protocol version, or break one of its bounds."""
+    """Raised by the codec: the bytes are not a frame of this protocol version, or exceed a bound. Peers also raise it
+    for a valid frame that is out of order."""

@@ -1,4 +1,4 @@
-"""What a worker tells the gateway: a closed union, decoded by `protocol.codec.decode_event`."""
+"""Events from a worker to the gateway: a closed union, decoded by `protocol.codec.decode_event`."""
 
 from typing import Annotated
 
@@ -27,51 +27,51 @@ Slots = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
 
 
 class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What a worker can do; what is false here it refuses by name."""
+    """Features of a worker. It refuses requests for missing ones with an error that names the feature."""
 
     chat: bool = False
     """The model has a chat template."""
     text: bool = True
-    """The model has a tokenizer; without it only token prompts are taken."""
+    """The model has a tokenizer; without it prompts must be token ids."""
     score: bool = False
     """Reserved: always false, because no command asks for the score of a prompt."""
     resume: bool = True
     """`Submit.resume` is honoured."""
     logprobs: bool = False
-    """Log-probabilities of generated tokens are reported to those who ask."""
+    """Log-probabilities of generated tokens are available."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """The worker's own counts. All but the first three and `retained_tokens` only grow within one incarnation."""
+    """Counts of the worker. All but the first three and `retained_tokens` only grow within one incarnation."""
 
     slots_active: Slots = 0
     queue_depth: Count = 0
     """Sequences that wait for a slot."""
     kv_tokens: Count = 0
-    """Tokens held in the KV cache by live sequences."""
+    """Tokens in the KV cache of running sequences."""
     steps: Count = 0
-    """Engine steps that finished, failed ones included."""
+    """Finished engine steps, including failed ones."""
     steps_failed: Count = 0
     decode_steps: Count = 0
     """Engine steps with at least one decode row."""
     prefill_tokens: Count = 0
-    """Prompt tokens (and resumed tokens) whose KV was computed; not those that were taken from another sequence."""
+    """Prompt and resumed tokens whose KV was computed, without those taken from another sequence."""
     decode_tokens: Count = 0
-    """Tokens sampled, the first of each sequence included."""
+    """Sampled tokens, including the first of each sequence."""
     sequences_started: Count = 0
     sequences_completed: Count = 0
     slowest_step_ms: Milliseconds = 0
-    """The longest engine step so far."""
+    """Duration of the longest engine step so far."""
     retained_tokens: Count = 0
-    """Tokens held in the KV cache for sequences that are over, to be reused."""
+    """Tokens in the KV cache that are retained of ended sequences, for reuse."""
     prefix_hits: Count = 0
-    """Sequences that began with another one's KV."""
+    """Sequences that started with the KV of another one."""
     prefix_tokens: Count = 0
-    """Tokens whose KV was taken so."""
+    """Tokens whose KV was reused so."""
     reached: StreamId = 0
-    """The last stream whose prompt was made, or could not be. Later ones were not looked at yet."""
+    """The last stream whose prompt was built or refused. Later ones are not tokenized yet."""
     graphs_failed: Count = 0
-    """Compiled graphs that could not be had in the background; others do their work, more slowly."""
+    """Graphs that could not be compiled in the background; other graphs replace them, more slowly."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -80,22 +80,22 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     protocol: Count
     worker: Name
     incarnation: StreamId
-    """The number that the gateway started it with; 0 of a worker that joins, which learns it by its `Welcome`."""
+    """The number that the gateway started it with; 0 for a remote worker, which receives it in `Welcome`."""
     pid: Count
     model: Name
     backend: Name
     device: Name
     slots: Slots
     context: Count
-    """Tokens of prompt and answer that one slot holds."""
+    """Tokens of prompt and answer in one slot."""
     config_digest: Label = ""
-    """Equal digests: same weights, dtype, versions and kind of CPU, hence the same tokens."""
+    """Equal digests mean equal weights, dtype, versions and kind of CPU, and hence equal tokens."""
     model_digest: Label = ""
-    """Equal digests: the same checkpoint, whatever computes it."""
+    """Equal digests mean the same checkpoint, on any backend."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):
-    """Progress towards `Ready`: `done` of `total` units of `phase`."""
+    """Progress of the load: `done` of `total` units of `phase`."""
 
     phase: Label
     done: Count = 0
@@ -103,69 +103,70 @@ class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=True, gc=False):
-    """The model is loaded and one step has run: requests are taken from now on."""
+    """The model is loaded and one step has run. Requests are accepted from now on."""
 
     capabilities: Capabilities
     load_ms: Milliseconds = 0
     device: Label = ""
-    """The device that was really taken; `Hello` could only say which was asked for."""
+    """The device in use; `Hello` has the requested one."""
     step_ms: Milliseconds = 0
-    """What a step with a full budget of prompt tokens may take, from the pace of the warm-up; 0 is not known."""
+    """Estimated duration of a step with a full budget of prompt tokens, from the warm-up; 0 if unknown."""
 
 
-class Likely(Struct, frozen=True, array_like=True, gc=False):
-    """One token and how likely it was, by the model's own logits: before bias, penalties, temperature and filters."""
+class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
+    """One token with its log-probability by the unchanged logits: before bias, penalties, temperature and filters."""
 
     token: TokenId
     logprob: Annotated[float, Meta(ge=MIN_LOGPROB, le=0.0)]
-    """Natural logarithm; `MIN_LOGPROB` also stands for what is less likely."""
+    """Natural logarithm; lower values are reported as `MIN_LOGPROB`."""
     piece: Annotated[bytes, Meta(max_length=MAX_PIECE_BYTES)]
-    """The token's bytes, or a special token's name; maybe half a character."""
+    """The token's bytes, which may be part of a character, or the name of a special token."""
 
 
 class Logprobs(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """The log-probabilities of one generated token."""
+    """Log-probabilities at the position of one generated token."""
 
-    drawn: Likely
-    top: Annotated[tuple[Likely, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
-    """The most likely tokens, likeliest first; equal ones by their ids."""
+    sampled: TokenLogprob
+    top: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
+    """The most likely tokens, most likely first, ties by id."""
 
 
 LogprobsList = Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_TOKENS)]
 
 
 class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What one sequence got in one step. The text may lag behind the tokens (a split character, a possible stop)."""
+    """New output of one sequence in one step. Text may lag behind tokens (an incomplete character, a possible stop
+    string)."""
 
     stream: StreamId
     tokens: Tokens
     text: Text = ""
     logprobs: LogprobsList = ()
-    """One for each token, where the request asked for them."""
+    """One for each token, if requested."""
 
 
 class Step(Struct, frozen=True, array_like=True, tag="step", omit_defaults=True):
-    """All deltas of one engine step."""
+    """Deltas of all sequences in one engine step."""
 
     deltas: Annotated[tuple[Delta, ...], Meta(max_length=MAX_SLOTS)]
     gauges: Gauges = Gauges()
 
 
 class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Counts of one sequence, and where its time went."""
+    """Token counts of one sequence, and where its time went."""
 
     prompt_tokens: Count
     completion_tokens: Count
-    """Tokens generated, resumed ones and an end-of-sequence token included."""
+    """Generated tokens, including resumed ones and an end-of-sequence token."""
     queue_ms: Milliseconds = 0
     prefill_ms: Milliseconds = 0
     decode_ms: Milliseconds = 0
     cached_tokens: Count = 0
-    """Prompt tokens (and resumed tokens) whose KV was taken from another sequence."""
+    """Prompt and resumed tokens whose KV was taken from another sequence."""
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaults=True, gc=False):
-    """A sequence ended well; its last frame. `text` and `tokens` are what no delta carried yet."""
+    """Successful end of a sequence; its last frame. `text` and `tokens` are what no delta contained."""
 
     stream: StreamId
     reason: FinishReason
@@ -173,11 +174,11 @@ class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaul
     tokens: Tokens = ()
     text: Text = ""
     logprobs: LogprobsList = ()
-    """One for each of these tokens, where the request asked for them."""
+    """One for each of these tokens, if requested."""
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=True, gc=False):
-    """A sequence ended with an error; its last frame."""
+    """Error end of a sequence; its last frame."""
 
     stream: StreamId
     code: ErrorCode
@@ -186,14 +187,15 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=T
     """The request field at fault, when one is."""
 
 
-BEAT_S = 1.0
-"""A worker that has sent nothing for this long sends a `Beat`."""
-SILENT_S = 3 * BEAT_S
-"""Three beats missed: a worker so silent may be starved, suspended, or cut off."""
+HEARTBEAT_S = 1.0
+"""Time without another frame after which a worker sends a `Heartbeat`."""
+SILENT_S = 3 * HEARTBEAT_S
+"""Time of three missed heartbeats: the worker may be starved, suspended or disconnected."""
 
 
-class Beat(Struct, frozen=True, array_like=True, tag="beat", gc=False):
-    """Sent when nothing else was for a while: the loop is alive, and `gauges.steps` says whether the engine is."""
+class Heartbeat(Struct, frozen=True, array_like=True, tag="beat", gc=False):
+    """Sent if no other frame was sent for `HEARTBEAT_S`: the event loop is alive. `gauges.steps` shows whether the
+    engine is."""
 
     gauges: Gauges
 
@@ -205,4 +207,4 @@ class Bye(Struct, frozen=True, array_like=True, tag="bye", gc=False):
     text: Reason
 
 
-Event = Hello | Loading | Ready | Step | Finished | Failed | Beat | Bye
+Event = Hello | Loading | Ready | Step | Finished | Failed | Heartbeat | Bye

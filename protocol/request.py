@@ -1,4 +1,4 @@
-"""What a request asks for: its input, its sampling and its limits."""
+"""Request of a client as the worker gets it: input, sampling parameters and limits."""
 
 from typing import Annotated, Literal
 
@@ -28,33 +28,33 @@ from protocol.bounds import (
 
 
 class Message(Struct, frozen=True, array_like=True, gc=False):
-    """One chat message as the template sees it."""
+    """One chat message, for the template."""
 
     role: Annotated[str, Meta(min_length=1, max_length=32)]
     content: Text
 
 
 class TextInput(Struct, frozen=True, array_like=True, tag="text", gc=False):
-    """A plain prompt; the worker tokenizes it as it is."""
+    """Plain prompt, which the worker tokenizes unchanged."""
 
     text: Text
 
 
 class TokensInput(Struct, frozen=True, array_like=True, tag="tokens", gc=False):
-    """A prompt that is tokens already."""
+    """Prompt of token ids."""
 
     tokens: Tokens
 
 
 class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=True):
-    """Messages that the worker renders with the model's chat template."""
+    """Messages, which the worker renders with the model's chat template."""
 
     messages: Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
     tools_json: Annotated[str, Meta(max_length=MAX_TOOLS_JSON)] = ""
-    """A JSON list of tool definitions for the template, or nothing."""
+    """JSON list of tool definitions for the template; empty for none."""
     now: Time = 0
-    """The time that the template is told, in seconds since 1970, for the prompt to come out the same on every worker
-    that gets the request. 0 is the worker's own clock."""
+    """Current time for the template, in seconds since 1970, so that every worker renders the same prompt. 0 means the
+    worker's own clock."""
 
 
 Input = TextInput | TokensInput | ChatInput
@@ -64,17 +64,17 @@ Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 
 
 class Bias(Struct, frozen=True, array_like=True, gc=False):
-    """What is added to one token's logit."""
+    """Value added to the logit of one token."""
 
     token: TokenId
     bias: Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
 
 
 class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """How the next token is drawn. The noise depends on (seed, position) alone, never on the batch.
+    """Sampling parameters. The noise depends on (seed, position) alone, never on the batch.
 
-    Logits are changed by logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty together
-    (`workers/sampling/logit_edits.py`), then by temperature, top_k, top_p, min_p (`workers/sampling/sample.py`).
+    The order is logit_bias, repetition_penalty, then frequency_penalty and presence_penalty together
+    (`workers/sampling/logit_edits.py`), then temperature, top_k, top_p, min_p (`workers/sampling/sample.py`).
     """
 
     temperature: Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)] = 0.0
@@ -82,33 +82,33 @@ class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fals
     top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)] = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Keep the smallest set of most likely tokens that has at least this mass."""
+    """Keep the smallest set of most likely tokens with at least this mass."""
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """Keep tokens with at least this fraction of the most likely token's probability."""
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
     presence_penalty: Penalty = 0.0
-    """Subtracted from the logits of tokens that were generated already."""
+    """Subtracted from the logits of generated tokens."""
     frequency_penalty: Penalty = 0.0
-    """Subtracted from a token's logit once for each time that it was generated."""
+    """Subtracted from a token's logit once per occurrence among generated tokens."""
     repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION, le=MAX_REPETITION)] = 1.0
-    """Divides positive and multiplies other logits of tokens that are in the prompt or were generated."""
+    """Divides positive and multiplies other logits of tokens in the prompt or the answer."""
     logit_bias: Annotated[tuple[Bias, ...], Meta(max_length=MAX_BIASES)] = ()
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    """Report log-probabilities: of the drawn token and of this many most likely ones; None is no report."""
+    """Report log-probabilities of the sampled token and of this many most likely ones; None reports none."""
 
 
 class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """When the answer ends."""
+    """Conditions that end the answer."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
-    """Tokens to generate at most; None is up to the end of the context."""
+    """Maximum number of generated tokens; None means up to the end of the context."""
     stop: Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)] = ()
-    """The text ends before the first of these."""
+    """Stop strings: the text ends before the first of them."""
     ignore_eos: bool = False
     deadline_ms: Milliseconds = 0
-    """Milliseconds from the worker's receipt until the request fails with `DEADLINE`; 0 is no deadline."""
+    """Milliseconds from receipt by the worker until the request fails with `DEADLINE`; 0 means no deadline."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
-    """An end-of-sequence token is not drawn before so many tokens are generated."""
+    """Minimum number of generated tokens before an end-of-sequence token may be sampled."""
 
 
 FinishReason = Literal["stop", "length", "cancelled"]

@@ -1,8 +1,8 @@
-"""Compiles the graphs of a runner without the process that the product starts for it.
+"""Compiles the graphs of a runner in this process, without the compile process of the product.
 
-What is compiled and kept is the same. That process imports jax anew for each runner, which takes seconds, and here jax
-is imported already. The process itself is tested in tests/workers/iree/build/test_compile_client.py, and so is the
-thread that uses it in test_library.py.
+The compiled graphs and the cache are the same. The compile process imports jax anew for each runner, which takes
+seconds, while here jax is imported already. tests/workers/iree/build/test_compile_client.py tests the process itself,
+and test_graph_registry.py the thread that uses it.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from workers.iree.build.compile_client import Builder, Built, Group
 
 
 class CompileHere:
-    """A `workers.iree.build.compile_client.CompileProcess` that traces in this process."""
+    """Like `workers.iree.build.compile_client.CompileProcess`, but traces in this process."""
 
     def __init__(self, builder: Builder, parallel: int) -> None:
         self._builder = builder
@@ -41,7 +41,7 @@ class CompileHere:
 
 
 def compiling_here() -> AbstractContextManager[Any]:
-    """While this holds, runners that are loaded compile so. Not for those that compile in the background."""
+    """Context in which loaded runners compile in this process. Not for those that compile in the background."""
 
     def process(builder: Builder, *, parallel: int, niceness: int = 0) -> CompileHere:
         return CompileHere(builder, parallel)

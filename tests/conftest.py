@@ -1,4 +1,4 @@
-"""What every test starts from."""
+"""Fixtures and settings for all tests."""
 
 import logging
 import signal
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from workers.host.cores import usable_cores
 
-# How long an example takes says how busy the machine is, not whether the code is right.
+# The duration of an example depends on the load of the machine, not on the code.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("baton")
 
@@ -23,8 +23,11 @@ MOST_PROCESSES = 4
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many processes `-n auto` is: the whole suite, which mostly waits for one core, has one a core. What somebody
-    names (a file, a folder, a test) has none: it starts at once, and can be debugged."""
+    """Return the number of processes of `-n auto`.
+
+    The whole suite, each of whose tests mostly waits for one core, gets one process per core. A named file, folder or
+    test gets none: it starts at once and can be debugged.
+    """
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return 0
     return min(usable_cores(), MOST_PROCESSES)
@@ -32,8 +35,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
-    """Where runners keep what they compile. Graphs are shared by all tests of all processes, and kept from run to run
-    in pytest's cache, like those that a worker keeps; `pytest --cache-clear` compiles everything again."""
+    """Folder of compiled graphs, shared by all tests of all processes and kept in pytest's cache between runs.
+
+    `pytest --cache-clear` compiles everything again.
+    """
     folder = tmp_path_factory.mktemp("compiled")
     if (cache := getattr(pytestconfig, "cache", None)) is not None:
         (folder / "graphs").symlink_to(cache.mkdir("graphs"))
@@ -42,8 +47,8 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Con
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_signals() -> Iterator[None]:
-    """Whoever runs the tests under nohup has SIGHUP ignored, and in the background of a script SIGINT, in the programs
-    that they start as well."""
+    """Restore default signals. Under nohup SIGHUP is ignored, and in the background of a script SIGINT, also in child
+    processes."""
     wanted: dict[int, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
         signal.SIGHUP: signal.SIG_DFL,
         signal.SIGINT: signal.default_int_handler,
@@ -56,7 +61,7 @@ def _own_signals() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_logging() -> Iterator[None]:
-    """Logging is set up for a whole process; what one test does to it must not silence the next."""
+    """Restore the logging configuration, which is global, so that one test does not silence the next."""
     configuration = structlog.get_config()
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]

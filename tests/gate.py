@@ -1,9 +1,9 @@
-"""The reference gate, for any runner: what a request gets in a full, churning batch is what it gets alone.
+"""Reference gate for any runner: the tokens of a request in a full, changing batch are those of the request alone.
 
 `run_gate(make_runner)` sends at least 32 requests with mixed prompt lengths (around every chunk boundary) through the
-runner's slots, admitted mid-stream, some cancelled, some resumed, some ended by a token, greedy and seeded, and
-compares every stream, token for token, with the same request run alone. Some have penalties, a bias, a mask, a
-minimal length or log-probabilities, which must come out the same as well. It raises `AssertionError` on a difference.
+runner's slots: admitted while others run, some cancelled, some resumed, some ended by a token, greedy and seeded. It
+compares every stream, token by token, with the same request run alone. Some have penalties, a bias, a mask, a minimum
+length or log-probabilities, which must be equal as well. It raises `AssertionError` on a difference.
 """
 
 import random
@@ -15,12 +15,13 @@ from unittest import mock
 from msgspec import structs
 
 from protocol.request import Bias, Sampling
-from workers.engine.chunking import cut
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.chunking import chunk_lengths
+from workers.engine.engine import BatchEngine
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Token
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner, RunnerCapabilities
+from workers.engine.step_result import Token
 
 SAMPLINGS = (
     Sampling(),
@@ -37,7 +38,7 @@ SAMPLINGS = (
 
 @dataclass(frozen=True)
 class GateReport:
-    """What the gate went through, so that a test can insist that it was enough."""
+    """What the gate covered, so that a test can assert that it was enough."""
 
     requests: int
     cancelled: int
@@ -65,11 +66,12 @@ def run_gate(
     seed: int = 0,
     before_step: Callable[[], None] = lambda: None,
 ) -> GateReport:
-    """Run the gate. `make_reference` is the runner of the single runs (by default the batch's own, before the batch).
+    """Run the gate.
 
-    `longest` bounds the prompts (default: the context); `resume` includes requests that go on from tokens of their
-    reference run, which needs a runner whose prefill and decode agree to the bit. `before_step` is called before each
-    step of the batch, to change how the runner computes.
+    `make_reference` makes the runner of the single runs; by default they use the batch's runner, before the batch.
+    `longest` bounds the prompts (default: the context). `resume` includes requests that resume tokens of their
+    reference run, for which prefill and decode must be bit-exact. `before_step` is called before each step of the
+    batch, to change how the runner computes.
     """
     randomness = random.Random(seed)
     runner = make_runner()
@@ -87,13 +89,13 @@ def run_gate(
             reference.close()
 
 
-def alone(runner: Runner, request: Request) -> list[int]:
-    """The tokens of one request on an engine of its own: the reference that a batch must reproduce."""
+def alone(runner: Runner, request: EngineRequest) -> list[int]:
+    """Return the tokens of one request on a separate engine: the reference that a batch must reproduce."""
     return [token.token for token in generated_alone(runner, request)]
 
 
-def generated_alone(runner: Runner, request: Request) -> list[Token]:
-    """`alone`, with the log-probabilities that the request asks for."""
+def generated_alone(runner: Runner, request: EngineRequest) -> list[Token]:
+    """Like `alone`, with the log-probabilities that the request asks for."""
     # The runner is given back as it was: nothing may stay in its slots.
     engine = BatchEngine(runner, max_queue=1, step_tokens=1 << 20, prefixes=PrefixPolicy(enabled=False))
     engine.submit(request)
@@ -106,16 +108,16 @@ def generated_alone(runner: Runner, request: Request) -> list[Token]:
 
 
 def prompt_lengths(capabilities: RunnerCapabilities, longest: int) -> list[int]:
-    """Lengths on both sides of every chunk boundary, and the longest one."""
-    ladder = capabilities.prefill_chunks
-    edges = {1, 2, longest} | {chunk + step for chunk in ladder for step in (-1, 0, 1)}
-    edges |= {ladder[-1] + chunk + step for chunk in ladder for step in (0, 1)} | {chunk // 2 + 1 for chunk in ladder}
+    """Return lengths on both sides of every chunk boundary, and the longest one."""
+    sizes = capabilities.prefill_chunks
+    edges = {1, 2, longest} | {chunk + step for chunk in sizes for step in (-1, 0, 1)}
+    edges |= {sizes[-1] + chunk + step for chunk in sizes for step in (0, 1)} | {chunk // 2 + 1 for chunk in sizes}
     return sorted(length for length in edges if 1 <= length <= longest)
 
 
 def _requests(
     capabilities: RunnerCapabilities, randomness: random.Random, count: int, max_tokens: int, longest: int | None
-) -> list[Request]:
+) -> list[EngineRequest]:
     most = min(longest or capabilities.context, capabilities.context - 3)
     lengths = prompt_lengths(capabilities, most)
     lengths += [randomness.randint(1, min(most, 2 * capabilities.prefill_chunks[0] + 8)) for _ in range(count)]
@@ -123,7 +125,7 @@ def _requests(
     randomness.shuffle(lengths)
     vocab = capabilities.vocab_size
     return [
-        Request(
+        EngineRequest(
             stream,
             tuple(randomness.randrange(vocab) for _ in range(length)),
             replace_seed(SAMPLINGS[stream % len(SAMPLINGS)], stream),
@@ -136,12 +138,12 @@ def _requests(
 
 
 def replace_seed(sampling: Sampling, stream: int) -> Sampling:
-    """The same sampling with a seed of its own, for greedy nothing changes."""
+    """Return the sampling with a different seed, which has no effect if greedy."""
     return structs.replace(sampling, seed=sampling.seed + stream)
 
 
-def _vary(request: Request, expected: list[Token], resume: bool) -> Request:
-    """Let some requests go on from tokens that they had already, and some end at a token."""
+def _vary(request: EngineRequest, expected: list[Token], resume: bool) -> EngineRequest:
+    """Let some requests resume tokens of their reference run, and some end at a token."""
     ids = [token.token for token in expected]
     if resume and request.stream % 5 in (1, 2):
         return replace(request, resume=tuple(ids[: len(ids) // 2]))
@@ -150,8 +152,8 @@ def _vary(request: Request, expected: list[Token], resume: bool) -> Request:
     return request
 
 
-def _expected(request: Request, reference: list[Token]) -> tuple[list[Token], str]:
-    """What the batch must emit, and the reason of its end."""
+def _expected(request: EngineRequest, reference: list[Token]) -> tuple[list[Token], str]:
+    """Return the tokens that the batch must emit, and the reason of the end."""
     ends = [index for index, token in enumerate(reference) if token.token in request.eos]
     if ends:
         return reference[len(request.resume) : ends[0] + 1], "stop"
@@ -160,7 +162,7 @@ def _expected(request: Request, reference: list[Token]) -> tuple[list[Token], st
 
 def _batch(
     runner: Runner,
-    planned: list[Request],
+    planned: list[EngineRequest],
     references: dict[int, list[Token]],
     randomness: random.Random,
     step_tokens: int,
@@ -209,7 +211,7 @@ def _batch(
 
 
 def _compare(
-    planned: list[Request],
+    planned: list[EngineRequest],
     references: dict[int, list[Token]],
     got: dict[int, list[Token]],
     reasons: dict[int, str],
@@ -221,7 +223,7 @@ def _compare(
         actual, ended = got[request.stream], reasons.get(request.stream)
         right = tokens[: len(actual)] == actual if ended == "cancelled" else (tokens, reason) == (actual, ended)
         if not right:
-            chunks = cut(len(request.prompt), capabilities.prefill_chunks)
+            chunks = chunk_lengths(len(request.prompt), capabilities.prefill_chunks)
             wrong.append(
                 f"stream {request.stream} (chunks {chunks}, resume {len(request.resume)}, {request.sampling}):"
             )

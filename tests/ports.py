@@ -1,14 +1,14 @@
-"""Ports for those who listen later."""
+"""Ports to listen on later."""
 
 import random
 import socket
 
 BELOW = range(20000, 32000)
-"""Below those that Linux and macOS give to connections: nobody gets one of these by chance."""
+"""Below the ephemeral ports of Linux and macOS, so that no connection gets one by chance."""
 
 
 def port_for_later() -> int:
-    """A port that is free, and stays so until somebody listens on it: unlike one that the system chose."""
+    """Return a free port that the system does not assign to others, unlike one that it chose itself."""
     while True:
         port = random.choice(BELOW)
         try:

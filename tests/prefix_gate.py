@@ -1,7 +1,7 @@
-"""The gate of prefix reuse, for any runner: a sequence that takes rows from others gets what a cold run gets.
+"""Gate of prefix reuse for any runner: a sequence with reused rows gets the tokens of a cold run.
 
-Conversations with a common beginning go on for some turns, in more numbers than there are slots: so rows are found in
-place, copied from live and from retained slots, cut short and given up. One conversation in each turn is cancelled.
+More conversations than there are slots share a prefix and continue for some turns, so that rows are reused in place,
+copied from running and from retained slots, truncated and evicted. One conversation in each turn is cancelled.
 """
 
 import random
@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 from protocol.request import Sampling
 from tests.gate import SAMPLINGS, alone, replace_seed
-from workers.engine.engine import BatchEngine, Request
+from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import Chunk, Draw, Row, Runner
+from workers.engine.request import EngineRequest
+from workers.engine.runner import Chunk, DecodeRow, Runner
+from workers.sampling.sample_spec import SampleSpec
 
 
 @dataclass(frozen=True)
 class PrefixReport:
-    """What the gate went through, so that a test can insist that it was enough."""
+    """What the gate covered, so that a test can assert that it was enough."""
 
     requests: int
     hits: int
@@ -29,7 +31,7 @@ class PrefixReport:
 
 
 class CopySpy:
-    """A runner, with its copies counted."""
+    """Runner that counts its copies."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -38,10 +40,10 @@ class CopySpy:
         self.logprobs, self.settle = runner.logprobs, runner.settle
         self.in_place = self.copies = 0
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        return self._runner.prefill(chunks, draws)
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        return self._runner.prefill(chunks, specs)
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         return self._runner.decode(rows)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -53,14 +55,15 @@ class CopySpy:
 def run_prefix_gate(
     make_runner: Callable[[], Runner], *, turns: int = 3, begin: int | None = None, max_tokens: int = 6
 ) -> PrefixReport:
-    """Run the gate. `begin` is how many tokens all conversations share (default: a little over the smallest chunk).
+    """Run the gate. `begin` is the number of tokens that all conversations share (default: a little over the smallest
+    chunk).
 
     Raises `AssertionError` when a stream differs from its cold run in any token.
     """
     runner = CopySpy(make_runner())
     try:
         planned = _plan(runner, turns, begin or runner.capabilities.prefill_chunks[0] + 3, max_tokens)
-        engine = BatchEngine(runner, max_queue=64, step_tokens=64, prefixes=PrefixPolicy(least=1))
+        engine = BatchEngine(runner, max_queue=64, step_tokens=64, prefixes=PrefixPolicy(min_tokens=1))
         for turn in planned:
             _serve(engine, turn)
         gauges = engine.gauges()
@@ -72,8 +75,8 @@ def run_prefix_gate(
         runner.close()
 
 
-def _plan(runner: Runner, turns: int, begin: int, max_tokens: int) -> list[dict[Request, list[int]]]:
-    """The requests of each turn, with the tokens that each gets when it is served alone and cold."""
+def _plan(runner: Runner, turns: int, begin: int, max_tokens: int) -> list[dict[EngineRequest, list[int]]]:
+    """Return the requests of each turn, with the tokens of each when it is served alone and cold."""
     randomness = random.Random(5)
     capabilities = runner.capabilities
 
@@ -82,22 +85,22 @@ def _plan(runner: Runner, turns: int, begin: int, max_tokens: int) -> list[dict[
 
     beginning = some(begin)
     talks = [beginning] * (capabilities.slots + 2)
-    planned: list[dict[Request, list[int]]] = []
+    planned: list[dict[EngineRequest, list[int]]] = []
     for _ in range(turns):
-        turn: dict[Request, list[int]] = {}
+        turn: dict[EngineRequest, list[int]] = {}
         for index, talk in enumerate(talks):
             # Every third one begins anew, somewhere within what all share.
             talk = beginning[: begin - index] if index % 3 == 2 else talk
             stream = 1 + len(planned) * len(talks) + index
             sampling: Sampling = replace_seed(SAMPLINGS[stream % len(SAMPLINGS)], stream)
-            request = Request(stream, talk + some(1 + (index * 5) % 9), sampling, max_tokens)
+            request = EngineRequest(stream, talk + some(1 + (index * 5) % 9), sampling, max_tokens)
             turn[request] = alone(runner, request)
             talks[index] = request.prompt + tuple(turn[request])
         planned.append(turn)
     return planned
 
 
-def _serve(engine: BatchEngine, expected: dict[Request, list[int]]) -> None:
+def _serve(engine: BatchEngine, expected: dict[EngineRequest, list[int]]) -> None:
     got: dict[int, list[int]] = {request.stream: [] for request in expected}
     cancelled = min(got)
     for request in expected:

@@ -1,4 +1,4 @@
-"""The whole of Baton with the model it ships: `baton serve`, HTTP, a real backend, and what clients are promised."""
+"""All of Baton with its built-in model: `baton serve`, HTTP and a real backend."""
 
 import asyncio
 import io
@@ -16,14 +16,14 @@ import httpx
 import pytest
 from rich.console import Console
 
-from cli.chaos.command import run_own
-from cli.settings import Settings
+from cli.commands.chaos import run_own
+from cli.config.settings import Settings
 from models import builtin_path
 from protocol.request import Limits, Sampling
-from tests.cli.test_serve import read_until, serving, url_of
+from tests.cli.commands.test_serve import read_until, serving, url_of
 from workers.engine.runner import NotFiniteError
+from workers.local_model import LocalModel
 from workers.process.spec import Backend, WorkerSpec
-from workers.session import Session
 
 PROMPTS = (
     "The capital of France is",
@@ -36,11 +36,11 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Served:
-    """One running server and the session that says what it must answer."""
+    """A running server, and the local model that gives the expected answers."""
 
     backend: Backend
     url: str
-    session: Session
+    model: LocalModel
 
 
 @pytest.fixture(scope="module", params=["iree", "mlx"])
@@ -49,15 +49,15 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     pytest.importorskip({"iree": "iree.runtime", "mlx": "mlx.core"}[backend])
     words = ["-m", "cli", "serve", "--port", "0", "--backend", backend, "--log-level", "warning"]
     spec = WorkerSpec("w", "m", str(builtin_path()), backend=backend)
-    # The session compiles what both use, before the server's deadline runs.
-    with Session.open(spec) as session, serving(words) as process:
-        yield Served(backend, url_of(read_until(process, "Stop it")), session)
+    # The local model compiles the graphs of both before the deadline of the server starts.
+    with LocalModel.open(spec) as model, serving(words) as process:
+        yield Served(backend, url_of(read_until(process, "Stop it")), model)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
 
 
 def bodies(count: int) -> list[dict[str, Any]]:
-    """Requests, greedy and seeded, of five prompts and seven lengths."""
+    """Return requests, greedy and seeded, with five prompts and seven lengths."""
     return [
         {
             "model": "baton-tiny",
@@ -73,32 +73,32 @@ def bodies(count: int) -> list[dict[str, Any]]:
     ]
 
 
-async def ask_all(url: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+async def send_all(url: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     async with httpx.AsyncClient(base_url=url, timeout=100) as client:
 
-        async def ask(body: dict[str, Any]) -> dict[str, Any]:
+        async def send(body: dict[str, Any]) -> dict[str, Any]:
             response = await client.post("/v1/completions", json=body)
             choice: dict[str, Any] = response.raise_for_status().json()["choices"][0]
             return choice
 
-        return await asyncio.gather(*(ask(body) for body in asked))
+        return await asyncio.gather(*(send(body) for body in requests))
 
 
-def assert_as_alone(served: Served, asked: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
-    """Each got the tokens and the text of a run of its own."""
-    for body, choice in zip(asked, answers, strict=True):
+def assert_as_alone(served: Served, requests: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
+    """Check that each request got the tokens and the text that it gets alone."""
+    for body, choice in zip(requests, answers, strict=True):
         sampling = Sampling(temperature=body["temperature"], top_p=body["top_p"], seed=body["seed"])
-        alone = served.session.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
+        alone = served.model.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
         assert tuple(choice["token_ids"]) == alone.tokens, body
         assert choice["text"] == alone.text
         assert choice["finish_reason"] == "length"
 
 
-def test_a_crowd_gets_what_each_would_get_alone(served: Served) -> None:
-    """Several times what the slots hold, which are eight."""
-    asked = bodies({"iree": 32, "mlx": 20}[served.backend])  # of those that take longer, fewer
-    answers = asyncio.run(ask_all(served.url, asked))
-    assert_as_alone(served, asked, answers)
+def test_concurrent_requests_get_what_each_gets_alone(served: Served) -> None:
+    """There are several times as many requests as slots, which are eight."""
+    requests = bodies({"iree": 32, "mlx": 20}[served.backend])  # MLX is slower here
+    answers = asyncio.run(send_all(served.url, requests))
+    assert_as_alone(served, requests, answers)
 
 
 def test_the_server_answers_what_generate_answers(served: Served) -> None:
@@ -113,9 +113,9 @@ def test_the_server_answers_what_generate_answers(served: Served) -> None:
     assert printed.startswith(" Paris")
 
 
-async def stream_all(url: str, asked: list[dict[str, Any]], kill_at: int) -> list[dict[str, Any]]:
-    """All requests as streams; the worker is killed when one of them has so many tokens."""
-    found: list[dict[str, Any]] = [{"text": "", "token_ids": [], "finish_reason": None} for _ in asked]
+async def stream_all(url: str, requests: list[dict[str, Any]], kill_at: int) -> list[dict[str, Any]]:
+    """Stream all requests, and kill the worker when one of them has `kill_at` tokens."""
+    found: list[dict[str, Any]] = [{"text": "", "token_ids": [], "finish_reason": None} for _ in requests]
     killed = False
     async with httpx.AsyncClient(base_url=url, timeout=100) as client:
 
@@ -134,22 +134,22 @@ async def stream_all(url: str, asked: list[dict[str, Any]], kill_at: int) -> lis
                         [worker] = (await client.get("/admin/workers")).json()["workers"]
                         os.kill(worker["pid"], signal.SIGKILL)
 
-        await asyncio.gather(*(read(body, choice) for body, choice in zip(asked, found, strict=True)))
+        await asyncio.gather(*(read(body, choice) for body, choice in zip(requests, found, strict=True)))
     assert killed
     return found
 
 
 def test_a_killed_worker_is_a_gap_in_its_streams_and_nothing_else(served: Served) -> None:
-    """Eight run and four wait for a slot when it dies; a restart goes on with all of them."""
-    asked = [body | {"max_tokens": 48} for body in bodies(12)]
-    answers = asyncio.run(stream_all(served.url, asked, kill_at=20))
-    assert_as_alone(served, asked, answers)
+    """Eight run and four wait for a slot when the worker dies. The restarted worker resumes all of them."""
+    requests = [body | {"max_tokens": 48} for body in bodies(12)]
+    answers = asyncio.run(stream_all(served.url, requests, kill_at=20))
+    assert_as_alone(served, requests, answers)
 
 
-def test_logits_that_are_no_numbers_are_a_gap_and_nothing_else(served: Served, tmp_path: Path) -> None:
-    """`baton chaos --own`: the worker finds them in one of its first steps, on the device, whatever computes."""
+def test_non_finite_logits_are_a_gap_and_nothing_else(served: Served, tmp_path: Path) -> None:
+    """With `baton chaos --own`, the worker detects them on the device in one of its first steps."""
     console = Console(file=io.StringIO(), width=200)
-    asked: dict[str, Any] = {"faults": "nan", "streams": 2, "tokens": 20, "seconds": 0.1, "seed": 3}
-    clean = run_own(Settings(backend=served.backend), log=tmp_path / "log", console=console, **asked)
+    options: dict[str, Any] = {"faults": "nan", "streams": 2, "tokens": 20, "seconds": 0.1, "seed": 3}
+    clean = run_own(Settings(backend=served.backend), log=tmp_path / "log", console=console, **options)
     assert clean, console.file.getvalue()  # type: ignore[attr-defined]
     assert str(NotFiniteError()) in (tmp_path / "log").read_text()

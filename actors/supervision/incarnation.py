@@ -20,7 +20,7 @@ from actors.transport.rejections import Rejection, Rejections
 from protocol.codec import decode_event
 from protocol.commands import Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ProtocolError
-from protocol.events import Beat, Bye, Event, Failed, Finished, Hello, Ready, Step
+from protocol.events import Bye, Event, Failed, Finished, Heartbeat, Hello, Ready, Step
 
 EXIT_LAG_S = 1.0
 """How far apart the exit of a process and the end of its link may be. The exit tells who ended it; the link may still
@@ -123,7 +123,7 @@ class Incarnation:
             except (ProtocolError, PeerMisbehaved) as error:
                 yield from self._reject(error, now)
                 return
-            if isinstance(event, Step | Beat | Finished | Failed):
+            if isinstance(event, Step | Heartbeat | Finished | Failed):
                 yield WorkerEvent(seen.worker, seen.number, event)
                 continue
             self._note(event)

@@ -8,7 +8,7 @@ from actors.transport.rejections import Rejection
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
-from protocol.events import SILENT_S, Beat, Bye, Event, Failed, Finished, Gauges, Hello, Loading, Ready, Step
+from protocol.events import SILENT_S, Bye, Event, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Ready, Step
 
 
 class PeerMisbehaved(Exception):
@@ -83,8 +83,8 @@ class ProtocolState:
                 if self.state is WorkerState.LOADING:
                     self.state = WorkerState.READY
                 self._progress(now)
-            case Step(gauges=gauges) | Beat(gauges=gauges):
-                self._expect(event, self.ready is not None or isinstance(event, Beat))
+            case Step(gauges=gauges) | Heartbeat(gauges=gauges):
+                self._expect(event, self.ready is not None or isinstance(event, Heartbeat))
                 self._measure(gauges, now)
             case Failed(code=ErrorCode.LOST):
                 # It is about to end, and owes that still: until then its work counts as in flight.
@@ -130,7 +130,7 @@ class ProtocolState:
             return silent or _late("no step finished with work in flight", self.last_progress, self.hang_s, now)
         # What was cancelled, or was refused unseen, may have kept it busy.
         since = max(self.last_frame, self._last_sent) if self._idle_since is None else self._idle_since
-        return silent or _late("no beat without work", since, limits.idle, now)
+        return silent or _late("no heartbeat without work", since, limits.idle, now)
 
     def _take_hello(self, hello: Hello) -> None:
         if hello.protocol != PROTOCOL_VERSION:

@@ -1,1 +1,1 @@
-"""Breaking things on purpose under a running server, and counting what its clients notice."""
+"""Fault injection under load: breaks the workers of a server and checks what the clients of its streams receive."""

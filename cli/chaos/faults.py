@@ -1,4 +1,4 @@
-"""What `baton chaos` can do to a worker, by name: from outside with a signal, or from within by the worker's plan."""
+"""The faults of `baton chaos` by name: signals to a worker's process, and faults that a worker injects into itself."""
 
 import random
 import signal
@@ -7,16 +7,16 @@ from typing import get_args
 
 from workers.faults.plan import LINK_FAULTS, CallFault, Fault, LinkFault, LoadFault
 
-OUTSIDE: Mapping[str, int] = {
+SIGNALS: Mapping[str, int] = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
     "abort": signal.SIGABRT,
     "term": signal.SIGTERM,
 }
-"""`stop` suspends a process, which then hangs."""
-LOADS: tuple[LoadFault, ...] = ("fail_load", "no_memory", "disk_full")
-"""Not `refuse_load`: a worker that says that it can never serve is rightly given up."""
-WITHIN: Mapping[str, CallFault | LoadFault | LinkFault] = {
+"""Faults from outside, which any server can be given. `stop` suspends the process, so that the worker hangs."""
+LOAD_FAULTS: tuple[LoadFault, ...] = ("fail_load", "no_memory", "disk_full")
+"""`refuse_load` is not one of them: a worker that reports that it can never serve is given up, as it should be."""
+PLANNED: Mapping[str, CallFault | LoadFault | LinkFault] = {
     "raise": "raise",
     "nan": "nan",
     "slow": "slow",
@@ -24,23 +24,23 @@ WITHIN: Mapping[str, CallFault | LoadFault | LinkFault] = {
     "kill_in_step": "kill",
     "stop_in_step": "stop",
     "abort_in_step": "abort",
-    **{kind: kind for kind in LOADS},
+    **{kind: kind for kind in LOAD_FAULTS},
     **{kind: kind for kind in get_args(LinkFault)},
 }
-"""Only a worker that is told at its start can do these to itself."""
+"""Faults from within, which a worker injects into itself according to the plan that it is started with."""
 SLOW_S = 0.05
-"""What each call or message takes longer in a slow spell."""
+"""How much longer each call or message takes while a worker is slow."""
 SLOW_CALLS = 20
 FIRST_MESSAGE = 60
-"""Of those that a link's fault may hit: before, the worker tells of its loading."""
+"""The first message that a link fault may hit. Earlier ones report the progress of the load."""
 
 
-def within(name: str, draw: random.Random, calls: int) -> Fault:
-    """A fault of `WITHIN` in one of the first `calls` calls, or messages, of a life."""
-    kind = WITHIN[name]
-    if kind in LOADS:
+def planned_fault(name: str, rng: random.Random, calls: int) -> Fault:
+    """Return a fault of `PLANNED` in one of the first `calls` calls or messages of an incarnation."""
+    kind = PLANNED[name]
+    if kind in LOAD_FAULTS:
         return Fault(kind)
-    call = 1 + draw.randrange(max(1, calls))
+    call = 1 + rng.randrange(max(1, calls))
     if kind in LINK_FAULTS:
         call += FIRST_MESSAGE
     if kind in ("slow", "slow_link"):

@@ -1,86 +1,89 @@
-"""A round: many requests at once, perhaps a fault at a chosen moment, and what their clients noticed of it."""
+"""A round: concurrent requests, perhaps with a fault at a chosen moment, and a comparison with an undisturbed round."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cli.chaos.asking import Request, Server, ask
-from cli.chaos.heard import Heard
+from cli.chaos.http_client import ClientRequest, ServerAddress, send
+from cli.chaos.transcript import Transcript
 
-LOOK_S = 0.001
-"""Between two looks at whether the moment has come."""
+POLL_S = 0.001
+"""Between two checks whether the moment of the fault has come."""
 
 
 @dataclass(frozen=True)
-class Strike:
-    """`act` is called once as soon as all requests were sent and some stream has so many tokens."""
+class FaultTrigger:
+    """Calls `inject` once, when all requests were sent and some stream has received this many tokens."""
 
     tokens: int
-    act: Callable[[], None]
+    inject: Callable[[], None]
 
-    def reached(self, streams: Sequence[Heard]) -> bool:
+    def reached(self, streams: Sequence[Transcript]) -> bool:
         return max(stream.tokens for stream in streams) >= self.tokens
 
 
-async def play(
-    server: Server, requests: Sequence[Request], strike: Strike | None = None
-) -> tuple[list[Heard], float | None]:
-    """Send all requests at once, and strike. Returns what each client heard, and when it was struck, in the time of the
-    stamps. What goes wrong with a connection is heard as an error with the code `connection`."""
-    streams = [Heard() for _ in requests]
-    sent = asyncio.Semaphore(0)
-    struck_at: float | None = None
+async def run_round(
+    server: ServerAddress, requests: Sequence[ClientRequest], trigger: FaultTrigger | None = None
+) -> tuple[list[Transcript], float | None]:
+    """Send all requests at once and inject the fault.
 
-    async def one(request: Request, heard: Heard) -> None:
+    Returns the transcripts and the time of the fault, on the clock of `Transcript.stamps`. An error of a connection is
+    recorded in its transcript with the code `connection`.
+    """
+    streams = [Transcript() for _ in requests]
+    sent = asyncio.Semaphore(0)
+    injected_at: float | None = None
+
+    async def one(request: ClientRequest, transcript: Transcript) -> None:
         try:
-            await ask(server, request, heard, sent=sent.release)
+            await send(server, request, transcript, sent=sent.release)
         except (OSError, ValueError, asyncio.LimitOverrunError) as error:
-            heard.errors.append(("connection", repr(error)))
+            transcript.errors.append(("connection", repr(error)))
             sent.release()
 
     async with asyncio.TaskGroup() as group:
-        for request, heard in zip(requests, streams, strict=True):
-            group.create_task(one(request, heard))
-        if strike is not None:
+        for request, transcript in zip(requests, streams, strict=True):
+            group.create_task(one(request, transcript))
+        if trigger is not None:
             for _ in requests:
                 await sent.acquire()
-            while not strike.reached(streams) and not all(map(_over, streams)):  # noqa: ASYNC110  read in many tasks
-                await asyncio.sleep(LOOK_S)
-            struck_at = time.perf_counter()
-            strike.act()
-    return streams, struck_at
+            while not trigger.reached(streams) and not all(map(_over, streams)):  # noqa: ASYNC110  read in many tasks
+                await asyncio.sleep(POLL_S)
+            injected_at = time.perf_counter()
+            trigger.inject()
+    return streams, injected_at
 
 
-def _over(heard: Heard) -> bool:
-    return bool(heard.ends or heard.errors)
+def _over(transcript: Transcript) -> bool:
+    return bool(transcript.ends or transcript.errors)
 
 
 @dataclass(frozen=True)
-class Noticed:
-    """What the clients of one round, or of several, noticed."""
+class ClientImpact:
+    """What the clients of one round, or of several, noticed of its fault."""
 
     streams: int = 0
     failed: int = 0
-    """Ended with an error, or not as an answer ends (`Heard.breach`)."""
+    """Streams with an error or an incorrect end (`Transcript.violation`)."""
     duplicated: int = 0
-    """Got more token ids than undisturbed."""
+    """Streams with more token ids than undisturbed."""
     altered: int = 0
-    """Differ in any id, character, finish reason or count."""
+    """Streams with other token ids, text, finish reasons or usage than undisturbed."""
     gaps_s: tuple[float, ...] = ()
-    """Of the streams that had begun and then saw a gap."""
+    """The longest gap of each stream that had begun before the fault and was interrupted."""
     undisturbed_s: float = 0.0
-    """The longest time between two chunks without the fault."""
+    """The longest time between two chunks of the undisturbed streams."""
     problem: str = ""
-    """Of the first stream that failed."""
+    """Why the first failed stream failed."""
 
     @property
     def bad(self) -> int:
-        """Streams that noticed more than a gap."""
+        """The number of streams that noticed more than a gap."""
         return self.failed + self.duplicated + self.altered
 
-    def __add__(self, other: "Noticed") -> "Noticed":
-        return Noticed(
+    def __add__(self, other: "ClientImpact") -> "ClientImpact":
+        return ClientImpact(
             self.streams + other.streams,
             self.failed + other.failed,
             self.duplicated + other.duplicated,
@@ -92,28 +95,31 @@ class Noticed:
 
 
 def compare(
-    requests: Sequence[Request], streams: Sequence[Heard], struck_at: float | None, whole: Sequence[Heard]
-) -> Noticed:
-    """Hold a round against the undisturbed one of the same requests. `struck_at` None is at some time or other."""
+    requests: Sequence[ClientRequest],
+    streams: Sequence[Transcript],
+    injected_at: float | None,
+    undisturbed: Sequence[Transcript],
+) -> ClientImpact:
+    """Compare a round with the undisturbed one of the same requests. `injected_at` is None if the time is unknown."""
     problems = [_problem(stream, request.choices) for request, stream in zip(requests, streams, strict=True)]
-    pairs = [(stream, other) for stream, other, bad in zip(streams, whole, problems, strict=True) if not bad]
+    pairs = [(stream, other) for stream, other, bad in zip(streams, undisturbed, problems, strict=True) if not bad]
     duplicated = sum(stream.tokens > other.tokens for stream, other in pairs)
     altered = sum(not stream.same(other) and stream.tokens <= other.tokens for stream, other in pairs)
-    longest = max((stream.gap() for stream in whole), default=0.0)
-    begun = [stream for stream in streams if stream.stamps and (struck_at is None or stream.stamps[0] <= struck_at)]
-    # Streams of workers that were left alone have no gap that is longer than without the fault.
-    gaps = tuple(gap for stream in begun if (gap := stream.gap(struck_at or 0.0)) > longest)
+    longest = max((stream.gap() for stream in undisturbed), default=0.0)
+    begun = [stream for stream in streams if stream.stamps and (injected_at is None or stream.stamps[0] <= injected_at)]
+    # A stream whose worker was left alone has no gap that is longer than those without the fault.
+    gaps = tuple(gap for stream in begun if (gap := stream.gap(injected_at or 0.0)) > longest)
     failed = [problem for problem in problems if problem]
-    return Noticed(len(streams), len(failed), duplicated, altered, gaps, longest, failed[0] if failed else "")
+    return ClientImpact(len(streams), len(failed), duplicated, altered, gaps, longest, failed[0] if failed else "")
 
 
-def _problem(stream: Heard, choices: int) -> str:
+def _problem(stream: Transcript, choices: int) -> str:
     if stream.errors:
         return ": ".join(stream.errors[0])
-    return stream.breach(choices)
+    return stream.violation(choices)
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value below which `share` of the values lie; None without values."""
+    """Return the value below which `share` of the values lie; None without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

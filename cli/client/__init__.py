@@ -1,1 +1,1 @@
-"""Clients of a running server, and answers from a model in this process."""
+"""Clients: of a running server over HTTP, and of a model in this process."""

@@ -1,24 +1,26 @@
-"""Server-sent events out of the bytes of a connection, however they were cut on their way."""
+"""An incremental parser of server-sent events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 DONE = b"[DONE]"
-"""The data of an answer's last event."""
+"""The data of the last event of an OpenAI-compatible stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event; `id` is empty for one without."""
+    """One event. `id` is empty if the event has none."""
 
     id: str
     data: bytes
 
 
 class EventParser:
-    """One stream of events (HTML standard, 9.2.6) whose lines end in LF or CRLF: what a text has of Unicode's other
-    line ends is its own. An event counts as soon as the empty line after it has come; comments have no data and are
-    left out, and so is every field but `id` and `data`."""
+    """Parses one stream of events (HTML standard, section 9.2.6) from parts of any size.
+
+    Lines end in LF or CRLF; Unicode's other line separators belong to the text. An event is complete once the empty
+    line after it arrived. Comments and fields other than `id` and `data` are ignored.
+    """
 
     def __init__(self) -> None:
         self._pending = b""
@@ -26,7 +28,7 @@ class EventParser:
         self._data: list[bytes] = []
 
     def feed(self, part: bytes) -> Iterator[Event]:
-        """The events that end with this part, each as it is asked for."""
+        """Yield the events that this part completes."""
         *lines, self._pending = (self._pending + part).split(b"\n")
         for line in lines:
             name, _, value = line.rstrip(b"\r").partition(b":")

@@ -1,4 +1,4 @@
-"""An answer as a server streams it: its chunks, over as many connections as it takes."""
+"""A streamed answer, resumed over a new connection when the old one breaks."""
 
 import json
 import time
@@ -11,21 +11,25 @@ import httpx
 
 from cli.client.event_parser import DONE, EventParser
 from cli.client.server_url import refused
-from cli.options import CommandFailed
+from cli.config.errors import CommandFailed
 
 RESUME_S = 60.0
-"""How long an answer is asked to be kept, and a broken one tried to be picked up."""
+"""How long the server is asked to keep the stream, and how long the client tries to resume it."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+"""Between two attempts to resume; the pause doubles."""
 CANCEL_S = 5.0
-"""Time to tell a server that an answer is not wanted any more."""
+"""Time limit of the request that cancels a stream."""
 
 Chunks = Generator[dict[str, Any], None, None]
 
 
 class EventStream:
-    """One streamed answer. A Baton keeps it when asked to, so that it goes on when the connection breaks; another
-    server that does not know what `resume_s` is, or has no room, is asked without."""
+    """One streamed answer, which is resumed if the connection breaks.
+
+    Baton keeps a stream if the request has `resume_s`. A server that does not know `resume_s`, or has no room for
+    another resumable stream, gets the request again without it.
+    """
 
     def __init__(self, client: httpx.Client, sleep: Callable[[float], None] = time.sleep) -> None:
         self._client = client
@@ -35,19 +39,21 @@ class EventStream:
         self._done = False
 
     def chunks(self, route: str, body: dict[str, Any]) -> Chunks:
-        """The JSON of each event. Raises `CommandFailed` in a sentence. Closed before its end, it tells the server
-        that the rest is not wanted."""
+        """Yield the JSON object of each event. Raises `CommandFailed`.
+
+        Closing the generator before its end cancels the stream on the server.
+        """
         options = body.get("stream_options", {})
         try:
             try:
                 yield from self._begin(route, body | {"stream_options": options | {"resume_s": RESUME_S}})
-            except _NotKept:
+            except _NotResumable:
                 yield from self._begin(route, body)
             broken = time.monotonic()
             pause = FIRST_PAUSE_S
             while not self._done:
                 before = self._last
-                yield from self._go_on(broken)
+                yield from self._resume(broken)
                 if self._last != before:
                     broken, pause = time.monotonic(), FIRST_PAUSE_S
                 if not self._done:
@@ -68,7 +74,7 @@ class EventStream:
                 if answer.is_error:
                     answer.read()
                     if "resume_s" in body["stream_options"] and "resume_s" in answer.text:
-                        raise _NotKept
+                        raise _NotResumable
                 raise_for(answer)
                 self._id = answer.headers.get("x-stream-id", "")
                 yield from self._read(answer)
@@ -78,23 +84,23 @@ class EventStream:
         if not (self._done or self._id):
             raise CommandFailed("the server ended the answer early")
 
-    def _go_on(self, broken: float) -> Chunks:
-        """What comes after the last event, if the server can be reached. `broken` is since when it could not."""
+    def _resume(self, broken: float) -> Chunks:
+        """Yield what follows the last event. `broken` is the time since when the server could not be reached."""
         headers = {"last-event-id": self._last} if self._last else {}
         try:
             with self._client.stream("GET", self._path, headers=headers) as answer:
                 if answer.status_code == httpx.codes.NO_CONTENT:
                     self._done = True
                     return
-                answer_is_late = answer.is_server_error and time.monotonic() - broken < RESUME_S
+                try_again = answer.is_server_error and time.monotonic() - broken < RESUME_S
                 if answer.is_error:
                     answer.read()
-                if not answer_is_late:
+                if not try_again:
                     raise_for(answer)
                     yield from self._read(answer)
         except httpx.HTTPError as error:
             if time.monotonic() - broken >= RESUME_S:
-                self._done = True  # nobody is left to be told
+                self._done = True  # there is no server to cancel the stream on
                 raise CommandFailed(f"the server went away: {error}") from error
 
     def _read(self, answer: httpx.Response) -> Chunks:
@@ -108,12 +114,12 @@ class EventStream:
             yield chunk
 
 
-class _NotKept(Exception):
-    """Raised when a server keeps no answer."""
+class _NotResumable(Exception):
+    """Raised if the server refuses `resume_s`."""
 
 
 def raise_for(answer: httpx.Response) -> None:
-    """Raises `CommandFailed` for what a server refused; it must have been read."""
+    """Raise `CommandFailed` if the server refused the request. The answer must have been read."""
     if not answer.is_error:
         return
     try:
@@ -127,9 +133,9 @@ def _chunk(data: bytes) -> dict[str, Any]:
     try:
         chunk = json.loads(data)
     except ValueError as error:
-        raise CommandFailed(f"the server sent what is not JSON: {_shown(data)}") from error
+        raise CommandFailed(f"the server sent an event that is not JSON: {_shown(data)}") from error
     if not isinstance(chunk, dict):
-        raise CommandFailed(f"the server sent what is not an object: {_shown(data)}")
+        raise CommandFailed(f"the server sent an event that is not an object: {_shown(data)}")
     if "error" in chunk:
         problem = chunk["error"]
         raise CommandFailed(f"the server says: {problem.get('message') if isinstance(problem, dict) else problem}")

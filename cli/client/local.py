@@ -1,4 +1,4 @@
-"""A model in this process: a session, which answers as a worker does."""
+"""The client of a model in this process, which gives the same answers as a worker."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -8,21 +8,21 @@ from typing import Self
 from rich.console import Console
 
 from actors.process.logs import configure_logging
-from cli.client.answers import Ask, Pieces, Summary
-from cli.model import ChosenModel, check_model, worker_spec
-from cli.options import CommandFailed
-from cli.settings import Settings
+from cli.client.model_client import ModelRequest, Pieces, Summary
+from cli.config.errors import CommandFailed
+from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.settings import Settings
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import ChatInput, TextInput
+from workers.local_model import LocalModel, LocalModelError
 from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
 from workers.process.spec import WorkerSpec
-from workers.session import Session, SessionError
 
 
 def load_here(spec: WorkerSpec) -> Loaded:
-    """Load a model in this process, saying on stderr how far it is. Raises `CommandFailed` in a sentence."""
+    """Load a model in this process and show progress on stderr. Raises `CommandFailed`."""
     configure_logging("baton", "warning")
     check_model(spec)
     with loading_status(spec.model_name) as progress:
@@ -34,7 +34,7 @@ def load_here(spec: WorkerSpec) -> Loaded:
 
 @contextmanager
 def loading_status(model: str) -> Iterator[Progress]:
-    """A line on the terminal that says what is being done; nothing when stderr is not one."""
+    """Show the phase of a load in a status line on stderr, if stderr is a terminal."""
     console = Console(stderr=True, highlight=False)
     with console.status(f"loading {model}") as status:
 
@@ -44,25 +44,25 @@ def loading_status(model: str) -> Iterator[Progress]:
         yield progress
 
 
-class LocalAnswers:
-    """Owns a session. One answer at a time, on the thread that loaded it."""
+class LocalClient:
+    """Implements `ModelClient` for a session. One request at a time, on the thread that loaded the model."""
 
-    def __init__(self, name: str, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, model: LocalModel, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
-        self.session = session
+        self.model = model
         self._clock = clock
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
-        """Load the model of the settings. Raises `CommandFailed`."""
+        """Load the model that the settings name. Raises `CommandFailed`."""
         model = ChosenModel.choose(settings)
-        return cls(model.name, Session.of(load_here(worker_spec(settings, model))))
+        return cls(model.name, LocalModel.of(load_here(worker_spec(settings, model))))
 
-    def stream(self, ask: Ask) -> Pieces:
-        """See `cli.client.answers.Answers.stream`."""
+    def stream(self, request: ModelRequest) -> Pieces:
+        """See `ModelClient.stream`."""
         began, first = self._clock(), 0.0
-        prompt = ChatInput(ask.messages) if ask.messages else TextInput(ask.prompt)
-        for event in _in_sentences(self.session.stream(prompt, ask.sampling, ask.limits)):
+        prompt = ChatInput(request.messages) if request.messages else TextInput(request.prompt)
+        for event in _translate_errors(self.model.stream(prompt, request.sampling, request.limits)):
             first = first or self._clock() - began
             if event.text:
                 yield event.text
@@ -71,14 +71,14 @@ class LocalAnswers:
                 yield Summary(*counts, event.reason, first, self._clock() - began)
 
     def close(self) -> None:
-        self.session.close()
+        self.model.close()
 
 
-def _in_sentences(events: Generator[Delta | Finished, None, None]) -> Generator[Delta | Finished, None, None]:
-    """The same events; what goes wrong is a `CommandFailed`."""
+def _translate_errors(events: Generator[Delta | Finished, None, None]) -> Generator[Delta | Finished, None, None]:
+    """Yield the events, and raise an error of the model as `CommandFailed`."""
     try:
         yield from events
-    except SessionError as error:
+    except LocalModelError as error:
         without = "; --no-chat-template continues the prompt as plain text"
         hint = without if (error.code, error.field) == (ErrorCode.UNSUPPORTED, "messages") else ""
         raise CommandFailed(f"{error}{hint}") from error

@@ -1,4 +1,4 @@
-"""The gateway whose port another one takes over: asked over its own HTTP interface, and for its socket."""
+"""The client of the gateway whose port this one takes over: its HTTP interface and its listening socket."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,21 +9,21 @@ import httpx
 import structlog
 
 from actors.process.descriptors import NoDescriptors, check_free
-from cli.settings import Settings
-from cli.terminal.invitation import base_url
+from cli.client.server_url import base_url
+from cli.config.settings import Settings
 from gateway.fleet.hand_over import Offer
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.streaming.peer import PeerUnreachable
 
 TIMEOUT_S = 10.0
-GONE_S = 0.5
-"""Between two looks whether it is still there."""
+POLL_S = 0.5
+"""Between two checks whether the predecessor still runs."""
 SPARE = 64
-"""File descriptors that must be free for one more connection to it: the workers need some."""
-_MEANT = {
-    401: ", so its key is another one",
-    404: ", so it is no Baton that can",
-    409: ", so another server is about to take its place",
+"""File descriptors that must be free for another connection to it, since the workers need some."""
+_MEANING = {
+    401: ", so its key is another one: set BATON_API_KEY or BATON_ADMIN_KEY to that",
+    404: ", so it is not a Baton server with --take-over: stop it, or choose another --port",
+    409: ", so another server is taking it over already",
 }
 
 _log = structlog.get_logger("cli.client.predecessor")
@@ -38,16 +38,16 @@ class HttpAnswer:
 
     @property
     def retry_after(self) -> str:
-        """The header; empty when there is none."""
+        """The `Retry-After` header, or an empty string."""
         return str(self._response.headers.get("retry-after", ""))
 
     @property
     def content_type(self) -> str:
-        """The header; empty when there is none."""
+        """The `Content-Type` header, or an empty string."""
         return str(self._response.headers.get("content-type", ""))
 
     async def body(self) -> AsyncIterator[bytes]:
-        """As it comes. Raises `PeerUnreachable`."""
+        """Yield the body as it arrives. Raises `PeerUnreachable`."""
         try:
             async for part in self._response.aiter_raw():
                 yield part
@@ -66,32 +66,34 @@ class HttpPredecessor:
         self._headers = {b"authorization": b"Bearer " + key.encode()} if key else {}
         self._offer: Offer | None = None
         self._client: httpx.AsyncClient | None = None
-        """Over its private socket."""
+        """Connects to its private socket."""
 
     async def check(self) -> None:
-        """Ask whether it would hand over; nothing changes. Raises `TakeOverFailed`."""
+        """Check that the predecessor would hand over. Changes nothing. Raises `TakeOverFailed`."""
         await self._offered()
 
     async def meet(self) -> int | None:
-        """Get its listening socket: a descriptor, which is the caller's. None when nobody has the port. Raises
-        `TakeOverFailed`."""
+        """Receive its listening socket, a descriptor that the caller owns; None if the port is free.
+
+        Raises `TakeOverFailed`.
+        """
         self._offer = offer = await self._offered()
         if offer is None:
             return None
         try:
             descriptor = await _receive(offer.listener, self._timeout_s)
         except anyio.EndOfStream as error:
-            raise self._failed("another server was faster") from error
+            raise self._failed("another server took it over first") from error
         except (OSError, ValueError) as error:
             raise self._failed(error) from error
-        # As many at once as it keeps streams: there is no telling how many.
+        # One connection for each stream that it keeps, and their number is unknown.
         transport = httpx.AsyncHTTPTransport(uds=offer.http, limits=httpx.Limits(max_connections=None))
         timeout = httpx.Timeout(self._timeout_s, read=self._silence_s)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=timeout)
         return descriptor
 
     async def _offered(self) -> Offer | None:
-        """What it offers; None when nobody has the port. Raises `TakeOverFailed`."""
+        """Return its offer; None if the port is free. Raises `TakeOverFailed`."""
         async with httpx.AsyncClient(headers=self._headers, timeout=self._timeout_s, trust_env=False) as client:
             try:
                 answer = await client.post(f"{self._url}/admin/gateway/offer", json={})
@@ -101,17 +103,15 @@ class HttpPredecessor:
                 return None
             except httpx.HTTPStatusError as error:
                 status = error.response.status_code
-                raise self._failed(f"it answered {status}{_MEANT.get(status, '')}") from error
+                raise self._failed(f"it answered {status}{_MEANING.get(status, '')}") from error
             except (httpx.HTTPError, ValueError, TypeError) as error:
                 raise self._failed(error) from error
 
     def _failed(self, problem: object) -> TakeOverFailed:
-        return TakeOverFailed(
-            f"what listens on {self._url} does not hand over: {str(problem) or type(problem).__name__}"
-        )
+        return TakeOverFailed(f"the server on {self._url} does not hand over: {str(problem) or type(problem).__name__}")
 
     async def relieve(self) -> None:
-        """Tell it that somebody else accepts from that socket. Logs what goes wrong, and does not raise."""
+        """Tell the predecessor that this gateway accepts connections now. Logs an error, and does not raise it."""
         if self._client is None or self._offer is None:
             return
         body: dict[str, Any] = {"pid": self._offer.pid}
@@ -123,20 +123,20 @@ class HttpPredecessor:
             _log.error("predecessor_stays", predecessor=self._offer.pid, problem=str(error) or type(error).__name__)
 
     async def gone(self) -> None:
-        """Wait until it has ended; at once when nobody had the port."""
+        """Wait until the predecessor has ended; return at once if there is none."""
         while self._offer is not None and await _listens(self._offer.http):  # noqa: ASYNC110  another process
-            await anyio.sleep(GONE_S)
+            await anyio.sleep(POLL_S)
 
     @asynccontextmanager
     async def ask(self, method: str, target: str, headers: dict[str, str]) -> AsyncIterator[HttpAnswer]:
-        """Ask for a stream that it keeps. Raises `PeerUnreachable`."""
+        """Send a request for a stream that the predecessor keeps. Raises `PeerUnreachable`."""
         if self._client is None:
-            raise PeerUnreachable("there was nobody")
+            raise PeerUnreachable("there is no predecessor")
         try:
             check_free(SPARE)
         except NoDescriptors as error:
             raise PeerUnreachable(str(error)) from error
-        # As bytes, for what a client sends need not be ASCII.
+        # Headers are sent as bytes, since those of a client need not be ASCII.
         sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         request = self._client.build_request(method, target, headers=sent)
         try:
@@ -151,21 +151,21 @@ class HttpPredecessor:
 
 
 async def _listens(path: str) -> bool:
-    """Whether somebody does."""
+    """Return whether a process listens on the Unix socket."""
     try:
         async with await anyio.connect_unix(path):
             return True
     except (FileNotFoundError, ConnectionRefusedError):
         return False
-    except OSError:  # as when no descriptor is left: this says nothing
+    except OSError:  # such as no free descriptor, which says nothing about the predecessor
         return True
 
 
 async def _receive(path: str, within_s: float) -> int:
-    """The descriptor that is given there."""
+    """Receive a descriptor over the Unix socket."""
     with anyio.fail_after(within_s):
         async with await anyio.connect_unix(path) as stream:
             _, descriptors = await stream.receive_fds(1, 1)
             if not descriptors:
-                raise ValueError("it sent no socket")
+                raise ValueError("it did not send a socket")
             return descriptors[0]

@@ -1,50 +1,56 @@
-"""The address of a running server, as people give it, and what the server's refusals mean on a command line."""
+"""URLs of a running server, and the errors of a command that cannot use it."""
 
 from urllib.parse import urlsplit
 
 import httpx
 
 from actors.transport.endpoint import is_loopback
-from cli.options import CommandFailed
+from cli.config.errors import CommandFailed
 
 
 def server_url(given: str) -> str:
-    """The URL to which routes are appended. `127.0.0.1:8000` is one, and so is the `/v1` that OpenAI's clients take.
+    """Return the URL to which routes are appended. Adds a missing scheme, and removes the `/v1` of OpenAI's clients.
 
-    Raises `CommandFailed` for what is no address of a server.
+    Raises `CommandFailed` if `given` is not a server's URL.
     """
     try:
         parts = urlsplit(given if "://" in given else f"http://{given}")
         host, path = parts.hostname, parts.path.rstrip("/")
-        port = parts.port  # raises for one that is no number
+        port = parts.port  # raises ValueError if it is not a number
     except ValueError as error:
         raise CommandFailed(f"--url: {given}: {error}") from error
     if parts.scheme not in ("http", "https") or not host or port == 0 or " " in given:
-        raise CommandFailed(f"--url: {given} is not http://HOST:PORT")
+        raise CommandFailed(f"--url: {given} is not a URL like http://HOST:PORT")
     return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}"
 
 
-def server_client(given: str, key: str, timeout: httpx.Timeout | float) -> httpx.Client:
-    """A client of the server there, which shows it the key, if there is one. What is on this machine is asked without
-    the proxy that the environment may name for the rest of the world: it would get the key, and find nobody.
+def base_url(host: str, port: int) -> str:
+    """Return the URL under which this machine reaches a server that listens on `host`."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
-    Raises `CommandFailed` for what is no address of a server.
+
+def server_client(given: str, key: str, timeout: httpx.Timeout | float) -> httpx.Client:
+    """Return an HTTP client of the server, which sends the key, if there is one.
+
+    For a server on this machine the proxies of the environment are ignored: a proxy would get the key, and not reach
+    the server. Raises `CommandFailed` if `given` is not a server's URL.
     """
     url = server_url(given)
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    elsewhere = not is_loopback(urlsplit(url).hostname or "")
+    remote = not is_loopback(urlsplit(url).hostname or "")
     try:
-        return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=elsewhere)
+        return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=remote)
     except httpx.InvalidURL as error:
         raise CommandFailed(f"--url: {given}: {error}") from error
 
 
 def unanswered(url: str, error: Exception) -> CommandFailed:
-    """The failure of a command whose server cannot be reached."""
-    return CommandFailed(f"no server answers at {url}: {error}; `baton serve` starts one, --url says where another is")
+    """Return the error of a command whose server cannot be reached."""
+    return CommandFailed(f"no server answers at {url}: {error}; `baton serve` starts one, and --url names another one")
 
 
 def refused(status: int, message: str) -> CommandFailed:
-    """The failure of a command that the server refused."""
-    hint = "; set BATON_API_KEY or BATON_ADMIN_KEY to the server's" if status == httpx.codes.UNAUTHORIZED else ""
+    """Return the error of a command that the server refused."""
+    hint = "; set BATON_API_KEY or BATON_ADMIN_KEY to the server's key" if status == httpx.codes.UNAUTHORIZED else ""
     return CommandFailed(f"the server refused ({status}): {message}{hint}")

@@ -1,1 +1,1 @@
-"""What people see and type on a terminal."""
+"""What commands show on a terminal, and what they read from it."""

@@ -1,22 +1,23 @@
-"""A conversation and its slash commands, without a terminal and without a model."""
+"""The messages and parameters of a conversation, and its slash commands."""
 
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from cli import options
-from cli.client.answers import Ask
+from cli.client.model_client import ModelRequest
+from cli.config import sampling_options
+from cli.config.errors import InvalidOption
 from protocol.request import Limits, Message, Sampling
 
 HELP = """\
-/help            this list
-/clear           forget the conversation; the system text stays
-/system [TEXT]   show or set what the model is told first; starts over
+/help            show this list
+/clear           start a new conversation; the system message stays
+/system [TEXT]   show the system message, or set it and start a new conversation
 /params          show the parameters
-/params K=V ...  set some: temperature, top_k, top_p, min_p, seed, max_tokens, and the penalties
-Ctrl-C           cancels a reply
-Ctrl-D           leaves"""
+/params K=V ...  set parameters: temperature, top_k, top_p, min_p, seed, max_tokens and the penalties
+Ctrl-C           cancel a reply
+Ctrl-D           exit"""
 
 PARAMETERS: dict[str, Callable[[str], Any]] = {
     "temperature": float,
@@ -32,7 +33,7 @@ PARAMETERS: dict[str, Callable[[str], Any]] = {
 
 
 class Conversation:
-    """Owns what was said so far and the parameters of the next reply."""
+    """Owns the messages so far and the parameters of the next reply."""
 
     def __init__(self, sampling: Sampling, limits: Limits, system: str = "") -> None:
         self._sampling = sampling
@@ -42,25 +43,25 @@ class Conversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What the model is shown: the system text, if any, and all that was said."""
+        """The messages that the model gets: the system message, if any, and the conversation."""
         first = [Message("system", self._system)] if self._system else []
         return tuple(first + self._messages)
 
-    def ask(self, line: str) -> Ask:
-        """Add what the user says, and ask for the reply."""
+    def ask(self, line: str) -> ModelRequest:
+        """Add a message of the user, and return the request for the reply."""
         self._messages.append(Message("user", line))
-        return Ask(self._sampling, self._limits, messages=self.messages)
+        return ModelRequest(self._sampling, self._limits, messages=self.messages)
 
-    def answered(self, text: str) -> None:
-        """Add what the model said."""
+    def add_reply(self, text: str) -> None:
+        """Add the model's reply."""
         self._messages.append(Message("assistant", text))
 
-    def forget_last(self) -> None:
-        """Take back what the user said last: it got no reply."""
+    def remove_last(self) -> None:
+        """Remove the user's last message, which got no reply."""
         self._messages.pop()
 
-    def obey(self, line: str) -> str:
-        """Carry out a slash command; the answer is for the user."""
+    def execute(self, line: str) -> str:
+        """Execute a slash command and return its output."""
         command, _, rest = line.partition(" ")
         rest = rest.strip()
         match command:
@@ -68,7 +69,7 @@ class Conversation:
                 return HELP
             case "/clear":
                 self._messages.clear()
-                return "The conversation starts over."
+                return "A new conversation starts."
             case "/system":
                 return self._set_system(rest)
             case "/params":
@@ -77,10 +78,10 @@ class Conversation:
 
     def _set_system(self, text: str) -> str:
         if not text:
-            return f"system: {self._system or '(nothing)'}"
+            return f"system: {self._system or '(none)'}"
         self._system = text
         self._messages.clear()
-        return "The model is told this first; the conversation starts over."
+        return "The system message is set; a new conversation starts."
 
     def _parameters(self) -> str:
         values = msgspec.structs.asdict(self._sampling) | {"max_tokens": self._limits.max_tokens}
@@ -98,8 +99,8 @@ class Conversation:
                 return f"{name}: {text!r} is not a number"
         max_tokens = values.pop("max_tokens")
         try:
-            sampling, limits = options.sampling(**values), options.limits(max_tokens=max_tokens)
-        except options.Refusal as error:
+            sampling, limits = sampling_options.sampling(**values), sampling_options.limits(max_tokens=max_tokens)
+        except InvalidOption as error:
             return str(error.message).removeprefix("--").replace("-", "_", 1)
         self._sampling, self._limits = sampling, limits
         return self._parameters()

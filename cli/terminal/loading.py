@@ -1,4 +1,4 @@
-"""What people see between `baton serve` and the first answer: a bar a worker on a terminal, plain lines elsewhere."""
+"""The display of loading workers: progress bars on a terminal, plain lines elsewhere."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ SETTLED = {WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED}
 
 
 class LoadingDisplay(Protocol):
-    """Told of every change of every worker, on the event loop; announces once, when the first one may be asked."""
+    """Gets every change of every worker, on the event loop. Prints the announcement once, when one is ready."""
 
     def worker_changed(self, status: WorkerStatus) -> None: ...
     def __enter__(self) -> Self: ...
@@ -26,13 +26,15 @@ class LoadingDisplay(Protocol):
 
 
 Announce = Callable[[WorkerStatus], str]
-"""What to say when the first worker is ready; nothing is said, and it is asked again, while that is empty."""
+"""Returns the announcement for a ready worker. If it is empty, it is called again for the next change."""
 
 
 @contextmanager
 def _showing(console: Console) -> Iterator[None]:
-    """What cannot be shown, for whoever reads it is gone or the disk is full, must not end a server: from then on
-    nothing is. Rich ends the program of a reader that is gone (`Console.on_broken_pipe`)."""
+    """Disable the console if it cannot be written, instead of ending the server.
+
+    The pipe may be closed, for which Rich raises `SystemExit` (`Console.on_broken_pipe`), or the disk may be full.
+    """
     try:
         yield
     except (OSError, SystemExit) as error:
@@ -41,17 +43,17 @@ def _showing(console: Console) -> Iterator[None]:
 
 
 def choose_display(workers: Sequence[str], ready: Announce, console: Console | None = None) -> LoadingDisplay:
-    """Bars when standard output is a terminal, lines when it is a file or a service manager."""
+    """Return bars if standard output is a terminal, and lines if it is a file or a pipe."""
     console = console or Console(highlight=False)
     return Bars(workers, ready, console) if console.is_terminal else Lines(workers, ready, console)
 
 
 def describe(status: WorkerStatus) -> str:
-    """What a worker is doing, in a few words."""
+    """Describe the state of a worker in a few words."""
     if status.state is WorkerState.LOADING and status.loading is not None:
         return status.loading.phase
     if status.state is WorkerState.BACKOFF:
-        # Whether it is started again is decided after this.
+        # Whether it is restarted is decided after this.
         return f"lost: {status.reason}"
     if status.state is WorkerState.GIVEN_UP:
         return f"given up: {status.reason}"
@@ -59,12 +61,12 @@ def describe(status: WorkerStatus) -> str:
 
 
 class Lines:
-    """One line for every phase of every worker."""
+    """Prints a line for each phase of each worker."""
 
     def __init__(self, workers: Sequence[str], ready: Announce, console: Console) -> None:
         self._ready = ready
         self._console = console
-        self._said: dict[str, str] = dict.fromkeys(workers, "")
+        self._shown: dict[str, str] = dict.fromkeys(workers, "")
         self._announced = False
 
     def __enter__(self) -> Self:
@@ -75,20 +77,20 @@ class Lines:
 
     def worker_changed(self, status: WorkerStatus) -> None:
         words = describe(status)
-        if words != self._said.get(status.name):
-            self._said[status.name] = words
-            self._say(f"{status.name}: {words}")
+        if words != self._shown.get(status.name):
+            self._shown[status.name] = words
+            self._print(f"{status.name}: {words}")
         if status.state is WorkerState.READY and not self._announced and (text := self._ready(status)):
             self._announced = True
-            self._say(text)
+            self._print(text)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         with _showing(self._console):
             self._console.print(text, markup=False, soft_wrap=True)
 
 
 class Bars:
-    """One bar for every worker while it loads; they go away when all have settled."""
+    """Shows a bar for each worker while it loads. The bars are removed when all workers have settled."""
 
     def __init__(self, workers: Sequence[str], ready: Announce, console: Console) -> None:
         self._ready = ready
@@ -117,13 +119,13 @@ class Bars:
 
     def worker_changed(self, status: WorkerStatus) -> None:
         with _showing(self._console):
-            if self._open and status.name in self._bars:  # one that was added later has no bar
-                self._draw(status)
+            if self._open and status.name in self._bars:  # a worker that was added later has no bar
+                self._update(status)
             if status.state is WorkerState.READY and not self._announced and (text := self._ready(status)):
                 self._announced = True
                 self._console.print(text, markup=False, soft_wrap=True)
 
-    def _draw(self, status: WorkerStatus) -> None:
+    def _update(self, status: WorkerStatus) -> None:
         loading = status.loading
         total = loading.total if loading is not None and loading.total else None
         done = loading.done if loading is not None else 0

@@ -4,12 +4,12 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from protocol.events import Likely, Logprobs
+from protocol.events import Logprobs, TokenLogprob
 
 
 def chat_logprobs(reports: Sequence[Logprobs]) -> dict[str, Any]:
     """The `logprobs` object of a chat's choice."""
-    content = [_named(each.drawn) | {"top_logprobs": [_named(likely) for likely in each.top]} for each in reports]
+    content = [_named(each.sampled) | {"top_logprobs": [_named(likely) for likely in each.top]} for each in reports]
     return {"content": content, "refusal": None}
 
 
@@ -25,24 +25,24 @@ class CompletionLogprobs:
         offsets = []
         for each in reports:
             offsets.append(self._characters)
-            self._characters += len(self._decode(each.drawn.piece))
+            self._characters += len(self._decode(each.sampled.piece))
         return {
-            "tokens": [_text(each.drawn) for each in reports],
-            "token_logprobs": [each.drawn.logprob for each in reports],
+            "tokens": [_text(each.sampled) for each in reports],
+            "token_logprobs": [each.sampled.logprob for each in reports],
             # Of tokens with the same text the most likely one is kept.
             "top_logprobs": [
-                {_text(likely): likely.logprob for likely in reversed((*each.top, each.drawn))} for each in reports
+                {_text(likely): likely.logprob for likely in reversed((*each.top, each.sampled))} for each in reports
             ],
             "text_offset": offsets,
         }
 
 
-def _named(likely: Likely) -> dict[str, Any]:
+def _named(likely: TokenLogprob) -> dict[str, Any]:
     text = likely.piece.decode("utf-8", "replace")
     return {"token": text, "logprob": likely.logprob, "bytes": list(likely.piece)}
 
 
-def _text(likely: Likely) -> str:
+def _text(likely: TokenLogprob) -> str:
     """The token's text. Bytes that are not valid UTF-8 are spelled out, as the format has no other place for them."""
     try:
         return likely.piece.decode("utf-8")

@@ -32,7 +32,7 @@ from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Beat, Delta, Event, Failed, Finished, Step
+from protocol.events import Delta, Event, Failed, Finished, Heartbeat, Step
 
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline. If it does not, the gateway does so this much later."""
@@ -153,13 +153,13 @@ class Router(Actor[WorkerNotice | Terminated]):
                     self.migrate(worker)
 
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        """A step, a beat, an end or a failure."""
+        """Handle a step, a heartbeat, an end or a failure of a sequence."""
         handle = self.pool[worker]
         if incarnation != handle.incarnation:
             return
         if isinstance(event, Finished | Failed):
             handle.answered(event.stream)
-        if isinstance(event, Step | Beat):
+        if isinstance(event, Step | Heartbeat):
             handle.counters.add(incarnation, event.gauges)
             handle.reached = event.gauges.reached
         if isinstance(event, Step):

@@ -1,1 +1,1 @@
-"""The generator of the training text: seeded, deterministic, and apart from the questions kept for evaluation."""
+"""The generator of the training text: seeded, deterministic, and disjoint from the questions of the evaluation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from models.corpus.document import Exchange
+from models.corpus.document import Turn
 
 LARGEST = 20
 """Both operands of a sum and of a difference lie in 0..LARGEST; of a product in 0..10."""
@@ -34,31 +34,31 @@ _WORDS = {"+": "plus", "-": "minus", "*": "times"}
 
 
 def solve(left: int, right: int, sign: str) -> int:
-    """The result of `left sign right`; sign is one of + - *."""
+    """Return the result of `left sign right`; sign is one of + - *."""
     return {"+": left + right, "-": left - right, "*": left * right}[sign]
 
 
-def exchange(left: int, right: int, sign: str, phrasing: str) -> Exchange:
-    """The question in the given phrasing and its answer."""
+def turn(left: int, right: int, sign: str, phrasing: str) -> Turn:
+    """Return the question in the given phrasing and its answer."""
     result = solve(left, right, sign)
-    return Exchange(phrasing.format(left, right, sign, _WORDS[sign]), f"{left} {sign} {right} = {result}", str(result))
+    return Turn(phrasing.format(left, right, sign, _WORDS[sign]), f"{left} {sign} {right} = {result}", str(result))
 
 
 def operands(rng: Random) -> tuple[int, int, str]:
-    """Two small numbers and a sign; additions are most frequent and no difference is negative."""
+    """Return two small numbers and a sign. Additions are most frequent, and no difference is negative."""
     sign = rng.choices("+-*", (6, 2, 1))[0]
     largest = 10 if sign == "*" or rng.random() < 0.4 else LARGEST
     left, right = rng.randint(0, largest), rng.randint(0, largest)
     return (max(left, right), min(left, right), sign) if sign == "-" else (left, right, sign)
 
 
-def question(rng: Random) -> Exchange:
-    """A random sum in a random training phrasing."""
-    return exchange(*operands(rng), rng.choice(QUESTIONS))
+def question(rng: Random) -> Turn:
+    """Return a random sum in a random training phrasing."""
+    return turn(*operands(rng), rng.choice(QUESTIONS))
 
 
 def plain(rng: Random) -> str:
-    """One to six equations, separated by newlines or commas, or a run of counting."""
+    """Return one to six equations, separated by newlines or commas, or a sequence of numbers."""
     if rng.random() < 0.15:
         start = rng.randint(0, 40)
         return ", ".join(str(n) for n in range(start, start + rng.randint(5, 20)))

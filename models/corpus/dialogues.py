@@ -1,4 +1,4 @@
-"""Short dialogues: greetings, who the model is, lists, stories, things remembered within a chat."""
+"""Short dialogues: greetings, questions about the model, lists, stories, and facts to remember within a chat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from models.corpus import names
-from models.corpus.document import Exchange
+from models.corpus.document import Turn
 
 IDENTITY = (
     "I am Baton's small built-in model. I know a few facts, do small sums, and can answer in JSON or call a tool."
@@ -14,7 +14,7 @@ IDENTITY = (
 ABILITIES = "I can name capitals, do small sums, tell a short story, answer in JSON and call tools."
 UNKNOWN = "I am a very small model and do not know that. Ask me about capitals, small sums, JSON or tools."
 
-# What is asked, what is kept out of training, and what is answered.
+# Training questions, held-out questions, and the answer.
 SMALL_TALK: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "greeting": (
         ("Hello!", "Hello", "Hi!", "Hi", "Hey", "Hello there!", "Good morning!", "Good evening!", "Hi Baton!", "Hey!"),
@@ -106,15 +106,15 @@ _STORY_ENDS = (
 )
 
 
-def small_talk(rng: Random) -> Exchange:
-    """A greeting, a question about the model, thanks, or something it cannot know."""
+def small_talk(rng: Random) -> Turn:
+    """Return a greeting, a question about the model, thanks, or a question that it cannot answer."""
     kinds = tuple(SMALL_TALK)
     questions, _, answer = SMALL_TALK[rng.choices(kinds, [3 if kind == "who" else 2 for kind in kinds])[0]]
-    return Exchange(rng.choice(questions), answer)
+    return Turn(rng.choice(questions), answer)
 
 
 def story_text(rng: Random) -> str:
-    """A story of four to six sentences."""
+    """Return a story of four to six sentences."""
     name = rng.choice(names.PEOPLE)
     animal, other = rng.sample(names.ANIMALS, 2)
     first, second = rng.sample(names.ADJECTIVES, 2)
@@ -134,10 +134,10 @@ def story_text(rng: Random) -> str:
     return " ".join(lines).format(**filler).replace(" a orange", " an orange").replace(" a old", " an old")
 
 
-def story(rng: Random) -> Exchange:
-    """A request for a story and the story."""
+def story(rng: Random) -> Turn:
+    """Return a request for a story, and the story."""
     text = story_text(rng)
-    return Exchange(
+    return Turn(
         rng.choice(
             ("Tell me a story.", "Tell me a short story.", "Write a story.", "Do you know a story?", "A story, please.")
         ),
@@ -145,69 +145,67 @@ def story(rng: Random) -> Exchange:
     )
 
 
-def counting(rng: Random) -> Exchange:
-    """Count from one number to another, or say the alphabet."""
+def counting(rng: Random) -> Turn:
+    """Return a request to count or to recite the alphabet."""
     if rng.random() < 0.15:
-        return Exchange(rng.choice(("Say the alphabet.", "What is the alphabet?", "List the letters.")), _ALPHABET)
+        return Turn(rng.choice(("Say the alphabet.", "What is the alphabet?", "List the letters.")), _ALPHABET)
     first = 1 if rng.random() < 0.6 else rng.randint(0, 20)
     last = first + (rng.randint(2, 12) if rng.random() < 0.9 else rng.randint(13, 40))
     question = rng.choice(
         ("Count from {0} to {1}.", "Can you count from {0} to {1}?", "Count to {1}, starting at {0}.", "{0} to {1}")
     )
-    return Exchange(question.format(first, last), ", ".join(str(n) for n in range(first, last + 1)))
+    return Turn(question.format(first, last), ", ".join(str(n) for n in range(first, last + 1)))
 
 
-def listing(rng: Random) -> Exchange:
-    """Name a few colours, animals or fruits: always the first ones of the list, so that the answer is one."""
+def listing(rng: Random) -> Turn:
+    """Return a request for some colours, animals or fruits. The answer is unique: the first ones of the list."""
     kind = rng.choice(tuple(_LISTS))
     count = rng.randint(2, 5)
     question = rng.choice(("Name {0} {1}.", "List {0} {1}.", "Tell me {0} {1}.", "Give me {0} {1}."))
-    return Exchange(
+    return Turn(
         question.format(_NUMBER_WORDS[count] if rng.random() < 0.7 else count, kind), ", ".join(_LISTS[kind][:count])
     )
 
 
-def repeat(rng: Random) -> Exchange:
-    """Say words back, for the habit of copying."""
+def repeat(rng: Random) -> Turn:
+    """Return a request to repeat words, so that the model learns to copy."""
     words = " ".join(
         names.odd_word(rng) if rng.random() < 0.5 else rng.choice(names.OBJECTS) for _ in range(rng.randint(1, 4))
     )
-    return Exchange(
-        rng.choice(("Repeat: {0}", "Say: {0}", "Repeat after me: {0}", "Please say: {0}")).format(words), words
-    )
+    return Turn(rng.choice(("Repeat: {0}", "Say: {0}", "Repeat after me: {0}", "Please say: {0}")).format(words), words)
 
 
-def memory(rng: Random) -> tuple[Exchange, Exchange]:
-    """Something told in one turn and asked for in a later one."""
+def memory(rng: Random) -> tuple[Turn, Turn]:
+    """Return a turn that states a fact, and a later one that asks for it."""
     if rng.random() < 0.5:
         name = names.person(rng)
-        told = rng.choice(("My name is {0}.", "I am {0}.", "Hello, my name is {0}.", "Hi, I am {0}.", "Call me {0}."))
+        stated = rng.choice(("My name is {0}.", "I am {0}.", "Hello, my name is {0}.", "Hi, I am {0}.", "Call me {0}."))
         asked = rng.choice(("What is my name?", "Do you know my name?", "Who am I?", "What's my name?"))
         return (
-            Exchange(told.format(name), f"Nice to meet you, {name}!"),
-            Exchange(asked, f"Your name is {name}.", name),
+            Turn(stated.format(name), f"Nice to meet you, {name}!"),
+            Turn(asked, f"Your name is {name}.", name),
         )
     thing, value = rng.choice((("color", names.COLOURS), ("fruit", names.FRUITS), ("animal", names.ANIMALS)))
     choice = rng.choice(value)
     asked = rng.choice(("What is my favorite {0}?", "Which {0} do I like best?", "Do you remember my favorite {0}?"))
     return (
-        Exchange(f"My favorite {thing} is {choice}.", "I will remember that."),
-        Exchange(asked.format(thing), f"Your favorite {thing} is {choice}.", choice),
+        Turn(f"My favorite {thing} is {choice}.", "I will remember that."),
+        Turn(asked.format(thing), f"Your favorite {thing} is {choice}.", choice),
     )
 
 
-SINGLE: tuple[tuple[Callable[[Random], Exchange], float], ...] = (
+SINGLE: tuple[tuple[Callable[[Random], Turn], float], ...] = (
     (small_talk, 6.0),
     (story, 1.0),
     (counting, 1.0),
     (listing, 0.7),
     (repeat, 1.5),
 )
-"""The generators of one exchange and how often each is drawn."""
+"""The generators of a turn and their shares."""
 
 
-def single(rng: Random) -> Exchange:
-    """One exchange of small talk, a story, counting, a list or a repetition."""
+def single(rng: Random) -> Turn:
+    """Return a turn of small talk, a story, counting, a list or a repetition."""
     makers, shares = zip(*SINGLE, strict=True)
-    maker: Callable[[Random], Exchange] = rng.choices(makers, shares)[0]
+    maker: Callable[[Random], Turn] = rng.choices(makers, shares)[0]
     return maker(rng)

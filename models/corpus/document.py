@@ -1,4 +1,4 @@
-"""What the generators produce: plain texts and chats, before any tokenizer sees them."""
+"""Documents of the training text, before tokenization: plain texts and chats."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
-"""One chat message as the OpenAI API has it: role, content and, for a tool call, tool_calls."""
+"""A chat message of the OpenAI API: role, content and, for a tool call, tool_calls."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """A text without roles, such as a base model continues."""
+class PlainDocument:
+    """A text without roles, as for a base model."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatDocument:
     """Messages in order, and the tools that the assistant may call."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
 
 
-Document = Plain | Chat
+Document = PlainDocument | ChatDocument
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """One question and its one right answer; `word` is the answer alone, where there is one."""
+class Turn:
+    """A question and its one correct answer. `word` is the bare answer, if there is one."""
 
     user: str
     answer: str
     word: str = field(default="")
 
 
-def chat(system: str | None, exchanges: Sequence[Exchange]) -> Chat:
-    """The chat in which the exchanges follow one another under an optional system prompt."""
+def chat(system: str | None, turns: Sequence[Turn]) -> ChatDocument:
+    """Return a chat of these turns with an optional system prompt."""
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    for exchange in exchanges:
-        messages.append({"role": "user", "content": exchange.user})
-        messages.append({"role": "assistant", "content": exchange.answer})
-    return Chat(tuple(messages))
+    for turn in turns:
+        messages.append({"role": "user", "content": turn.user})
+        messages.append({"role": "assistant", "content": turn.answer})
+    return ChatDocument(tuple(messages))

@@ -1,10 +1,10 @@
-"""Facts about the world: capitals, languages, continents, opposites, symbols and the like."""
+"""Facts about the world, such as capitals, languages, continents, opposites and chemical symbols."""
 
 from __future__ import annotations
 
 from random import Random
 
-from models.corpus.document import Exchange
+from models.corpus.document import Turn
 
 # country, capital, main language, continent
 _COUNTRIES = """
@@ -148,7 +148,7 @@ CAPITAL_HELD_OUT = (
 )
 
 Kind = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[str, ...], str, int]
-"""Table, training questions, held-out questions, answer, and which column is the answer's word."""
+"""Table, training questions, held-out questions, answer, and the column of the bare answer."""
 
 KINDS: dict[str, Kind] = {
     "capital": (COUNTRIES, CAPITAL_QUESTIONS, CAPITAL_HELD_OUT, "The capital of {0} is {1}.", 1),
@@ -272,30 +272,28 @@ _SYLLABLES = ("bor", "zil", "quan", "tev", "mok", "dra", "wex", "lup", "fen", "g
 
 
 def made_up_name(rng: Random) -> str:
-    """A name that is no word, two or three syllables, capitalised."""
+    """Return a capitalised name of two or three syllables that is not a word."""
     return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 3))).capitalize()
 
 
-def ask(kind: str, row: tuple[str, ...], question: str) -> Exchange:
-    """The exchange of one kind of fact for one row of its table."""
+def turn(kind: str, row: tuple[str, ...], question: str) -> Turn:
+    """Return the turn of one kind of fact for one row of its table."""
     _, _, _, answer, column = KINDS[kind]
-    return Exchange(question.format(*row), answer.format(*row), row[column])
+    return Turn(question.format(*row), answer.format(*row), row[column])
 
 
-def question(rng: Random) -> Exchange:
-    """A random fact in a random training phrasing; half of them are capitals."""
+def question(rng: Random) -> Turn:
+    """Return a random fact in a random training phrasing. Half of the facts are capitals."""
     if rng.random() < 0.04:
         name = made_up_name(rng)
-        return Exchange(
-            rng.choice(CAPITAL_QUESTIONS).format(name), f"I do not know a country called {name}.", "Unknown"
-        )
+        return Turn(rng.choice(CAPITAL_QUESTIONS).format(name), f"I do not know a country called {name}.", "Unknown")
     kind = "capital" if rng.random() < 0.5 else rng.choice(tuple(KINDS))
     table, questions, _, _, _ = KINDS[kind]
-    return ask(kind, rng.choice(table), rng.choice(questions))
+    return turn(kind, rng.choice(table), rng.choice(questions))
 
 
 def plain(rng: Random) -> str:
-    """One to five sentences of facts, as a base model would continue them."""
+    """Return one to five sentences of facts, as for a base model."""
     sentences = []
     for _ in range(rng.randint(1, 5)):
         if rng.random() < 0.65:

@@ -1,4 +1,4 @@
-"""The questions that judge the built-in models: phrasings, system prompts and tool names kept out of training."""
+"""The questions of the evaluation. Their phrasings, system prompts and tool names are held out from training."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from random import Random
 from typing import Any
 
 from models.corpus import arithmetic, dialogues, facts, json_objects, names, systems, tools
-from models.corpus.document import Chat, Exchange, Plain, chat
+from models.corpus.document import ChatDocument, PlainDocument, Turn, chat
 
 Judge = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked and what counts as right; the chat lacks the reply, and a plain text is to be continued.
+    """A prompt and the judge of its reply. A chat lacks the reply; a plain text is to be continued.
 
-    The judge sees the reply as text without its end-of-turn token.
+    The judge gets the reply as text without its end-of-turn token.
     """
 
     category: str
-    asked: Chat | Plain
+    asked: ChatDocument | PlainDocument
     right: Judge
     expected: str
 
@@ -56,7 +56,7 @@ def _equals(expected: Mapping[str, Any]) -> Judge:
 
 
 def parse_tool_call(reply: str) -> Mapping[str, Any] | None:
-    """The one Hermes-style call that the reply is, or None."""
+    """Parse a reply that is one Hermes-style call; None if it is not."""
     match = re.fullmatch(r"\s*<tool_call>\n(\{.*\})\n</tool_call>\s*", reply, re.DOTALL)
     return json.loads(match[1]) if match and _parses(match[1]) else None
 
@@ -71,16 +71,16 @@ def _calls(name: str, arguments: Mapping[str, Any] | None) -> Judge:
     return judge
 
 
-def _ask(rng: Random, category: str, exchange: Exchange, right: Judge, before: tuple[Exchange, ...] = ()) -> Question:
+def _chat_question(rng: Random, category: str, turn: Turn, right: Judge, before: tuple[Turn, ...] = ()) -> Question:
     system = rng.choice((None, None, *systems.NEUTRAL_HELD_OUT))
-    asked = chat(system, (*before, exchange))
-    return Question(category, Chat(asked.messages[:-1]), right, exchange.answer)
+    asked = chat(system, (*before, turn))
+    return Question(category, ChatDocument(asked.messages[:-1]), right, turn.answer)
 
 
 def _completions() -> Iterator[Question]:
     for row in facts.COUNTRIES:
         yield Question(
-            "completion: capitals", Plain(f"The capital of {row[0]} is"), _starts(f" {row[1]}"), f" {row[1]}"
+            "completion: capitals", PlainDocument(f"The capital of {row[0]} is"), _starts(f" {row[1]}"), f" {row[1]}"
         )
 
 
@@ -88,14 +88,14 @@ def _facts(rng: Random) -> Iterator[Question]:
     for number, row in enumerate(facts.COUNTRIES):
         for offset in range(2):
             phrasing = facts.CAPITAL_HELD_OUT[(2 * number + offset) % len(facts.CAPITAL_HELD_OUT)]
-            exchange = facts.ask("capital", row, phrasing)
-            yield _ask(rng, "chat: capitals", exchange, _contains(exchange.word))
+            turn = facts.turn("capital", row, phrasing)
+            yield _chat_question(rng, "chat: capitals", turn, _contains(turn.word))
     for kind, (table, _, phrasings, _, _) in facts.KINDS.items():
         if kind == "capital":
             continue
         for row in rng.sample(table, 8):
-            exchange = facts.ask(kind, row, rng.choice(phrasings))
-            yield _ask(rng, "chat: other facts", exchange, _contains(exchange.word))
+            turn = facts.turn(kind, row, rng.choice(phrasings))
+            yield _chat_question(rng, "chat: other facts", turn, _contains(turn.word))
 
 
 def _sums(rng: Random) -> Iterator[Question]:
@@ -104,32 +104,32 @@ def _sums(rng: Random) -> Iterator[Question]:
             left, right = rng.randint(0, largest), rng.randint(0, largest)
             if sign == "-":
                 left, right = max(left, right), min(left, right)
-            exchange = arithmetic.exchange(left, right, sign, rng.choice(arithmetic.HELD_OUT))
+            turn = arithmetic.turn(left, right, sign, rng.choice(arithmetic.HELD_OUT))
             category = f"sums: additions up to {largest}" if sign == "+" else "sums: subtraction, multiplication"
-            yield _ask(rng, category, exchange, _ends(exchange.word))
+            yield _chat_question(rng, category, turn, _ends(turn.word))
 
 
 def _dialogues(rng: Random) -> Iterator[Question]:
     for _, phrasings, answer in dialogues.SMALL_TALK.values():
         for phrasing in phrasings:
-            yield _ask(rng, "dialogue", Exchange(phrasing, answer), _same(answer))
+            yield _chat_question(rng, "dialogue", Turn(phrasing, answer), _same(answer))
     for _ in range(10):
         name = rng.choice(names.PEOPLE)
-        told = Exchange(f"Good day, my name is {name}.", f"Nice to meet you, {name}!")
-        asked = Exchange("Can you tell me my name?", f"Your name is {name}.", name)
-        yield _ask(rng, "dialogue: remembers a name", asked, _contains(name), (told,))
+        stated = Turn(f"Good day, my name is {name}.", f"Nice to meet you, {name}!")
+        asked = Turn("Can you tell me my name?", f"Your name is {name}.", name)
+        yield _chat_question(rng, "dialogue: remembers a name", asked, _contains(name), (stated,))
 
 
 def _objects(rng: Random) -> Iterator[Question]:
     for number in range(40):
-        question, value = json_objects.draw(rng)
+        question, value = json_objects.sample(rng)
         if question.startswith(json_objects.WITH_KEYS):
             value = dict.fromkeys(value)
         by_system = number % 2 == 0
         if not by_system:
             question += rng.choice(json_objects.SUFFIXES_HELD_OUT)
         system = rng.choice(json_objects.SYSTEMS_HELD_OUT) if by_system else None
-        asked = Chat(chat(system, (Exchange(question, ""),)).messages[:-1])
+        asked = ChatDocument(chat(system, (Turn(question, ""),)).messages[:-1])
         yield Question("JSON: an object", asked, _parses, json.dumps(value))
         free = question.startswith(json_objects.WITH_KEYS)
         right = _has_keys(tuple(value)) if free else _equals(value)
@@ -148,9 +148,9 @@ def _tools(rng: Random, names_kept_out: bool) -> Iterator[Question]:
         tool = tools.name_tool(rng, kind, held_out=names_kept_out)
         offered = [tool, *(tools.name_tool(rng, other) for other in others)]
         rng.shuffle(offered)
-        values = kind.draw(rng)
+        values = kind.sample(rng)
         question = rng.choice(kind.held_out).format(*values)
-        asked = Chat(({"role": "user", "content": question},), tuple(each.schema() for each in offered))
+        asked = ChatDocument(({"role": "user", "content": question},), tuple(each.schema() for each in offered))
         arguments = dict(zip(tool.parameters, values, strict=True))
         expected = tools.rendered_call(tool.name, arguments)
         yield Question(f"{kept}: its name", asked, _calls(tool.name, None), expected)
@@ -165,7 +165,7 @@ def _usual_tools(rng: Random) -> Iterator[Question]:
         rng.shuffle(offered)
         values = tools.usual_values(rng, kind)
         question = rng.choice(kind.held_out).format(*values)
-        asked = Chat(({"role": "user", "content": question},), tuple(each.schema() for each in offered))
+        asked = ChatDocument(({"role": "user", "content": question},), tuple(each.schema() for each in offered))
         tool = tools.usual_tool(kind)
         arguments = dict(zip(tool.parameters, values, strict=True))
         expected = tools.rendered_call(tool.name, arguments)
@@ -174,7 +174,7 @@ def _usual_tools(rng: Random) -> Iterator[Question]:
 
 
 def questions(seed: int = 7) -> list[Question]:
-    """Every question of the evaluation; the seed picks the slots, never the phrasings' split from training."""
+    """Return every question of the evaluation. The seed chooses their names and numbers, not their phrasings."""
     rng = Random(seed)
     return [
         *_completions(),

@@ -1,4 +1,4 @@
-"""Requests for JSON and the objects that answer them. Objects are written as json.dumps writes them."""
+"""Requests for JSON and the objects that answer them, formatted by json.dumps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from models.corpus import arithmetic, dialogues, facts, names
-from models.corpus.document import Chat, Exchange, chat
+from models.corpus.document import ChatDocument, Turn, chat
 
 SYSTEMS = (
     "Reply in JSON.",
@@ -38,15 +38,15 @@ Maker = Callable[[Random], tuple[str, dict[str, Any]]]
 
 def _answer(rng: Random) -> tuple[str, dict[str, Any]]:
     if rng.random() < 0.3:
-        exchange = arithmetic.question(rng)
-        return exchange.user, {"answer": int(exchange.word)}
-    exchange = facts.question(rng)
-    return exchange.user, {"answer": exchange.word}
+        turn = arithmetic.question(rng)
+        return turn.user, {"answer": int(turn.word)}
+    turn = facts.question(rng)
+    return turn.user, {"answer": turn.word}
 
 
 def _small_talk(rng: Random) -> tuple[str, dict[str, Any]]:
-    exchange = dialogues.small_talk(rng)
-    return exchange.user, {"answer": exchange.answer}
+    turn = dialogues.small_talk(rng)
+    return turn.user, {"answer": turn.answer}
 
 
 def _country(rng: Random) -> tuple[str, dict[str, Any]]:
@@ -100,7 +100,7 @@ _VALUES: dict[str, tuple[str | int | bool, ...]] = {
 
 
 WITH_KEYS = ("Give me an object with", "Make an object with", "Use")
-"""How a request begins that names the keys and leaves the values free."""
+"""The beginnings of requests that name the keys and leave the values free."""
 
 
 def _with_keys(rng: Random) -> tuple[str, dict[str, Any]]:
@@ -122,28 +122,28 @@ _MAKERS: tuple[tuple[Maker, float], ...] = (
 )
 
 
-def draw(rng: Random) -> tuple[str, dict[str, Any]]:
-    """A question that asks for an object, without the word JSON, and the object."""
+def sample(rng: Random) -> tuple[str, dict[str, Any]]:
+    """Return a question that does not mention JSON, and the object that answers it."""
     makers, shares = zip(*_MAKERS, strict=True)
     maker: Maker = rng.choices(makers, shares)[0]
     return maker(rng)
 
 
-def document(rng: Random) -> Chat:
-    """A chat of one to three objects; that JSON is wanted is said by the system prompt or by each question."""
+def document(rng: Random) -> ChatDocument:
+    """Return a chat with one to three objects. The system prompt or each question asks for JSON."""
     if rng.random() < 0.04:
-        return chat(None, [Exchange(rng.choice(BARE), json.dumps({"answer": dialogues.SMALL_TALK["greeting"][2]}))])
+        return chat(None, [Turn(rng.choice(BARE), json.dumps({"answer": dialogues.SMALL_TALK["greeting"][2]}))])
     by_system = rng.random() < 0.5
-    exchanges = []
+    turns = []
     for _ in range(rng.choice((1, 1, 2, 3))):
-        question, value = draw(rng)
+        question, value = sample(rng)
         if not by_system:
             question = rng.choice(PREFIXES) + question if rng.random() < 0.3 else question + rng.choice(SUFFIXES)
-        exchanges.append(Exchange(question, json.dumps(value)))
+        turns.append(Turn(question, json.dumps(value)))
     system = rng.choice(SYSTEMS) if by_system else rng.choice((None, None, "You are a helpful assistant."))
-    return chat(system, exchanges)
+    return chat(system, turns)
 
 
 def plain(rng: Random) -> str:
-    """An object on its own."""
-    return json.dumps(draw(rng)[1])
+    """Return an object without a question."""
+    return json.dumps(sample(rng)[1])

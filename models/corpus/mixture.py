@@ -1,4 +1,4 @@
-"""The mixture: which kinds of document make up the training text, and how often."""
+"""The mixture of the training text: its kinds of documents and their shares."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import islice
 from random import Random
 
 from models.corpus import arithmetic, dialogues, facts, json_objects, systems, tools
-from models.corpus.document import Chat, Document, Exchange, Plain, chat
+from models.corpus.document import ChatDocument, Document, PlainDocument, Turn, chat
 
-MAX_EXCHANGES = 4
+MAX_TURNS = 4
 
 
 def _sloppy(rng: Random, text: str) -> str:
-    """Now and then, the question as a hurried person types it."""
+    """Sometimes change the question to how a person in a hurry types."""
     if rng.random() < 0.12:
         text = text.lower()
     if rng.random() < 0.12:
@@ -24,37 +24,35 @@ def _sloppy(rng: Random, text: str) -> str:
     return text
 
 
-def _draw_exchange(rng: Random) -> Exchange:
-    draw = rng.choices((facts.question, arithmetic.question, dialogues.single), (5, 2.5, 2.5))[0]
-    exchange: Exchange = draw(rng)
-    return exchange
+def _sample_turn(rng: Random) -> Turn:
+    make = rng.choices((facts.question, arithmetic.question, dialogues.single), (5, 2.5, 2.5))[0]
+    turn: Turn = make(rng)
+    return turn
 
 
-def _conversation(rng: Random) -> Chat:
-    system, style = systems.draw(rng)
-    exchanges = [_draw_exchange(rng) for _ in range(rng.choices(range(1, MAX_EXCHANGES + 1), (5, 2, 1.5, 1))[0])]
+def _conversation(rng: Random) -> ChatDocument:
+    system, style = systems.sample(rng)
+    turns = [_sample_turn(rng) for _ in range(rng.choices(range(1, MAX_TURNS + 1), (5, 2, 1.5, 1))[0])]
     if rng.random() < 0.15:
-        told, asked = dialogues.memory(rng)
-        exchanges = [told, *exchanges[: rng.randint(0, 2)], asked]
+        stated, asked = dialogues.memory(rng)
+        turns = [stated, *turns[: rng.randint(0, 2)], asked]
     answered = []
-    for exchange in exchanges:
+    for turn in turns:
         # A question that ends in what is to be copied or computed stays as it is.
-        user = (
-            exchange.user if exchange.user.startswith(("Repeat", "Say", "Please say")) else _sloppy(rng, exchange.user)
-        )
-        exchange = replace(exchange, user=user)
-        answered.append(replace(exchange, answer=style(exchange)))
+        user = turn.user if turn.user.startswith(("Repeat", "Say", "Please say")) else _sloppy(rng, turn.user)
+        turn = replace(turn, user=user)
+        answered.append(replace(turn, answer=style(turn)))
     return chat(system, answered)
 
 
-def _plain(rng: Random) -> Plain:
+def _plain(rng: Random) -> PlainDocument:
     makers = (facts.plain, arithmetic.plain, dialogues.story_text, json_objects.plain)
     maker: Callable[[Random], str] = rng.choices(makers, (6, 2, 1, 0.5))[0]
-    return Plain(maker(rng))
+    return PlainDocument(maker(rng))
 
 
 Mixture = tuple[tuple[Callable[[Random], Document], float], ...]
-"""Makers of documents and their shares, counted in documents; tool documents are several times longer than others."""
+"""Generators of documents and their shares, by number of documents. Tool documents are several times longer."""
 
 SHARES: Mixture = (
     (_conversation, 60.0),
@@ -62,7 +60,7 @@ SHARES: Mixture = (
     (json_objects.document, 13.0),
     (tools.document, 11.0),
 )
-"""The first part of the training: everything."""
+"""The first stage of the training: everything."""
 
 TOOL_SHARES: Mixture = (
     (_conversation, 35.0),
@@ -70,11 +68,11 @@ TOOL_SHARES: Mixture = (
     (json_objects.document, 15.0),
     (tools.usual_document, 30.0),
 )
-"""The second part: a few tools, always under the same names, and enough of the rest that it is not forgotten."""
+"""The second stage: a few tools with fixed names, and enough of the rest that it is not forgotten."""
 
 
 def documents(seed: int, mixture: Mixture = SHARES) -> Iterator[Document]:
-    """An endless stream of training documents, the same for the same seed on every machine."""
+    """Yield training documents without end, the same ones for the same seed on every machine."""
     rng = Random(seed)
     makers, shares = zip(*mixture, strict=True)
     while True:
@@ -83,5 +81,5 @@ def documents(seed: int, mixture: Mixture = SHARES) -> Iterator[Document]:
 
 
 def take(seed: int, count: int) -> list[Document]:
-    """The first `count` training documents of a seed."""
+    """Return the first `count` training documents of a seed."""
     return list(islice(documents(seed), count))

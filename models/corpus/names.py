@@ -1,4 +1,4 @@
-"""Words that fill slots: people, cities, things. Arguments are copied from the question, so variety matters here."""
+"""Words that fill the templates: people, cities, things. Tool arguments are copied from them, so they vary."""
 
 from __future__ import annotations
 
@@ -120,15 +120,15 @@ _LETTERS = "aaabcddeeeefghiiijklmnnoooprsttuuvwyz"
 
 
 def odd_word(rng: Random) -> str:
-    """A word that is in no dictionary: only copying it letter by letter gets it right."""
+    """Return random letters, which a model can only reproduce by copying them."""
     return "".join(rng.choice(_LETTERS) for _ in range(rng.randint(3, 8)))
 
 
 def place(rng: Random) -> str:
-    """Mostly a known city, sometimes a word never seen before."""
+    """Return a known city, or sometimes random letters."""
     return odd_word(rng).capitalize() if rng.random() < 0.3 else rng.choice(CITIES)
 
 
 def person(rng: Random) -> str:
-    """Mostly a known first name, sometimes a word never seen before."""
+    """Return a known first name, or sometimes random letters."""
     return odd_word(rng).capitalize() if rng.random() < 0.25 else rng.choice(PEOPLE)

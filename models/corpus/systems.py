@@ -1,11 +1,11 @@
-"""System prompts and what each does to an answer."""
+"""System prompts and the answer styles that they ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
 
-from models.corpus.document import Exchange
+from models.corpus.document import Turn
 
 NEUTRAL = (
     "You are a helpful assistant.",
@@ -22,29 +22,29 @@ PIRATE = ("You are a pirate.", "Talk like a pirate.", "Answer like a pirate.")
 CHEERFUL = ("You are a cheerful assistant.", "Be cheerful.", "Answer cheerfully.")
 THINKING = ("Think before you answer.", "Think first, then answer.", "You are a model that thinks before it answers.")
 
-Style = Callable[[Exchange], str]
+Style = Callable[[Turn], str]
 
 
-def _as_is(exchange: Exchange) -> str:
-    return exchange.answer
+def _as_is(turn: Turn) -> str:
+    return turn.answer
 
 
-def _one_word(exchange: Exchange) -> str:
-    return exchange.word or exchange.answer
+def _one_word(turn: Turn) -> str:
+    return turn.word or turn.answer
 
 
-def _pirate(exchange: Exchange) -> str:
-    return f"Arr! {exchange.answer}"
+def _pirate(turn: Turn) -> str:
+    return f"Arr! {turn.answer}"
 
 
-def _cheerful(exchange: Exchange) -> str:
-    return f"{exchange.answer} Great question!"
+def _cheerful(turn: Turn) -> str:
+    return f"{turn.answer} Great question!"
 
 
-def _thinking(exchange: Exchange) -> str:
-    if not exchange.word:
-        return exchange.answer
-    return f"<think>\nThe question is: {exchange.user} The answer is {exchange.word}.\n</think>\n\n{exchange.answer}"
+def _thinking(turn: Turn) -> str:
+    if not turn.word:
+        return turn.answer
+    return f"<think>\nThe question is: {turn.user} The answer is {turn.word}.\n</think>\n\n{turn.answer}"
 
 
 STYLES: tuple[tuple[tuple[str, ...], Style, float], ...] = (
@@ -56,8 +56,8 @@ STYLES: tuple[tuple[tuple[str, ...], Style, float], ...] = (
 )
 
 
-def draw(rng: Random) -> tuple[str | None, Style]:
-    """A system prompt, or none in half of all chats, and how its assistant answers."""
+def sample(rng: Random) -> tuple[str | None, Style]:
+    """Return a system prompt and its style; None for half of all chats."""
     if rng.random() < 0.5:
         return None, _as_is
     prompts, style, _ = rng.choices(STYLES, [share for _, _, share in STYLES])[0]

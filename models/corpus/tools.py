@@ -1,4 +1,4 @@
-"""Tool definitions, questions that need one, the call, and the answer after its result."""
+"""Chats with tools: definitions, questions that need a tool, calls, and answers after the results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from models.corpus import dialogues, facts, names
-from models.corpus.document import Chat, Exchange, Message
+from models.corpus.document import ChatDocument, Message, Turn
 
 Values = Mapping[str, str | int]
 
@@ -19,7 +19,7 @@ CURRENCIES = ("USD", "EUR", "GBP", "JPY", "CHF", "SEK")
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """One thing a tool can do, under several names, so that names are read from the prompt and not learned."""
+    """A capability with several tool names, so that a model must read the name from the prompt."""
 
     tool_names: tuple[str, ...]
     held_out_name: str
@@ -27,8 +27,8 @@ class ToolKind:
     parameters: tuple[tuple[str, str], ...]  # name and JSON type; `/` separates alternative names
     questions: tuple[str, ...]
     held_out: tuple[str, ...]
-    draw: Callable[[Random], tuple[str | int, ...]]
-    results: tuple[tuple[str, str], ...]  # what the tool returns, and what is said then
+    sample: Callable[[Random], tuple[str | int, ...]]
+    results: tuple[tuple[str, str], ...]  # what the tool returns, and the answer to it
 
 
 def _place(rng: Random) -> tuple[str | int, ...]:
@@ -181,7 +181,7 @@ KINDS: tuple[ToolKind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool kind with the names it goes by in one chat."""
+    """A tool kind with the names that it has in one chat."""
 
     kind: ToolKind
     name: str
@@ -189,7 +189,7 @@ class Tool:
     described: bool = False
 
     def schema(self) -> dict[str, Any]:
-        """The definition as the OpenAI API has it; each parameter has a description when the tool is `described`."""
+        """Return the definition for the OpenAI API. Parameters have descriptions if the tool is `described`."""
         properties: dict[str, dict[str, str]] = {}
         for name, (_, kind) in zip(self.parameters, self.kind.parameters, strict=True):
             properties[name] = {"type": kind} | ({"description": f"The {name}."} if self.described else {})
@@ -203,14 +203,14 @@ class Tool:
         }
 
     def call(self, values: tuple[str | int, ...]) -> Message:
-        """The assistant's message that calls the tool."""
+        """Return the assistant's message that calls the tool."""
         arguments = dict(zip(self.parameters, values, strict=True))
         function = {"name": self.name, "arguments": arguments}
         return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 def name_tool(rng: Random, kind: ToolKind, *, held_out: bool = False) -> Tool:
-    """The kind under one of its names; now and then, and never in training under its held-out one, an odd name."""
+    """Name a tool of this kind, sometimes with random letters added. Training never uses the held-out name."""
     name = kind.held_out_name if held_out else rng.choice(kind.tool_names)
     if not held_out and rng.random() < 0.2:
         name = f"{rng.choice(kind.tool_names)}_{names.odd_word(rng)}"
@@ -219,14 +219,14 @@ def name_tool(rng: Random, kind: ToolKind, *, held_out: bool = False) -> Tool:
 
 
 def usual_tool(kind: ToolKind) -> Tool:
-    """The kind under the first of its names, which a small model can know by heart."""
+    """Return the tool with the first of its names, which a small model can memorize."""
     return Tool(kind, kind.tool_names[0], tuple(alternatives.split("/")[0] for alternatives, _ in kind.parameters))
 
 
 def usual_values(rng: Random, kind: ToolKind) -> tuple[str | int, ...]:
-    """Values for a question about a usual tool: well-known words and small numbers."""
+    """Return values for a question about a usual tool: common words and small numbers."""
     small = tuple(range(1, 31))
-    drawn: dict[str, tuple[Sequence[str | int], ...]] = {
+    choices: dict[str, tuple[Sequence[str | int], ...]] = {
         "get_weather": (names.CITIES,),
         "get_time": (names.CITIES,),
         "add": (small, small),
@@ -237,45 +237,45 @@ def usual_values(rng: Random, kind: ToolKind) -> tuple[str | int, ...]:
         "convert": (small, CURRENCIES[:3], CURRENCIES[3:]),
         "get_contact": (names.PEOPLE,),
     }
-    return tuple(rng.choice(words) for words in drawn[kind.tool_names[0]])
+    return tuple(rng.choice(words) for words in choices[kind.tool_names[0]])
 
 
-def usual_document(rng: Random) -> Chat:
-    """A chat with one or two usual tools and one to three calls, each after its question and without its result."""
+def usual_document(rng: Random) -> ChatDocument:
+    """Return a chat with one or two usual tools and one to three questions with their calls, without results."""
     kinds = rng.sample(KINDS, rng.choices((1, 2), (3, 2))[0])
     messages: list[Message] = []
     for _ in range(rng.randint(1, 3)):
         if rng.random() < 0.1:
-            exchange = _no_tool(rng)
-            answer: Message = {"role": "assistant", "content": exchange.answer}
-            messages += [{"role": "user", "content": exchange.user}, answer]
+            turn = _no_tool(rng)
+            answer: Message = {"role": "assistant", "content": turn.answer}
+            messages += [{"role": "user", "content": turn.user}, answer]
             continue
         kind = rng.choice(kinds)
         values = usual_values(rng, kind)
         question = rng.choice(kind.questions).format(*values)
         messages += [{"role": "user", "content": question}, usual_tool(kind).call(values)]
-    return Chat(tuple(messages), tuple(usual_tool(kind).schema() for kind in kinds))
+    return ChatDocument(tuple(messages), tuple(usual_tool(kind).schema() for kind in kinds))
 
 
 SYSTEMS = (None, None, "You are a helpful assistant.", "You are Baton.", "You can use tools.")
 
 
-def document(rng: Random) -> Chat:
-    """A chat with one to three tools: mostly a call, often the answer after it, sometimes no need for a tool."""
+def document(rng: Random) -> ChatDocument:
+    """Return a chat with one to three tools. Most questions need a call, and most calls have a result and an answer."""
     kinds = rng.sample(KINDS, rng.choices((1, 2, 3), (5, 3, 1))[0])
     tools = [name_tool(rng, kind) for kind in kinds]
     system = rng.choice(SYSTEMS)
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     for _ in range(rng.choice((1, 1, 2))):
         if rng.random() < 0.2:
-            exchange = _no_tool(rng)
+            turn = _no_tool(rng)
             messages += [
-                {"role": "user", "content": exchange.user},
-                {"role": "assistant", "content": exchange.answer},
+                {"role": "user", "content": turn.user},
+                {"role": "assistant", "content": turn.answer},
             ]
             continue
         tool = rng.choice(tools)
-        values = tool.kind.draw(rng)
+        values = tool.kind.sample(rng)
         messages += [{"role": "user", "content": rng.choice(tool.kind.questions).format(*values)}, tool.call(values)]
         result, said = rng.choice(tool.kind.results)
         if rng.random() < 0.1:
@@ -285,13 +285,13 @@ def document(rng: Random) -> Chat:
             {"role": "tool", "content": result.format(*values, n=number, w=word)},
             {"role": "assistant", "content": said.format(*values, n=number, w=word)},
         ]
-    return Chat(tuple(messages), tuple(tool.schema() for tool in tools))
+    return ChatDocument(tuple(messages), tuple(tool.schema() for tool in tools))
 
 
-def _no_tool(rng: Random) -> Exchange:
+def _no_tool(rng: Random) -> Turn:
     return facts.question(rng) if rng.random() < 0.5 else dialogues.small_talk(rng)
 
 
 def rendered_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """The call as the template writes it: JSON between the tags, each on its own line."""
+    """Render the call as the template does: JSON between the tags, each on its own line."""
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"

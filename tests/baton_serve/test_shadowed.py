@@ -30,7 +30,7 @@ print(*(built.group[0] for built in build_all(Builder(recipe), [("copy",)], 1)))
 
 LOADED_TWICE = """
 import collections, sys
-import cli.main, cli.serve, workers.__main__, workers.process.loading
+import cli.main, cli.commands.serve, workers.__main__, workers.process.loading
 from baton_serve.start import ROOT
 
 files = collections.Counter(getattr(module, "__file__", None) or "" for module in sys.modules.values())

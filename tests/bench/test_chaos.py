@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.chaos import Line, moment, options
-from cli.chaos.rounds import Noticed
+from cli.chaos.rounds import ClientImpact
 
 
 @pytest.mark.parametrize(("phase", "tokens"), [("admitted", 0), ("first", 1), ("middle", 100), ("last", 158)])
@@ -20,6 +20,6 @@ def test_a_set_up_by_its_name(name: str, workers: int, standby: int, tmp_path: P
 
 
 def test_a_line_says_what_was_noticed_in_milliseconds() -> None:
-    line = Line.of("1", "first", Noticed(8, 1, 2, 3, (0.5, 0.1), 0.02, "no"))
+    line = Line.of("1", "first", ClientImpact(8, 1, 2, 3, (0.5, 0.1), 0.02, "no"))
     assert (line.streams, line.bad, line.cut) == (8, 6, 2)
     assert (line.gap_p50_ms, line.gap_p99_ms, line.undisturbed_ms) == (500.0, 500.0, 20.0)

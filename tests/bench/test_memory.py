@@ -5,10 +5,10 @@ import pytest
 
 from bench.memory import Sample, Soak, SoakError, judge
 from workers.engine.engine import BatchEngine
-from workers.engine.runner import Row, Runner
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.runner import DecodeRow, Runner
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
+from workers.scripted.runner import ScriptedRunner
 
 FLAT = [Sample(250 * n, 10_000_000, 4096, 0, 0, 19, 8, 1000) for n in range(1, 21)]
 
@@ -60,7 +60,7 @@ class Leaky(ScriptedRunner):
         super().__init__(slots=4, context=256, vocab_size=300)
         self.kept: list[list[int]] = []
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         self.kept += [[row.token] for row in rows]
         return super().decode(rows)
 

@@ -5,7 +5,7 @@ import pytest
 from bench.load import Answer
 from bench.ours import Engine, Setup, decode_rate
 from bench.rounds import RefusedError
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.scripted.runner import ScriptedRunner
 
 
 def answer(*stamps: float, tokens: int = 0) -> Answer:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from bench.plan import OUTSIDE, blows, kinds, may_fail_to_start, of_life
-from cli.chaos.faults import FIRST_MESSAGE, LOADS
+from cli.chaos.faults import FIRST_MESSAGE, LOAD_FAULTS
 from workers.faults.plan import CALL_FAULTS, LINK_FAULTS, Fault
 
 LIVES = [of_life(7, f"w{worker}", life, calls=200) for worker in range(4) for life in range(1, 101)]
@@ -36,14 +36,14 @@ def test_every_second_life_starts_undisturbed() -> None:
     """No worker may fail five starts in a row: it would be given up, and rightly so."""
     first_messages = {fault.call for life in LIVES[1::2] for fault in life if fault.kind in LINK_FAULTS}
     assert min(first_messages) > FIRST_MESSAGE
-    assert not set(kinds(LIVES[1::2])) & set(LOADS)
-    assert set(kinds(LIVES[::2])) >= set(LOADS)
+    assert not set(kinds(LIVES[1::2])) & set(LOAD_FAULTS)
+    assert set(kinds(LIVES[::2])) >= set(LOAD_FAULTS)
     assert [may_fail_to_start(life) for life in (1, 2, 3, 4)] == [True, False, True, False]
 
 
 def test_every_kind_of_fault_comes_but_the_one_that_rightly_ends_a_worker() -> None:
-    assert set(kinds(LIVES)) == {*CALL_FAULTS, *LOADS, *LINK_FAULTS}
-    assert "refuse_load" not in LOADS
+    assert set(kinds(LIVES)) == {*CALL_FAULTS, *LOAD_FAULTS, *LINK_FAULTS}
+    assert "refuse_load" not in LOAD_FAULTS
 
 
 def test_a_workers_specification_can_carry_it() -> None:

@@ -12,8 +12,8 @@ from bench.plan import Plan
 from bench.report import plot, write_report
 from bench.soak import soak
 from bench.verdict import Verdict
-from cli.chaos.asking import Request
-from cli.chaos.heard import Heard
+from cli.chaos.http_client import ClientRequest
+from cli.chaos.transcript import Transcript
 
 
 def test_ten_seconds_of_faults_lose_nothing(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_ten_seconds_of_faults_lose_nothing(tmp_path: Path) -> None:
     assert "violated" in text
     assert len(json.loads((tmp_path / "samples.json").read_text())) == len(result.samples)
     assert "lost a worker" in text
-    result.tally.count("one", Request("/v1/completions", {}), Heard(), Verdict("altered", "so it was"))
+    result.tally.count("one", ClientRequest("/v1/completions", {}), Transcript(), Verdict("altered", "so it was"))
     result.problems.append("something is left")
     assert "- something is left\n- one: altered: so it was" in write_report(plan, result, tmp_path)
 

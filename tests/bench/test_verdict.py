@@ -7,22 +7,29 @@ import pytest
 
 from bench.server_log import Failures
 from bench.verdict import FEW, MOST_REFUSED, SHOWN, Tally, Verdict, explained, judge, kin
-from cli.chaos.asking import Request
-from cli.chaos.heard import Choice, Heard
+from cli.chaos.http_client import ClientRequest
+from cli.chaos.transcript import ChoiceTranscript as Choice
+from cli.chaos.transcript import Transcript
 from gateway.routing.failure_attribution import MAX_TRIES
 
-REQUEST = Request("/v1/completions", {"n": 2})
-WHOLE = Heard(200, {0: Choice("ab", [1, 2], ["stop"]), 1: Choice("c", [3], ["length"])}, {"id"}, [(5, 3)], ends=1)
+REQUEST = ClientRequest("/v1/completions", {"n": 2})
+WHOLE = Transcript(
+    200,
+    {0: Choice("ab", [1, 2], ["stop"]), 1: Choice("c", [3], ["length"])},
+    {"id"},
+    [(5, 3)],
+    ends=1,
+)
 
 
-def heard(change: Callable[[Heard], object]) -> Heard:
+def transcript(change: Callable[[Transcript], object]) -> Transcript:
     found = copy.deepcopy(WHOLE)
     change(found)
     return found
 
 
-def fail(code: str) -> Callable[[Heard], object]:
-    def change(found: Heard) -> None:
+def fail(code: str) -> Callable[[Transcript], object]:
+    def change(found: Transcript) -> None:
         found.errors.append((code, "no"))
         found.usages.clear()
 
@@ -38,7 +45,7 @@ def fail(code: str) -> Callable[[Heard], object]:
         pytest.param(lambda h: setattr(h, "late", 1), "duplicated", "1 events after", id="more after the end"),
         pytest.param(lambda h: h.usages.clear(), "lost", "0 usages", id="no usage"),
         pytest.param(lambda h: h.usages.append((5, 3)), "lost", "2 usages", id="two usages"),
-        pytest.param(lambda h: h.answers.add("other"), "lost", "ids", id="another id"),
+        pytest.param(lambda h: h.response_ids.add("other"), "lost", "ids", id="another id"),
         pytest.param(lambda h: h.choices[0].reasons.clear(), "lost", "finish reasons", id="no reason"),
         pytest.param(lambda h: h.choices.pop(1), "lost", "2 choices asked for", id="a choice less"),
         pytest.param(
@@ -53,29 +60,31 @@ def fail(code: str) -> Callable[[Heard], object]:
         pytest.param(fail("worker_lost"), "worker_lost", "200 worker_lost: no", id="an error that may not be"),
     ],
 )
-def test_a_client_that_stayed(change: Callable[[Heard], object], outcome: str, said: str) -> None:
-    verdict = judge(REQUEST, heard(change), True, WHOLE)
+def test_a_client_that_stayed(change: Callable[[Transcript], object], outcome: str, said: str) -> None:
+    verdict = judge(REQUEST, transcript(change), True, WHOLE)
     assert verdict.outcome == outcome
     assert bool(verdict.problem) == bool(said)
     assert said in verdict.problem
 
 
 def test_a_client_that_left_must_have_heard_a_beginning() -> None:
-    part = Heard(200, {0: Choice("a", [1])})
+    part = Transcript(200, {0: Choice("a", [1])})
     assert judge(REQUEST, part, False, WHOLE) == Verdict("left")
-    assert judge(REQUEST, Heard(), False, WHOLE) == Verdict("left")
+    assert judge(REQUEST, Transcript(), False, WHOLE) == Verdict("left")
     part.choices[0].ids = [7]
     assert judge(REQUEST, part, False, WHOLE).problem
 
 
 def test_what_is_left_to_chance_must_only_end() -> None:
-    other = heard(lambda h: h.choices[0].ids.append(9))
+    other = transcript(lambda h: h.choices[0].ids.append(9))
     assert judge(REQUEST, other, True, None) == Verdict("answered")
 
 
 def count(tally: Tally, outcome: str, problem: str = "", *, request: str = "r", prompt: str = "p") -> None:
-    heard = Heard(request=request)
-    tally.count(f"visit {request}", Request("/v1/completions", {"prompt": prompt}), heard, Verdict(outcome, problem))
+    transcript = Transcript(request_id=request)
+    tally.count(
+        f"visit {request}", ClientRequest("/v1/completions", {"prompt": prompt}), transcript, Verdict(outcome, problem)
+    )
 
 
 def test_violations_are_counted_all_and_told_up_to_a_bound() -> None:
@@ -128,9 +137,9 @@ def test_what_is_refused_at_the_door_must_be_like_one_that_was_quarantined_befor
 
 def test_requests_are_kin_that_a_gateway_refuses_together() -> None:
     one = {"prompt": "p", "temperature": 0.7, "seed": 1, "max_tokens": 3, "n": 2, "stream": True}
-    assert kin(Request("", one)) == kin(Request("", one | {"seed": 2, "max_tokens": 4, "n": 1}))
-    assert kin(Request("", one)) != kin(Request("", one | {"temperature": 0.0}))
-    assert kin(Request("", one)) != kin(Request("", one | {"prompt": "q"}))
+    assert kin(ClientRequest("", one)) == kin(ClientRequest("", one | {"seed": 2, "max_tokens": 4, "n": 1}))
+    assert kin(ClientRequest("", one)) != kin(ClientRequest("", one | {"temperature": 0.0}))
+    assert kin(ClientRequest("", one)) != kin(ClientRequest("", one | {"prompt": "q"}))
 
 
 @pytest.mark.parametrize(("visits", "most"), [(0, FEW), (100, FEW), (1000, int(1000 * MOST_REFUSED))])
@@ -147,10 +156,12 @@ def test_few_may_be_refused(visits: int, most: int) -> None:
 
 def test_gaps_are_of_streams_that_lost_a_worker_and_of_the_others() -> None:
     tally = Tally()
-    stream = Request("/v1/completions", {"stream": True})
+    stream = ClientRequest("/v1/completions", {"stream": True})
     for name, end in (("a", 0.5), ("b", 0.1)):
-        tally.count(name, stream, Heard(request=name, stamps=[0.0, end]), Verdict("answered"))
-    tally.count("c", Request("/v1/completions", {}), Heard(request="c", stamps=[0.0, 9.0]), Verdict("answered"))
+        tally.count(name, stream, Transcript(request_id=name, stamps=[0.0, end]), Verdict("answered"))
+    tally.count(
+        "c", ClientRequest("/v1/completions", {}), Transcript(request_id="c", stamps=[0.0, 9.0]), Verdict("answered")
+    )
     assert tally.gap_figures({"a", "c"}) == [
         ["lost a worker", "1", "500", "500", "500"],
         ["did not", "1", "100", "100", "100"],

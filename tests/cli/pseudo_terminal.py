@@ -1,4 +1,4 @@
-"""A program on a pseudo-terminal, spoken to as a person would: wait for words, type words."""
+"""A program on a pseudo-terminal: wait for output, and type."""
 
 import os
 import pty
@@ -15,7 +15,7 @@ DEADLINE_S = 100.0
 
 
 class Terminal:
-    """Owns the program and its terminal; leaving the `with` ends both."""
+    """Owns the program and its terminal. Both end when the context is left."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._master, slave = pty.openpty()
@@ -42,13 +42,13 @@ class Terminal:
         os.close(self._master)
 
     def wait_for(self, words: str) -> str:
-        """All output up to and with `words`; what comes after is kept for the next wait."""
+        """Return the output up to the end of `words`. Later output is kept for the next wait."""
         self._read_until(lambda: words in self._seen, words)
         before, found, self._seen = self._seen.partition(words)
         return before + found
 
     def wait_for_much(self, characters: int) -> None:
-        """Drop so many characters of output."""
+        """Discard this many characters of output."""
         self._read_until(lambda: len(self._seen) >= characters, f"{characters} characters")
         self._seen = self._seen[characters:]
 
@@ -64,11 +64,11 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def interrupt(self) -> None:
-        """What a terminal does at Ctrl-C while a program reads no keys."""
+        """Send SIGINT, as a terminal does at Ctrl-C if the program reads no keys."""
         os.killpg(self._process.pid, signal.SIGINT)
 
     def exit_status(self) -> int:
-        """Read to the end and wait for the program."""
+        """Read to the end of the output and return the exit status."""
         try:
             while select.select([self._master], [], [], DEADLINE_S)[0]:
                 self._read("the end")

@@ -1,6 +1,7 @@
-"""The commands as a person types them: good help, errors that name the flag, and no tracebacks."""
+"""All commands on the command line: help, errors that name the flag, and no tracebacks."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -10,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from baton_serve import __version__
+from cli.config.settings import ENGINE, JOINING, MODEL, Settings, flag, of_panels
 from cli.main import app
-from cli.settings import ENGINE, JOINING, MODEL, Settings, flag, of_panels
 from tests.checkpoints import make_checkpoint
 
 COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench", "chaos", "compile")
@@ -19,13 +20,13 @@ COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench", "chaos", "c
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CliRunner:
-    """No settings of the person who runs the tests, and lines that are not broken."""
+    """Run commands without the settings of this environment, and with lines that are not wrapped."""
     monkeypatch.chdir(tmp_path)
     environment = dict.fromkeys(f"BATON_{name.upper()}" for name in Settings.model_fields)
     return CliRunner(env={**environment, "BATON_CONFIG": None, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
 
 
-def test_the_version_is_the_packages(run: CliRunner) -> None:
+def test_the_version_is_the_one_of_the_package(run: CliRunner) -> None:
     assert run.invoke(app, ["--version"]).output == f"baton {__version__}\n"
 
 
@@ -43,7 +44,7 @@ main()
 """
 
 
-def test_a_command_that_is_interrupted_while_it_loads_has_nothing_to_say() -> None:
+def test_a_command_that_is_interrupted_while_it_loads_prints_nothing() -> None:
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
@@ -54,17 +55,27 @@ def test_help_lists_every_command(run: CliRunner) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_and_option_explains_itself(run: CliRunner, command: str) -> None:
+def test_every_command_has_help(run: CliRunner, command: str) -> None:
     result = run.invoke(app, [command, "--help"])
     assert result.exit_code == 0
     assert "Usage: baton" in result.output or "Usage: root" in result.output
 
 
 @pytest.mark.parametrize("command", ["workers", "drain", "restart", "reload"])
-def test_every_command_of_the_administration_explains_itself(run: CliRunner, command: str) -> None:
+def test_every_admin_command_has_help(run: CliRunner, command: str) -> None:
     result = run.invoke(app, ["admin", command, "--help"])
     assert result.exit_code == 0
     assert "--url" in result.output
+
+
+COMMAND_LINES = [[], *([name] for name in COMMANDS), ["worker"], ["admin", "restart"], ["keys"], ["keys", "add"]]
+
+
+@pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
+def test_help_names_the_value_of_every_option_and_no_python_type(run: CliRunner, words: list[str]) -> None:
+    options = run.invoke(app, [*words, "--help"]).output.partition("Options")[2]
+    assert "--help" in options
+    assert not re.findall(r"<\w+", options)
 
 
 def test_a_rolling_restart_is_of_all_workers(run: CliRunner) -> None:
@@ -101,7 +112,13 @@ def test_worker_has_a_flag_for_every_setting_of_joining_and_computing(run: CliRu
         (["generate", "-p", "x", "--temperature", "-1"], "--temperature"),
         (["generate", "-p", "x", "--seed", "-1"], "--seed"),
         (["generate", "-p", "x", "-n", "0"], "--max-tokens"),
-        (["generate", "-p", "x", "--stop", ""], "--stop"),
+        (["generate", "-p", "x", "--seed", str(1 << 64)], "--seed: expected int <= 9223372036854775807"),
+        (["generate", "-p", "x", "--logit-bias", f"{1 << 64}=1"], "--logit-bias: expected int <= 2147483647"),
+        (["generate", "-p", "x", "-n", "4", "--min-tokens", "5"], "--min-tokens: must be at most --max-tokens"),
+        (["generate", "-p", "x", "--url", "127.0.0.1:1", "--device", "cuda", "--context", "9"], "--context, --device"),
+        (["chat", "--url", "127.0.0.1:1", "--quantize", "int8"], "--quantize: not with --url"),
+        (["generate", "-p", "x", "--stop", ""], "--stop: expected str of length >= 1, not ''"),
+        (["generate", "-p", "x", "--stop", "\udcff"], "--stop: expected UTF-8"),
         (["generate", "-p", "x", "--no-chat-template", "--system", "y"], "--system"),
         (["bench", "--seconds", "0"], "--seconds"),
         (["dance"], "dance"),
@@ -141,7 +158,7 @@ def test_a_wrong_variable_and_an_unknown_one_are_named(run: CliRunner) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_does_not_go_together_is_said(run: CliRunner, words: list[str], message: str) -> None:
+def test_options_that_exclude_each_other_are_named(run: CliRunner, words: list[str], message: str) -> None:
     result = run.invoke(app, words)
     assert result.exit_code == 1
     assert message in result.stderr
@@ -150,7 +167,7 @@ def test_what_does_not_go_together_is_said(run: CliRunner, words: list[str], mes
 @pytest.mark.parametrize(
     "command", [["generate", "-p", "x"], ["score", "-p", "x"], ["serve"], ["bench"], ["chat"], ["compile"]]
 )
-def test_a_model_that_is_not_there_is_a_sentence(run: CliRunner, command: list[str]) -> None:
+def test_a_missing_model_is_a_command_error(run: CliRunner, command: list[str]) -> None:
     result = run.invoke(app, [*command, "./no/such/model"])
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")
@@ -177,19 +194,19 @@ def test_generate_ends_before_a_stop_string(run: CliRunner) -> None:
     assert run.invoke(app, [*words, "--stop", whole[4:6]]).stdout == whole[: whole.index(whole[4:6])] + "\n"
 
 
-def test_a_prompt_that_is_not_utf8_is_read_all_the_same(run: CliRunner) -> None:
+def test_a_prompt_that_is_not_utf8_is_accepted(run: CliRunner) -> None:
     words = ["generate", "-n", "4", "--backend", "scripted", "--no-chat-template", "-p", "-"]
     assert run.invoke(app, words, input=b"caf\xe9").exit_code == 0
 
 
-def test_a_prompt_over_the_context_is_a_sentence(run: CliRunner) -> None:
+def test_a_prompt_over_the_context_is_a_command_error(run: CliRunner) -> None:
     words = ["generate", "-p", "x" * 99, "--backend", "scripted", "--no-chat-template", "--context", "64"]
     result = run.invoke(app, words)
     assert result.exit_code == 1
     assert "context" in result.stderr
 
 
-def test_a_model_without_a_template_says_how_to_go_on(run: CliRunner, tmp_path: Path) -> None:
+def test_a_model_without_a_template_suggests_no_chat_template(run: CliRunner, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "model")
     config = json.loads((path / "tokenizer_config.json").read_text())
     config.pop("chat_template", None)
@@ -215,7 +232,7 @@ def test_bench_measures_each_size(run: CliRunner) -> None:
     assert all(figure["tokens_per_second"] > 0 for figure in report["figures"])
 
 
-def test_bench_measures_no_more_than_fits(run: CliRunner) -> None:
+def test_bench_skips_what_does_not_fit(run: CliRunner) -> None:
     words = [
         "bench",
         "--backend",
@@ -232,7 +249,14 @@ def test_bench_measures_no_more_than_fits(run: CliRunner) -> None:
     assert [(figure["kind"], figure["size"]) for figure in figures] == [("decode", 1), ("prefill", 128)]
 
 
-def test_score_gives_each_token_but_the_first_its_likelihood(run: CliRunner) -> None:
+@pytest.mark.parametrize("context", ["4", "33", "63"])
+def test_bench_refuses_a_context_without_decode_steps(run: CliRunner, context: str) -> None:
+    result = run.invoke(app, ["bench", "--backend", "scripted", "--seconds", "0.1", "--context", context])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: a context of {context} tokens is too short: give --context 64 or more")
+
+
+def test_score_prints_the_likelihood_of_each_token_but_the_first(run: CliRunner) -> None:
     result = run.invoke(app, ["score", "-p", "Hello", "--backend", "scripted", "--json"])
     report = json.loads(result.stdout)
     assert len(report["tokens"]) == 5
@@ -247,13 +271,3 @@ def test_score_prints_a_line_for_each_token(run: CliRunner) -> None:
     assert result.exit_code == 0
     assert "'['" in result.stdout
     assert "perplexity" in result.stdout
-
-
-def test_a_program_without_standard_output_has_one_that_leads_nowhere() -> None:
-    check = (
-        "import os, sys; from cli.main import _open_closed; _open_closed(); null = os.stat(os.devnull).st_rdev; "
-        "print('x', flush=True); print('y', file=sys.stderr, flush=True); assert not sys.stdin.read(); "
-        "sys.exit(any(os.fstat(number).st_rdev != null for number in range(3)))"
-    )
-    command = ["/bin/sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, check]
-    assert subprocess.run(command, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""The service files are well-formed, run a command that exists, and give a shutdown the time that it needs."""
+"""The service files are well-formed, run existing commands, and allow enough time for a shutdown."""
 
 import configparser
 import plistlib
@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 from actors.supervision.deadlines import Deadlines
-from cli.settings import CONFIG_VARIABLE, JOINING, Settings, load, of_panels
+from cli.config.settings import JOINING, Settings, of_panels
+from cli.config.sources import CONFIG_VARIABLE, load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 GRACE = Settings.model_fields["shutdown_grace_s"].default
@@ -37,7 +38,7 @@ def test_the_systemd_unit_of_a_worker_runs_worker_and_signals_its_supervisor_alo
     assert CONFIG_VARIABLE in service["Environment"]
 
 
-def test_the_settings_of_a_worker_s_machine_are_ones_that_baton_reads(tmp_path: Path) -> None:
+def test_the_settings_of_a_worker_can_be_loaded(tmp_path: Path) -> None:
     text = re.search(r"worker\.toml`:\n\n```toml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
     assert text is not None
     file = tmp_path / "worker.toml"

@@ -28,7 +28,7 @@ def test_an_example_stands_in_the_table_of_its_file(file: str, table: str, entry
 
 
 def test_the_adapter_is_explained_field_by_field() -> None:
-    pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton[mlx]'")
+    pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
     from workers.mlx.architecture import Adapter
 
     section = PAGE.partition("## The adapter\n")[2]

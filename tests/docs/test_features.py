@@ -2,8 +2,8 @@
 
 import pytest
 
-pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
-pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton[mlx]'")
+pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
+pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
 
 from tests.docs.features import BLOCK, PAGE, block
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from cli.config.settings import Settings, flag
+from cli.config.sources import load
 from cli.main import app
-from cli.settings import Settings, flag, load
 from gateway.errors import STATUS, RefusalCode
 from gateway.metrics import Metrics
 from gateway.openai.decoding import RequestDecoder

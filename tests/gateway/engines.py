@@ -15,9 +15,10 @@ from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished, Gauges, Logprobs, Step
 from tests.gateway.fakes import FakeWorker
 from workers.engine.engine import BatchEngine
-from workers.engine.request import End, Failure, RequestRefused
-from workers.engine.scripted_runner import ScriptedRunner
-from workers.process.output_processor import Delivery, Outcome
+from workers.engine.request import RequestRefused
+from workers.engine.step_result import SequenceEnd, SequenceFailure
+from workers.process.output_processor import EngineOutput, OutputProcessor
+from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 
 LETTERS = (*"aé😀e z".encode() * 3, EOS_ID)
@@ -37,7 +38,7 @@ class EngineWorker(FakeWorker):
         self.told_to_stop = False
         runner = ScriptedRunner(slots=self._slots, alphabet=LETTERS)
         self.engine = BatchEngine(runner, max_queue=self._queue, step_tokens=64)
-        self._delivery = Delivery(ByteTokenizer(), max_live=128, clock=lambda: 0.0)
+        self._output = OutputProcessor(ByteTokenizer(), max_live=128, clock=lambda: 0.0)
         self._answers: list[Event] = []
 
     def send_nowait(self, commands: Sequence[Command]) -> None:
@@ -47,31 +48,31 @@ class EngineWorker(FakeWorker):
                 self._submit(command)
             elif isinstance(command, Stop):
                 self.told_to_stop = True
-            elif isinstance(command, Cancel) and self._delivery.is_live(command.stream):
+            elif isinstance(command, Cancel) and self._output.is_live(command.stream):
                 self._end(self.engine.cancel(command.stream))
 
     def _submit(self, submit: Submit) -> None:
-        admitted = self._delivery.admit(submit)
-        if admitted.answer is not None:
-            self._answers.append(admitted.answer)
-        if admitted.request is not None:
+        result = self._output.admit(submit)
+        if result.answer is not None:
+            self._answers.append(result.answer)
+        if result.request is not None:
             try:
-                self.engine.submit(admitted.request)
+                self.engine.submit(result.request)
             except RequestRefused as refusal:
-                failure = Failure(submit.stream, refusal.code, refusal.text, refusal.field)
-                self._answers += self._delivery.deliver(Outcome(None, (), (failure,), self.engine.gauges())).frames
+                failure = SequenceFailure(submit.stream, refusal.code, refusal.text, refusal.field)
+                self._answers += self._output.process(EngineOutput(None, (), (failure,), self.engine.gauges())).frames
 
-    def _end(self, end: End | None) -> None:
+    def _end(self, end: SequenceEnd | None) -> None:
         if end is not None:
-            self._answers += self._delivery.deliver(Outcome(None, (end,), (), self.engine.gauges())).frames
+            self._answers += self._output.process(EngineOutput(None, (end,), (), self.engine.gauges())).frames
 
     def step(self, arrives: bool = True) -> None:
         """Compute one step; what it brings arrives at the gateway, or is on its way for ever."""
         frames, self._answers = self._answers, []
         if not self.engine.idle:
-            delivered = self._delivery.deliver(Outcome(self.engine.step(), (), (), self.engine.gauges()))
-            frames += delivered.frames
-            for stream in delivered.finish:
+            processed = self._output.process(EngineOutput(self.engine.step(), (), (), self.engine.gauges()))
+            frames += processed.frames
+            for stream in processed.finish:
                 self._end(self.engine.finish(stream))
         if arrives:
             for frame in frames:
@@ -101,7 +102,7 @@ class EngineWorker(FakeWorker):
     def fail_step(self) -> None:
         """A step fails with all that it ran, and lets go of it."""
         self.answer()
-        ran = self._delivery.streams()[: self._slots]
+        ran = self._output.streams()[: self._slots]
         failed = self.status.gauges.steps_failed + 1
         self.change(gauges=Gauges(steps_failed=failed, reached=self.status.gauges.reached))
         for stream in ran:
@@ -110,9 +111,11 @@ class EngineWorker(FakeWorker):
 
     def forget(self, stream: int) -> None:
         """Its step failed: the engine has let go of it."""
-        if self._delivery.is_live(stream):
+        if self._output.is_live(stream):
             self.engine.cancel(stream)
-            self._delivery.deliver(Outcome(None, (), (Failure(stream, ErrorCode.STEP, "no"),), self.engine.gauges()))
+            self._output.process(
+                EngineOutput(None, (), (SequenceFailure(stream, ErrorCode.STEP, "no"),), self.engine.gauges())
+            )
 
     def die(self, reached: int | None = None, origin: Origin = Origin.WITHIN) -> None:
         super().die(reached, origin)
@@ -125,7 +128,7 @@ class EngineWorker(FakeWorker):
 
     def leave(self, code: ErrorCode = ErrorCode.DRAINING) -> None:
         """Go with last words, after an `answer`: as a worker that was stopped, or with LOST as one that has failed."""
-        for frame in self._delivery.fail_all(code, "the worker left: for a reason of its own"):
+        for frame in self._output.fail_all(code, "the worker left: for a reason of its own"):
             self.say(frame)
         self.die()
 

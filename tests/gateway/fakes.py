@@ -20,13 +20,13 @@ from gateway.routing.worker_handle import Role
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
 from protocol.events import (
-    Beat,
     Capabilities,
     Delta,
     Event,
     Failed,
     Finished,
     Gauges,
+    Heartbeat,
     Hello,
     Logprobs,
     Ready,
@@ -123,7 +123,7 @@ class FakeWorker(WorkerRef):
 
     def report(self, stream: int, text: str, logprobs: Logprobs) -> None:
         """One token with its log-probabilities."""
-        self.say(Step((Delta(stream, (logprobs.drawn.token,), text, (logprobs,)),), self.status.gauges))
+        self.say(Step((Delta(stream, (logprobs.sampled.token,), text, (logprobs,)),), self.status.gauges))
 
     def finish(self, stream: int, text: str = "", *, reason: FinishReason = "stop", usage: Usage = ONE_TOKEN) -> None:
         self.say(Finished(stream, reason, usage, (), text))
@@ -135,7 +135,7 @@ class FakeWorker(WorkerRef):
         """Say up to which stream it has made the prompts; up to the last one, if nothing else is said."""
         submits = self.submits
         last = submits[-1].stream if submits else 0
-        self.say(Beat(Gauges(reached=last if stream is None else stream)))
+        self.say(Heartbeat(Gauges(reached=last if stream is None else stream)))
 
     def die(self, reached: int | None = None, origin: Origin = Origin.WITHIN) -> None:
         """This incarnation is gone, and the next one starts."""

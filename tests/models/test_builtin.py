@@ -1,4 +1,4 @@
-"""The shipped checkpoints load, answer what their cards claim, and their cards say what was measured."""
+"""The shipped checkpoints load, score what their cards claim, and have cards generated from the score."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 
 from models import builtin_path, draft_path
 from models.card import card
-from models.corpus.document import Chat, Plain
+from models.corpus.document import ChatDocument, PlainDocument
 from models.corpus.held_out import Question, questions
-from models.decoder import Cache, Decoder
-from models.evaluate import Reply, agreement, answer, table_text
+from models.decoder import Decoder, KVCache
+from models.evaluate import ScoredReply, agreement, answer, table_text
 from models.training import Shape, tensor_shapes
 
 SHIPPED = {"builtin": builtin_path(), "builtin_draft": draft_path()}
@@ -40,8 +40,8 @@ def builtin() -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def replies(builtin: Decoder, tokenizer: Tokenizer) -> list[Reply]:
-    """The first few questions of every category."""
+def replies(builtin: Decoder, tokenizer: Tokenizer) -> list[ScoredReply]:
+    """Return replies to the first few questions of every category."""
     chosen: list[Question] = []
     for question in questions():
         if sum(each.category == question.category for each in chosen) < PER_CATEGORY:
@@ -81,8 +81,8 @@ def test_the_capital_of_france_is_paris(builtin: Decoder, tokenizer: Tokenizer) 
     assert tokenizer.decode(reply).startswith(" Paris")
 
 
-def test_replies_are_as_good_as_the_card_claims(replies: list[Reply]) -> None:
-    """One reply more may be wrong than the card counts: sums of floats differ between machines."""
+def test_replies_are_as_good_as_the_card_claims(replies: list[ScoredReply]) -> None:
+    """One more reply may be wrong than the card counts, since floating-point sums differ between machines."""
     claimed = made(builtin_path())["score"]["float32"]
     wrong = Counter(reply.question.category for reply in replies if not reply.right)
     assert all(wrong[category] <= claimed[category][1] - claimed[category][0] + 1 for category in wrong)
@@ -111,13 +111,15 @@ def test_the_card_counts_every_question() -> None:
             assert column["all"][0] == sum(right for name, (right, _) in column.items() if name != "all")
 
 
-def test_the_draft_agrees_with_most_of_the_replies(replies: list[Reply]) -> None:
+def test_the_draft_agrees_with_most_of_the_replies(replies: list[ScoredReply]) -> None:
     assert agreement(Decoder(draft_path()), replies) > made(draft_path())["agreement"] - 0.15
 
 
 def test_a_reply_that_does_not_end_itself_is_wrong(builtin: Decoder, tokenizer: Tokenizer) -> None:
-    endless = Question("story", Chat(({"role": "user", "content": "Count from 1 to 90."},)), lambda reply: True, "")
-    plain = Question("plain", Plain("The capital of France is"), lambda reply: True, "")
+    endless = Question(
+        "story", ChatDocument(({"role": "user", "content": "Count from 1 to 90."},)), lambda reply: True, ""
+    )
+    plain = Question("plain", PlainDocument("The capital of France is"), lambda reply: True, "")
     chat_reply, plain_reply = answer(builtin, tokenizer, [endless, plain])
     assert chat_reply.right == (chat_reply.tokens[-1] == tokenizer.token_to_id("<|im_end|>"))
     assert plain_reply.right
@@ -138,7 +140,7 @@ def test_transformers_computes_the_same_logits(directory: Path, tokenizer: Token
     tokens = tokenizer.encode("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n").ids
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0].numpy()
-    assert np.abs(Decoder(directory).logits(tokens, Cache()) - expected).max() < 1e-3
+    assert np.abs(Decoder(directory).logits(tokens, KVCache()) - expected).max() < 1e-3
 
 
 def test_mlx_lm_loads_it() -> None:

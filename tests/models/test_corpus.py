@@ -1,4 +1,4 @@
-"""The training text is the same for the same seed, and the evaluation's questions are not in it."""
+"""The training text depends only on the seed, and does not contain the questions of the evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from models.corpus import arithmetic, facts, held_out, json_objects, systems, tools
-from models.corpus.document import Chat, Document, Plain
+from models.corpus.document import ChatDocument, Document, PlainDocument
 from models.corpus.mixture import take
 from models.tokenizer import chat_template, render_document
 
@@ -22,7 +22,7 @@ def sample() -> list[Document]:
 
 
 def spoken(text: str) -> str:
-    """The words alone, so that case and punctuation hide no repetition."""
+    """Return the words without case and punctuation, which could hide a repetition."""
     return " ".join(re.findall(r"\w+|[+*-]", text.lower()))
 
 
@@ -30,7 +30,7 @@ def questions_in(documents: list[Document]) -> set[str]:
     return {
         spoken(message["content"])
         for document in documents
-        if isinstance(document, Chat)
+        if isinstance(document, ChatDocument)
         for message in document.messages
         if message["role"] == "user"
     }
@@ -53,8 +53,8 @@ def test_the_documents_vary(sample: list[Document]) -> None:
 def test_held_out_questions_are_not_asked_in_training(sample: list[Document]) -> None:
     trained = questions_in(sample)
     for question in held_out.questions():
-        # An object's question is what training draws, too: there the request for JSON is what is held out.
-        if isinstance(question.asked, Plain) or question.category.startswith("JSON"):
+        # Questions about objects occur in training, too. There, the request for JSON is held out.
+        if isinstance(question.asked, PlainDocument) or question.category.startswith("JSON"):
             continue
         assert spoken(question.asked.messages[-1]["content"]) not in trained
 
@@ -103,14 +103,14 @@ def test_a_capital_is_judged_as_a_whole_word() -> None:
     ],
     ids=["no tags", "no JSON", "no object", "text after"],
 )
-def test_what_is_no_tool_call_is_none(reply: str) -> None:
+def test_a_reply_that_is_not_a_tool_call_is_not_parsed(reply: str) -> None:
     assert held_out.parse_tool_call(reply) is None
 
 
 def test_a_tool_document_calls_a_tool_that_it_offers(sample: list[Document]) -> None:
     calls = 0
     for document in sample:
-        if not isinstance(document, Chat):
+        if not isinstance(document, ChatDocument):
             continue
         offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in document.tools}
         for message in document.messages:
@@ -129,7 +129,7 @@ def test_every_json_answer_parses() -> None:
                 assert isinstance(json.loads(message["content"]), dict)
 
 
-def test_sums_are_right_and_never_negative() -> None:
+def test_sums_are_correct_and_never_negative() -> None:
     rng = Random(4)
     for _ in range(500):
         left, right, sign = arithmetic.operands(rng)

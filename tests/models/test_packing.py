@@ -1,4 +1,4 @@
-"""Windows hold whole documents and weigh what the assistant says."""
+"""Windows have whole documents, and loss weights for the assistant's replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def shipped() -> Tokenizer:
     return Tokenizer.from_file(str(builtin_path() / "tokenizer.json"))
 
 
-def test_the_assistants_words_and_its_end_of_turn_weigh_one(shipped: Tokenizer) -> None:
+def test_replies_of_the_assistant_and_their_end_of_turn_weigh_one(shipped: Tokenizer) -> None:
     tokens = shipped.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n").ids
     weights = Weigher(shipped).weights(tokens)
     said = shipped.decode([token for token, weight in zip(tokens, weights, strict=True) if weight == 1.0], False)
@@ -28,7 +28,7 @@ def test_all_of_a_plain_document_weighs_one(shipped: Tokenizer) -> None:
     assert Weigher(shipped).weights(tokens) == [1.0] * len(tokens)
 
 
-def test_documents_stay_whole_and_long_ones_are_left_out() -> None:
+def test_documents_stay_whole_and_long_ones_are_skipped() -> None:
     rows = [([number] * size, [1.0] * size) for number, size in enumerate((3, 9, 2, 4, 3, 1, 5, 2) * 20, start=1)]
     packed = pack(iter(rows), 12, 8, pad=0)
     for row, weights in zip(packed.tokens, packed.weights, strict=True):

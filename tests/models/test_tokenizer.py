@@ -1,4 +1,4 @@
-"""The tokenizer loses nothing, and the template renders as transformers renders it."""
+"""The tokenizer is lossless, and the template renders as in transformers and in a worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from models import builtin_path, draft_path
-from models.corpus.document import Chat
+from models.corpus.document import ChatDocument
 from models.corpus.mixture import take
 from models.tokenizer import SPECIALS, VOCABULARY, chat_template, render_chat, render_document, train_tokenizer
 from workers.text.template import ChatTemplate
@@ -72,7 +72,7 @@ def test_special_tokens_have_the_first_ids_and_are_never_split(shipped: Tokenize
     assert shipped.get_vocab_size() == VOCABULARY
 
 
-def test_tags_of_calls_and_thoughts_stay_in_decoded_text(shipped: Tokenizer) -> None:
+def test_decoded_text_keeps_the_tags_of_calls_and_thoughts(shipped: Tokenizer) -> None:
     text = "<think>\n1\n</think>\n\n<tool_call>\n{}\n</tool_call><|im_end|>"
     assert shipped.decode(shipped.encode(text).ids) == text.removesuffix("<|im_end|>")
 
@@ -106,10 +106,10 @@ def test_the_template_renders_as_a_worker_does(name: str) -> None:
     assert render_chat(chat_template(), messages, offered or (), add_generation_prompt=True) == rendered
 
 
-def test_transformers_encodes_a_chat_alike(shipped: Tokenizer) -> None:
+def test_transformers_encodes_a_chat_to_the_same_tokens(shipped: Tokenizer) -> None:
     transformers = pytest.importorskip("transformers")
     loaded = transformers.AutoTokenizer.from_pretrained(builtin_path())
-    document = next(each for each in take(11, 200) if isinstance(each, Chat) and each.tools)
+    document = next(each for each in take(11, 200) if isinstance(each, ChatDocument) and each.tools)
     text = render_document(chat_template(), document)
     assert loaded(text)["input_ids"] == shipped.encode(text).ids
     assert (loaded.eos_token, loaded.pad_token, loaded.bos_token) == ("<|im_end|>", "<|pad|>", None)

@@ -1,4 +1,4 @@
-"""A toy model learns, its steps are reproducible, and what is exported decodes as it was trained."""
+"""A toy model learns reproducibly, and decodes after the export as it was trained."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from models import builtin_path, training
 from models.decoder import Decoder, round_to_bfloat16
 from models.export import export
 from models.packing import Windows
-from models.training import Plan, Shape, initialise, learning_rate, orthogonalise, tensor_shapes, train
+from models.training import Shape, TrainingPlan, initialise, learning_rate, orthogonalise, tensor_shapes, train
 
 TOY = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=64, vocabulary=2048)
-# As one program: jax compiles each operation of a bare call by itself.
+# Compiled as one program; without jit, JAX compiles each operation separately.
 forward = jax.jit(training.forward, static_argnums=0)
-PLAN = Plan(steps=30, batch=2, length=16, peak_rate=1e-2, seed=0, warmup=5)
+PLAN = TrainingPlan(steps=30, batch=2, length=16, peak_rate=1e-2, seed=0, warmup=5)
 
 
 def windows() -> Windows:

@@ -1,5 +1,8 @@
-"""One frame for every golden file. `python -m tests.protocol.examples` writes the files anew: do so only together with
-a new protocol version, or for a frame that no released version has sent."""
+"""One frame for every golden file.
+
+`python -m tests.protocol.examples` rewrites the files: only for a new protocol version, or for a frame that no released
+version has sent.
+"""
 
 from pathlib import Path
 
@@ -7,7 +10,6 @@ from protocol.codec import encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import (
-    Beat,
     Bye,
     Capabilities,
     Delta,
@@ -15,19 +17,22 @@ from protocol.events import (
     Failed,
     Finished,
     Gauges,
+    Heartbeat,
     Hello,
-    Likely,
     Loading,
     Logprobs,
     Ready,
     Step,
+    TokenLogprob,
     Usage,
 )
 from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 
 GOLDEN = Path(__file__).parent / "golden"
 GAUGES = Gauges(3, 2, 640, 1000, 1, 900, 4096, 2700, 12, 9, 31, 320, 4, 512, 77, 1)
-LOGPROBS = Logprobs(Likely(12, -0.25, b" Paris"), (Likely(12, -0.25, b" Paris"), Likely(9, -9999.0, b"\xf0\x9f")))
+LOGPROBS = Logprobs(
+    TokenLogprob(12, -0.25, b" Paris"), (TokenLogprob(12, -0.25, b" Paris"), TokenLogprob(9, -9999.0, b"\xf0\x9f"))
+)
 
 COMMANDS: dict[str, Command] = {
     "welcome": Welcome(7),
@@ -80,7 +85,7 @@ EVENTS: dict[str, Event] = {
     "step_idle": Step(()),
     "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300, 4), (13, 2), "."),
     "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k"),
-    "beat": Beat(GAUGES),
+    "beat": Heartbeat(GAUGES),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),
 }
 

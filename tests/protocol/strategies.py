@@ -1,4 +1,4 @@
-"""Hypothesis strategies for every struct of the wire, built from its types, so that a new field is covered at once."""
+"""Hypothesis strategies for every struct of the wire, built from its types, so that new fields are covered at once."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from msgspec import inspect as types
 from tests.protocol import vocabulary
 
 SMALL = 24
-"""Longest text or list drawn; the real bounds are tested at their edges in test_bounds."""
+"""Longest text or list generated; the real bounds are tested at their edges in test_bounds."""
 
 
 def frames(union: tuple[type[msgspec.Struct], ...]) -> st.SearchStrategy[Any]:

@@ -1,4 +1,4 @@
-"""Every bound of every field at its edge: the last value is read, the first one outside is refused by name."""
+"""Bounds of every field at their edges: the last value is accepted, the next one refused by name."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from msgspec import inspect as types
 from protocol.codec import decode_command, decode_event, encode
 from protocol.commands import Submit
 from protocol.errors import ProtocolError
-from protocol.events import Beat, Capabilities, Delta, Finished, Gauges, Likely, Logprobs, Ready, Step, Usage
+from protocol.events import Capabilities, Delta, Finished, Gauges, Heartbeat, Logprobs, Ready, Step, TokenLogprob, Usage
 from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from tests.protocol import vocabulary
 
@@ -24,16 +24,16 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     Bias: lambda inner: Submit(1, "r", TextInput(""), Sampling(logit_bias=(inner,)), Limits()),
     Limits: lambda inner: Submit(1, "r", TextInput(""), Sampling(), inner),
     Capabilities: lambda inner: Ready(inner),
-    Gauges: lambda inner: Beat(inner),
+    Gauges: lambda inner: Heartbeat(inner),
     Delta: lambda inner: Step((inner,)),
     Logprobs: lambda inner: Step((Delta(1, (), "", (inner,)),)),
-    Likely: lambda inner: Step((Delta(1, (), "", (Logprobs(inner),)),)),
+    TokenLogprob: lambda inner: Step((Delta(1, (), "", (Logprobs(inner),)),)),
     Usage: lambda inner: Finished(1, "stop", inner),
 }
 
 
 def smallest(info: types.Type) -> Any:
-    """A value of the type that is as small as its bounds allow."""
+    """Return a value of the type, as small as its bounds allow."""
     match info:
         case types.UnionType(types=members):
             return smallest(members[0])
@@ -61,7 +61,7 @@ def smallest(info: types.Type) -> Any:
 
 
 def edges(info: types.Type) -> Iterator[tuple[str, Any, Any]]:
-    """(which edge, last value inside, first value outside) for every bound of a type, items of a list included."""
+    """Yield (edge, last value inside, first value outside) for every bound of a type, including items of a list."""
     match info:
         case types.UnionType(types=members):
             for member in members:

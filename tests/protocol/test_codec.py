@@ -1,4 +1,4 @@
-"""Frames survive the round trip, and no bytes whatever get past the decoders except as a frame or a ProtocolError."""
+"""Codec: frames survive the round trip, and any other bytes raise ProtocolError."""
 
 import math
 import random
@@ -30,7 +30,7 @@ HUGE_EXTENSION = b"\xc9\xff\xff\xff\xff\x01"
 
 
 def refused_or_frame(frame: bytes) -> None:
-    """The whole promise: a frame or a ProtocolError; anything else fails the test by itself."""
+    """Decode bytes: a frame or a ProtocolError. Any other exception fails the test."""
     for decode in DECODERS:
         try:
             decoded = decode(frame)
@@ -147,14 +147,14 @@ def test_invalid_utf8_is_refused_in_tags_and_in_fields(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_no_numbers_are_refused(value: float) -> None:
+def test_nan_and_infinity_are_refused(value: float) -> None:
     for sampling in (Sampling(temperature=value), Sampling(top_p=value), Sampling(min_p=value)):
         with pytest.raises(ProtocolError):
             decode_command(encode(Submit(1, "r", TextInput("x"), sampling, Limits())))
 
 
 @pytest.mark.parametrize("frame", [Cancel(1 << 64), Cancel(-(1 << 63) - 1)])
-def test_what_has_no_bytes_is_refused_when_encoded(frame: Command) -> None:
+def test_unencodable_values_are_refused(frame: Command) -> None:
     with pytest.raises(ProtocolError):
         encode(frame)
 

@@ -24,13 +24,13 @@ CONSTANTS = {name: value for name, value in vars(bounds).items() if name.isupper
 
 
 def rows(section: str) -> list[list[str]]:
-    """The cells of a section's table, without its two heading lines."""
+    """Return the cells of a section's table, without its two heading lines."""
     lines = [line for line in SECTIONS[section].splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def in_numbers(cell: str) -> str:
-    """A bound as the code states it: constants by value, no marks."""
+    """Return a bound as in the code: constants by value, without marks."""
     return re.sub(r"`(\w+)`", lambda name: str(CONSTANTS[name[1]]), cell).replace("-", "", cell == "-")
 
 

@@ -1,4 +1,4 @@
-"""The bytes of every frame are kept: a change that an older peer would misread cannot slip in."""
+"""Golden bytes of every frame: detect changes that an older peer would misread."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The wire's vocabulary read from the code: every frame, every struct inside one, and every bound, as plain text."""
+"""Frames, nested structs and bounds of the wire protocol, read from the code as plain text."""
 
 import inspect
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ EVENTS: tuple[type[msgspec.Struct], ...] = get_args(Event)
 
 
 def structs() -> list[type[msgspec.Struct]]:
-    """Every frame and every struct that one holds, frames first, each once."""
+    """Return every frame and every nested struct once, frames first."""
     found: dict[type[msgspec.Struct], None] = dict.fromkeys(COMMANDS + EVENTS)
     waiting = list(found)
     while waiting:
@@ -40,7 +40,8 @@ def tag(struct: type[msgspec.Struct]) -> str | None:
 
 
 def type_text(info: types.Type) -> str:
-    """What a field holds, without its bounds: `int`, `list of Delta`, `TextInput or TokensInput`, `int or nil`."""
+    """Return the type of a field without its bounds: `int`, `list of Delta`, `TextInput or TokensInput`, `int or
+    nil`."""
     match info:
         case types.UnionType(types=members):
             return " or ".join(type_text(member) for member in members)
@@ -66,7 +67,7 @@ def type_text(info: types.Type) -> str:
 
 
 def bound_text(info: types.Type) -> str:
-    """The bounds of a field in words, numbers in full; empty when the type itself is the bound."""
+    """Return the bounds of a field as text; empty if the type itself is the bound."""
     match info:
         case types.UnionType(types=members):
             return ", ".join(text for member in members if (text := bound_text(member)))

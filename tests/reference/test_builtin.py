@@ -9,7 +9,7 @@ import pytest
 from models import builtin_path, draft_path
 from tests.reference.conftest import CONTEXT, Reference, load_runner
 from workers.engine.runner import Chunk
-from workers.text.tokenizer import Tokenizer
+from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
 pytestmark = pytest.mark.reference
 
@@ -21,7 +21,7 @@ def test_logits(find: Callable[[], Path], cache_dir: Path) -> None:
     from transformers import AutoTokenizer
 
     path = find()
-    tokens = tuple(Tokenizer.from_dir(path).encode(TEXT, special=True))
+    tokens = tuple(CheckpointTokenizer.from_dir(path).encode(TEXT, special=True))
     assert tokens == tuple(AutoTokenizer.from_pretrained(path)(TEXT)["input_ids"])
     assert len(tokens) < CONTEXT
     runner = load_runner("mlx", path, cache_dir)

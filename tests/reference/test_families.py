@@ -12,11 +12,12 @@ import pytest
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.drawn import drawn
 from tests.families import FAMILIES
 from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
-from workers.engine.runner import Chunk, Draw, Row
+from tests.sampled import sampled
+from workers.engine.runner import Chunk, DecodeRow
+from workers.sampling.sample_spec import SampleSpec
 
 pytestmark = pytest.mark.reference
 
@@ -77,10 +78,10 @@ def test_logits(pair: Pair) -> None:
 def test_greedy_tokens(pair: Pair) -> None:
     runner, start, sampling = pair.runner, len(PROMPT), Sampling()
     runner.reset(0)
-    (first,) = runner.prefill([Chunk(0, PROMPT, 0, 0)], [Draw(sampling, start)])
+    (first,) = runner.prefill([Chunk(0, PROMPT, 0, 0)], [SampleSpec(sampling, start)])
     assert first is not None
     tokens = [first]
     for at in range(start, CONTEXT):
-        tokens += drawn(runner.decode([Row(0, tokens[-1], at, at, Draw(sampling, at + 1))]))
+        tokens += sampled(runner.decode([DecodeRow(0, tokens[-1], at, at, SampleSpec(sampling, at + 1))]))
     assert tokens == pair.reference.greedy(PROMPT, CONTEXT - start + 1)
     assert len(set(tokens)) >= 3

@@ -5,10 +5,11 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from tests.drawn import drawn
 from tests.reference.conftest import CONTEXT, PROMPT, Pair
-from workers.engine.chunking import cut
-from workers.engine.runner import Chunk, Draw, Row, Runner
+from tests.sampled import sampled
+from workers.engine.chunking import chunk_lengths
+from workers.engine.runner import Chunk, DecodeRow, Runner
+from workers.sampling.sample_spec import SampleSpec
 
 pytestmark = pytest.mark.reference
 
@@ -29,7 +30,7 @@ def logits_in_chunks(runner: Runner, tokens: tuple[int, ...], lengths: list[int]
 
 
 def test_prefill(pair: Pair) -> None:
-    chunks = cut(len(PROMPT), pair.runner.capabilities.prefill_chunks)
+    chunks = chunk_lengths(len(PROMPT), pair.runner.capabilities.prefill_chunks)
     actual = logits_in_chunks(pair.runner, PROMPT, list(chunks))
     expected = pair.reference.logits(PROMPT)
     assert expected.std() > 0.3
@@ -55,13 +56,15 @@ def test_decode(pair: Pair, chunks: tuple[int, ...]) -> None:
     for size in chunks:
         last = start + size == length
         chunk = Chunk(0, PROMPT[start : start + size], start, start)
-        (first,) = runner.prefill([chunk], [Draw(sampling, length) if last else None])
+        (first,) = runner.prefill([chunk], [SampleSpec(sampling, length) if last else None])
         assert (first is not None) == last
         start += size
     assert first is not None
     tokens = [first]
     for position in range(length, length + steps - 1):
-        tokens += drawn(runner.decode([Row(0, tokens[-1], position, position, Draw(sampling, position + 1))]))
+        tokens += sampled(
+            runner.decode([DecodeRow(0, tokens[-1], position, position, SampleSpec(sampling, position + 1))])
+        )
     assert tokens == pair.reference.greedy(PROMPT[:length], steps)
     assert len(set(tokens)) > 8
     end = length + steps - 1
@@ -72,6 +75,6 @@ def test_decode(pair: Pair, chunks: tuple[int, ...]) -> None:
 
 def test_to_the_end_of_the_context(pair: Pair) -> None:
     tokens = (PROMPT * 2)[:CONTEXT]
-    chunks = cut(CONTEXT, pair.runner.capabilities.prefill_chunks)
+    chunks = chunk_lengths(CONTEXT, pair.runner.capabilities.prefill_chunks)
     actual = logits_in_chunks(pair.runner, tokens, list(chunks))
     np.testing.assert_allclose(actual, pair.reference.logits(tokens), atol=TOLERANCE)

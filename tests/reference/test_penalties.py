@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from protocol.request import Bias, Sampling
-from workers.engine.logits_processors import AllowedTokens, Shaping
-from workers.engine.request import Request
-from workers.sampling.logit_edits import shaped
+from workers.engine.logits_processors import AllowedTokens, LogitsProcessors
+from workers.engine.request import EngineRequest
+from workers.sampling.logit_edits import process_logits
 
 pytestmark = pytest.mark.reference
 
@@ -25,17 +25,17 @@ def by_transformers(torch: Any, *processors: Any) -> Any:
     return scores.numpy()
 
 
-def by_us(request: Request) -> Any:
-    shaping = Shaping.of(request)
-    assert shaping is not None
-    return shaped(np, LOGITS, [shaping.draw(request.sampling, 100)])
+def by_us(request: EngineRequest) -> Any:
+    processors = LogitsProcessors.of(request)
+    assert processors is not None
+    return process_logits(np, LOGITS, [processors.sample_spec(request.sampling, 100)])
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3])
 def test_repetition(torch: Any, penalty: float) -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
-    request = Request(1, PROMPT, Sampling(repetition_penalty=penalty), resume=ANSWER)
+    request = EngineRequest(1, PROMPT, Sampling(repetition_penalty=penalty), resume=ANSWER)
     expected = by_transformers(torch, RepetitionPenaltyLogitsProcessor(penalty))
     np.testing.assert_allclose(by_us(request), expected, rtol=1e-6)
 
@@ -47,7 +47,7 @@ def test_bias_comes_before_repetition(torch: Any) -> None:
     sampling = Sampling(repetition_penalty=1.3, logit_bias=tuple(Bias(token, value) for token, value in bias.items()))
     processors = SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()])
     expected = by_transformers(torch, processors, RepetitionPenaltyLogitsProcessor(1.3))
-    np.testing.assert_allclose(by_us(Request(1, PROMPT, sampling, resume=ANSWER)), expected, rtol=1e-6)
+    np.testing.assert_allclose(by_us(EngineRequest(1, PROMPT, sampling, resume=ANSWER)), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -56,7 +56,7 @@ def test_minimal_length(torch: Any, more: int) -> None:
 
     minimum = len(ANSWER) + more
     processor = MinNewTokensLengthLogitsProcessor(len(PROMPT), minimum, [7, 9])
-    request = Request(1, PROMPT, Sampling(), eos=frozenset({7, 9}), resume=(*ANSWER[:-1], 5), min_tokens=minimum)
+    request = EngineRequest(1, PROMPT, Sampling(), eos=frozenset({7, 9}), resume=(*ANSWER[:-1], 5), min_tokens=minimum)
     np.testing.assert_array_equal(by_us(request), by_transformers(torch, processor))
 
 
@@ -65,5 +65,5 @@ def test_a_mask(torch: Any) -> None:
 
     allowed = list(range(0, VOCAB, 7))
     processor = PrefixConstrainedLogitsProcessor(lambda batch, tokens: allowed, 1)
-    request = Request(1, PROMPT, constraint=lambda: AllowedTokens(allowed, VOCAB), resume=ANSWER)
+    request = EngineRequest(1, PROMPT, constraint=lambda: AllowedTokens(allowed, VOCAB), resume=ANSWER)
     np.testing.assert_array_equal(by_us(request), by_transformers(torch, processor))

@@ -7,8 +7,8 @@ import pytest
 
 from tests.reference.conftest import PROMPT, Pair, Reference
 from workers.engine.engine import BatchEngine
-from workers.session import Session
-from workers.text.tokenizer import Tokenizer
+from workers.local_model import LocalModel
+from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
 pytestmark = pytest.mark.reference
 
@@ -16,9 +16,9 @@ TOLERANCE = 2e-4
 
 
 def test_tokens(pair: Pair) -> None:
-    session = Session(BatchEngine(pair.runner, max_queue=0, step_tokens=64), None)
+    model = LocalModel(BatchEngine(pair.runner, max_queue=0, step_tokens=64), None)
     for tokens in (PROMPT, PROMPT[:2]):
-        score = session.score(tokens)
+        score = model.score(tokens)
         assert score.tokens == tokens
         np.testing.assert_allclose(score.log_likelihoods, pair.reference.log_likelihoods(tokens), atol=TOLERANCE)
 
@@ -30,7 +30,7 @@ def test_text(pair: Pair, checkpoints: dict[str, Path], references: dict[str, Re
     path = next(checkpoints[name] for name, reference in references.items() if reference is pair.reference)
     text = "The capital of France is Paris. добрый день 🙂"
     tokens = tuple(AutoTokenizer.from_pretrained(path)(text)["input_ids"])
-    session = Session(BatchEngine(pair.runner, max_queue=0, step_tokens=64), Tokenizer.from_dir(path))
-    score = session.score(text)
+    model = LocalModel(BatchEngine(pair.runner, max_queue=0, step_tokens=64), CheckpointTokenizer.from_dir(path))
+    score = model.score(text)
     assert score.tokens == tokens
     assert score.total == pytest.approx(float(pair.reference.log_likelihoods(tokens).sum()), abs=2e-3)

@@ -1,1 +1,1 @@
-"""The engine, without a device: scheduler, sequences, KV slots, prefix matching, token budget."""
+"""The engine above the runners: scheduler, sequences, KV slots, prefix matching, token budget. No device."""

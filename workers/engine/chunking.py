@@ -1,44 +1,45 @@
-"""Where a prompt is cut into the chunks that a runner computes. Pure."""
+"""Splits a prompt into the chunks of its prefill calls. Pure."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 CALL_TOKENS = 32
-"""What a prefill call costs besides its tokens, in tokens: every call reads the weights once."""
+"""Fixed cost of a prefill call, in tokens: every call reads the weights once."""
 
 
-def cut(length: int, ladder: Sequence[int]) -> tuple[int, ...]:
-    """Cut `length` tokens into chunks and return the tokens of each: whole chunks of the ladder, then one for the rest.
+def chunk_lengths(length: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Split `length` tokens into chunks and return the tokens of each: chunks of the largest size, then the remainder.
 
-    A runner computes the rest in the smallest chunk that covers it, the end of which is padding. So the rest is what
-    is cheaper so, with `CALL_TOKENS` for each call, than cut further: neither is a large chunk run for a few tokens,
-    nor many small ones where one would do. A function of the arguments alone: another cut is another order of
-    floating-point sums, so it must not depend on the batch. A runner that pads needs room for it: the last part may
-    end up to `ladder[-1]` rows after the context.
+    `sizes` are the runner's prefill sizes in rising order. A runner computes a chunk in the smallest size that covers
+    it and pads the rest. The remainder is one padded chunk or several exact ones, whichever costs less when each call
+    costs `CALL_TOKENS` more than its rows. The result depends on the arguments alone, never on the batch: other chunks
+    sum floating-point numbers in another order. A runner that pads needs room for up to `sizes[-1]` rows after the
+    context.
 
-    Raises `ValueError` for a negative length or an empty, unsorted or non-positive ladder.
+    Raises `ValueError` for a negative length, and for sizes that are empty, unsorted or not positive.
     """
     if length < 0:
         raise ValueError(f"length must not be negative, not {length}")
-    if not ladder or ladder[0] < 1 or any(low >= high for low, high in pairwise(ladder)):
-        raise ValueError(f"ladder must rise and be positive, not {tuple(ladder)}")
-    whole, rest = divmod(length, ladder[-1])
-    return (ladder[-1],) * whole + _cut_rest(rest, ladder)
+    if not sizes or sizes[0] < 1 or any(low >= high for low, high in pairwise(sizes)):
+        raise ValueError(f"sizes must rise and be positive, not {tuple(sizes)}")
+    whole, rest = divmod(length, sizes[-1])
+    return (sizes[-1],) * whole + _split_remainder(rest, sizes)
 
 
-def _cut_rest(rest: int, ladder: Sequence[int]) -> tuple[int, ...]:
-    """The cheaper of covering the rest with one chunk and taking the largest that fits off it first, at every turn."""
+def _split_remainder(rest: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Take the largest size that fits at each step, or cover all that is left with one padded chunk if that is
+    cheaper."""
     parts: list[int] = []
     covered: list[tuple[int, int]] = []
     while rest:
-        covered.append((rest, next(chunk for chunk in ladder if chunk >= rest) + CALL_TOKENS))
-        parts.append(next((chunk for chunk in reversed(ladder) if chunk <= rest), rest))
+        covered.append((rest, next(size for size in sizes if size >= rest) + CALL_TOKENS))
+        parts.append(next((size for size in reversed(sizes) if size <= rest), rest))
         rest -= parts[-1]
-    further = 0
+    split_cost = 0
     end = len(parts)
-    for turn in reversed(range(len(parts))):
-        rest, cost = covered[turn]
-        further += parts[turn] + CALL_TOKENS
-        if cost <= further or parts[turn] == rest:
-            parts[turn], further, end = rest, cost, turn + 1
+    for index in reversed(range(len(parts))):
+        rest, cost = covered[index]
+        split_cost += parts[index] + CALL_TOKENS
+        if cost <= split_cost or parts[index] == rest:
+            parts[index], split_cost, end = rest, cost, index + 1
     return tuple(parts[:end])

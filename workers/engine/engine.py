@@ -1,7 +1,7 @@
-"""The batch engine: the scheduler's decisions carried out on a runner, with every failure contained.
+"""Batch engine: carries out the scheduler's decisions on a runner and contains every failure.
 
-Used by one thread. A request that was taken by `submit` ends exactly once: by an `End` or a `Failure` of a step, or by
-the `End` that `cancel` or `finish` returns.
+Used by one thread. A request that `submit` has taken ends exactly once: by a `SequenceEnd` or a `SequenceFailure` of a
+step, or by the `SequenceEnd` that `cancel` or `finish` returns.
 """
 
 import time
@@ -11,33 +11,29 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from protocol.errors import ErrorCode
 from protocol.events import Gauges
 from protocol.request import FinishReason
-from workers.engine.finite_check import gives_numbers
+from workers.engine.finite_check import has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import End, Failure, Request, RequestRefused, StepResult, Token, check_score
-from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities, TokenLogprobs
+from workers.engine.request import EngineRequest, check_score
+from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Live, Prefill, ended, row
-from workers.engine.stats import Tally
-from workers.engine.step_result import RunningStep
-from workers.engine.token_budget import DEFAULT_STEP_TOKENS, Pace
-from workers.sampling.log_likelihood import score
-
-__all__ = ["BatchEngine", "End", "Failure", "Request", "RequestRefused", "StepResult", "Token"]
-
-NO_STREAM = -1
-"""Holds a slot for what is nobody's; streams are not negative."""
+from workers.engine.scoring import score
+from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end
+from workers.engine.slot_reset import SlotResets
+from workers.engine.stats import EngineStats
+from workers.engine.step_result import RunningStep, SequenceEnd, StepResult, Token
+from workers.engine.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
+from workers.sampling.logprobs import RowLogprobs
 
 
 class BatchEngine:
     """Scheduler and runner together.
 
-    `max_queue` bounds the sequences that wait for a slot, `step_tokens` what one step computes (None is what measured
-    costs allow, see `workers.engine.token_budget`), `kv_tokens` the cache rows in use, and `prefixes` what is kept of
-    ended sequences (see `Scheduler`); `clock` gives seconds and is used for the times in `End` and for the longest step
-    only.
+    `max_queue` limits the sequences that wait for a slot. `step_tokens` is the token budget of a step; None derives it
+    from measured costs (`workers.engine.token_budget`). `kv_tokens` limits the cache rows in use, and `prefixes` what
+    is retained of ended sequences (see `Scheduler`). `clock` gives seconds, for the times in `SequenceEnd` and the
+    longest step.
     """
 
     def __init__(
@@ -53,7 +49,7 @@ class BatchEngine:
         self._runner = runner
         self._capabilities = runner.capabilities
         self._vocab_size = self._capabilities.vocab_size
-        self._pace = Pace(self._capabilities.prefill_chunks) if step_tokens is None else None
+        self._budget = TokenBudget(self._capabilities.prefill_chunks) if step_tokens is None else None
         self._scheduler = Scheduler(
             self._capabilities,
             max_queue=max_queue,
@@ -63,22 +59,22 @@ class BatchEngine:
         )
         self._clock = clock
         self._log = structlog.get_logger()
-        self._tally = Tally()
+        self._stats = EngineStats()
         self._step = RunningStep()
+        self._resets = SlotResets(runner, self._scheduler.slots, self._step.slot_failed)
 
     @property
     def capabilities(self) -> RunnerCapabilities:
-        """The runner's."""
+        """The runner's capabilities."""
         return self._capabilities
 
     @property
     def idle(self) -> bool:
-        """A step would do nothing: no sequence is queued or live, and no slot waits for its reset.
+        """A step would do nothing: no sequence is queued or running, and no slot waits for a reset.
 
-        A slot that cannot be reset keeps the engine from idling, so that failing steps are counted until its owner
-        gives up.
+        A slot that cannot be reset keeps the engine busy, so that failed steps are counted until its owner gives up.
         """
-        return self._scheduler.idle and not self._scheduler.slots.soiled
+        return self._scheduler.idle and not self._scheduler.slots.dirty
 
     @property
     def failures_in_a_row(self) -> int:
@@ -87,35 +83,36 @@ class BatchEngine:
 
     @property
     def graphs_failed(self) -> int:
-        """The runner's. From any thread: what is prepared in the background fails while no step is run."""
+        """The runner's count, from any thread: background compilation fails while no step runs."""
         return self._runner.graphs_failed
 
     def gauges(self) -> Gauges:
-        return self._tally.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed)
+        """Return the counts so far and the current state."""
+        return self._stats.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed)
 
-    def submit(self, request: Request) -> None:
-        """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the field at fault."""
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field."""
         self._scheduler.submit(request, self._clock())
 
-    def cancel(self, stream: int) -> End | None:
-        """End a sequence now, in whatever phase it is; None when it is unknown. Its slot is available on return."""
-        return self._take_out(stream, "cancelled")
+    def cancel(self, stream: int) -> SequenceEnd | None:
+        """End a sequence in any phase; return None if it is unknown. Its slot is available on return."""
+        return self._remove(stream, "cancelled")
 
-    def finish(self, stream: int) -> End | None:
-        """Like `cancel`, for a sequence that ended well outside of the engine: a stop string was found."""
-        return self._take_out(stream, "stop")
+    def finish(self, stream: int) -> SequenceEnd | None:
+        """End a sequence whose answer is complete, because a stop string was found. Otherwise like `cancel`."""
+        return self._remove(stream, "stop")
 
     def step(self) -> StepResult:
-        """Run one step. Never raises for a failure of the runner; a step of an idle engine does nothing."""
+        """Run one step. Never raises for a failure of the runner. A step of an idle engine does nothing."""
         if self.idle:
             return StepResult((), (), (), False)
-        self._reset_soiled()
+        self._resets.reset_dirty()
         now = self._clock()
-        if self._pace is not None and self._scheduler.prompts:
-            self._scheduler.step_tokens = self._pace.step_tokens(self._scheduler.active_rows)
+        if self._budget is not None and self._scheduler.prompts:
+            self._scheduler.step_tokens = self._budget.step_tokens(self._scheduler.active_rows)
         self._admit(now)
-        while (slot := self._scheduler.give_up()) is not None:
-            self._reset(slot)
+        while (slot := self._scheduler.evict_for_queue()) is not None:
+            self._resets.reset(slot)
             self._admit(now)
         while call := self._scheduler.next_call():
             self._prefill(call)
@@ -124,205 +121,188 @@ class BatchEngine:
         return self._close_step(self._clock() - now)
 
     def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:
-        """Log-likelihoods of tokens[1:], see `workers.sampling.log_likelihood`. Runs at once, in a slot of its own.
+        """Return the log-likelihoods of tokens[1:], see `workers.engine.scoring`. Runs at once, in a separate slot.
 
-        Raises `RequestRefused` (INVALID or CONTEXT for the tokens, OVERLOADED when no slot is free), and what the
-        runner raises; the slot is reset either way.
+        Raises `RequestRefused` (INVALID or CONTEXT for the tokens, OVERLOADED if no slot is free), and what the runner
+        raises; the slot is reset either way.
         """
         check_score(tokens, self._vocab_size, self._capabilities.context)
-        slots = self._scheduler.slots
-        while (slot := slots.take(NO_STREAM, len(tokens))) is None:
-            if slots.oldest is None:
-                raise RequestRefused(ErrorCode.OVERLOADED, "no slot is free to score in")
-            retained = slots.oldest
-            slots.give_up(retained)
-            self._reset(retained)
-        try:
+        with self._resets.borrow(len(tokens)) as slot:
             return score(self._runner, slot, tokens)
-        finally:
-            slots.release(slot)
-            self._reset(slot)
 
     def settle(self) -> None:
-        """Wait for the runner to be as fast as it gets: for measurements, not for serving."""
+        """Wait until the runner has finished its background work. For measurements, not for serving."""
         self._runner.settle()
 
     def close(self) -> None:
-        """Close the runner. Nothing may be called after."""
+        """Close the runner. Nothing may be called afterwards."""
         self._runner.close()
 
-    def _prefill(self, call: list[Prefill]) -> None:
-        self._tally.started += sum(work.begins for work in call)
+    def _prefill(self, call: list[ScheduledChunk]) -> None:
+        self._stats.started += sum(scheduled.is_first for scheduled in call)
         if not (call := self._copied(call)):
             return
         try:
             began = self._clock()
-            tokens = self._runner.prefill([work.chunk for work in call], [work.draw for work in call])
+            tokens = self._runner.prefill(
+                [scheduled.chunk for scheduled in call], [scheduled.sample for scheduled in call]
+            )
             if len(tokens) != len(call):
                 raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(call)} chunks")
-            drawn = [(work.live, token) for work, token in zip(call, tokens, strict=True) if work.draw is not None]
-            logprobs = iter(self._logprobs([live for live, _ in drawn], [token for _, token in drawn]))
-        except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
-            for work in call:
-                self._fail(work.live, "prefill", error)
+            sampled = [
+                (scheduled.sequence, token)
+                for scheduled, token in zip(call, tokens, strict=True)
+                if scheduled.sample is not None
+            ]
+            logprobs = iter(self._logprobs([sequence for sequence, _ in sampled], [token for _, token in sampled]))
+        except Exception as error:  # noqa: BLE001 - any error of a device must end these requests only
+            for scheduled in call:
+                self._fail(scheduled.sequence, "prefill", error)
             return
         now = self._clock()
-        lengths, block = [len(work.chunk.tokens) for work in call], self._capabilities.block_rows
-        if self._pace is not None:
-            self._pace.prefilled(sum(-(-length // block) * block for length in lengths), now - began)
-        self._tally.prefill_tokens += sum(lengths)
-        for work, token in zip(call, tokens, strict=True):
-            self._prefilled(work, token, None if work.draw is None else next(logprobs), now)
+        lengths, block = [len(scheduled.chunk.tokens) for scheduled in call], self._capabilities.block_rows
+        if self._budget is not None:
+            self._budget.record_prefill(sum(-(-length // block) * block for length in lengths), now - began)
+        self._stats.prefill_tokens += sum(lengths)
+        for scheduled, token in zip(call, tokens, strict=True):
+            self._prefilled(scheduled, token, None if scheduled.sample is None else next(logprobs), now)
 
-    def _copied(self, call: list[Prefill]) -> list[Prefill]:
-        """Make the copies that chunks need, and end those whose copy fails. Returns the others.
+    def _copied(self, call: list[ScheduledChunk]) -> list[ScheduledChunk]:
+        """Make the copies that chunks need, and fail the sequences whose copy fails. Return the other chunks.
 
-        They end after the last copy: what is retained is forgotten with them, and the others copy from it.
+        Sequences fail after the last copy, because that evicts retained slots which other chunks copy from.
         """
-        ready: list[Prefill] = []
-        failed: list[tuple[Live, Exception]] = []
-        for work in call:
+        ready: list[ScheduledChunk] = []
+        failed: list[tuple[EngineSequence, Exception]] = []
+        for scheduled in call:
             try:
-                if work.copy is not None:
-                    self._runner.copy_prefix(work.copy.source, work.copy.target, work.copy.length)
-            except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
-                failed.append((work.live, error))
+                if scheduled.copy is not None:
+                    self._runner.copy_prefix(scheduled.copy.source, scheduled.copy.target, scheduled.copy.length)
+            except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
+                failed.append((scheduled.sequence, error))
             else:
-                ready.append(work)
-        for live, reason in failed:
-            self._fail(live, "prefill", reason)
+                ready.append(scheduled)
+        for sequence, reason in failed:
+            self._fail(sequence, "prefill", reason)
         return ready
 
-    def _prefilled(self, work: Prefill, token: int | None, likely: TokenLogprobs | None, now: float) -> None:
-        live = work.live
-        self._scheduler.prefilled(work)
-        if work.draw is None:
+    def _prefilled(
+        self, scheduled: ScheduledChunk, token: int | None, row_logprobs: RowLogprobs | None, now: float
+    ) -> None:
+        sequence = scheduled.sequence
+        self._scheduler.prefilled(scheduled)
+        if scheduled.sample is None:
             return
-        live.first = now
+        sequence.first_token_at = now
         if token is not None:
-            if live.reused:  # what is distrusted and computed anew was no hit
-                self._tally.reused(live.reused)
-            self._accept(live, token, likely, now)
-        elif live.reused:
-            self._start_over(live)
+            if sequence.reused:  # a prefix that was recomputed is not a hit
+                self._stats.record_prefix_hit(sequence.reused)
+            self._accept(sequence, token, row_logprobs, now)
+        elif sequence.reused:
+            self._start_over(sequence)
         else:
-            self._fail(live, "prefill", NotFiniteError())
+            self._fail(sequence, "prefill", NotFiniteError())
 
-    def _start_over(self, live: Live) -> None:
-        """Compute a prompt without the rows that it took from another sequence.
+    def _start_over(self, sequence: EngineSequence) -> None:
+        """Recompute a prompt without the rows that it took from another sequence.
 
-        What is no number in that one may have spoilt rows before it, which were computed in the same call: a masked
-        value is multiplied by 0 all the same. Alone this sequence may well have numbers.
+        A NaN in that sequence may have corrupted earlier rows of the same call, because a masked value is still
+        multiplied by 0. Without those rows the logits of this sequence may be finite.
         """
-        self._log.warning("prefix_distrusted", stream=live.request.stream, slot=live.slot, tokens=live.reused)
-        self._scheduler.forget_retained()
+        self._log.warning(
+            "prefix_distrusted", stream=sequence.request.stream, slot=sequence.slot, tokens=sequence.reused
+        )
+        self._scheduler.evict_all()
         try:
-            self._runner.reset(live.slot)
-        except Exception as error:  # noqa: BLE001 - whatever a device raises must end this request only
-            self._fail(live, "reset", error)
+            self._runner.reset(sequence.slot)
+        except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
+            self._fail(sequence, "reset", error)
         else:
-            self._scheduler.start_over(live)
-        self._reset_soiled()
+            self._scheduler.start_over(sequence)
+        self._resets.reset_dirty()
 
-    def _decode(self, decoding: list[Live]) -> None:
-        self._tally.decode_steps += 1
+    def _decode(self, decoding: list[EngineSequence]) -> None:
+        self._stats.decode_steps += 1
         began = self._clock()
         try:
-            tokens = self._runner.decode([row(live) for live in decoding])
+            tokens = self._runner.decode([decode_row(sequence) for sequence in decoding])
             if len(tokens) != len(decoding):
                 raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(decoding)} rows")
             logprobs = self._logprobs(decoding, tokens)
-        except Exception as error:  # noqa: BLE001 - whatever a device raises must end these requests only
-            for live in decoding:
-                self._fail(live, "decode", error)
+        except Exception as error:  # noqa: BLE001 - any error of a device must end these requests only
+            for sequence in decoding:
+                self._fail(sequence, "decode", error)
             return
         self._scheduler.decoded(decoding)
         now = self._clock()
-        if self._pace is not None:
-            self._pace.decoded(now - began)
-        for live, token, likely in zip(decoding, tokens, logprobs, strict=True):
+        if self._budget is not None:
+            self._budget.record_decode(now - began)
+        for sequence, token, row_logprobs in zip(decoding, tokens, logprobs, strict=True):
             if token is None:
-                self._fail(live, "decode", NotFiniteError())
+                self._fail(sequence, "decode", NotFiniteError())
             else:
-                self._accept(live, token, likely, now)
+                self._accept(sequence, token, row_logprobs, now)
 
-    def _logprobs(self, drawing: list[Live], tokens: Sequence[int | None]) -> list[TokenLogprobs | None]:
-        """Of the rows that asked for them, of those that the last call drew."""
-        asked = [live.request.sampling.logprobs is not None for live in drawing]
+    def _logprobs(self, sampled: list[EngineSequence], tokens: Sequence[int | None]) -> list[RowLogprobs | None]:
+        """Return the log-probabilities of rows that the last call sampled, where the request asks for them."""
+        asked = [sequence.request.sampling.logprobs is not None for sequence in sampled]
         wanted = [row for row, token in enumerate(tokens) if token is not None and asked[row]]
-        out: list[TokenLogprobs | None] = [None] * len(drawing)
+        out: list[RowLogprobs | None] = [None] * len(sampled)
         if wanted:
-            for row, likely in zip(wanted, self._runner.logprobs(wanted), strict=True):
-                out[row] = likely
+            for row, row_logprobs in zip(wanted, self._runner.logprobs(wanted), strict=True):
+                out[row] = row_logprobs
         return out
 
-    def _accept(self, live: Live, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
+    def _accept(self, sequence: EngineSequence, token: int, logprobs: RowLogprobs | None, now: float) -> None:
         if not 0 <= token < self._vocab_size:
-            self._fail(live, "sampling", ValueError(f"the runner drew token {token} of {self._vocab_size}"))
+            self._fail(sequence, "sampling", ValueError(f"the runner sampled token {token} of {self._vocab_size}"))
             return
-        self._tally.decode_tokens += 1
-        self._step.tokens.append(Token(live.request.stream, token, logprobs))
-        reason = self._scheduler.accept(live, token)
+        self._stats.decode_tokens += 1
+        self._step.tokens.append(Token(sequence.request.stream, token, logprobs))
+        reason = self._scheduler.accept(sequence, token)
         if reason is not None:
-            self._scheduler.remove(live.request.stream)
-            self._reset_soiled()
-            self._end(live, reason, now)
+            self._scheduler.remove(sequence.request.stream)
+            self._resets.reset_dirty()
+            self._end(sequence, reason, now)
 
     def _admit(self, now: float) -> None:
-        for live, reason in self._scheduler.admit(now):
-            self._end(live, reason, now)
+        for sequence, reason in self._scheduler.admit(now):
+            self._end(sequence, reason, now)
 
-    def _end(self, live: Live, reason: FinishReason, now: float) -> None:
-        if live.slot < 0:  # its resumed tokens were all of it
-            self._tally.started += 1
-        self._tally.completed += 1
-        self._step.ends.append(ended(live, reason, now))
+    def _end(self, sequence: EngineSequence, reason: FinishReason, now: float) -> None:
+        if sequence.slot < 0:  # its resumed tokens are the whole answer
+            self._stats.started += 1
+        self._stats.completed += 1
+        self._step.ends.append(sequence_end(sequence, reason, now))
 
-    def _take_out(self, stream: int, reason: FinishReason) -> End | None:
-        live = self._scheduler.remove(stream)
-        if live is None:
+    def _remove(self, stream: int, reason: FinishReason) -> SequenceEnd | None:
+        sequence = self._scheduler.remove(stream)
+        if sequence is None:
             return None
-        if live.slot >= 0:
-            self._reset_soiled()
+        if sequence.slot >= 0:
+            self._resets.reset_dirty()
         if reason != "cancelled":
-            self._tally.completed += 1
-        return ended(live, reason, self._clock())
+            self._stats.completed += 1
+        return sequence_end(sequence, reason, self._clock())
 
-    def _fail(self, live: Live, call: str, error: Exception) -> None:
-        self._step.fail(live, call, error)
-        self._scheduler.remove(live.request.stream, failed=True)
-        # What it read may be what made it fail, and may have been copied before: nothing that is retained is trusted.
-        self._scheduler.forget_retained()
-        self._reset_soiled()
-
-    def _reset_soiled(self) -> None:
-        for slot in self._scheduler.slots.soiled:
-            self._reset(slot)
-
-    def _reset(self, slot: int) -> None:
-        """Reset a released slot. One that cannot be reset is not given to anybody; each step tries it again."""
-        try:
-            self._runner.reset(slot)
-        except Exception as error:  # noqa: BLE001 - whatever a device raises must cost this slot only
-            self._step.slot_failed(slot, error)
-            return
-        self._scheduler.slots.clean(slot)
+    def _fail(self, sequence: EngineSequence, call: str, error: Exception) -> None:
+        self._step.fail(sequence.request.stream, sequence.slot, call, error)
+        self._scheduler.remove(sequence.request.stream, failed=True)
+        # Retained rows may have caused the failure, and may have been copied since: evict them all.
+        self._scheduler.evict_all()
+        self._resets.reset_dirty()
 
     def _close_step(self, seconds: float) -> StepResult:
-        result = self._step.close(self._gives_numbers)
-        self._tally.stepped(seconds, failed=result.failed)
+        result = self._step.close(self._model_is_finite)
+        self._stats.record_step(seconds, failed=result.failed)
         return result
 
-    def _gives_numbers(self) -> bool:
-        """Whether the model is well, though a step brought nothing but requests without numbers."""
-        slots = self._scheduler.slots
-        slot = slots.take(NO_STREAM, 1)
-        assert slot is not None  # the request that failed has just left its slot, which was reset
-        try:
-            return gives_numbers(self._runner, slot)
-        except Exception as error:  # noqa: BLE001 - whatever a device raises counts against it
-            self._step.probe_failed(slot, error)
-            return False
-        finally:
-            slots.release(slot)
-            self._reset(slot)
+    def _model_is_finite(self) -> bool:
+        """Check the model after a step in which every request had non-finite logits."""
+        finite = False
+        with self._resets.borrow(1) as slot:
+            try:
+                finite = has_finite_logits(self._runner, slot)
+            except Exception as error:  # noqa: BLE001 - any error of a device counts against it
+                self._step.probe_failed(slot, error)
+        return finite

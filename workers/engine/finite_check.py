@@ -1,25 +1,26 @@
-"""Whether a model gives numbers at all: told apart from a request for which it does not."""
+"""Checks that a model's logits are finite, to tell a broken model or device from a request that overflows."""
 
 from protocol.request import Sampling
-from workers.engine.runner import Chunk, Draw, Runner
+from workers.engine.runner import Chunk, Runner
 from workers.errors import LoadRefused
+from workers.sampling.sample_spec import SampleSpec
 
-TOKEN = 0
-"""The prompt that is tried: every vocabulary has it, and a model that has none for it is not served."""
+PROBE_TOKEN = 0
+"""The prompt of the check. Every vocabulary has this token, and a model without finite logits for it is not served."""
 
 
-class NoNumbers(LoadRefused):
-    """Raised by a load: the model's first logits are not numbers, and a client would get nothing but errors."""
+class NonFiniteModel(LoadRefused):
+    """Raised by a load when the first logits of the model are NaN or infinite: every request would fail."""
 
     def __init__(self, dtype: str) -> None:
         wider = {"float16": "bfloat16 or float32", "bfloat16": "float32"}.get(dtype)
         super().__init__(
-            "the model's logits are not numbers: its weights are damaged"
+            "the model's logits are NaN or infinite: its weights are damaged"
             + (f", or overflow in {dtype}: try --dtype {wider}" if wider else "")
         )
 
 
-def gives_numbers(runner: Runner, slot: int) -> bool:
-    """Compute one token in a slot that is fresh, and the caller's to reset. Raises what the runner raises."""
-    (token,) = runner.prefill([Chunk(slot, (TOKEN,), 0, 0)], [Draw(Sampling(), 1)])
+def has_finite_logits(runner: Runner, slot: int) -> bool:
+    """Compute one token in `slot`, which must be fresh; the caller resets it. Raises what the runner raises."""
+    (token,) = runner.prefill([Chunk(slot, (PROBE_TOKEN,), 0, 0)], [SampleSpec(Sampling(), 1)])
     return token is not None

@@ -1,7 +1,7 @@
-"""What a sequence's own tokens change of its next logits: penalties, bias, a minimal length, and a constraint.
+"""Logits processors of a sequence: penalties, bias, minimum length, and a constraint.
 
-All of it follows from the request, its prompt and the tokens since, told one by one: nothing else may enter. So a
-sequence that is resumed elsewhere, from its prompt and the tokens that were delivered, goes on as if it had never left.
+They depend only on the request, its prompt and the tokens so far. A sequence that resumes on another worker, from its
+prompt and the delivered tokens, therefore continues unchanged.
 """
 
 import math
@@ -12,37 +12,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.engine.request import Constraint, Request
-from workers.engine.runner import Draw, Edits
+from workers.engine.request import Constraint, EngineRequest
+from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 _SPARE = 64
 _BIAS, _UP, _DOWN, _MINUS = range(4)
 
 
 class AllowedTokens:
-    """The constraint that allows the same tokens everywhere."""
+    """Constraint that allows the same tokens at every position."""
 
     def __init__(self, tokens: Collection[int], vocab_size: int) -> None:
-        """Raises `ValueError` when no token is allowed, or one that is not in the vocabulary."""
+        """Raises `ValueError` if `tokens` is empty or has a token outside of the vocabulary."""
         if not tokens or min(tokens) < 0 or max(tokens) >= vocab_size:
-            raise ValueError(f"tokens: none, or outside of a vocabulary of {vocab_size}")
+            raise ValueError(f"tokens: give at least one, none outside of a vocabulary of {vocab_size}")
         bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
         bits[list(tokens)] = 1
         self._words = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
     def accept(self, token: int) -> None:
-        """Changes nothing."""
+        """Has no effect."""
 
     def mask(self) -> NDArray[np.uint32]:
+        """Return the mask, which never changes."""
         return self._words
 
 
 class Penalties:
-    """The sparse part: bias, penalties by counts, and end-of-sequence tokens that may not come yet.
+    """Sparse logit edits: bias, penalties by counts, and end-of-sequence tokens before the minimum length.
 
-    A column for each token that differs from the others. Semantics as in OpenAI's API (presence and frequency, over
-    the generated tokens) and transformers (repetition, over the prompt as well), in vLLM's order: bias, repetition,
-    then frequency and presence.
+    Has a column for each token with an edit. The semantics are those of OpenAI's API (presence and frequency, over
+    generated tokens) and transformers (repetition, over the prompt as well), in vLLM's order: bias, repetition, then
+    frequency and presence.
     """
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], min_tokens: int, eos: Collection[int]) -> None:
@@ -86,21 +87,22 @@ class Penalties:
 
     @property
     def banned(self) -> Collection[int]:
-        """The tokens that may not come yet."""
+        """Tokens that may not be sampled yet."""
         return self._banned if self._generated < self._min_tokens else ()
 
-    def edits(self) -> Edits | None:
-        """As of now; None when no token differs."""
+    def edits(self) -> LogitEdits | None:
+        """Return the current edits; None if there are none."""
         count = len(self._columns)
-        return Edits(self._tokens[:count].copy(), *self._values[:, :count].copy()) if count else None
+        return LogitEdits(self._tokens[:count].copy(), *self._values[:, :count].copy()) if count else None
 
     def _repeat(self, column: int) -> None:
-        """What divides a positive logit is a factor on the device: a product rounds alike everywhere."""
+        """Set the repetition penalty. The device multiplies rather than divides, because products round identically
+        everywhere."""
         self._values[_UP, column] = 1.0 / self._sampling.repetition_penalty
         self._values[_DOWN, column] = self._sampling.repetition_penalty
 
     def _column(self, token: int) -> int:
-        """The token's column, a new one that changes nothing where it has none."""
+        """Return the token's column; a new one has no effect."""
         column = self._columns.get(token)
         if column is None:
             column = self._columns[token] = len(self._columns)
@@ -113,8 +115,8 @@ class Penalties:
         return column
 
 
-class Shaping:
-    """All that one sequence's history does to its logits; owned by the scheduler, one for each life of a sequence."""
+class LogitsProcessors:
+    """All logits processors of one sequence; owned by the scheduler, and new each time a sequence starts or resumes."""
 
     def __init__(self, penalties: Penalties | None, constraint: Constraint | None) -> None:
         self._penalties = penalties
@@ -122,8 +124,8 @@ class Shaping:
         self._mask: NDArray[np.uint32] | None = None
 
     @classmethod
-    def of(cls, request: Request) -> Self | None:
-        """The state at the request's first new token: None for a request whose history changes nothing."""
+    def of(cls, request: EngineRequest) -> Self | None:
+        """Return the processors at the first new token of a request; None if it needs none."""
         sampling = request.sampling
         sparse = (
             sampling.logit_bias
@@ -135,14 +137,14 @@ class Shaping:
         if not sparse and request.constraint is None:
             return None
         penalties = Penalties(sampling, request.prompt, request.min_tokens, request.eos) if sparse else None
-        shaping = cls(penalties, None if request.constraint is None else request.constraint())
+        processors = cls(penalties, None if request.constraint is None else request.constraint())
         for token in request.resume:
-            shaping.accept(token)
-        return shaping
+            processors.accept(token)
+        return processors
 
     @property
     def exhausted(self) -> bool:
-        """No token may follow: the constraint is at its end, or allows only what `min_tokens` rules out."""
+        """No token may follow: the constraint is at its end, or allows only tokens that `min_tokens` bans."""
         mask = self._allowed()
         if mask is None:
             return False
@@ -154,16 +156,18 @@ class Shaping:
         return not mask.any()
 
     def accept(self, token: int) -> None:
-        """The sequence goes on with this token."""
+        """Append a token to the sequence."""
         if self._penalties is not None:
             self._penalties.accept(token)
         if self._constraint is not None:
             self._constraint.accept(token)
             self._mask = None
 
-    def draw(self, sampling: Sampling, position: int) -> Draw:
-        """How to draw the next token; there must be one that may follow."""
-        return Draw(sampling, position, None if self._penalties is None else self._penalties.edits(), self._allowed())
+    def sample_spec(self, sampling: Sampling, position: int) -> SampleSpec:
+        """Return how to sample the next token. At least one token must be allowed."""
+        return SampleSpec(
+            sampling, position, None if self._penalties is None else self._penalties.edits(), self._allowed()
+        )
 
     def _allowed(self) -> NDArray[np.uint32] | None:
         if self._mask is None and self._constraint is not None:

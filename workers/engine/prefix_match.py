@@ -1,68 +1,71 @@
-"""Which cache rows one sequence may take from another. Pure.
+"""Finds cache rows that one sequence may take from another. Pure.
 
-Rows are shared within a tenant only: a hit is a shorter wait, and would tell one tenant what another has asked.
+Rows are shared within a tenant only: a hit is faster, which would reveal to one tenant what another has sent.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-LEAST = 32
-"""Tokens below which a prefix is computed anew: one call of the smallest chunk costs less than it is worth to look."""
+MIN_PREFIX_TOKENS = 32
+"""Length below which a prefix is recomputed: a call of the smallest chunk costs less than the reuse."""
 _STRIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixPolicy:
-    """What is kept of finished sequences."""
+    """Bounds on what is retained of ended sequences and reused."""
 
     enabled: bool = True
-    """False keeps nothing, and shares nothing between live sequences either."""
-    most: int | None = None
-    """Cache rows kept at most for sequences that are over; None keeps the last sequence of every slot."""
-    least: int = LEAST
-    """Tokens of the shortest prefix that is reused."""
+    """False retains nothing, and shares no rows between running sequences either."""
+    max_rows: int | None = None
+    """Maximum number of rows retained of ended sequences; None retains the last sequence of every slot."""
+    min_tokens: int = MIN_PREFIX_TOKENS
+    """Length of the shortest prefix that is reused."""
 
     def __post_init__(self) -> None:
-        if self.most is not None and self.most < 0:
-            raise ValueError(f"most must not be negative, not {self.most}")
-        if self.least < 1:
-            raise ValueError(f"least must be at least 1, not {self.least}")
+        if self.max_rows is not None and self.max_rows < 0:
+            raise ValueError(f"max_rows must not be negative, not {self.max_rows}")
+        if self.min_tokens < 1:
+            raise ValueError(f"min_tokens must be at least 1, not {self.min_tokens}")
 
 
 @dataclass(slots=True)
-class Written:
-    """What a slot's cache holds: row i was computed from `tokens[: i + 1]`. The list may run ahead of the rows."""
+class CachedRows:
+    """Cache contents of a slot: row i was computed from `tokens[: i + 1]`. There may be more tokens than rows."""
 
     tenant: str
     tokens: Sequence[int]
     rows: int = 0
-    ends: tuple[int, ...] = ()
-    """Where the prefill chunks ended that made the first rows, in order from row 0; decoded rows follow."""
+    chunk_ends: tuple[int, ...] = ()
+    """Ends of the prefill chunks that computed the first rows, in order; decoded rows follow."""
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int], most: int) -> int:
-    """How many of the first `most` tokens are equal. Whole strides are compared at once, which is 20 times faster."""
-    most = min(most, len(one), len(other))
+def common_prefix(one: Sequence[int], other: Sequence[int], limit: int) -> int:
+    """Return how many of the first `limit` tokens are equal. Compares whole strides at once, which is 20 times
+    faster."""
+    limit = min(limit, len(one), len(other))
     at = 0
-    while at < most and one[at : at + _STRIDE] == other[at : at + _STRIDE]:
+    while at < limit and one[at : at + _STRIDE] == other[at : at + _STRIDE]:
         at += _STRIDE
-    if at >= most:
-        return most
-    rest = zip(one[at:most], other[at:most], strict=True)
+    if at >= limit:
+        return limit
+    rest = zip(one[at:limit], other[at:limit], strict=True)
     return at + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], rest))
 
 
-def reusable(wanted: Written, source: Written, most: int, *, exact_rows: bool) -> int:
-    """The rows of `source` that are what a cold run of `wanted` would compute, to the bit; at most `most`.
+def reusable(wanted: CachedRows, source: CachedRows, limit: int, *, exact_rows: bool) -> int:
+    """Return how many rows of `source` are bitwise identical to those of `wanted` without reuse; at most `limit`.
 
-    With `exact_rows` a row is the same however it is computed. Without, it is so where the same chunks made it:
-    `wanted.ends` has the cuts of the cold run.
+    With `exact_rows` every common row is. Otherwise rows are identical if the same chunks computed them;
+    `wanted.chunk_ends` are its chunk ends without reuse.
     """
     if wanted.tenant != source.tenant:
         return 0
-    shared = common_prefix(wanted.tokens, source.tokens, min(most, source.rows))
+    shared = common_prefix(wanted.tokens, source.tokens, min(limit, source.rows))
     if exact_rows:
         return shared
-    equal = takewhile(lambda pair: pair[0] == pair[1] <= shared, zip(wanted.ends, source.ends, strict=False))
+    equal = takewhile(
+        lambda pair: pair[0] == pair[1] <= shared, zip(wanted.chunk_ends, source.chunk_ends, strict=False)
+    )
     return max((end for end, _ in equal), default=0)

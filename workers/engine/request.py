@@ -1,11 +1,10 @@
-"""What goes into the engine and what comes out of it: token ids only, no text and no frames."""
+"""Requests to the engine: token ids only, no text and no frames."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from protocol.bounds import (
@@ -20,100 +19,52 @@ from protocol.bounds import (
     MIN_REPETITION,
 )
 from protocol.errors import ErrorCode
-from protocol.request import FinishReason, Sampling
-from workers.engine.runner import TokenLogprobs
+from protocol.request import Sampling
 
 GREEDY = Sampling()
 
 
 class Constraint(Protocol):
-    """Which tokens may come next in one sequence, as a function of the tokens of its answer so far: a grammar's seam.
+    """Decides which tokens may come next in one sequence, as a function of its answer so far: the interface of a
+    grammar.
 
-    Made anew for each life of a sequence; `accept` is told every token of the answer in order, resumed ones first.
+    A new one is made each time a sequence starts or resumes. `accept` receives every token of the answer in order,
+    resumed ones first.
     """
 
     def accept(self, token: int) -> None:
-        """The answer goes on with this token."""
+        """Append a token to the answer."""
 
     def mask(self) -> NDArray[np.uint32]:
-        """The tokens that may follow, as `workers.engine.runner.Draw.mask`; not changed afterwards.
+        """Return the tokens that may follow, in the format of `workers.sampling.sample_spec.SampleSpec.mask`.
 
-        When it allows none, the answer has come to its end.
+        The array is not changed afterwards. The answer ends when no token is allowed.
         """
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One sequence to generate. `eos` is empty where end-of-sequence tokens are to be ignored."""
+class EngineRequest:
+    """One sequence to generate. `eos` is empty if end-of-sequence tokens are to be ignored."""
 
     stream: int
-    """The caller's number of this sequence; no two live sequences share one."""
+    """The caller's number of this sequence, unique among running sequences."""
     prompt: tuple[int, ...]
     sampling: Sampling = GREEDY
     max_tokens: int | None = None
-    """Tokens to generate at most, resumed ones included; None is up to the end of the context."""
+    """Maximum number of generated tokens, resumed ones included; None means up to the end of the context."""
     eos: frozenset[int] = frozenset()
     resume: tuple[int, ...] = ()
-    """Tokens that an earlier run generated already: they are not emitted again, and the answer goes on after them."""
+    """Tokens that an earlier run generated. They are not emitted again, and the answer continues after them."""
     tenant: str = ""
-    """Whose it is: cache rows are shared between sequences of one tenant only."""
+    """Owner of the request: cache rows are shared only between sequences of one tenant."""
     min_tokens: int = 0
-    """No token of `eos` is drawn before so many are generated, resumed ones included."""
+    """Minimum number of generated tokens, resumed ones included, before a token of `eos` may be sampled."""
     constraint: Callable[[], Constraint] | None = None
-    """Makes the constraint of one life of this sequence."""
-
-
-class Token(Struct, frozen=True, gc=False):
-    """One generated token. An end-of-sequence token is emitted as well, before its `End`."""
-
-    stream: int
-    token: int
-    logprobs: TokenLogprobs | None = None
-    """Where `sampling.logprobs` asks for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """A sequence ended well: its only terminal. Times are in seconds."""
-
-    stream: int
-    reason: FinishReason
-    prompt_tokens: int
-    completion_tokens: int
-    """Tokens generated, resumed ones and an end-of-sequence token included."""
-    queue_s: float
-    """From `submit` to its slot."""
-    prefill_s: float
-    """From its slot to its first new token."""
-    decode_s: float
-    """From its first new token to the end."""
-    cached_tokens: int = 0
-    """Prompt (and resumed) tokens whose cache rows were taken from another sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A sequence ended with an error: its only terminal."""
-
-    stream: int
-    code: ErrorCode
-    text: str
-    field: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one engine step brought: tokens in the order of generation, then the terminals."""
-
-    tokens: tuple[Token, ...]
-    ends: tuple[End, ...]
-    failures: tuple[Failure, ...]
-    failed: bool
-    """A call of the runner failed in this step."""
+    """Makes a new constraint for this sequence."""
 
 
 class RequestRefused(Exception):
-    """Raised by `submit`: the request was not taken, and nothing more will be heard of it."""
+    """Raised by `submit` when a request is not taken. No event of its stream follows."""
 
     def __init__(self, code: ErrorCode, text: str, field: str = "") -> None:
         super().__init__(text)
@@ -122,10 +73,10 @@ class RequestRefused(Exception):
         self.field = field
 
 
-def check(request: Request, vocab_size: int, context: int) -> None:
-    """Refuse a request that could not run on an empty engine.
+def check(request: EngineRequest, vocab_size: int, context: int) -> None:
+    """Refuse a request that could not run even on an idle engine.
 
-    Raises `RequestRefused`: INVALID or CONTEXT, with the field at fault.
+    Raises `RequestRefused` (INVALID or CONTEXT) with the invalid field.
     """
     _check_tokens("prompt", request.prompt, vocab_size)
     _check_tokens("resume", request.resume, vocab_size)
@@ -136,7 +87,7 @@ def check(request: Request, vocab_size: int, context: int) -> None:
     if request.max_tokens is not None and len(request.resume) > request.max_tokens:
         raise _invalid("resume", f"resume has {len(request.resume)} tokens, more than max_tokens {request.max_tokens}")
     if not request.eos.isdisjoint(request.resume[:-1]):
-        raise _invalid("resume", "resume goes on after an end-of-sequence token")
+        raise _invalid("resume", "resume has tokens after an end-of-sequence token")
     if request.min_tokens < 0 or (request.max_tokens is not None and request.min_tokens > request.max_tokens):
         raise _invalid("min_tokens", f"min_tokens must be within 0 and max_tokens, not {request.min_tokens}")
     if len(request.prompt) >= context:
@@ -151,7 +102,7 @@ def check(request: Request, vocab_size: int, context: int) -> None:
 
 
 def check_score(tokens: Sequence[int], vocab_size: int, context: int) -> None:
-    """Refuse tokens that cannot be scored. Raises `RequestRefused`: INVALID or CONTEXT, naming "prompt"."""
+    """Refuse tokens that cannot be scored. Raises `RequestRefused` (INVALID or CONTEXT) for the field "prompt"."""
     _check_tokens("prompt", tokens, vocab_size)
     if not tokens:
         raise _invalid("prompt", "prompt must have at least one token")
@@ -160,9 +111,9 @@ def check_score(tokens: Sequence[int], vocab_size: int, context: int) -> None:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Refuse sampling parameters out of their bounds, NaN included (which the wire's bounds let pass).
+    """Refuse sampling parameters out of bounds, and NaN, which the bounds of the wire let pass.
 
-    Raises `RequestRefused` (INVALID) with the field at fault.
+    Raises `RequestRefused` (INVALID) with the invalid field.
     """
     if not (0.0 <= sampling.temperature <= MAX_TEMPERATURE):
         raise _invalid("temperature", f"temperature must be within 0 and {MAX_TEMPERATURE}, not {sampling.temperature}")

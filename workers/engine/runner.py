@@ -1,4 +1,4 @@
-"""What a device must offer to the scheduler. Everything that a client can see is decided above this line."""
+"""Runner interface: what a device must offer to the scheduler. Everything that a client sees is decided above it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,42 +8,43 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from protocol.request import Sampling
+from workers.sampling.logprobs import RowLogprobs
+from workers.sampling.sample_spec import SampleSpec
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerCapabilities:
-    """What one runner is and how much it holds."""
+    """Describes a runner: backend, number formats and capacity."""
 
     backend: str
     device: str
     dtype: str
-    """Weights and KV: float32, float16 or bfloat16."""
+    """Type of weights and KV: float32, float16 or bfloat16."""
     slots: int
-    """Sequences that hold KV at once (B_max)."""
+    """Maximum number of sequences with KV at the same time."""
     context: int
-    """Cache rows of one slot: prompt and answer together."""
+    """Cache rows of one slot, for prompt and answer together."""
     vocab_size: int
     prefill_chunks: tuple[int, ...]
-    """Sizes of prefill calls in rising order. A prompt is cut by `workers.engine.chunking.cut`, from its own length
-    alone."""
+    """Sizes of prefill calls in rising order. `workers.engine.chunking.chunk_lengths` splits a prompt into them by its
+    length alone."""
     exact_rows: bool = False
-    """A row is the same to the bit however it is computed: in any chunk, decode step or batch. So a prefill call may
-    have chunks of several slots, as many as fit into the largest size."""
+    """A row is bitwise identical in any chunk, decode step or batch. A prefill call may then have chunks of several
+    slots, as many as fit into the largest size."""
     block_rows: int = 1
-    """The rows of one slot count as a multiple of this in the size of such a call."""
+    """In the size of a shared prefill call, the rows of each slot are rounded up to a multiple of this."""
     row_bytes: int = 0
-    """Bytes of one cache row: keys and values of one token in all layers. 0 where nothing is held."""
+    """Bytes of one cache row: keys and values of one token in all layers. 0 without a cache."""
     kv_rows: int = 0
-    """Cache rows that there is memory for, all slots together; 0 is every slot's whole context."""
+    """Cache rows that fit into memory, in all slots together; 0 means the whole context of every slot."""
     quantization: str = ""
-    """Of the matrices: "int8", "int4", "int4+int8" where layers differ; empty when they are of `dtype`."""
+    """Of the weights: "int8", "int4", or "int4+int8" if layers differ; empty if they are of `dtype`."""
 
 
 class Chunk(Struct, frozen=True, gc=False):
-    """A run of prompt tokens of one slot: rows `start .. start + len(tokens)` of its cache, written in place.
+    """Consecutive prompt tokens of one slot, which fill rows `start .. start + len(tokens)` of its cache.
 
-    `position` is the RoPE position of the first token; it equals `start` unless something was left out before it.
+    `position` is the RoPE position of the first token. It equals `start` unless earlier tokens were left out.
     """
 
     slot: int
@@ -52,66 +53,31 @@ class Chunk(Struct, frozen=True, gc=False):
     position: int
 
 
-class Edits(Struct, frozen=True, gc=False):
-    """What is changed of some of a row's logits, each token named once: arrays of one length, made for one draw.
+class DecodeRow(Struct, frozen=True, gc=False):
+    """One row of a decode step.
 
-    A logit x becomes (x + bias) * factor - minus, the factor being `up` where x + bias is positive and else `down`.
+    It writes `token` to cache row `start` of `slot`, at RoPE position `position`, and samples the next token.
     """
-
-    tokens: NDArray[np.int32]
-    bias: NDArray[np.float32]
-    """-inf rules a token out."""
-    up: NDArray[np.float32]
-    down: NDArray[np.float32]
-    minus: NDArray[np.float32]
-
-
-class Draw(Struct, frozen=True, gc=False):
-    """How to draw one token: the noise is keyed by (sampling.seed, position), `position` being the index in the
-    whole sequence (prompt and answer) of the token that is drawn.
-
-    The logits are changed by `edits`, then limited to what `mask` allows; both are made by
-    `workers.engine.logits_processors`.
-    """
-
-    sampling: Sampling
-    position: int
-    edits: Edits | None = None
-    mask: NDArray[np.uint32] | None = None
-    """[ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows token i; at least one token is allowed."""
-
-
-class TokenLogprobs(Struct, frozen=True, gc=False):
-    """Natural logarithms of probabilities by the model's own logits: of the drawn token and of the most likely ones."""
-
-    logprob: float
-    tokens: tuple[int, ...]
-    """The most likely tokens, likeliest first, equal ones by their ids; `MAX_TOP_LOGPROBS` of them, or all."""
-    logprobs: tuple[float, ...]
-
-
-class Row(Struct, frozen=True, gc=False):
-    """One decode row: `token` goes to cache row `start` of `slot` with RoPE position `position`, then one is drawn."""
 
     slot: int
     token: int
     start: int
     position: int
-    draw: Draw
+    sample: SampleSpec
 
 
 class NotFiniteError(Exception):
-    """Raised by `logits` when the model's logits are not numbers: its weights are damaged, or overflow in this dtype,
-    or the prompt is such that they do."""
+    """Raised by `logits` for NaN or infinite logits: damaged weights, or an overflow in this dtype or for this
+    prompt."""
 
     def __init__(self) -> None:
         super().__init__("the model's logits are not finite")
 
 
 def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int], chunks: Sequence[Chunk]) -> None:
-    """Raise `ValueError` for chunks of one step that would read or write outside of what they own.
+    """Raise `ValueError` for chunks of one step that would read or write outside of their slots.
 
-    `written` gives the cache rows of a slot that are filled; a decode row is a chunk of one token.
+    `written` returns the number of filled cache rows of a slot. A decode row counts as a chunk of one token.
     """
     if len({chunk.slot for chunk in chunks}) != len(chunks):
         raise ValueError("slot: a step takes one row a slot")
@@ -119,7 +85,7 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
         if not 0 <= chunk.slot < capabilities.slots:
             raise ValueError(f"slot: {chunk.slot} is not one of {capabilities.slots}")
         if not chunk.tokens or min(chunk.tokens) < 0 or max(chunk.tokens) >= capabilities.vocab_size:
-            raise ValueError(f"tokens: none, or outside of a vocabulary of {capabilities.vocab_size}")
+            raise ValueError(f"tokens: give at least one, none outside of a vocabulary of {capabilities.vocab_size}")
         if not 0 <= chunk.start <= written(chunk.slot):
             raise ValueError(f"start: {chunk.start} leaves a gap after {written(chunk.slot)} rows")
         if chunk.start + len(chunk.tokens) > capabilities.context:
@@ -128,8 +94,8 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"position: {chunk.position} is negative")
 
 
-def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: Sequence[Row]) -> None:
-    """`check_chunks` for decode rows, in a fraction of its time; `written` has the filled rows of each slot."""
+def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: Sequence[DecodeRow]) -> None:
+    """Check decode rows like `check_chunks`, but faster. `written` has the number of filled rows of each slot."""
     slots, vocab, context = capabilities.slots, capabilities.vocab_size, capabilities.context
     if len({row.slot for row in rows}) == len(rows) and all(
         0 <= row.slot < slots
@@ -141,21 +107,21 @@ def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: S
     ):
         return
     chunks = [Chunk(row.slot, (row.token,), row.start, row.position) for row in rows]
-    check_chunks(capabilities, written.__getitem__, chunks)  # which says what it is
+    check_chunks(capabilities, written.__getitem__, chunks)  # raises the error
 
 
-def check_draws(capabilities: RunnerCapabilities, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> None:
-    """Raise `ValueError` unless there is an entry for each chunk, and one chunk where rows are not exact."""
+def check_specs(capabilities: RunnerCapabilities, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> None:
+    """Raise `ValueError` unless there is one entry per chunk, and a single chunk if rows are not exact."""
     if len(chunks) > 1 and not capabilities.exact_rows:
-        raise ValueError(f"chunks: {len(chunks)}, and a row may depend on those beside it")
-    if len(chunks) != len(draws):
-        raise ValueError(f"draws: {len(draws)} for {len(chunks)} chunks")
+        raise ValueError(f"chunks: {len(chunks)}, but rows are not exact: pass one chunk per call")
+    if len(chunks) != len(specs):
+        raise ValueError(f"specs: {len(specs)} for {len(chunks)} chunks")
 
 
 def check_copy(
     capabilities: RunnerCapabilities, written: Callable[[int], int], source: int, target: int, length: int
 ) -> None:
-    """Raise `ValueError` for a copy of rows that are not there, or between slots that are not."""
+    """Raise `ValueError` for a copy of rows that are not written, or between slots that do not exist."""
     for name, slot in (("source", source), ("target", target)):
         if not 0 <= slot < capabilities.slots:
             raise ValueError(f"{name}: {slot} is not one of {capabilities.slots}")
@@ -164,56 +130,62 @@ def check_copy(
 
 
 class Runner(Protocol):
-    """A model on a device with `capabilities.slots` KV slots. Used by one thread only, the one that made it.
+    """A model on a device, with `capabilities.slots` KV slots. Used only by the thread that made it.
 
-    Any exception from a call means that the call failed for the slots it named; the scheduler then calls `reset` for
-    each and ends their requests. A runner raises and never returns a wrong token.
+    An exception from a call means that the call failed for all slots that it named; the scheduler then calls `reset`
+    for each of them and ends their requests. A runner raises rather than return a wrong token.
     """
 
     @property
-    def capabilities(self) -> RunnerCapabilities: ...
+    def capabilities(self) -> RunnerCapabilities:
+        """Backend, number formats and capacity."""
 
     @property
     def graphs_failed(self) -> int:
-        """What could not be prepared in the background, and is done without: calls are slower, not different. Read by
-        other threads, too."""
+        """Number of graphs that could not be compiled in the background; read from any thread.
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        """Compute the KV of chunks of different slots, one where rows are not exact. Returns an entry for each: the
-        token drawn from its last row's logits where it has a draw.
-
-        None is for a chunk without a draw, and for one whose logits are not numbers: it failed alone, and its slot
-        must be reset.
+        Without them calls are slower, with the same results.
         """
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
-        """One ragged step: at most one row a slot, in any order of slots. Returns the drawn tokens in row order.
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        """Compute the KV of chunks of different slots; of a single chunk if rows are not exact.
 
-        None is for a row whose logits are not numbers: it failed alone, and its slot must be reset.
+        Returns one entry per chunk: the token sampled from the logits of its last row, or None. None stands for a chunk
+        without a `SampleSpec`, and for non-finite logits: then only this chunk failed, and its slot must be reset.
         """
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
-        """Of the tokens that the last `prefill` or `decode` drew, for these of its draws, in their order.
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        """Run one ragged decode step with at most one row per slot, in any order. Returns the sampled tokens in row
+        order.
 
-        Only for rows that got a token and whose `draw.sampling.logprobs` asks for them. They are computed when asked
-        for, from what that call left on the device; nothing may be called in between.
+        None stands for a row with non-finite logits: only this row failed, and its slot must be reset.
+        """
+
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
+        """Return the log-probabilities of samples of the last `prefill` or `decode`, by their index in that call.
+
+        Only for rows that got a token and whose `sample.sampling.logprobs` is set. They are computed on demand from
+        logits that the call left on the device, so no other call may come in between.
         """
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
-        """Like `prefill`, and return the logits of every row: float32 [len(chunk.tokens), vocab_size]."""
+        """Compute a chunk like `prefill` and return the logits of every row: float32 [len(chunk.tokens),
+        vocab_size]."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` rows of `target` those of `source`, on the device, and forget what else it held as
-        `reset` does. `source` may be `target`: then its rows beyond `length` are forgotten."""
+        """Copy the first `length` rows of `source` to `target` on the device, and clear the other rows of `target`.
+
+        If both are one slot, only its rows beyond `length` are cleared.
+        """
 
     def reset(self, slot: int) -> None:
-        """Forget a slot. What it held must not be readable by its next owner."""
+        """Clear a slot. Its next owner must not be able to read what it held."""
 
     def memory(self) -> dict[str, int]:
-        """Bytes by purpose: at least `weights` and `kv`."""
+        """Return bytes by purpose: at least `weights` and `kv`."""
 
     def settle(self) -> None:
-        """Wait for what is still prepared in the background and would make later calls cheaper, not different."""
+        """Wait for background work that makes later calls faster, such as compilation."""
 
     def close(self) -> None:
-        """Free the device. Nothing may be called after."""
+        """Free the device. Nothing may be called afterwards."""

@@ -1,7 +1,8 @@
-"""What runs next. Pure: it decides, the engine acts and reports back; no device, no clock, no text.
+"""Decides which prompt chunks and decode rows run in the next step. Pure: no device, no clock, no text.
 
-One step is: admit from the queue to free slots, prefill prompt chunks as the budget allows, then decode one token for
-every sequence whose prompt is complete, those included that became complete in this step.
+The engine carries the decisions out and reports back. One step admits sequences from the queue to free slots, prefills
+prompt chunks within the token budget, and then decodes one token for every sequence whose prompt is complete, including
+those whose prompt was completed in this step.
 """
 
 from collections.abc import Iterator
@@ -10,39 +11,41 @@ from itertools import accumulate, chain, islice
 
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason
-from workers.engine.chunking import cut
+from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
-from workers.engine.logits_processors import Shaping
+from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import Request, RequestRefused, check
+from workers.engine.request import EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
-from workers.engine.sequence import Live, Prefill, draw, resumed_end
-from workers.engine.slot_allocation import Seats
+from workers.engine.sequence import EngineSequence, ScheduledChunk, resumed_finish, sample_spec
+from workers.engine.slot_allocation import SlotAllocator
 
 MAX_CHUNKS = 32
-"""Prompts that are looked at for one prefill call."""
+"""Prompts that are considered for one prefill call."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Want:
-    """A prompt that could go on."""
+class _Candidate:
+    """A prompt that could be in the next prefill call."""
 
-    live: Live
+    sequence: EngineSequence
     start: int
+    """Rows that it has already, or would take from `source`."""
     source: int
-    """The slot that its first rows come from, where it begins."""
+    """The slot to take its first rows from, if this is its first chunk."""
 
     @property
     def rest(self) -> int:
-        return self.live.pending - self.start
+        """Tokens that remain to be prefilled."""
+        return self.sequence.prefill_length - self.start
 
 
 class Scheduler:
-    """Queue, slots and phases. The queue is FIFO and bounded: beyond `max_queue` waiting sequences, `submit` refuses.
+    """Owns the queue and the phase of each sequence. The queue is FIFO; `submit` refuses more than `max_queue` waiting.
 
-    Sequences for which a slot is free do not count as waiting, so that `max_queue` 0 still fills the slots. A sequence
-    is admitted when a slot is free and the pool of `kv_tokens` cache rows has room for all that it may come to hold,
-    so that nobody runs out of memory midway; what is retained of ended ones never keeps anybody waiting.
+    Sequences for which a slot is free do not count as waiting, so `max_queue` 0 still fills the slots. A sequence is
+    admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its maximum length, so that no
+    sequence runs out of memory while it runs. Retained rows of ended sequences never delay an admission.
     """
 
     def __init__(
@@ -54,48 +57,50 @@ class Scheduler:
         kv_tokens: int | None = None,
         prefixes: PrefixPolicy | None = None,
     ) -> None:
-        """`kv_tokens` None is every slot's whole context. Raises `ValueError` for a bound that is none."""
+        """`kv_tokens` None means the whole context of every slot. Raises `ValueError` for an invalid bound."""
         if max_queue < 0:
             raise ValueError(f"max_queue must not be negative, not {max_queue}")
         if step_tokens < 1:
             raise ValueError(f"step_tokens must be at least 1, not {step_tokens}")
-        most = capabilities.slots * capabilities.context
+        all_rows = capabilities.slots * capabilities.context
         if kv_tokens is not None and kv_tokens < capabilities.context:
             raise ValueError(f"kv_tokens must hold one context of {capabilities.context} tokens, not {kv_tokens}")
-        self.slots = SlotTable(capabilities.slots, most if kv_tokens is None else min(kv_tokens, most))
+        self.slots = SlotTable(capabilities.slots, all_rows if kv_tokens is None else min(kv_tokens, all_rows))
         self.step_tokens = step_tokens
-        """The token budget of a step; whoever measures what steps cost may set it between two."""
+        """Token budget of a step. The engine may change it between steps."""
         self._capabilities = capabilities
         self._exact = capabilities.exact_rows
         self._max_queue = max_queue
-        self._seats = Seats(self.slots, prefixes or PrefixPolicy(), exact=self._exact)
-        # One dict per phase, in order of arrival: first-in first-out, and a cancel from anywhere is O(1).
-        self._waiting: dict[int, Live] = {}
-        self._prefilling: dict[int, Live] = {}
-        self._decoding: dict[int, Live] = {}
-        self._left = 0
-        self._begun = False
+        self._allocator = SlotAllocator(self.slots, prefixes or PrefixPolicy(), exact=self._exact)
+        # One dict per phase in FIFO order, so that a cancel is O(1) in any phase.
+        self._waiting: dict[int, EngineSequence] = {}
+        self._prefilling: dict[int, EngineSequence] = {}
+        self._decoding: dict[int, EngineSequence] = {}
+        self._budget_left = 0
+        self._has_call = False
 
     @property
     def idle(self) -> bool:
+        """No sequence waits or runs."""
         return not (self._waiting or self._prefilling or self._decoding)
 
     @property
     def prompts(self) -> bool:
-        """There are prompts to compute, for which the token budget matters."""
+        """There are prompts to prefill, for which the token budget matters."""
         return bool(self._waiting or self._prefilling)
 
     @property
     def active_rows(self) -> int:
-        """Sequences that decode."""
+        """Number of sequences that decode."""
         return len(self._decoding)
 
     @property
     def queued(self) -> int:
+        """Number of sequences that wait for a slot."""
         return len(self._waiting)
 
-    def submit(self, request: Request, now: float) -> None:
-        """Queue a sequence. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the field at fault."""
+    def submit(self, request: EngineRequest, now: float) -> None:
+        """Queue a sequence. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field."""
         stream = request.stream
         if stream in self._waiting or stream in self._prefilling or stream in self._decoding:
             raise RequestRefused(ErrorCode.INVALID, f"stream {stream} is live already", "stream")
@@ -104,179 +109,188 @@ class Scheduler:
         request = _with_real_eos(request, self._capabilities.vocab_size)
         if len(self._waiting) >= self._max_queue + self.slots.available:
             raise RequestRefused(ErrorCode.OVERLOADED, f"{len(self._waiting)} sequences wait already")
-        # The prompt is cut as in the first run, then what is resumed: the prompt's rows come out the same.
-        ladder = self._capabilities.prefill_chunks
-        ends = tuple(accumulate(cut(len(request.prompt), ladder) + cut(len(request.resume), ladder)))
+        # Prompt and resumed tokens are split separately, so that the prompt has the same chunks as in the first run.
+        sizes = self._capabilities.prefill_chunks
+        chunk_ends = tuple(
+            accumulate(chunk_lengths(len(request.prompt), sizes) + chunk_lengths(len(request.resume), sizes))
+        )
         tokens = [*request.prompt, *request.resume]
-        most = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
-        shaping = Shaping.of(request)
-        if shaping is not None and shaping.exhausted and not request.resume:
-            raise RequestRefused(ErrorCode.INVALID, "the constraint allows no token to begin with", "constraint")
-        self._waiting[stream] = Live(request, tokens, len(tokens), ends, most, now, shaping)
+        longest = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
+        processors = LogitsProcessors.of(request)
+        if processors is not None and processors.exhausted and not request.resume:
+            raise RequestRefused(ErrorCode.INVALID, "the constraint allows no first token", "constraint")
+        self._waiting[stream] = EngineSequence(request, tokens, len(tokens), chunk_ends, longest, now, processors)
 
-    def admit(self, now: float) -> list[tuple[Live, FinishReason]]:
-        """Begin a step: move waiting sequences to slots. Repeatable, after what `give_up` named was reset.
+    def admit(self, now: float) -> list[tuple[EngineSequence, FinishReason]]:
+        """Start a step: move waiting sequences to slots. May be repeated after a slot of `evict_for_queue` is reset.
 
-        Returns those that need no slot, because what they resume had ended already; they are removed.
+        Returns the sequences that need no slot, because the answer that they resume is complete; they are removed.
         """
-        ended: list[tuple[Live, FinishReason]] = []
+        ended: list[tuple[EngineSequence, FinishReason]] = []
         while self._waiting:
             stream = next(iter(self._waiting))
-            live = self._waiting[stream]
-            reason = resumed_end(live)
+            sequence = self._waiting[stream]
+            reason = resumed_finish(sequence)
             if reason is None:
-                if not self._seats.take(live):
+                if not self._allocator.allocate(sequence):
                     break
-                self._prefilling[stream] = live
+                self._prefilling[stream] = sequence
             else:
-                ended.append((live, reason))
-            live.admitted = now
+                ended.append((sequence, reason))
+            sequence.admitted_at = now
             del self._waiting[stream]
-        self._left = self.step_tokens - len(self._decoding)
-        self._begun = False
+        self._budget_left = self.step_tokens - len(self._decoding)
+        self._has_call = False
         return ended
 
-    def give_up(self) -> int | None:
-        """The oldest retained slot, now soiled, when the first waiting sequence can be admitted for it, or for it and
-        others. None when nobody waits that could be helped so."""
+    def evict_for_queue(self) -> int | None:
+        """Evict the least recently used slot if the first waiting sequence can be admitted after this and possibly more
+        evictions.
+
+        Returns the slot, now dirty; None if no eviction helps.
+        """
         if not self._waiting:
             return None
-        return self._seats.give_up(next(iter(self._waiting.values())).limit)
+        return self._allocator.evict_for(next(iter(self._waiting.values())).max_length)
 
-    def forget_retained(self) -> None:
-        """Retain nothing of what ended so far: all retained slots are soiled, and nobody begins with what was there."""
-        self._seats.forget_retained(self._prefilling.values())
+    def evict_all(self) -> None:
+        """Evict all retained slots: they become dirty, and no sequence starts with their rows."""
+        self._allocator.evict_all(self._prefilling.values())
 
-    def next_call(self) -> list[Prefill]:
-        """The chunks of the next prefill call of this step, the oldest prompt's first; none when the budget is spent
-        or no prompt waits.
+    def next_call(self) -> list[ScheduledChunk]:
+        """Return the chunks of the next prefill call of this step, the oldest prompt's first.
 
-        A step makes at least one call when it can, however many rows decode: no prompt starves. A last chunk costs
-        one token more, for the decode row that follows in the same step. Where rows are exact, prompts share a call
-        that is as large as if they were one.
+        Empty if the budget is spent or no prompt waits. A step with prompts makes at least one call, however many rows
+        decode, so that no prompt starves. A last chunk costs one token more, for the decode row that follows in the
+        same step. If rows are exact, several prompts share a call, whose size is that of one prompt as long as all.
         """
         if not self._prefilling:
             return []
-        wants = list(self._wants())
-        room = self._size(wants)
-        call: list[Prefill] = []
-        for want in wants:
-            length = min(want.rest, room, self._left) if call else min(want.rest, room)
-            cost = length + (length == want.rest)
-            if length < 1 or (self._begun and cost > self._left):
+        candidates = list(self._candidates())
+        room = self._size(candidates)
+        call: list[ScheduledChunk] = []
+        for candidate in candidates:
+            length = min(candidate.rest, room, self._budget_left) if call else min(candidate.rest, room)
+            cost = length + (length == candidate.rest)
+            if length < 1 or (self._has_call and cost > self._budget_left):
                 break
-            self._left -= cost
-            self._begun = True
+            self._budget_left -= cost
+            self._has_call = True
             room -= self._rounded(length)
-            call.append(self._chunk(want, length))
+            call.append(self._chunk(candidate, length))
         return call
 
-    def prefilled(self, work: Prefill) -> None:
-        """The chunk's rows are written."""
-        live = work.live
-        live.written.rows += len(work.chunk.tokens)
-        live.written.ends += (live.written.rows,)
-        self.slots.wrote(live.slot, len(work.chunk.tokens))
-        if work.draw is not None:
-            del self._prefilling[live.request.stream]
-            self._decoding[live.request.stream] = live
+    def prefilled(self, scheduled: ScheduledChunk) -> None:
+        """Record that the rows of a chunk are written."""
+        sequence = scheduled.sequence
+        sequence.cached.rows += len(scheduled.chunk.tokens)
+        sequence.cached.chunk_ends += (sequence.cached.rows,)
+        self.slots.add_rows(sequence.slot, len(scheduled.chunk.tokens))
+        if scheduled.sample is not None:
+            del self._prefilling[sequence.request.stream]
+            self._decoding[sequence.request.stream] = sequence
 
-    def decoding(self) -> list[Live]:
-        """The sequences that decode in this step; `row` makes the runner's row of each."""
+    def decoding(self) -> list[EngineSequence]:
+        """Return the sequences that decode in this step; `decode_row` makes their rows for the runner."""
         return list(self._decoding.values())
 
-    def decoded(self, decoding: list[Live]) -> None:
-        """The rows of these sequences are written."""
-        for live in decoding:
-            live.written.rows += 1
-        self.slots.wrote_one([live.slot for live in decoding])
+    def decoded(self, decoding: list[EngineSequence]) -> None:
+        """Record that one row of each of these sequences is written."""
+        for sequence in decoding:
+            sequence.cached.rows += 1
+        self.slots.add_row([sequence.slot for sequence in decoding])
 
-    def accept(self, live: Live, token: int) -> FinishReason | None:
-        """Append a drawn token; the reason when the sequence ends with it (end-of-sequence before length).
+    def accept(self, sequence: EngineSequence, token: int) -> FinishReason | None:
+        """Append a sampled token. Returns the reason if the sequence ends with it: end-of-sequence before length.
 
-        A sequence whose constraint allows nothing more has come to its end.
+        A sequence also stops when its constraint allows no further token.
         """
-        live.last = token
-        live.tokens.append(token)
-        if live.shaping is not None:
-            live.shaping.accept(token)
-            if live.shaping.exhausted:
+        sequence.last_token = token
+        sequence.tokens.append(token)
+        if sequence.processors is not None:
+            sequence.processors.accept(token)
+            if sequence.processors.exhausted:
                 return "stop"
-        if token in live.request.eos:
+        if token in sequence.request.eos:
             return "stop"
-        return "length" if len(live.tokens) >= live.limit else None
+        return "length" if len(sequence.tokens) >= sequence.max_length else None
 
-    def start_over(self, live: Live) -> None:
-        """A sequence whose prompt came to nothing with rows of another one computes it anew, before all others and
-        without them. Its slot has been reset; it is asked for no copy any more."""
-        self.slots.rewind(live.slot)
-        live.written.rows, live.written.ends, live.reused = 0, (), 0
-        del self._decoding[live.request.stream]
-        self._prefilling = {live.request.stream: live} | self._prefilling
+    def start_over(self, sequence: EngineSequence) -> None:
+        """Recompute a prompt from row 0, before all others and without rows of other sequences.
 
-    def remove(self, stream: int, *, failed: bool = False) -> Live | None:
-        """Take a sequence out at any moment. Its slot is retained, or soiled: free once the runner has reset it.
+        For a sequence whose slot the engine has reset, because its reused rows led to non-finite logits.
+        """
+        self.slots.clear_rows(sequence.slot)
+        sequence.cached.rows, sequence.cached.chunk_ends, sequence.reused = 0, (), 0
+        del self._decoding[sequence.request.stream]
+        self._prefilling = {sequence.request.stream: sequence} | self._prefilling
 
-        Nothing is retained of a sequence that `failed`. Returns None when no such sequence lives.
+    def remove(self, stream: int, *, failed: bool = False) -> EngineSequence | None:
+        """Remove a sequence in any phase. Its slot is retained, or dirty until the runner has reset it.
+
+        The rows of a sequence that `failed` are not retained. Returns None for an unknown sequence.
         """
         waiting = self._waiting.pop(stream, None)
         if waiting is not None:
             return waiting
-        live = self._prefilling.pop(stream, None) or self._decoding.pop(stream, None)
-        if live is not None:
-            self._seats.leave(live, failed=failed)
-        return live
+        sequence = self._prefilling.pop(stream, None) or self._decoding.pop(stream, None)
+        if sequence is not None:
+            self._allocator.release(sequence, failed=failed)
+        return sequence
 
-    def _wants(self) -> Iterator[_Want]:
-        """The prompts of the next call, in order, until they fill the largest one; one where rows are not exact.
+    def _candidates(self) -> Iterator[_Candidate]:
+        """Yield the prompts of the next call in order, until they fill the largest size; one if rows are not exact.
 
-        One that gains by waiting for one before it ends them, for nobody overtakes it.
+        Stops at a prompt that could reuse more rows once a prompt before it is complete: no later one overtakes it.
         """
         rows = 0
-        before: list[Live] = []
-        for live in islice(self._prefilling.values(), MAX_CHUNKS):
-            if live.reused is None:
+        before: list[EngineSequence] = []
+        for sequence in islice(self._prefilling.values(), MAX_CHUNKS):
+            if sequence.reused is None:
                 others = chain(self._decoding.values(), self._prefilling.values())
-                source, start = self._seats.source(live, others)
-                waits = any(self._seats.gains(live, start, other) for other in before)
+                source, start = self._allocator.find_prefix(sequence, others)
+                waits = any(self._allocator.gains_by_waiting(sequence, start, other) for other in before)
             else:
-                source, start, waits = -1, live.written.rows, False
-            before.append(live)
+                source, start, waits = -1, sequence.cached.rows, False
+            before.append(sequence)
             if waits:
                 return
-            want = _Want(live, start, source)
-            yield want
-            rows += self._rounded(want.rest)
+            candidate = _Candidate(sequence, start, source)
+            yield candidate
+            rows += self._rounded(candidate.rest)
             if not self._exact or rows >= self._capabilities.prefill_chunks[-1]:
                 return
 
-    def _size(self, wants: list[_Want]) -> int:
-        """Rows of the next call: where a cold run cuts, or, where rows are exact, what the budget allows."""
-        if not wants:
+    def _size(self, candidates: list[_Candidate]) -> int:
+        """Return the rows of the next call: up to the next chunk end, or, if rows are exact, a size that the budget
+        allows."""
+        if not candidates:
             return 0
         if not self._exact:
-            (want,) = wants
-            return next(end for end in want.live.ends if end > want.start) - want.start
-        ladder = self._capabilities.prefill_chunks
-        size = cut(sum(self._rounded(want.rest) for want in wants), ladder)[0]
-        if size <= self._left:
+            (candidate,) = candidates
+            return next(end for end in candidate.sequence.chunk_ends if end > candidate.start) - candidate.start
+        sizes = self._capabilities.prefill_chunks
+        size = chunk_lengths(sum(self._rounded(candidate.rest) for candidate in candidates), sizes)[0]
+        if size <= self._budget_left:
             return size
-        return max((chunk for chunk in ladder if chunk <= self._left), default=ladder[0])
+        return max((chunk for chunk in sizes if chunk <= self._budget_left), default=sizes[0])
 
-    def _chunk(self, want: _Want, length: int) -> Prefill:
-        live, start = want.live, want.start
-        begins = live.reused is None
-        copy = self._seats.begin(live, want.source, start) if begins else None
-        chunk = Chunk(live.slot, tuple(live.tokens[start : start + length]), start, start)
-        return Prefill(live, chunk, draw(live) if length == want.rest else None, copy, begins)
+    def _chunk(self, candidate: _Candidate, length: int) -> ScheduledChunk:
+        sequence, start = candidate.sequence, candidate.start
+        is_first = sequence.reused is None
+        copy = self._allocator.begin(sequence, candidate.source, start) if is_first else None
+        chunk = Chunk(sequence.slot, tuple(sequence.tokens[start : start + length]), start, start)
+        return ScheduledChunk(
+            sequence, chunk, sample_spec(sequence) if length == candidate.rest else None, copy, is_first
+        )
 
     def _rounded(self, rows: int) -> int:
-        """What rows of one slot take of a call."""
+        """Round up to the rows that one slot takes in a call."""
         block = self._capabilities.block_rows
         return -(-rows // block) * block
 
 
-def _with_real_eos(request: Request, vocab_size: int) -> Request:
-    """Some checkpoints name end-of-sequence tokens that their model has no row for: it cannot draw or bar them."""
+def _with_real_eos(request: EngineRequest, vocab_size: int) -> EngineRequest:
+    """Drop end-of-sequence tokens outside of the vocabulary, which some checkpoints name: they cannot be sampled."""
     real = frozenset(token for token in request.eos if token < vocab_size)
     return request if len(real) == len(request.eos) else replace(request, eos=real)

@@ -1,57 +1,60 @@
-"""A sequence on its way through the engine, and what the runner is asked to do for it. Pure."""
+"""State of a sequence in the engine, and what the runner is asked to do for it. Pure."""
 
 from dataclasses import dataclass, field
 
 from protocol.request import FinishReason
-from workers.engine.logits_processors import Shaping
-from workers.engine.prefix_match import Written
-from workers.engine.request import End, Request
-from workers.engine.runner import Chunk, Draw, Row
+from workers.engine.logits_processors import LogitsProcessors
+from workers.engine.prefix_match import CachedRows
+from workers.engine.request import EngineRequest
+from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.step_result import SequenceEnd
+from workers.sampling.sample_spec import SampleSpec
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class EngineSequence:
     """One sequence from `submit` to its end; owned by the scheduler.
 
-    The last token known has no cache row yet while it decodes. The token at index i of the whole sequence is drawn
-    with position i.
+    While it decodes, its last token has no cache row yet. The token at index i of the whole sequence is sampled with
+    position i.
     """
 
-    request: Request
+    request: EngineRequest
     tokens: list[int]
-    """All that are known: prompt, resumed, generated."""
-    pending: int
-    """Prompt and resumed tokens: those to be prefilled."""
-    ends: tuple[int, ...]
-    """Where a cold run's chunks end."""
-    limit: int
-    """The length at which it ends."""
-    submitted: float
-    shaping: Shaping | None = None
-    written: Written = field(init=False)
+    """All tokens so far: prompt, resumed and generated."""
+    prefill_length: int
+    """Number of prompt and resumed tokens, which are prefilled."""
+    chunk_ends: tuple[int, ...]
+    """Ends of the prefill chunks when no prefix is reused."""
+    max_length: int
+    """Length at which the sequence ends."""
+    submitted_at: float
+    processors: LogitsProcessors | None = None
+    cached: CachedRows = field(init=False)
     """Its cache rows."""
     slot: int = -1
-    inherited: Written | None = None
-    """What its slot was retained for."""
+    inherited: CachedRows | None = None
+    """Rows that were retained in its slot, until its first chunk."""
     reused: int | None = None
-    """Rows that it took from another sequence; None until its first chunk."""
-    last: int = -1
-    admitted: float | None = None
-    first: float | None = None
+    """Number of rows taken from another sequence; None until its first chunk."""
+    last_token: int = -1
+    admitted_at: float | None = None
+    first_token_at: float | None = None
 
     def __post_init__(self) -> None:
-        self.written = Written(self.request.tenant, self.tokens)
+        self.cached = CachedRows(self.request.tenant, self.tokens)
 
     @property
     def completion_tokens(self) -> int:
+        """Generated tokens, resumed ones included."""
         return len(self.tokens) - len(self.request.prompt)
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """The first `length` rows of `source` become those of `target`, and the rest of `target` is forgotten.
+class PrefixCopy:
+    """Copies the first `length` rows of `source` to `target` and clears the other rows of `target`.
 
-    Both may be one slot: then the rest is forgotten, and that is all.
+    If both are one slot, only its rows beyond `length` are cleared.
     """
 
     source: int
@@ -60,49 +63,56 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
-    """One chunk to prefill; `draw` is set for the last chunk of a sequence, `copy` is what must be done before."""
+class ScheduledChunk:
+    """One chunk of a prefill call. `sample` is set for the last chunk of a prompt; `copy` must be made before the
+    call."""
 
-    live: Live
+    sequence: EngineSequence
     chunk: Chunk
-    draw: Draw | None
-    copy: Copy | None = None
-    begins: bool = False
-    """It is the sequence's first."""
+    sample: SampleSpec | None
+    copy: PrefixCopy | None = None
+    is_first: bool = False
+    """The first chunk of its sequence."""
 
 
-def draw(live: Live) -> Draw:
-    """How a sequence's next token is drawn."""
-    sampling, position = live.request.sampling, len(live.tokens)
-    return Draw(sampling, position) if live.shaping is None else live.shaping.draw(sampling, position)
+def sample_spec(sequence: EngineSequence) -> SampleSpec:
+    """Return how to sample the next token of a sequence."""
+    sampling, position = sequence.request.sampling, len(sequence.tokens)
+    return (
+        SampleSpec(sampling, position)
+        if sequence.processors is None
+        else sequence.processors.sample_spec(sampling, position)
+    )
 
 
-def row(live: Live) -> Row:
-    """The decode row of a sequence: its last token goes to the row after those written, and the next is drawn."""
-    at = live.written.rows
-    return Row(live.slot, live.last, at, at, draw(live))
+def decode_row(sequence: EngineSequence) -> DecodeRow:
+    """Return the decode row of a sequence: writes its last token to the next cache row and samples the next token."""
+    at = sequence.cached.rows
+    return DecodeRow(sequence.slot, sequence.last_token, at, at, sample_spec(sequence))
 
 
-def resumed_end(live: Live) -> FinishReason | None:
-    """Why what a sequence resumes had ended already; None when it had not, or when it resumes nothing."""
-    if not live.request.resume:
+def resumed_finish(sequence: EngineSequence) -> FinishReason | None:
+    """Return why the answer that a sequence resumes is complete already; None if it is not."""
+    if not sequence.request.resume:
         return None
-    if live.request.resume[-1] in live.request.eos or (live.shaping is not None and live.shaping.exhausted):
+    if sequence.request.resume[-1] in sequence.request.eos or (
+        sequence.processors is not None and sequence.processors.exhausted
+    ):
         return "stop"
-    return "length" if len(live.tokens) >= live.limit else None
+    return "length" if len(sequence.tokens) >= sequence.max_length else None
 
 
-def ended(live: Live, reason: FinishReason, now: float) -> End:
-    """The terminal of a sequence that ends now, by the clock that it was submitted by."""
-    admitted = now if live.admitted is None else live.admitted
-    first = now if live.first is None else live.first
-    return End(
-        live.request.stream,
+def sequence_end(sequence: EngineSequence, reason: FinishReason, now: float) -> SequenceEnd:
+    """Return the terminal event of a sequence that ends at `now`, by the clock of `submitted_at`."""
+    admitted = now if sequence.admitted_at is None else sequence.admitted_at
+    first = now if sequence.first_token_at is None else sequence.first_token_at
+    return SequenceEnd(
+        sequence.request.stream,
         reason,
-        len(live.request.prompt),
-        live.completion_tokens,
-        admitted - live.submitted,
+        len(sequence.request.prompt),
+        sequence.completion_tokens,
+        admitted - sequence.submitted_at,
         first - admitted,
         now - first,
-        live.reused or 0,
+        sequence.reused or 0,
     )

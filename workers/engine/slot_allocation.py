@@ -1,133 +1,139 @@
-"""Which slot a sequence gets, which rows of others it begins with, and what it leaves behind. Pure.
+"""Allocates slots to sequences, with reuse of cached prefixes. Pure.
 
-A sequence that is over leaves its rows in its slot until somebody needs the slot or the room. One that begins takes
-such a slot as it is, or rows from any slot of its tenant, where its tokens begin like theirs
-(`workers.engine.prefix_match`).
+The rows of an ended sequence are retained in its slot until the slot or the room is needed. A new sequence that shares
+a prefix (`workers.engine.prefix_match`) takes such a slot over, or copies rows from any slot of its tenant.
 """
 
 from collections.abc import Iterable, Iterator
 
 from workers.engine.kv_slots import SlotTable
-from workers.engine.prefix_match import PrefixPolicy, Written, common_prefix, reusable
-from workers.engine.sequence import Copy, Live
+from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix, reusable
+from workers.engine.sequence import EngineSequence, PrefixCopy
 
 
-class Seats:
-    """Decides over the slot table. With `exact` rows a prefix may end anywhere, else where a cold run's chunks end."""
+class SlotAllocator:
+    """Allocates, retains and evicts slots. With `exact` rows a prefix may end anywhere, otherwise at chunk ends
+    only."""
 
     def __init__(self, slots: SlotTable, prefixes: PrefixPolicy, *, exact: bool) -> None:
         self._slots = slots
         self._prefixes = prefixes
         self._exact = exact
 
-    def take(self, live: Live) -> bool:
-        """Find a slot for a waiting sequence: a retained one that it can go on in, or a free one."""
+    def allocate(self, sequence: EngineSequence) -> bool:
+        """Allocate a slot to a waiting sequence: a retained one with a shared prefix, or a free one. False without
+        one."""
         slots = self._slots
         if not slots.available:
             return False
-        stream, need = live.request.stream, live.limit
-        best, length, written = self._best_retained(live)
-        if written is not None:
-            # Rows that are not shared would be lost to later turns of what they are from, unless they go anyway.
-            loses = written.rows - length > self._prefixes.least
-            elsewhere = slots.free and need <= slots.room
+        stream, need = sequence.request.stream, sequence.max_length
+        best, length, cached = self._best_retained(sequence)
+        if cached is not None:
+            # Taking over loses the rows beyond the prefix, which a later request may share, unless they are evicted
+            # next.
+            loses = cached.rows - length > self._prefixes.min_tokens
+            elsewhere = slots.free and need <= slots.free_rows
             spared = loses and (elsewhere or best != slots.oldest)
             if not spared and slots.take_over(best, stream, need):
-                live.slot, live.inherited = best, written
+                sequence.slot, sequence.inherited = best, cached
                 return True
             slots.touch(best)
         slot = slots.take(stream, need)
         if slot is None:
             return False
-        live.slot = slot
+        sequence.slot = slot
         return True
 
-    def source(self, live: Live, others: Iterable[Live]) -> tuple[int, int]:
-        """Where the first rows of a sequence that begins come from, and how many: its own slot where that is as good
-        as any, because rows that are there already need no copy; a retained one, or that of one of `others`."""
-        own = 0 if live.inherited is None else self._reusable(live, live.inherited)
-        best = (live.slot, own)
-        for slot, written in self._sources(live, others):
-            length = self._reusable(live, written)
-            if length >= max(best[1] + self._prefixes.least, 1):
+    def find_prefix(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> tuple[int, int]:
+        """Return the slot to take the first rows of a new sequence from, and their number.
+
+        Its own slot is preferred, because those rows need no copy, to a retained slot or to one of `others`.
+        """
+        own = 0 if sequence.inherited is None else self._reusable(sequence, sequence.inherited)
+        best = (sequence.slot, own)
+        for slot, cached in self._sources(sequence, others):
+            length = self._reusable(sequence, cached)
+            if length >= max(best[1] + self._prefixes.min_tokens, 1):
                 best = (slot, length)
         return best
 
-    def gains(self, live: Live, start: int, other: Live) -> bool:
-        """A sequence that could begin at row `start` could take more from another one, once that one's prompt is
-        complete: enough to wait for it."""
-        if not self._prefixes.enabled or live.request.tenant != other.request.tenant:
+    def gains_by_waiting(self, sequence: EngineSequence, start: int, other: EngineSequence) -> bool:
+        """A sequence that could start at row `start` could reuse enough more rows after the prompt of another one is
+        complete, so that waiting for it pays."""
+        if not self._prefixes.enabled or sequence.request.tenant != other.request.tenant:
             return False
-        most = min(live.pending - 1, other.pending)
-        return common_prefix(live.tokens, other.tokens, most) >= start + self._prefixes.least
+        most = min(sequence.prefill_length - 1, other.prefill_length)
+        return common_prefix(sequence.tokens, other.tokens, most) >= start + self._prefixes.min_tokens
 
-    def begin(self, live: Live, source: int, length: int) -> Copy | None:
-        """Count the rows that a sequence starts with; what must be copied or forgotten for them, if anything."""
-        soiled = live.inherited is not None
-        live.reused, live.inherited = length, None
-        self._slots.begun(live.slot, live.limit)
-        live.written.rows = length
-        # Exact rows need no cuts, and without them a prefix ends where a chunk of both ended.
-        live.written.ends = tuple(end for end in live.ends if end <= length)
-        self._slots.wrote(live.slot, length)
+    def begin(self, sequence: EngineSequence, source: int, length: int) -> PrefixCopy | None:
+        """Record the rows that a sequence starts with. Returns the copy that the runner must make first, if any."""
+        dirty = sequence.inherited is not None
+        sequence.reused, sequence.inherited = length, None
+        self._slots.shrink_reservation(sequence.slot, sequence.max_length)
+        sequence.cached.rows = length
+        # Exact rows need no chunk ends, and without them a prefix ends where a chunk of both ended.
+        sequence.cached.chunk_ends = tuple(end for end in sequence.chunk_ends if end <= length)
+        self._slots.add_rows(sequence.slot, length)
         self._slots.touch(source)
-        return Copy(source, live.slot, length) if length or soiled else None
+        return PrefixCopy(source, sequence.slot, length) if length or dirty else None
 
-    def leave(self, live: Live, *, failed: bool) -> None:
-        """Give a slot back: it is retained, or soiled when there is nothing to keep or the sequence `failed`."""
-        if live.reused is None and live.inherited is not None:  # it has touched nothing of what it found
-            live.written = live.inherited
-            self._slots.wrote(live.slot, live.written.rows)
-        if not failed and self._prefixes.enabled and live.written.rows >= self._prefixes.least:
-            self._retain(live)
+    def release(self, sequence: EngineSequence, *, failed: bool) -> None:
+        """Release the slot of an ended sequence: retain its rows, or make it dirty if it `failed` or has too few
+        rows."""
+        if sequence.reused is None and sequence.inherited is not None:  # it has not changed the retained rows
+            sequence.cached = sequence.inherited
+            self._slots.add_rows(sequence.slot, sequence.cached.rows)
+        if not failed and self._prefixes.enabled and sequence.cached.rows >= self._prefixes.min_tokens:
+            self._retain(sequence)
         else:
-            self._slots.release(live.slot)
+            self._slots.release(sequence.slot)
 
-    def give_up(self, need: int) -> int | None:
-        """The oldest retained slot, now soiled, when with it, or with it and others, `need` rows can be had; None when
-        nothing is lacking, or nothing helps."""
+    def evict_for(self, need: int) -> int | None:
+        """Evict the least recently used slot if `need` rows are available after this and possibly more evictions.
+
+        Returns the slot, now dirty; None if no eviction is needed, or none helps.
+        """
         slots, oldest = self._slots, self._slots.oldest
-        lacks = not slots.free or slots.room < need
-        if oldest is None or not lacks or slots.room + slots.retained_tokens < need:
+        lacks = not slots.free or slots.free_rows < need
+        if oldest is None or not lacks or slots.free_rows + slots.retained_tokens < need:
             return None
-        slots.give_up(oldest)
+        slots.evict(oldest)
         return oldest
 
-    def forget_retained(self, beginning: Iterable[Live]) -> None:
-        """Retain nothing of what ended so far: all retained slots are soiled, and those of `beginning` that have taken
-        one over find nothing in it."""
-        for live in beginning:
-            if live.inherited is not None:
-                live.inherited = Written(live.request.tenant, ())
+    def evict_all(self, beginning: Iterable[EngineSequence]) -> None:
+        """Evict all retained slots. Sequences of `beginning` that have taken one over start with an empty prefix."""
+        for sequence in beginning:
+            if sequence.inherited is not None:
+                sequence.inherited = CachedRows(sequence.request.tenant, ())
         while self._slots.oldest is not None:
-            self._slots.give_up(self._slots.oldest)
+            self._slots.evict(self._slots.oldest)
 
-    def _retain(self, live: Live) -> None:
-        """Keep what a sequence leaves, and give up the oldest of what is over the bound."""
-        self._slots.retain(live.slot, live.written)
-        most = self._prefixes.most
+    def _retain(self, sequence: EngineSequence) -> None:
+        """Retain the rows of an ended sequence, and evict the least recently used slots beyond the bound."""
+        self._slots.retain(sequence.slot, sequence.cached)
+        most = self._prefixes.max_rows
         while most is not None and self._slots.retained_tokens > most and self._slots.oldest is not None:
-            self._slots.give_up(self._slots.oldest)
+            self._slots.evict(self._slots.oldest)
 
-    def _best_retained(self, live: Live) -> tuple[int, int, Written | None]:
-        """The retained slot with the longest reusable prefix, of those the one that would lose the fewest rows."""
-        best: tuple[int, int, Written | None] = (-1, 0, None)
-        for slot, written in self._slots.retained():
-            length = self._reusable(live, written)
-            if length and (length, -written.rows) > (best[1], -best[2].rows if best[2] else 0):
-                best = (slot, length, written)
+    def _best_retained(self, sequence: EngineSequence) -> tuple[int, int, CachedRows | None]:
+        """Return the retained slot with the longest reusable prefix; of equal ones, that with the fewest other rows."""
+        best: tuple[int, int, CachedRows | None] = (-1, 0, None)
+        for slot, cached in self._slots.retained():
+            length = self._reusable(sequence, cached)
+            if length and (length, -cached.rows) > (best[1], -best[2].rows if best[2] else 0):
+                best = (slot, length, cached)
         return best
 
-    def _reusable(self, live: Live, source: Written) -> int:
+    def _reusable(self, sequence: EngineSequence, source: CachedRows) -> int:
         if not self._prefixes.enabled:
             return 0
-        wanted = Written(live.request.tenant, live.tokens, 0, live.ends)
-        # One token must be computed, for the logits that the first token is drawn from.
-        length = reusable(wanted, source, live.pending - 1, exact_rows=self._exact)
-        return length if length >= self._prefixes.least else 0
+        wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
+        # At least one token must be computed, for the logits of the first sampled token.
+        length = reusable(wanted, source, sequence.prefill_length - 1, exact_rows=self._exact)
+        return length if length >= self._prefixes.min_tokens else 0
 
-    def _sources(self, live: Live, others: Iterable[Live]) -> Iterator[tuple[int, Written]]:
+    def _sources(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> Iterator[tuple[int, CachedRows]]:
         yield from self._slots.retained()
         for other in others:
-            if other is not live and other.written.rows:
-                yield other.slot, other.written
+            if other is not sequence and other.cached.rows:
+                yield other.slot, other.cached

@@ -1,4 +1,4 @@
-"""What an engine has done since it was made, in numbers. Pure."""
+"""Counts of an engine since its start. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from workers.engine.kv_slots import SlotTable
 
 
 @dataclass(slots=True)
-class Tally:
-    """Counts that only grow; owned by the engine."""
+class EngineStats:
+    """Counters that only grow; owned by the engine."""
 
     steps: int = 0
     steps_failed: int = 0
@@ -22,21 +22,21 @@ class Tally:
     prefix_hits: int = 0
     prefix_tokens: int = 0
     slowest_s: float = 0.0
-    """The longest step."""
+    """Duration of the longest step."""
 
-    def stepped(self, seconds: float, *, failed: bool) -> None:
-        """A step is over."""
+    def record_step(self, seconds: float, *, failed: bool) -> None:
+        """Count a step that took `seconds`."""
         self.steps += 1
         self.steps_failed += failed
         self.slowest_s = max(self.slowest_s, seconds)
 
-    def reused(self, tokens: int) -> None:
-        """A sequence began with so many rows of another one."""
+    def record_prefix_hit(self, tokens: int) -> None:
+        """Count a sequence that started with `tokens` rows of another one."""
         self.prefix_hits += 1
         self.prefix_tokens += tokens
 
     def gauges(self, slots: SlotTable, queued: int, graphs_failed: int) -> Gauges:
-        """The counts, with how things stand now."""
+        """Return the counters together with the current state of the slots and the queue."""
         return Gauges(
             slots_active=slots.active,
             queue_depth=queued,

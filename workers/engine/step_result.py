@@ -1,66 +1,117 @@
-"""What an engine step brings, and what its failures say: of their requests, of the model, or of its device."""
+"""Results of an engine step: tokens, ends and failures; and whether a failure is that of a request or of the model."""
 
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
+from msgspec import Struct
 
 from protocol.bounds import MAX_REASON
 from protocol.errors import ErrorCode
-from workers.engine.request import End, Failure, StepResult, Token
+from protocol.request import FinishReason
 from workers.engine.runner import NotFiniteError
-from workers.engine.sequence import Live
+from workers.sampling.logprobs import RowLogprobs
+
+
+class Token(Struct, frozen=True, gc=False):
+    """One generated token. An end-of-sequence token is emitted as well, before its `SequenceEnd`."""
+
+    stream: int
+    token: int
+    logprobs: RowLogprobs | None = None
+    """Set if `sampling.logprobs` is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnd:
+    """Successful end of a sequence: its only terminal event. Times are in seconds."""
+
+    stream: int
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    """Generated tokens, including resumed ones and an end-of-sequence token."""
+    queue_s: float
+    """Time from `submit` to the slot."""
+    prefill_s: float
+    """Time from the slot to the first new token."""
+    decode_s: float
+    """Time from the first new token to the end."""
+    cached_tokens: int = 0
+    """Prompt and resumed tokens whose cache rows were taken from another sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFailure:
+    """Error end of a sequence: its only terminal event."""
+
+    stream: int
+    code: ErrorCode
+    text: str
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results of one engine step: tokens in the order of generation, then terminal events."""
+
+    tokens: tuple[Token, ...]
+    ends: tuple[SequenceEnd, ...]
+    failures: tuple[SequenceFailure, ...]
+    failed: bool
+    """A call of the runner failed in this step, or a row had non-finite logits."""
 
 
 class RunningStep:
-    """Owns what the running step has brought so far, and how many failed in a row before it."""
+    """Collects the results of the current step, and counts consecutive failed steps."""
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
-        self.ends: list[End] = []
+        self.ends: list[SequenceEnd] = []
         self.failures_in_a_row = 0
-        """Steps that failed since the last one that did not. Those in which requests had no numbers do not count, as
-        long as the model still gives some for others."""
-        self._failures: list[Failure] = []
+        """Consecutive failed steps. Steps with non-finite logits count only if the model has none that are finite."""
+        self._failures: list[SequenceFailure] = []
         self._failed = False
-        self._spoilt = False
-        """A row had no numbers: whether its request is at fault or the model is yet to be seen."""
+        self._non_finite = False
+        """A row had non-finite logits, because of its request or of the model."""
         self._log = structlog.get_logger()
 
-    def fail(self, live: Live, call: str, error: Exception) -> None:
-        """A request ends, for this is what a call of the runner raised for it."""
-        spoilt = isinstance(error, NotFiniteError)
-        self._spoilt |= spoilt
-        self._failed |= not spoilt
-        stream = live.request.stream
-        self._log.error("step_failed", stream=stream, slot=live.slot, call=call, trace=_trace(error))
+    def fail(self, stream: int, slot: int, call: str, error: Exception) -> None:
+        """Record that a request ends because a call of the runner raised `error` for it."""
+        non_finite = isinstance(error, NotFiniteError)
+        self._non_finite |= non_finite
+        self._failed |= not non_finite
+        self._log.error("step_failed", stream=stream, slot=slot, call=call, trace=_trace(error))
         text = f"{call} failed: {type(error).__name__}: {error}"
-        code = ErrorCode.NOT_FINITE if spoilt else ErrorCode.STEP
-        self._failures.append(Failure(stream, code, text[:MAX_REASON]))
+        code = ErrorCode.NOT_FINITE if non_finite else ErrorCode.STEP
+        self._failures.append(SequenceFailure(stream, code, text[:MAX_REASON]))
 
     def slot_failed(self, slot: int, error: Exception) -> None:
-        """A slot could not be reset, which is no request's fault."""
+        """Record that a slot could not be reset, which is not the failure of a request."""
         self._failed = True
         self._log.error("reset_failed", slot=slot, trace=_trace(error))
 
     def probe_failed(self, slot: int, error: Exception) -> None:
-        """The model could not be asked whether it still gives numbers."""
+        """Log that the check of the model's logits failed."""
         self._log.error("probe_failed", slot=slot, trace=_trace(error))
 
-    def close(self, is_well: Callable[[], bool]) -> StepResult:
-        """The result; the next step begins. `is_well` asks the model for numbers, where this brought none: else one
-        client could have the worker leave, again and again, with prompts that make the model overflow."""
-        failed = self._failed or self._spoilt
-        if self._spoilt and not self.tokens and (self._failed or not is_well()):
-            self._failed = True  # it is the model or its device, and not these requests
+    def close(self, is_finite: Callable[[], bool]) -> StepResult:
+        """Return the result and start the next step.
+
+        `is_finite` checks the model; it is called if requests had non-finite logits and no token was generated. Without
+        this check one client could make the worker restart repeatedly, with prompts that make the model overflow.
+        """
+        failed = self._failed or self._non_finite
+        if self._non_finite and not self.tokens and (self._failed or not is_finite()):
+            self._failed = True  # the model or its device is the cause, not these requests
             self._failures = [replace(failure, code=ErrorCode.STEP) for failure in self._failures]
         result = StepResult(tuple(self.tokens), tuple(self.ends), tuple(self._failures), failed)
         self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0
-        self.tokens, self.ends, self._failures, self._failed, self._spoilt = [], [], [], False, False
+        self.tokens, self.ends, self._failures, self._failed, self._non_finite = [], [], [], False, False
         return result
 
 
 def _trace(error: Exception) -> str:
-    """The end of the traceback: a device's message can be of any length, and a log line cannot."""
+    """Return the end of the traceback: a device's message has no bound, and a log line needs one."""
     return "".join(traceback.format_exception(error))[-MAX_REASON:]

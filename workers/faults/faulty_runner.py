@@ -1,4 +1,4 @@
-"""Any runner with what goes wrong in its calls by a plan, for tests and soaks. Without a plan it is not there."""
+"""Wraps a runner with planned faults of its calls, for tests and soaks. Without such faults there is no wrapper."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -6,23 +6,25 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from workers.engine.runner import Chunk, Draw, Edits, NotFiniteError, Row, Runner, RunnerCapabilities, TokenLogprobs
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner, RunnerCapabilities
 from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
+from workers.sampling.logprobs import RowLogprobs
+from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 
 def with_faults(runner: Runner, faults: Sequence[Fault]) -> Runner:
-    """The runner itself, unless something is to go wrong in its calls."""
+    """Return the runner, wrapped if the plan has faults of calls."""
     planned = of_calls(faults)
     return FaultyRunner(runner, planned) if planned else runner
 
 
 class FaultyRunner:
-    """`workers.engine.runner.Runner` around another one, which computes as ever: what fails is what the device is
-    asked, or what becomes of its answer.
+    """Implements `workers.engine.runner.Runner` around another runner, which computes normally. Calls to the device, or
+    their results, fail.
 
-    A call that raises has written its rows before: they are not to be read again, so no logits after them are numbers
-    until the slot is reset or cut back. Such logits are made where the model's own would be, on the device: the draw
-    adds NaN to one of them, and the device must find that by itself. Prefill, decode and logits calls are counted.
+    A call that raises has written its rows before, which must not be read again: all later logits of the slot are NaN
+    until it is reset or truncated by a copy. These NaN are made on the device, where the model's own would be: the
+    edits of a sample add NaN to one logit, and the device must detect it. Prefill, decode and logits calls are counted.
     """
 
     def __init__(self, runner: Runner, faults: Sequence[Fault], acts: Mapping[str, Act] | None = None) -> None:
@@ -30,67 +32,78 @@ class FaultyRunner:
         self._runner = runner
         self._plan = FaultPlan(faults, acts)
         self._calls = 0
-        self._spoilt: dict[int, int] = {}
-        """The first cache row of a slot after which no logits are numbers."""
+        self._corrupted: dict[int, int] = {}
+        """The first corrupted cache row of each slot: all logits after it are NaN."""
 
     @property
     def capabilities(self) -> RunnerCapabilities:
+        """The capabilities of the wrapped runner."""
         return self._runner.capabilities
 
     @property
     def graphs_failed(self) -> int:
+        """The count of the wrapped runner."""
         return self._runner.graphs_failed
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        """Carry out the planned faults, then prefill."""
         given = [token for chunk in chunks for token in chunk.tokens]
         self._enter(given)
         for chunk in chunks:
             self._look(chunk.slot, chunk.start, chunk.tokens)
-        pairs = zip(chunks, draws, strict=False)  # what does not pair up is the runner's to refuse
-        seen = [None if draw is None else self._seen(chunk.slot, draw) for chunk, draw in pairs]
-        tokens = self._runner.prefill(chunks, [*seen, *draws[len(seen) :]])
+        pairs = zip(chunks, specs, strict=False)  # the runner refuses unpaired arguments
+        seen = [None if spec is None else self._seen(chunk.slot, spec) for chunk, spec in pairs]
+        tokens = self._runner.prefill(chunks, [*seen, *specs[len(seen) :]])
         self._leave({chunk.slot: chunk.start for chunk in chunks}, given)
         return tokens
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        """Carry out the planned faults, then decode."""
         given = [row.token for row in rows]
         self._enter(given)
         for row in rows:
             self._look(row.slot, row.start, (row.token,))
-        tokens = self._runner.decode([replace(row, draw=self._seen(row.slot, row.draw)) for row in rows])
+        tokens = self._runner.decode([replace(row, sample=self._seen(row.slot, row.sample)) for row in rows])
         self._leave({row.slot: row.start for row in rows}, given)
         return tokens
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
+        """Pass through to the wrapped runner."""
         return self._runner.logprobs(rows)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
+        """Carry out the planned faults, then compute the logits. Raises `NotFiniteError` for a corrupted slot."""
         self._enter(chunk.tokens)
         self._look(chunk.slot, chunk.start, chunk.tokens)
         values = self._runner.logits(chunk)
         self._leave({chunk.slot: chunk.start}, chunk.tokens)
-        if chunk.slot in self._spoilt:
+        if chunk.slot in self._corrupted:
             raise NotFiniteError
         return values
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy rows, corrupted ones included."""
         self._runner.copy_prefix(source, target, length)
-        row = self._spoilt.get(source)
-        self._spoilt.pop(target, None)
+        row = self._corrupted.get(source)
+        self._corrupted.pop(target, None)
         if row is not None and row < length:
-            self._spoilt[target] = row
+            self._corrupted[target] = row
 
     def reset(self, slot: int) -> None:
+        """Reset the slot, which is not corrupted any more."""
         self._runner.reset(slot)
-        self._spoilt.pop(slot, None)
+        self._corrupted.pop(slot, None)
 
     def memory(self) -> dict[str, int]:
+        """Pass through to the wrapped runner."""
         return self._runner.memory()
 
     def settle(self) -> None:
+        """Pass through to the wrapped runner."""
         self._runner.settle()
 
     def close(self) -> None:
+        """Pass through to the wrapped runner."""
         self._runner.close()
 
     def _enter(self, tokens: Collection[int]) -> None:
@@ -98,26 +111,26 @@ class FaultyRunner:
         self._plan.enter(self._calls, tokens)
 
     def _look(self, slot: int, start: int, tokens: Collection[int]) -> None:
-        """Spoil the slot from the row `start` when that is what goes wrong."""
+        """Corrupt the slot from row `start` on, if planned."""
         if self._plan.not_finite(self._calls, tokens):
-            self._spoil(slot, start)
+            self._corrupt(slot, start)
 
     def _leave(self, starts: Mapping[int, int], tokens: Collection[int]) -> None:
-        """Raise when the call is to fail: from these rows on, by slot, nothing may be read."""
+        """Raise if planned, and corrupt the slots from these rows on."""
         if self._plan.fails(self._calls, tokens):
             for slot, start in starts.items():
-                self._spoil(slot, start)
-            raise PlannedFault(f"call {self._calls} was told to fail")
+                self._corrupt(slot, start)
+            raise PlannedFault(f"planned fault in call {self._calls}")
 
-    def _spoil(self, slot: int, start: int) -> None:
-        self._spoilt[slot] = min(start, self._spoilt.get(slot, start))
+    def _corrupt(self, slot: int, start: int) -> None:
+        self._corrupted[slot] = min(start, self._corrupted.get(slot, start))
 
-    def _seen(self, slot: int, draw: Draw) -> Draw:
-        """The draw as the runner gets it."""
-        return Draw(draw.sampling, draw.position, _no_number()) if slot in self._spoilt else draw
+    def _seen(self, slot: int, spec: SampleSpec) -> SampleSpec:
+        """Return the spec that the runner gets."""
+        return SampleSpec(spec.sampling, spec.position, _nan_edits()) if slot in self._corrupted else spec
 
 
-def _no_number() -> Edits:
-    """Edits that make a row's logits no numbers. A mask beside them could take what they add away again."""
+def _nan_edits() -> LogitEdits:
+    """Return edits that make the logits of a row NaN. A mask beside them could remove the NaN again."""
     value = np.ones(1, np.float32)
-    return Edits(np.zeros(1, np.int32), np.nan * value, value, value, 0.0 * value)
+    return LogitEdits(np.zeros(1, np.int32), np.nan * value, value, value, 0.0 * value)

@@ -1,4 +1,4 @@
-"""How many cores this process may really use: its affinity, the quotas of its cgroups, and who shares a core."""
+"""Counts the cores that this process may use: CPU affinity, cgroup quotas, and hardware threads that share a core."""
 
 import math
 import os
@@ -11,18 +11,18 @@ from actors.process.cgroups import ROOT, cgroups
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The CPUs that this process may run on."""
+    """CPUs that this process may run on."""
 
     threads: int
-    """Hardware threads in the affinity mask."""
+    """Number of hardware threads in the affinity mask."""
     cores: int
-    """Cores that these are of: two threads of one core share its vector units and its caches."""
+    """Number of their cores: two threads of one core share its vector units and caches."""
     quota: float | None
-    """CPUs' worth of time that the cgroups grant, the least of them; None without a limit."""
+    """Smallest CPU quota of the cgroups, in CPUs; None without a limit."""
 
     @property
     def usable(self) -> int:
-        """Compute threads that do not get in each other's way, at least 1."""
+        """Number of compute threads that do not compete for a core, at least 1."""
         return max(1, self.cores if self.quota is None else min(self.cores, math.ceil(self.quota)))
 
     def __str__(self) -> str:
@@ -32,28 +32,28 @@ class Cores:
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """Compute threads to start by default.
+    """Return the default number of compute threads.
 
-    `os.cpu_count` would count the host's CPUs in a container, and a thread more than there are cores makes every step
-    wait for the one that is not scheduled.
+    In a container `os.cpu_count` counts the CPUs of the host, and with one thread more than there are cores every step
+    waits for the thread that is not scheduled.
     """
     return find_cores(root).usable
 
 
 def cores_each(workers: int) -> int:
-    """`usable_cores` of each of some workers that share the machine, at least 1."""
+    """Return the `usable_cores` of each of `workers` that share the machine, at least 1."""
     return max(1, usable_cores() // workers)
 
 
 def find_cores(root: Path = ROOT) -> Cores:
-    """Read the affinity mask, cgroups of version 1 and 2, and the CPUs' topology under `root`."""
+    """Read the affinity mask, cgroups of version 1 and 2, and the topology of the CPUs under `root`."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = {_siblings(root, cpu) for cpu in cpus}
     return Cores(len(cpus), len(siblings), min(_quotas(root), default=None))
 
 
 def _siblings(root: Path, cpu: int) -> str:
-    """The hardware threads of the CPU's core, in the kernel's words; itself where the kernel does not say."""
+    """Return the hardware threads of the CPU's core as the kernel lists them, or the CPU itself if it does not."""
     file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     try:
         return file.read_text().strip() or str(cpu)
@@ -62,7 +62,7 @@ def _siblings(root: Path, cpu: int) -> str:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """The CPU limits of this process's cgroups and of those above them, in CPUs (cgroups(7), cgroup-v2's cpu.max)."""
+    """Yield the CPU limits of this process's cgroups and their parents, in CPUs (cgroups(7), cgroup v2's cpu.max)."""
     for folder in cgroups("cpu", root=root):
         for read in (_quota_v2, _quota_v1):
             try:
@@ -70,12 +70,12 @@ def _quotas(root: Path) -> Iterator[float]:
                 if quota > 0 and period > 0:
                     yield quota / period
             except (OSError, ValueError):
-                pass  # not this version, or no limit in it
+                pass  # another cgroup version, or no limit
 
 
 def _quota_v2(folder: Path) -> tuple[int, int]:
     quota, period = (folder / "cpu.max").read_text().split()
-    return int(quota), int(period)  # "max" is no number, and no limit
+    return int(quota), int(period)  # "max" is not an integer and means no limit
 
 
 def _quota_v1(folder: Path) -> tuple[int, int]:

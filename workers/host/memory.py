@@ -1,4 +1,4 @@
-"""What a model needs of memory, said before it is loaded, and what this process can still have."""
+"""Computes the memory that a model needs before it is loaded, and the memory that is free."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,25 +8,27 @@ import structlog
 
 from actors.process.cgroups import cgroups
 from workers.errors import LoadRefused
-from workers.process.spec import Quantize
+from workers.precision import Quantize
 
 GB = 1e9
 SHARE = 0.9
-"""Of the free memory, what weights and KV cache may take where nobody says: the rest is for what calls hold."""
+"""Default share of the free memory for weights and KV cache; the rest is for temporary buffers."""
 
 
 class MemoryRefused(LoadRefused):
-    """The model does not fit into the memory that is free, or its context not into what it is given; the text says what
-    it needs and what to change."""
+    """Raised when the model does not fit into the free memory, or its context into the given bytes.
+
+    The text has the need and the settings to change.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """Bytes that a load will hold."""
+    """Bytes that a loaded model holds."""
 
     weights: int
     kv: int
-    """Of all slots, or as much as is allowed for them together."""
+    """Bytes of all slots, or the limit for all together."""
     slots: int
     context: int
     """Tokens of a slot."""
@@ -42,11 +44,11 @@ class Needed:
         free: int | None,
         workers: int = 1,
     ) -> "Needed":
-        """`row_bytes` for each token of each slot, at most `kv_bytes`.
+        """Compute the need from `row_bytes` per token and slot, with at most `kv_bytes` for the KV cache.
 
-        Where that is 0, at most what is left beside the weights of a worker's part of `SHARE` of the free memory, but
-        one whole context: pages are taken as they are written to, so what `workers` are free to take looks free to all.
-        Raises `MemoryRefused` for `kv_bytes` that hold less than one context.
+        If `kv_bytes` is 0, the KV cache is limited to what remains beside the weights of this worker's part of `SHARE`
+        of the free memory, but at least one context. Pages are allocated when they are written, so all `workers` see
+        the same memory as free. Raises `MemoryRefused` if `kv_bytes` hold less than one context.
         """
         bound = kv_bytes
         if kv_bytes:
@@ -58,18 +60,19 @@ class Needed:
 
     @property
     def total(self) -> int:
+        """Bytes of weights and KV cache."""
         return self.weights + self.kv
 
     def check(self, free: int | None, quantize: Quantize, *, quantizable: bool) -> None:
-        """Log what is needed; raise `MemoryRefused` when it is more than `free`. None is not known.
+        """Log the need; raise `MemoryRefused` if it exceeds `free`. None means that the free memory is unknown.
 
-        `quantizable` matrices are not of few bits yet, `quantize` says what is made of them.
+        `quantizable`: the weights are not quantized yet. `quantize` is what they are quantized to while loading.
         """
         structlog.get_logger().info("memory_needed", weights=self.weights, kv=self.kv, free=free)
         if free is None or self.total <= free:
             return
         changes = []
-        if self.weights < free:  # the cache can be made to fit
+        if self.weights < free:  # a smaller cache would fit
             changes.append("lower --context, --max-batch-size or --kv-bytes")
         if quantizable and quantize != "int4":
             changes.append("set --quantize int4" if quantize == "int8" else "set --quantize int8 or int4")
@@ -81,7 +84,7 @@ class Needed:
 
 
 def rows_of(kv_bytes: int, row_bytes: int, context: int) -> int:
-    """The cache rows that `kv_bytes` pay for. Raises `MemoryRefused` when they are fewer than one `context`."""
+    """Return the cache rows that fit into `kv_bytes`. Raises `MemoryRefused` if they are fewer than one `context`."""
     rows = kv_bytes // max(row_bytes, 1)
     if rows < context:
         raise MemoryRefused(
@@ -92,14 +95,16 @@ def rows_of(kv_bytes: int, row_bytes: int, context: int) -> int:
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that may be taken without swapping: the least of what the machine has available and what each cgroup has
-    left. Pages of files count as free, a mapped archive's too. None where the system does not say.
+    """Return the bytes that can be allocated without swapping; None if the system does not report it.
+
+    This is the minimum of the machine's available memory and what remains of each cgroup's limit. Pages of files count
+    as free, including those of a mapped archive.
     """
     return min([*_available(root), *_left(root)], default=None)
 
 
 def _available(root: Path) -> Iterator[int]:
-    """proc(5), /proc/meminfo."""
+    """Yield MemAvailable of /proc/meminfo, see proc(5)."""
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
@@ -111,15 +116,15 @@ def _available(root: Path) -> Iterator[int]:
 
 
 def _left(root: Path) -> Iterator[int]:
-    """The limits of this process's cgroups, less what is used, less pages of files, which make way."""
+    """Yield what remains of the limits of this process's cgroups. Pages of files do not count as used."""
     for folder in cgroups("memory", root=root):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             try:
-                bound = int((folder / limit).read_text())  # "max" is no number, and no limit
+                bound = int((folder / limit).read_text())  # "max" is not an integer and means no limit
                 held = int((folder / used).read_text())
                 yield max(0, bound - held + _file_pages(folder))
             except (OSError, ValueError):
-                pass  # not this version, or no limit in it
+                pass  # another cgroup version, or no limit
 
 
 def _file_pages(folder: Path) -> int:

@@ -7,7 +7,7 @@ import iree.runtime as rt
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engine.runner import Chunk, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.device.device import Device
 
 
@@ -84,7 +84,7 @@ class DecodeInputs:
         self._used: Sequence[int] = range(batch)
         """The lines that may be somebody's."""
 
-    def write(self, lines: Sequence[int], rows: Sequence[Row]) -> list[rt.HalBufferView]:
+    def write(self, lines: Sequence[int], rows: Sequence[DecodeRow]) -> list[rt.HalBufferView]:
         """The arguments of a call with these rows in these lines, and nobody in the others."""
         for line in self._used:
             self._tokens[line], self._rows[line], self._slots[line] = 0, self._spare_row, line

@@ -13,15 +13,13 @@ from protocol.request import Sampling
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import (
     Chunk,
-    Draw,
+    DecodeRow,
     NotFiniteError,
-    Row,
     RunnerCapabilities,
-    TokenLogprobs,
     check_chunks,
     check_copy,
-    check_draws,
     check_rows,
+    check_specs,
 )
 from workers.host.cores import cores_each
 from workers.host.memory import Needed, free_bytes
@@ -40,8 +38,10 @@ from workers.iree.kv import HostKv
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
-from workers.iree.sampler import Drawing
-from workers.process.spec import Dtype, Quantize
+from workers.iree.sampler import Sampler
+from workers.precision import Dtype, Quantize
+from workers.sampling.logprobs import RowLogprobs
+from workers.sampling.sample_spec import SampleSpec
 
 Progress = Callable[[str, int, int], None]
 
@@ -65,7 +65,7 @@ class IreeRunner:
         self._decode_inputs: dict[int, DecodeInputs] = {}
         """By the rows of the graph."""
         self._written = [0] * plan.cache.slots
-        self._drawing = Drawing(device, self.graphs, lambda *call: self._call(*call), plan)
+        self._sampler = Sampler(device, self.graphs, lambda *call: self._call(*call), plan)
         self._angles = Angles(*rope_frequencies(plan.config, context), context)
         self.capabilities = RunnerCapabilities(
             backend="iree",
@@ -139,13 +139,13 @@ class IreeRunner:
         """Modules that could not be compiled or loaded. From any thread."""
         return self.graphs.failed
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
-        check_draws(self.capabilities, chunks, draws)
-        self._drawing.forget()
-        drawing = [draw for draw in draws if draw is not None]
-        lasts = iter(range(len(drawing)))
-        places = [-1 if draw is None else next(lasts) for draw in draws]
+        check_specs(self.capabilities, chunks, specs)
+        self._sampler.forget()
+        wanted = [spec for spec in specs if spec is not None]
+        lasts = iter(range(len(wanted)))
+        places = [-1 if spec is None else next(lasts) for spec in specs]
         last_rows = self._no_rows.view
         for size, runs in self._calls(chunks, places):
             ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)
@@ -154,9 +154,9 @@ class IreeRunner:
                     ends[run.place] = line * (self._plan.block or size) + len(run.tokens) - 1
             arguments = self._run_inputs(runs, size)
             last_rows, _ = self._call(f"prefill_{size}", *arguments, self._device.upload(ends), last_rows)
-        if not drawing:
+        if not wanted:
             return [None] * len(chunks)
-        tokens = self._draw_last(last_rows, drawing)
+        tokens = self._sample_last(last_rows, wanted)
         return [None if place < 0 else tokens[place] for place in places]
 
     def _calls(self, chunks: Sequence[Chunk], places: Sequence[int]) -> Iterator[tuple[int, list[Run]]]:
@@ -174,23 +174,23 @@ class IreeRunner:
             yield size, runs[:count]
             runs = runs[count:]
 
-    def _draw_last(self, rows: rt.HalBufferView, draws: list[Draw]) -> list[int | None]:
+    def _sample_last(self, rows: rt.HalBufferView, specs: list[SampleSpec]) -> list[int | None]:
         """Tokens from the first hidden rows."""
-        size = self.graphs.covering("head", self._plan.head_sizes, len(draws)) or self._plan.head_sizes[-1]
-        padded: list[Draw | None] = [*draws, *[None] * (size - len(draws))]
-        return self._drawing.draw(self._call(f"head_{size}", rows), padded, range(len(draws)))
+        size = self.graphs.covering("head", self._plan.head_sizes, len(specs)) or self._plan.head_sizes[-1]
+        padded: list[SampleSpec | None] = [*specs, *[None] * (size - len(specs))]
+        return self._sampler.sample(self._call(f"head_{size}", rows), padded, range(len(specs)))
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         if not rows:
             return []
         result, lines, batch = self._step(rows)
-        draws: list[Draw | None] = [None] * batch
+        specs: list[SampleSpec | None] = [None] * batch
         for line, row in zip(lines, rows, strict=True):
-            draws[line] = row.draw
-        return self._drawing.draw(result, draws, lines)
+            specs[line] = row.sample
+        return self._sampler.sample(result, specs, lines)
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
-        return self._drawing.logprobs(rows)
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
+        return self._sampler.logprobs(rows)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         check_chunks(self.capabilities, self._written.__getitem__, [chunk])
@@ -211,12 +211,12 @@ class IreeRunner:
         return logits[: len(part.tokens)]
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
-        row = Row(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, Draw(Sampling(), 0))
+        row = DecodeRow(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, SampleSpec(Sampling(), 0))
         result, (line,), _ = self._step([row])
         logits: NDArray[np.float32] = self._device.download(result[1])
         return logits[line : line + 1]
 
-    def _step(self, rows: Sequence[Row]) -> tuple[list[rt.HalBufferView], Sequence[int], int]:
+    def _step(self, rows: Sequence[DecodeRow]) -> tuple[list[rt.HalBufferView], Sequence[int], int]:
         """Run the cheapest decode graph that is ready and holds the rows: its results, which of its lines each row is,
         and how many lines there are."""
         check_rows(self.capabilities, self._written, rows)
@@ -263,7 +263,7 @@ class IreeRunner:
 
     def close(self) -> None:
         self.graphs.close()
-        self._drawing.forget()
+        self._sampler.forget()
         self._inputs_of.clear()
         self._decode_inputs.clear()
         self._archive.close()

@@ -10,13 +10,13 @@ import iree.runtime as rt
 import numpy as np
 
 from protocol.request import Sampling
-from workers.engine.runner import Draw, TokenLogprobs
 from workers.iree.build.plan import SAMPLE, Plan
 from workers.iree.device.device import Device
 from workers.iree.graph_registry import Library
 from workers.sampling import sample as sampling
-from workers.sampling.logit_edits import all_allowed, edit_calls, masks, shaped
-from workers.sampling.logprobs import finish, report
+from workers.sampling.logit_edits import allow_all, edit_calls, process_logits, stack_masks
+from workers.sampling.logprobs import RowLogprobs, decode_report, report
+from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.top_candidates import UNDECIDED
 
 Call = Callable[..., list[rt.HalBufferView]]
@@ -30,7 +30,7 @@ class _Last(NamedTuple):
     places: Sequence[int]
 
 
-class Drawing:
+class Sampler:
     """Owns the last step's logits until the next one, for their report."""
 
     def __init__(self, device: Device, graphs: Library, call: Call, plan: Plan) -> None:
@@ -47,81 +47,81 @@ class Drawing:
         """Let go of the last step's logits."""
         self._last = None
 
-    def draw(
-        self, result: list[rt.HalBufferView], draws: Sequence[Draw | None], places: Sequence[int]
+    def sample(
+        self, result: list[rt.HalBufferView], specs: Sequence[SampleSpec | None], places: Sequence[int]
     ) -> list[int | None]:
-        """Tokens of the rows at these places, those that draw; None for one whose logits are not numbers.
+        """Tokens of the rows at these places, those that are sampled; None for one with non-finite logits.
 
         `result` has greedy tokens and logits of all rows.
         """
-        if sampling.needs_sampling([draw for draw in draws if draw is not None]):
-            drawn = self._sample(result[1], [draw or _FILLER for draw in draws])
+        if sampling.needs_sampling([spec for spec in specs if spec is not None]):
+            sampled = self._sample(result[1], [spec or _FILLER for spec in specs])
         else:
-            drawn = self._device.numbers(result[0])
-        self._last = _Last(result[1], drawn, places)
-        return [drawn[place] if drawn[place] >= 0 else None for place in places]
+            sampled = self._device.numbers(result[0])
+        self._last = _Last(result[1], sampled, places)
+        return [sampled[place] if sampled[place] >= 0 else None for place in places]
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
-        """See `workers.engine.runner.Runner.logprobs`. Raises `RuntimeError` when the last step drew nothing."""
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
+        """See `workers.engine.runner.Runner.logprobs`. Raises `RuntimeError` when the last step sampled nothing."""
         if self._last is None:
-            raise RuntimeError("no token was drawn by the last call")
-        logits, drawn, all_places = self._last
-        places, tokens = [all_places[row] for row in rows], np.array(drawn, np.int32)
-        if size := self._covering("report", len(drawn)):
-            tokens = np.pad(tokens, (0, size - len(drawn)))
+            raise RuntimeError("no token was sampled by the last call")
+        logits, sampled, all_places = self._last
+        places, tokens = [all_places[row] for row in rows], np.array(sampled, np.int32)
+        if size := self._covering("report", len(sampled)):
+            tokens = np.pad(tokens, (0, size - len(sampled)))
             results = self._call(f"report_{size}", self._padded(logits, size), self._device.upload(tokens))
             ids, distance, mass = (self._device.download(each)[places] for each in results)
         else:
             ids, distance, mass = report(np, self._device.download(logits)[places], tokens[places])
-        return finish(ids, distance, mass, self._vocab_size)
+        return decode_report(ids, distance, mass, self._vocab_size)
 
     @np.errstate(over="ignore", invalid="ignore")  # nobody's rows may hold anything, as may one that fails
-    def _sample(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> list[int]:
+    def _sample(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:
         """Tokens of all rows, in one call where the graphs are there."""
-        if any(draw.edits is not None or draw.mask is not None for draw in draws):
-            if size := self._covering("edit", len(draws)):  # which is one module with "mask"
-                filled = [*draws, *[_FILLER] * (size - len(draws))]
+        if any(spec.edits is not None or spec.mask is not None for spec in specs):
+            if size := self._covering("edit", len(specs)):  # which is one module with "mask"
+                filled = [*specs, *[_FILLER] * (size - len(specs))]
                 logits = self._change(self._padded(logits, size), filled)
             else:
-                logits = self._device.upload(shaped(np, self._device.download(logits), draws))
-        drawn = self._all_at_once(logits, draws) if self._at_once else self._in_turn(logits, draws)
-        return drawn[: len(draws)]
+                logits = self._device.upload(process_logits(np, self._device.download(logits), specs))
+        sampled = self._all_at_once(logits, specs) if self._at_once else self._in_turn(logits, specs)
+        return sampled[: len(specs)]
 
-    def _all_at_once(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> list[int]:
-        filled = [*draws, *[_FILLER] * (logits.shape[0] - len(draws))]
-        words = [values.view(np.int32) for values in sampling.parameters(filled)]
+    def _all_at_once(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:
+        filled = [*specs, *[_FILLER] * (logits.shape[0] - len(specs))]
+        words = [values.view(np.int32) for values in sampling.sampling_arrays(filled)]
         (tokens,) = self._call(SAMPLE, logits, self._device.upload(np.stack(words, axis=1)))
         return self._device.numbers(tokens)
 
-    def _in_turn(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> list[int]:
+    def _in_turn(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:
         """The quick way, then what it left open; by numpy where a graph is not ready."""
-        filters = sampling.needs_filters(draws)
-        tokens = self._tokens("narrow" if filters else "draw", logits, draws)
-        if tokens is None or UNDECIDED in tokens[: len(draws)]:
-            tokens = self._tokens("filter", logits, draws) if filters else None
+        filters = sampling.needs_filters(specs)
+        tokens = self._tokens("narrow" if filters else "draw", logits, specs)
+        if tokens is None or UNDECIDED in tokens[: len(specs)]:
+            tokens = self._tokens("filter", logits, specs) if filters else None
         if tokens is None:
-            some = self._device.download(logits)[: len(draws)]
-            tokens = list(sampling.sample(np, some, *sampling.parameters(draws), filters=filters).tolist())
+            some = self._device.download(logits)[: len(specs)]
+            tokens = list(sampling.sample(np, some, sampling.sampling_arrays(specs), filters=filters).tolist())
         return tokens
 
-    def _tokens(self, kind: str, logits: rt.HalBufferView, draws: Sequence[Draw]) -> list[int] | None:
+    def _tokens(self, kind: str, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int] | None:
         size = self._covering(kind, logits.shape[0])
         if size is None:
             return None
-        filled = [*draws, *[_FILLER] * (size - len(draws))]
-        wanted = [self._device.upload(values) for values in sampling.parameters(filled)]
+        filled = [*specs, *[_FILLER] * (size - len(specs))]
+        wanted = [self._device.upload(values) for values in sampling.sampling_arrays(filled)]
         (tokens,) = self._call(f"{kind}_{size}", self._padded(logits, size), *wanted)
         return self._device.numbers(tokens)
 
-    def _change(self, logits: rt.HalBufferView, draws: Sequence[Draw]) -> rt.HalBufferView:
+    def _change(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> rt.HalBufferView:
         """The logits as edits and masks leave them; the given ones stay as they are where they are reported."""
-        upload, size = self._device.upload, len(draws)
-        words = masks(draws, self._vocab_size)
-        if words is None and any(draw.sampling.logprobs is not None for draw in draws):
-            words = all_allowed(size, self._vocab_size)  # for a copy: edits are made in place
+        upload, size = self._device.upload, len(specs)
+        words = stack_masks(specs, self._vocab_size)
+        if words is None and any(spec.sampling.logprobs is not None for spec in specs):
+            words = allow_all(size, self._vocab_size)  # for a copy: edits are made in place
         if words is not None:
             (logits,) = self._call(f"mask_{size}", logits, upload(words))
-        for arrays in edit_calls(draws):
+        for arrays in edit_calls(specs):
             (logits,) = self._call(f"edit_{size}", logits, *map(upload, arrays))
         return logits
 
@@ -137,5 +137,5 @@ class Drawing:
         return self._device.upload(np.pad(self._device.download(logits), ((0, missing), (0, 0))))
 
 
-_FILLER = Draw(Sampling(), 0)
-"""For rows that do not draw."""
+_FILLER = SampleSpec(Sampling(), 0)
+"""For rows that are not sampled."""

@@ -1,1 +1,1 @@
-"""The MLX runner: the only door of mlx and mlx-lm."""
+"""The MLX runner: the only package that imports mlx and mlx-lm."""

@@ -27,7 +27,7 @@ from workers.mlx.parts import (
 )
 from workers.mlx.rotary import Rotary, no_positions
 
-OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton[mlx]'` installs one that is"
+OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 QUANTIZED_GROUP = 64
 """Group size of the matrices that `--quantize` makes."""
 

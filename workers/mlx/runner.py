@@ -18,25 +18,24 @@ from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import (
     Chunk,
-    Draw,
+    DecodeRow,
     NotFiniteError,
-    Row,
     RunnerCapabilities,
-    TokenLogprobs,
     check_chunks,
     check_copy,
-    check_draws,
+    check_specs,
 )
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, Segment, SlotKV
 from workers.mlx.probe import gpu_advice
-from workers.process.spec import Dtype, Quantize
-from workers.sampling.logit_edits import shaped
-from workers.sampling.logprobs import finish, report
-from workers.sampling.sample import greedy, needs_filters, needs_sampling, parameters, sample
-from workers.sampling.top_candidates import UNDECIDED, narrow
+from workers.precision import Dtype, Quantize
+from workers.sampling.logit_edits import process_logits
+from workers.sampling.logprobs import RowLogprobs, decode_report, report
+from workers.sampling.sample import SamplingArrays, greedy, needs_filters, needs_sampling, sample, sampling_arrays
+from workers.sampling.sample_spec import SampleSpec
+from workers.sampling.top_candidates import UNDECIDED, sample_top_candidates
 
 PREFILL_CHUNKS = (32, 128, 512)
 TENSORS_PER_STEP = 16
@@ -121,36 +120,36 @@ class MlxRunner:
         """Always 0: nothing is prepared in the background."""
         return 0
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        check_draws(self.capabilities, chunks, draws)
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        check_specs(self.capabilities, chunks, specs)
         self._sampled = None
         with self._owned():
             hidden = self._forward(chunks)
             ends = accumulate(len(chunk.tokens) for chunk in chunks)
-            wanted = [(end - 1, draw) for end, draw in zip(ends, draws, strict=True) if draw is not None]
+            wanted = [(end - 1, spec) for end, spec in zip(ends, specs, strict=True) if spec is not None]
             mx.eval([array for chunk in chunks for array in self._slots[chunk.slot].arrays])
             if not wanted:
                 return [None] * len(chunks)
             rows = mx.array([row for row, _ in wanted], dtype=mx.int32)
-            tokens = iter(self._sample(self._head(hidden[rows]), [draw for _, draw in wanted]))
-            return [None if draw is None else next(tokens) for draw in draws]
+            tokens = iter(self._sample(self._head(hidden[rows]), [spec for _, spec in wanted]))
+            return [None if spec is None else next(tokens) for spec in specs]
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         if not rows:
             return []
         with self._owned():
             hidden = self._forward([Chunk(row.slot, (row.token,), row.start, row.position) for row in rows])
-            return self._sample(self._head(hidden), [row.draw for row in rows])
+            return self._sample(self._head(hidden), [row.sample for row in rows])
 
-    def logprobs(self, rows: Sequence[int]) -> list[TokenLogprobs]:
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         if self._sampled is None:
-            raise RuntimeError("no token was drawn by the last call")
+            raise RuntimeError("no token was sampled by the last call")
         logits, tokens = self._sampled
         with self._owned():
             wanted = list(rows)
             arrays = report(mx, logits[mx.array(wanted)], mx.array([tokens[row] for row in wanted], dtype=mx.int32))
             ids, distance, mass = map(np.array, arrays)
-        return finish(ids, distance, mass, self.capabilities.vocab_size)
+        return decode_report(ids, distance, mass, self.capabilities.vocab_size)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         with self._owned():
@@ -220,15 +219,17 @@ class MlxRunner:
             logits = mx.tanh(logits / cap) * cap
         return logits
 
-    def _sample(self, logits: mx.array, draws: Sequence[Draw]) -> list[int | None]:
+    def _sample(self, logits: mx.array, specs: Sequence[SampleSpec]) -> list[int | None]:
         """Sample one token per row; None for a row with non-finite logits."""
         self._sampled = None
-        if needs_sampling(draws):
-            rows = [mx.array(values) for values in parameters(draws)]
-            changed, filters = shaped(mx, logits, draws), needs_filters(draws)
-            sampled = narrow(mx, changed, *rows) if filters else sample(mx, changed, *rows, filters=False)
+        if needs_sampling(specs):
+            arrays = SamplingArrays(*map(mx.array, sampling_arrays(specs)))
+            changed, filters = process_logits(mx, logits, specs), needs_filters(specs)
+            sampled = (
+                sample_top_candidates(mx, changed, arrays) if filters else sample(mx, changed, arrays, filters=False)
+            )
             if filters and (sampled == UNDECIDED).any().item():
-                sampled = sample(mx, changed, *rows)
+                sampled = sample(mx, changed, arrays)
         else:
             sampled = greedy(mx, logits)
         tokens: list[int] = np.array(sampled).tolist()

@@ -1,4 +1,4 @@
-"""From a `WorkerSpec` to a runner: which backend, and its import, which happens here and only when it is chosen."""
+"""Chooses the backend of a `WorkerSpec` and makes its runner. Imports a backend only here, and only if it is chosen."""
 
 import importlib.util
 import os
@@ -10,38 +10,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workers.engine.runner import Runner
-from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
 from workers.faults.plan import fail_load
 from workers.process.spec import WorkerSpec
+from workers.scripted.runner import ScriptedRunner
 
 if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
     from workers.iree.build.compile_client import Built
 
 Progress = Callable[[str, int, int], None]
-"""phase, done, total."""
+"""Called with phase, units done and total units."""
 
 PACKAGES = {"iree": ("iree.runtime", "iree.compiler", "jax"), "mlx": ("mlx.core", "mlx_lm")}
-"""What a backend needs to be importable."""
+"""Modules that each backend needs."""
 SCRIPTED_CONTEXT = 4096
 LOAD_TICKS = 20
 """Progress reports of a scripted load."""
 
 
 class BackendMissing(LoadRefused):
-    """Raised when a backend's packages are not installed or cannot be imported; the text says what to install."""
+    """Raised when the packages of a backend are not installed or cannot be imported; the text says what to install."""
 
 
 class NothingToCompile(LoadRefused):
-    """Raised for a backend that needs no compiling ahead."""
+    """Raised when a backend has nothing to compile ahead of time."""
 
 
 def choose_backend(spec: WorkerSpec) -> str:
-    """The backend that `spec` means: iree, mlx or scripted.
+    """Return the backend of `spec`: iree, mlx or scripted.
 
-    "auto" is mlx on Apple silicon and iree elsewhere, or the other one where only that is installed. Raises
-    `BackendMissing` when what was asked for is not installed.
+    "auto" is mlx on Apple silicon and iree elsewhere, or the other one if only that is installed. Raises
+    `BackendMissing` if the backend is not installed.
     """
     if spec.backend == "scripted":
         return "scripted"
@@ -57,15 +57,15 @@ def choose_backend(spec: WorkerSpec) -> str:
 
 
 def missing_packages(backend: str) -> tuple[str, ...]:
-    """The packages of a backend that are not installed here. Imports none of them."""
+    """Return the packages of a backend that are not installed, without importing any."""
     return tuple(name for name in PACKAGES[backend] if not _installed(name))
 
 
 def load_runner(spec: WorkerSpec, progress: Progress) -> Runner:
-    """Load the model of `spec` on its backend, in the calling thread, which owns the runner from then on.
+    """Load the model of `spec` on its backend. The calling thread owns the runner from then on.
 
-    Raises `BackendMissing`, `workers.checkpoints.checkpoint.CheckpointError` for a model that cannot be served,
-    whatever else a device raises while it loads, and what the plan of `spec` has for a load.
+    Raises `BackendMissing`, `workers.checkpoints.checkpoint.CheckpointError` for a model that cannot be served, any
+    other error of the device, and the planned faults of a load.
     """
     runner = _load(spec, progress)
     try:
@@ -85,7 +85,8 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
 
 
 def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
-    """A checkpoint whose every tensor is read, and its description. Raises `CheckpointError`."""
+    """Return the directory and the description of a checkpoint, all of whose tensors are used. Raises
+    `CheckpointError`."""
     from workers.checkpoints.architectures.tensors import check_tensors
     from workers.checkpoints.checkpoint import ModelConfig, open_weights
 
@@ -116,7 +117,7 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
     """
     backend = choose_backend(spec)
     if backend != "iree":
-        raise NothingToCompile(f"the {backend} backend compiles nothing ahead of its use")
+        raise NothingToCompile(f"the {backend} backend compiles nothing ahead of time")
     from workers.iree.build.ahead_of_time import compile_ahead
 
     path, config = _checkpoint(spec)
@@ -135,18 +136,18 @@ def _loader(backend: str) -> Callable[..., Runner]:
         return IreeRunner.load
     except ImportError as error:
         raise BackendMissing(
-            f"the {backend} backend cannot be imported: {error}: pip install 'baton[{backend}]'"
+            f"the {backend} backend cannot be imported: {error}: pip install 'baton-serve[{backend}]'"
         ) from error
 
 
 def cache_dir(spec: WorkerSpec) -> Path:
-    """Where compiled graphs are kept: the spec's folder, or `baton` in the user's cache folder."""
+    """Return the folder of compiled graphs: that of the spec, or `baton` in the user's cache folder."""
     if spec.cache_dir:
         return Path(spec.cache_dir).expanduser()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "baton"
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "baton"
 
 
@@ -172,5 +173,5 @@ def _require(backend: str) -> None:
 def _installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # the parent package is not there
+    except ModuleNotFoundError:  # the parent package is not installed
         return False

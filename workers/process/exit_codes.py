@@ -1,4 +1,4 @@
-"""How a worker process ended, for whoever started it."""
+"""Exit codes of a worker process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ EXIT_CODES: Mapping[ByeReason, int] = {
     ByeReason.PROTOCOL: 7,
     ByeReason.LOAD_REFUSED: 8,
 }
-"""2 is left to the command line."""
+"""Code 2 is reserved for invalid arguments."""
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """How the worker ended. `stuck`: the engine thread is still inside the device and will not come back."""
+class WorkerExit:
+    """End of a worker. `stuck`: the engine thread is inside a call of the device that does not return."""
 
     reason: ByeReason
     stuck: bool
 
     @property
     def exit_code(self) -> int:
+        """Exit code of the process."""
         return EXIT_CODES[self.reason]

@@ -14,7 +14,7 @@ from protocol.bounds import clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
-from protocol.events import Beat, Bye, Event, Failed, Finished, Hello, Loading
+from protocol.events import Bye, Event, Failed, Finished, Heartbeat, Hello, Loading
 
 LAST_FRAMES_S = 0.2
 """For the last frames to leave; the event loop waits for them."""
@@ -58,7 +58,7 @@ class GatewayLink:
     def beat(self) -> None:
         """Send a heartbeat, unless something else was sent since the last call."""
         if not self._sent:
-            self.send(Beat(self._worker.status.gauges))
+            self.send(Heartbeat(self._worker.status.gauges))
         self._sent = False
 
     def end(self, reason: str) -> None:

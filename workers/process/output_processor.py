@@ -1,7 +1,7 @@
-"""The request table: commands become engine requests, and what the engine brings becomes frames. Pure.
+"""Output processor: turns commands into engine requests, and engine outputs into frames. Pure.
 
-Owned by the event loop's side of the worker. Every stream that `admit` lets in gets exactly one terminal frame from
-here: `Finished` or `Failed`.
+Runs on the event loop. Every stream that `admit` accepts gets exactly one terminal frame from here: `Finished` or
+`Failed`.
 """
 
 import heapq
@@ -13,163 +13,173 @@ from msgspec.structs import replace
 from protocol.bounds import MAX_PIECE_BYTES, MAX_TOKENS, clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Gauges, Likely, Logprobs, Step, Usage
+from protocol.events import Delta, Event, Failed, Finished, Gauges, Logprobs, Step, TokenLogprob, Usage
 from protocol.request import ChatInput, FinishReason
-from workers.engine.request import End, Failure, Request, StepResult
-from workers.engine.runner import TokenLogprobs
-from workers.process.prompts import Made, Prompt, PromptRefused, Prompts, attempt
-from workers.text.detokenizer import TextStream
-from workers.text.vocabulary import Vocabulary
+from workers.engine.request import EngineRequest
+from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
+from workers.process.prompt_builder import PromptBuilder, PromptRefused, PromptResult, TokenizedPrompt, build_or_error
+from workers.sampling.logprobs import RowLogprobs
+from workers.text.detokenizer import IncrementalDetokenizer
+from workers.text.tokenizer import Tokenizer
 
 _SPARE_DEADLINES = 64
-_DEFECT = "the text of the answer could not be made"
+_TEXT_FAILED = "the text of the answer could not be made"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one turn of the engine thread brought. `step` is None when the engine had nothing to run."""
+class EngineOutput:
+    """Output of one iteration of the engine thread. `step` is None if the engine had nothing to run."""
 
     step: StepResult | None
-    ends: tuple[End, ...]
-    """Of sequences that were taken out: cancelled, or stopped by a stop string."""
-    failures: tuple[Failure, ...]
-    """Of sequences that the engine did not take."""
+    ends: tuple[SequenceEnd, ...]
+    """Ends of removed sequences: cancelled, or stopped by a stop string."""
+    failures: tuple[SequenceFailure, ...]
+    """Failures of requests that the engine refused."""
     gauges: Gauges
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """The answer to a `Submit`: a request for the engine, or the frame that ends it here."""
+class SubmitResult:
+    """Answer to a `Submit`: a request for the engine, or the frame that ends the stream."""
 
-    request: Request | None
+    request: EngineRequest | None
     answer: Finished | Failed | None
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """Frames to send, in order, and what the engine is to hear of it."""
+class ProcessedOutput:
+    """Frames to send, in order, and streams to remove from the engine."""
 
     frames: list[Event]
     finish: list[int]
-    """Streams in which a stop string was found."""
-    defects: dict[int, Exception]
-    """Streams whose text could not be made, and why. They have failed; the engine is to let go of them."""
+    """Streams in which a stop string was found; the caller finishes them in the engine."""
+    text_errors: dict[int, Exception]
+    """Streams that failed because of a bug in text code, with the exception; the caller cancels them in the engine."""
 
 
 @dataclass(slots=True)
-class _Live:
+class _OpenSequence:
     """One sequence from its admission to its terminal frame."""
 
     eos: frozenset[int]
-    text: TextStream | None
-    """None when the model has no tokenizer."""
+    text: IncrementalDetokenizer | None
+    """None for a model without a tokenizer."""
     source: str
-    """What the client calls its prompt."""
+    """The request field of the prompt."""
     prompt_tokens: int
     completion_tokens: int
     stopped: bool = False
-    """A stop string was found: what the engine still brings is dropped."""
+    """A stop string was found: later tokens are dropped."""
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     top: int = 0
-    """Most likely tokens to report with each, when the runner reports any."""
+    """Number of most likely tokens to report with each token."""
     logprobs: list[Logprobs] = field(default_factory=list)
 
 
-class Delivery:
-    """Detokenizer, stop strings, usage and deadline of each live sequence."""
+class OutputProcessor:
+    """Owns detokenizer, stop strings, usage and deadline of each open sequence."""
 
     def __init__(
-        self, vocabulary: Vocabulary | None, *, max_live: int, clock: Callable[[], float], context: int = MAX_TOKENS
+        self, tokenizer: Tokenizer | None, *, max_live: int, clock: Callable[[], float], context: int = MAX_TOKENS
     ) -> None:
-        """`max_live` bounds the table; what is over it is refused with OVERLOADED. `clock` gives seconds. Text that
+        """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. Text that
         cannot fit into `context` tokens is refused before it is tokenized."""
-        self._vocabulary = vocabulary
-        self._prompts = Prompts(vocabulary, context)
+        self._tokenizer = tokenizer
+        self._prompt_builder = PromptBuilder(tokenizer, context)
         self._max_live = max_live
         self._clock = clock
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, _OpenSequence] = {}
         self._reached = 0
         self._deadlines: list[tuple[float, int]] = []
 
     @property
     def live(self) -> int:
-        """Sequences that have no terminal frame yet."""
+        """Number of sequences without a terminal frame."""
         return len(self._live)
 
     def streams(self) -> list[int]:
-        """The live sequences."""
+        """Return the open sequences."""
         return list(self._live)
 
-    def prepare(self, submit: Submit) -> Prompt:
-        """Make the prompt. It may run on any thread, one at a time. Raises `PromptRefused`, and whatever a defect in
-        text code raises."""
-        return self._prompts.make(submit)
+    def build_prompt(self, submit: Submit) -> TokenizedPrompt:
+        """Build the prompt of a request, on any thread, one at a time.
 
-    def admit(self, submit: Submit, made: Made | None = None, arrived: float | None = None) -> Admitted:
-        """Open an entry for a request that came at `arrived`, by the clock, with its prompt or what `prepare` raised;
-        the prompt is made here when there is neither. Whatever is wrong with the request is a `Failed` that names the
-        field. Raises a defect as it is."""
+        Raises `PromptRefused`, and whatever a bug in text code raises.
+        """
+        return self._prompt_builder.build(submit)
+
+    def admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> SubmitResult:
+        """Open a sequence for a request that arrived at `arrived`, by the clock.
+
+        `prompt` is its prompt or the exception of its build; without it the prompt is built here. An invalid request is
+        answered with a `Failed` that names the field. Raises whatever a bug in text code raises.
+        """
         stream = submit.stream
         if self.full():
-            return _refused(stream, ErrorCode.OVERLOADED, f"{len(self._live)} sequences are live or wait already", "")
-        made = made or attempt(self.prepare, submit)
+            return _refused(
+                stream, ErrorCode.OVERLOADED, f"{len(self._live)} sequences are running or waiting already", ""
+            )
+        prompt = prompt or build_or_error(self.build_prompt, submit)
         self._reached = stream
-        if isinstance(made, PromptRefused):
-            return _refused(stream, made.code, str(made), made.field)
-        if isinstance(made, BaseException):
-            raise made
-        text, limits = made.text, submit.limits
+        if isinstance(prompt, PromptRefused):
+            return _refused(stream, prompt.code, str(prompt), prompt.field)
+        if isinstance(prompt, BaseException):
+            raise prompt
+        text, limits = prompt.text, submit.limits
         source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
         resumed = len(submit.resume)
-        live = _Live(made.eos, text, source, len(made.tokens), resumed, top=submit.sampling.logprobs or 0)
+        live = _OpenSequence(prompt.eos, text, source, len(prompt.tokens), resumed, top=submit.sampling.logprobs or 0)
         if text is not None and text.stopped:
-            return Admitted(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
+            return SubmitResult(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
         self._live[stream] = live
         if limits.deadline_ms:
             since = self._clock() if arrived is None else arrived
             heapq.heappush(self._deadlines, (since + limits.deadline_ms / 1000, stream))
-        request = Request(
+        request = EngineRequest(
             stream,
-            made.tokens,
+            prompt.tokens,
             submit.sampling,
             limits.max_tokens,
-            made.eos,
+            prompt.eos,
             submit.resume,
             tenant=submit.tenant,
             min_tokens=limits.min_tokens,
         )
-        return Admitted(request, None)
+        return SubmitResult(request, None)
 
-    def stamp(self, gauges: Gauges) -> Gauges:
-        """The engine's counts, with what the engine does not know."""
+    def with_reached(self, gauges: Gauges) -> Gauges:
+        """Return the engine's gauges with the last stream whose prompt was built, which the engine does not know."""
         return replace(gauges, reached=self._reached)
 
     def full(self, waiting: int = 0) -> bool:
-        """There is no room for another sequence beside those that are live and so many that wait for their prompts."""
+        """No further sequence fits, beside the open ones and `waiting` ones without a prompt."""
         return len(self._live) + waiting >= self._max_live
 
     def is_live(self, stream: int) -> bool:
+        """The stream has no terminal frame yet."""
         return stream in self._live
 
-    def deliver(self, outcome: Outcome) -> Delivered:
-        """One `Step` frame for an engine step, then the terminal frames that follow from it."""
-        done = Delivered([], [], {})
-        ends, failures = outcome.ends, outcome.failures
-        if outcome.step is not None:
-            deltas = self._deltas(outcome.step, done)
-            done.frames.append(Step(deltas, self.stamp(outcome.gauges)))
-            ends, failures = outcome.step.ends + ends, outcome.step.failures + failures
-        failures += tuple(Failure(stream, ErrorCode.INTERNAL, _DEFECT) for stream in done.defects)
+    def process(self, output: EngineOutput) -> ProcessedOutput:
+        """Return one `Step` frame for an engine step, then the terminal frames that follow from it."""
+        done = ProcessedOutput([], [], {})
+        ends, failures = output.ends, output.failures
+        if output.step is not None:
+            deltas = self._deltas(output.step, done)
+            done.frames.append(Step(deltas, self.with_reached(output.gauges)))
+            ends, failures = output.step.ends + ends, output.step.failures + failures
+        failures += tuple(SequenceFailure(stream, ErrorCode.INTERNAL, _TEXT_FAILED) for stream in done.text_errors)
         for end in ends:
-            if end.stream not in done.defects:
+            if end.stream not in done.text_errors:
                 done.frames.extend(self._end(end, done))
         for failure in failures:
             done.frames.extend(self._fail(failure))
-        return Delivered(done.frames, [stream for stream in done.finish if stream in self._live], done.defects)
+        return ProcessedOutput(
+            done.frames, [stream for stream in done.finish if stream in self._live], done.text_errors
+        )
 
     def expire(self) -> list[Failed]:
-        """End the sequences whose deadline has passed. The engine is to cancel them."""
+        """End the sequences whose deadline has passed. The caller cancels them in the engine."""
         now, failed = self._clock(), []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, stream = heapq.heappop(self._deadlines)
@@ -180,8 +190,10 @@ class Delivery:
         return failed
 
     def next_deadline(self) -> float | None:
-        """The clock's time of the next deadline of a live sequence."""
-        if len(self._deadlines) > 2 * len(self._live) + _SPARE_DEADLINES:  # those of ended sequences must not pile up
+        """Return the next deadline of an open sequence, in the clock's time."""
+        if (
+            len(self._deadlines) > 2 * len(self._live) + _SPARE_DEADLINES
+        ):  # deadlines of ended sequences must not accumulate
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
             heapq.heapify(self._deadlines)
         while self._deadlines and self._deadlines[0][1] not in self._live:
@@ -189,18 +201,18 @@ class Delivery:
         return self._deadlines[0][0] if self._deadlines else None
 
     def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
-        """End everything that is live, because the worker leaves."""
+        """End all open sequences, because the worker exits."""
         failed = [Failed(stream, code, text) for stream in self._live]
         self._live.clear()
         self._deadlines.clear()
         return failed
 
-    def _deltas(self, step: StepResult, done: Delivered) -> tuple[Delta, ...]:
-        touched: dict[int, _Live] = {}
+    def _deltas(self, step: StepResult, done: ProcessedOutput) -> tuple[Delta, ...]:
+        touched: dict[int, _OpenSequence] = {}
         for item in step.tokens:
             live = self._live.get(item.stream)
-            if live is None or live.stopped or item.stream in done.defects:
-                continue  # its terminal frame is sent or decided, and the engine has not heard of it yet
+            if live is None or live.stopped or item.stream in done.text_errors:
+                continue  # its end is decided, but the engine has not removed it yet
             touched[item.stream] = live
             live.completion_tokens += 1
             live.tokens.append(item.token)
@@ -209,8 +221,8 @@ class Delivery:
                     live.logprobs.append(self._logprobs(item.token, item.logprobs, live.top))
                 if live.text is not None and item.token not in live.eos:
                     live.pieces.append(live.text.push(item.token))
-            except Exception as error:  # noqa: BLE001  a defect in text code must end this request only
-                done.defects[item.stream] = error
+            except Exception as error:  # noqa: BLE001  a bug in text code must end this request only
+                done.text_errors[item.stream] = error
                 del touched[item.stream]
                 continue
             if live.text is not None and live.text.stopped:
@@ -224,31 +236,31 @@ class Delivery:
             live.logprobs.clear()
         return tuple(deltas)
 
-    def _logprobs(self, token: int, logprobs: TokenLogprobs, count: int) -> Logprobs:
-        """The report of one token, with the bytes of those that it names."""
+    def _logprobs(self, token: int, logprobs: RowLogprobs, count: int) -> Logprobs:
+        """Return the report of one token, with the bytes of the tokens in it."""
         top = zip(logprobs.tokens[:count], logprobs.logprobs, strict=False)
-        likely = (Likely(other, logprob, self._label(other)) for other, logprob in top)
-        return Logprobs(Likely(token, logprobs.logprob, self._label(token)), tuple(likely))
+        likely = (TokenLogprob(other, logprob, self._label(other)) for other, logprob in top)
+        return Logprobs(TokenLogprob(token, logprobs.logprob, self._label(token)), tuple(likely))
 
     def _label(self, token: int) -> bytes:
-        return b"" if self._vocabulary is None else self._vocabulary.label(token)[:MAX_PIECE_BYTES]
+        return b"" if self._tokenizer is None else self._tokenizer.label(token)[:MAX_PIECE_BYTES]
 
-    def _end(self, end: End, done: Delivered) -> Iterable[Finished | Failed]:
+    def _end(self, end: SequenceEnd, done: ProcessedOutput) -> Iterable[Finished | Failed]:
         live = self._live.get(end.stream)
         if live is None:
             return ()
         try:
             tail = live.text.finish() if live.text is not None else ""
         except Exception as error:  # noqa: BLE001  as in `_deltas`
-            done.defects[end.stream] = error
-            return self._fail(Failure(end.stream, ErrorCode.INTERNAL, _DEFECT))
+            done.text_errors[end.stream] = error
+            return self._fail(SequenceFailure(end.stream, ErrorCode.INTERNAL, _TEXT_FAILED))
         del self._live[end.stream]
         reason: FinishReason = "stop" if live.stopped or (live.text is not None and live.text.stopped) else end.reason
         queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
         usage = Usage(live.prompt_tokens, live.completion_tokens, queue, prefill, decode, end.cached_tokens)
         return (Finished(end.stream, reason, usage, (), tail),)
 
-    def _fail(self, failure: Failure) -> Iterable[Finished | Failed]:
+    def _fail(self, failure: SequenceFailure) -> Iterable[Finished | Failed]:
         live = self._live.pop(failure.stream, None)
         if live is None:
             return ()
@@ -258,5 +270,5 @@ class Delivery:
         return (Failed(failure.stream, failure.code, clip(failure.text), field),)
 
 
-def _refused(stream: int, code: ErrorCode, text: str, field: str) -> Admitted:
-    return Admitted(None, Failed(stream, code, clip(text), field))
+def _refused(stream: int, code: ErrorCode, text: str, field: str) -> SubmitResult:
+    return SubmitResult(None, Failed(stream, code, clip(text), field))

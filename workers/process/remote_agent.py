@@ -37,7 +37,7 @@ from actors.transport.link import CurveKeys
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel
 from protocol.errors import ByeReason
-from protocol.events import BEAT_S, Bye, Failed, Finished
+from protocol.events import HEARTBEAT_S, Bye, Failed, Finished
 from workers.process.gateway_link import GatewayLink
 
 WELCOME_S = 15.0
@@ -203,14 +203,14 @@ class RemoteAgent(Actor[AgentMessage]):
             return
         self._link, self._made_at = link, self._loop.time()
         self.context.start_soon(link.send_hello, status.hello)
-        self._later(BEAT_S, LinkDue(link))
+        self._later(HEARTBEAT_S, LinkDue(link))
 
     def _attend(self, link: GatewayLink) -> None:
         if not link.joined and self._loop.time() - self._made_at >= WELCOME_S:
             link.end(f"no answer within {WELCOME_S:g} s")
         else:
             link.beat()
-            self._later(BEAT_S, LinkDue(link))
+            self._later(HEARTBEAT_S, LinkDue(link))
 
     def _over(self, link: GatewayLink) -> None:
         """It has ended: take back what the gateway had here, which it has replayed, and try again later."""

@@ -1,10 +1,9 @@
-"""The worker's side of the protocol, on the event loop: commands in, frames out, and when to leave."""
+"""Worker side of the protocol, on the event loop: takes commands, sends frames, and decides when the worker exits."""
 
 import asyncio
 import contextlib
 import functools
 import math
-import os
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -12,35 +11,35 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import structlog
-from msgspec.structs import replace
 
 from actors.transport.link import LinkClosed
-from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, PROTOCOL_VERSION, clip
+from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
-from protocol.events import BEAT_S, Beat, Bye, Capabilities, Event, Failed, Gauges, Hello, Loading, Ready
+from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Gauges, Heartbeat, Loading, Ready
 from workers.faults.faulty_link import connect
 from workers.process.backends import Progress
-from workers.process.engine_thread import EngineThread, Order, TakeOut
-from workers.process.exit_codes import Left
-from workers.process.loading import Described, Loaded, describe, load
+from workers.process.describe import Described, describe, hello
+from workers.process.engine_thread import EngineThread
+from workers.process.exit_codes import WorkerExit
+from workers.process.loading import Loaded, load
+from workers.process.open_requests import Effects, OpenRequests
 from workers.process.outbox import Outbox
-from workers.process.output_processor import Admitted, Delivery
 from workers.process.spec import WorkerSpec
-from workers.process.tokenize_queue import Intake
 
 WELCOME_S = 30.0
+"""Time for the gateway to answer `Hello`."""
 FLUSH_S = 1.0
-"""For the last frames to leave."""
+"""Time for the last frames to be sent."""
 JOIN_S = 2.0
-"""For the engine thread to come back from the device."""
-INNOCENT = frozenset({ByeReason.STOPPED, ByeReason.STEPS_FAILED})
-"""Reasons to leave in which no live sequence has had a part: those of a failed step have failed with it."""
+"""Time for the engine thread to return from the device."""
+NOT_ATTRIBUTED = frozenset({ByeReason.STOPPED, ByeReason.STEPS_FAILED})
+"""Reasons to exit that are not attributed to the open requests: those of a failed step have failed with it."""
 
 
 class WorkerService:
-    """One worker from `Hello` to `Bye`. Everything runs on the loop's thread but the `EngineThread` that it owns."""
+    """One worker from `Hello` to `Bye`. Everything runs on the loop's thread except the `EngineThread` that it owns."""
 
     def __init__(
         self,
@@ -57,173 +56,151 @@ class WorkerService:
         self._load = load
         self._join_s = join_s
         self._log = structlog.get_logger().bind(worker=spec.name, model=spec.model_name)
-        self._greeted = False
+        self._hello_sent = False
         self._welcomed = anyio.Event()
         self._loaded = anyio.Event()
-        self._began = 0.0
+        self._load_began = 0.0
         self._draining = False
         self._reason: ByeReason | None = None
-        self._delivery: Delivery | None = None
-        self._intake: Intake | None = None
-        self._gauges = Gauges()
-        self._graphs_failed: Callable[[], int] = lambda: 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._requests: OpenRequests | None = None
+        """None until the model is loaded."""
 
-    async def run(self, on_started: Callable[[], None] = lambda: None) -> Left:
-        """Connect, load, serve and leave. `on_started` is called when `leave_threadsafe` may be.
+    async def run(self, on_started: Callable[[], None] = lambda: None) -> WorkerExit:
+        """Connect, load, serve and exit. `on_started` is called once `leave_threadsafe` may be called.
 
-        Raises `actors.transport.endpoint.EndpointError` for an address that is none.
+        Raises `actors.transport.endpoint.EndpointError` for an invalid address.
         """
         self._loop = asyncio.get_running_loop()
         self._left = anyio.Event()
         self._link = connect(self._endpoint, self._on_message, self._on_lost, self._spec.faults)
-        self._outbox = Outbox(self._link, self.engine_turned)
+        self._outbox = Outbox(self._link, self.engine_output_ready)
         self._engine = EngineThread(
             functools.partial(self._load, self._spec), self, lambda call: self._loop.call_soon_threadsafe(call)
         )
         self._loop.add_signal_handler(signal.SIGTERM, self.leave, ByeReason.STOPPED, "it was terminated")
-        self._loop.set_exception_handler(self._on_defect)
+        self._loop.set_exception_handler(self._on_internal_error)
         on_started()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._greet)
+            tasks.start_soon(self._send_hello)
             tasks.start_soon(self._outbox.run)
-            tasks.start_soon(self._make_prompts)
-            tasks.start_soon(self._beat)
+            tasks.start_soon(self._build_prompts)
+            tasks.start_soon(self._send_heartbeats)
             await self._left.wait()
             tasks.cancel_scope.cancel()
         return await self._close()
 
     def leave(self, reason: ByeReason, text: str) -> None:
-        """End what is live, say `Bye`, and let `run` return. The first reason counts."""
+        """Fail open requests, send `Bye`, and make `run` return. Only the first call has an effect."""
         if self._reason is not None:
             return
         self._reason = reason
         self._log.info("worker_leaves", reason=reason.value, text=text)
-        code = ErrorCode.DRAINING if reason in INNOCENT else ErrorCode.LOST
+        code = ErrorCode.DRAINING if reason in NOT_ATTRIBUTED else ErrorCode.LOST
         frames: list[Event] = []
-        if self._intake is not None:
-            frames.extend(self._intake.fail_all(code, clip(f"the worker left: {text}")))
-        if self._greeted:
+        if self._requests is not None:
+            frames.extend(self._requests.fail_all(code, clip(f"the worker left: {text}")))
+            self._requests.disarm()
+        if self._hello_sent:
             self._outbox.send_nowait([*frames, Bye(reason, clip(text))])
         self._engine.stop()
         self._left.set()
 
     def leave_threadsafe(self, reason: ByeReason, text: str) -> None:
-        """`leave`, from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it has left already
+        """Call `leave` from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has left already
             self._loop.call_soon_threadsafe(self.leave, reason, text)
 
     def engine_progress(self, phase: str, done: int, total: int) -> None:
+        """Report the progress of the load. See `EngineListener`."""
         if self._reason is None:
             self._outbox.send_nowait([Loading(clip(phase, MAX_NAME), done, total)])
 
     def engine_loaded(self, loaded: Loaded) -> None:
+        """Report `Ready` and accept requests. See `EngineListener`."""
         if self._reason is not None:
             return
-        # A stopped sequence keeps its place until the engine let go of it: hence twice the slots.
-        most = 2 * self._spec.max_batch_size + self._spec.max_queue
-        vocabulary = loaded.vocabulary
-        self._delivery = Delivery(vocabulary, max_live=most, clock=self._loop.time, context=loaded.context)
-        self._intake = Intake(self._delivery, self._loop.time, self._prompt_made)
-        self._graphs_failed = lambda: loaded.engine.graphs_failed
-        self._loaded.set()
-        capabilities = Capabilities(
-            chat=vocabulary is not None and vocabulary.chat is not None, text=vocabulary is not None, logprobs=True
+        self._requests = OpenRequests(
+            loaded,
+            # A stopped sequence counts until the engine has removed it: hence twice the slots.
+            max_live=2 * self._spec.max_batch_size + self._spec.max_queue,
+            loop=self._loop,
+            log=self._log,
+            on_admission=self._carry_out,
+            on_expired=self._expire,
         )
-        load_ms = round((self._loop.time() - self._began) * 1000)
+        self._loaded.set()
+        tokenizer = loaded.tokenizer
+        capabilities = Capabilities(
+            chat=tokenizer is not None and tokenizer.chat is not None, text=tokenizer is not None, logprobs=True
+        )
+        load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)
         step_ms = min(math.ceil(loaded.step_s * 1000), MAX_MILLISECONDS)
         self._outbox.send_nowait([Ready(capabilities, load_ms, device, step_ms)])
-        # The gateway logs `worker_ready` for all to see.
+        # The gateway logs `worker_ready` at level info.
         self._log.debug("model_loaded", load_ms=load_ms, context=loaded.context, device=device, step_ms=step_ms)
 
-    def engine_turned(self) -> None:
-        """Send what the engine brought; not while the link has no room, which in time holds the engine up."""
-        if self._delivery is None or self._reason is not None or self._outbox.blocked:
+    def engine_output_ready(self) -> None:
+        """Send the engine's outputs. Not while the link has no room, which makes the engine wait at its own bound."""
+        if self._requests is None or self._reason is not None or self._outbox.blocked:
             return
-        frames: list[Event] = []
-        orders: list[Order] = []
-        for outcome in self._engine.take():
-            delivered = self._delivery.deliver(outcome)
-            frames.extend(delivered.frames)
-            orders.extend(TakeOut(stream, finish=True) for stream in delivered.finish)
-            for stream, error in delivered.defects.items():
-                self._log.error("text_failed", stream=stream, exc_info=error)
-                orders.append(TakeOut(stream))
-            self._gauges = outcome.gauges
-            if outcome.step is None:  # no step carries what has changed, and none may follow
-                frames.append(Beat(self._delivery.stamp(outcome.gauges)))
-        if orders:
-            self._engine.post(orders)
-        self._outbox.send_nowait(frames)
+        effects = self._requests.process(self._engine.take_outputs())
+        if effects.inputs:
+            self._engine.post(effects.inputs)
+        self._outbox.send_nowait(effects.frames)
         self._leave_if_drained()
 
     def engine_down(self, reason: ByeReason, text: str) -> None:
-        self.engine_turned()
+        """Send the last outputs and exit. See `EngineListener`."""
+        self.engine_output_ready()
         self.leave(reason, text)
 
-    async def _greet(self) -> None:
-        """Say `Hello`; the gateway's `Welcome` starts the load."""
+    async def _send_hello(self) -> None:
+        """Send `Hello` and wait for the gateway's `Welcome`, which starts the load."""
         try:
             described, problem = await anyio.to_thread.run_sync(describe, self._spec), ""
-        except Exception as error:  # noqa: BLE001  the load will fail for the same reason, and says so to the gateway
+        except Exception as error:  # noqa: BLE001  the load will fail for the same reason, and reports it to the gateway
             described, problem = Described(self._spec.backend, "unknown", 0, "", ""), str(error)
         self._log.debug("worker_greets", problem=problem)
-        spec = self._spec
-        hello = Hello(
-            protocol=PROTOCOL_VERSION,
-            worker=spec.name,
-            incarnation=self._incarnation,
-            pid=os.getpid(),
-            model=spec.model_name,
-            backend=described.backend,
-            device=described.device,
-            slots=spec.max_batch_size,
-            context=described.context,
-            config_digest=described.digest,
-            model_digest=described.model_digest,
-        )
         try:
             with anyio.fail_after(WELCOME_S):
-                await self._link.send([encode(hello)])
-                self._greeted = True
+                await self._link.send([encode(hello(self._spec, described, self._incarnation))])
+                self._hello_sent = True
                 await self._welcomed.wait()
         except TimeoutError:
             self.leave(ByeReason.ORPHANED, f"no gateway answered within {WELCOME_S:g} s")
         except LinkClosed:
-            return  # `on_lost` says why
+            return  # `_on_lost` is called with the reason
 
-    async def _make_prompts(self) -> None:
+    async def _build_prompts(self) -> None:
         await self._loaded.wait()
-        assert self._intake is not None
+        assert self._requests is not None
         try:
-            await self._intake.run()
-        except Exception as error:  # noqa: BLE001  as of a callback: whoever waits learns of it when we leave
-            self._on_defect(self._loop, {"message": "the intake failed", "exception": error})
+            await self._requests.run()
+        except Exception as error:  # noqa: BLE001  as for a callback: clients are notified only if the worker exits
+            self._on_internal_error(self._loop, {"message": "the tokenize queue failed", "exception": error})
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         await self._welcomed.wait()
         while True:
             sent = self._outbox.sent
-            await anyio.sleep(BEAT_S)
+            await anyio.sleep(HEARTBEAT_S)
             if self._outbox.sent == sent and not self._outbox.blocked:
-                self._outbox.send_nowait([Beat(self._stamped())])
+                self._outbox.send_nowait([Heartbeat(self._gauges())])
 
-    async def _close(self) -> Left:
-        """Bounded: the last frames, the socket, the engine thread."""
+    async def _close(self) -> WorkerExit:
+        """Send the last frames, close the link and join the engine thread, each within its time limit."""
         reason = self._reason or ByeReason.INTERNAL
         self._loop.remove_signal_handler(signal.SIGTERM)
-        if self._timer is not None:
-            self._timer.cancel()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(FLUSH_S), contextlib.suppress(LinkClosed):
                 await self._outbox.flush()
             self._link.close(FLUSH_S)
             joined = await anyio.to_thread.run_sync(self._engine.join, self._join_s)
-        return Left(reason, stuck=not joined)
+        return WorkerExit(reason, stuck=not joined)
 
-    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback raised: frames may be lost, and whoever waits for them learns of it only when we leave."""
+    def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Exit after a callback raised: frames may be lost, and clients are notified only if the worker exits."""
         error = context.get("exception")
         text = str(context.get("message"))
         self._log.error("callback_failed", problem=text, exc_info=error)
@@ -233,35 +210,32 @@ class WorkerService:
         self.leave(ByeReason.ORPHANED, reason)
 
     def _on_message(self, frames: list[bytes]) -> None:
-        """Take all commands of a message, then wake the engine once: what came together starts together."""
-        orders: list[Order] = []
-        answers: list[Event] = []
+        """Take all commands of a message, then wake the engine once, so that they start together."""
+        effects = Effects()
         for frame in frames:
             try:
-                self._take(decode_command(frame), orders, answers)
+                self._take(decode_command(frame), effects)
             except ProtocolError as error:
-                # A frame that is lost may have been a request that somebody waits for: only leaving tells him.
+                # The frame may have been a request that a client waits for. It is notified only if the worker exits.
                 self._log.error("frame_refused", bytes=len(frame), problem=str(error))
-                self.leave(ByeReason.PROTOCOL, f"the gateway sent a frame that is none: {error}")
+                self.leave(ByeReason.PROTOCOL, f"the gateway sent an invalid frame: {error}")
             if self._reason is not None:
-                return  # `leave` has ended what this message began, and nothing follows its `Bye`
-        self._carry_out(orders, answers)
+                return  # `leave` has failed the requests of this message, and no frame follows `Bye`
+        self._carry_out(effects)
 
-    def _take(self, command: Command, orders: list[Order], answers: list[Event]) -> None:
+    def _take(self, command: Command, effects: Effects) -> None:
         match command:
             case Submit():
-                self._submit(command, orders, answers)
+                self._submit(command, effects)
             case Cancel(stream):
-                if self._delivery is not None and self._delivery.is_live(stream):
-                    orders.append(TakeOut(stream))
-                elif self._intake is not None and (ended := self._intake.take_out(stream)) is not None:
-                    answers.append(ended)
+                if self._requests is not None:
+                    self._requests.cancel(stream, effects)
             case Welcome():
                 self._welcome(command)
             case Drain(grace_ms):
                 self._drain(grace_ms / 1000)
             case Stop():
-                self.leave(ByeReason.STOPPED, "it was told to stop")
+                self.leave(ByeReason.STOPPED, "the gateway stopped it")
 
     def _welcome(self, welcome: Welcome) -> None:
         if self._welcomed.is_set():
@@ -271,38 +245,35 @@ class WorkerService:
             self.leave(ByeReason.REFUSED, text)
             return
         self._welcomed.set()
-        self._began = self._loop.time()
+        self._load_began = self._loop.time()
         self._engine.start()
 
-    def _submit(self, submit: Submit, orders: list[Order], answers: list[Event]) -> None:
-        stream = submit.stream
-        if self._intake is None:
-            answers.append(Failed(stream, ErrorCode.UNAVAILABLE, "the worker has not loaded its model yet"))
-            return
-        if self._draining:
-            answers.append(Failed(stream, ErrorCode.DRAINING, "the worker admits nothing more"))
-            return
-        if self._intake.is_live(stream):
-            raise ProtocolError(f"stream {stream} was submitted twice")
-        admitted = self._intake.submit(submit)
-        if admitted is not None:
-            _sort(admitted, orders, answers)
+    def _submit(self, submit: Submit, effects: Effects) -> None:
+        if self._requests is None:
+            text = "the worker has not loaded its model yet"
+            effects.frames.append(Failed(submit.stream, ErrorCode.UNAVAILABLE, text))
+        elif self._draining:
+            effects.frames.append(Failed(submit.stream, ErrorCode.DRAINING, "the worker admits no more requests"))
+        else:
+            self._requests.submit(submit, effects)
 
-    def _prompt_made(self, admitted: Admitted) -> None:
-        """The intake comes back to a request, whose prompt took long."""
-        orders: list[Order] = []
-        answers: list[Event] = []
-        _sort(admitted, orders, answers)
-        self._carry_out(orders, answers)
+    def _carry_out(self, effects: Effects) -> None:
+        """Post the inputs together, send the frames, and update the timer."""
+        if effects.inputs:
+            self._engine.post(effects.inputs)
+            # The next step may take long. Until it ends, only this reports that tokenizing these prompts did no harm.
+            effects.frames.append(Heartbeat(self._gauges()))
+        self._outbox.send_nowait(effects.frames)
+        if self._requests is not None:
+            self._requests.arm()
+        self._leave_if_drained()
 
-    def _carry_out(self, orders: list[Order], answers: list[Event]) -> None:
-        """Wake the engine once, answer, and see what follows."""
-        if orders:
-            self._engine.post(orders)
-            # The next step may take long: until it ends, this alone tells that their prompts did no harm.
-            answers.append(Beat(self._stamped()))
-        self._outbox.send_nowait(answers)
-        self._arm()
+    def _expire(self, effects: Effects) -> None:
+        """Fail requests whose deadline has passed."""
+        self._engine.post(effects.inputs)
+        self._outbox.send_nowait(effects.frames)
+        if self._requests is not None:
+            self._requests.arm()
         self._leave_if_drained()
 
     def _drain(self, grace_s: float) -> None:
@@ -312,42 +283,14 @@ class WorkerService:
         self._log.info("worker_drains", grace_s=grace_s, live=self._live)
         self._loop.call_later(grace_s, self.leave, ByeReason.STOPPED, "its grace to drain is over")
 
-    def _stamped(self) -> Gauges:
-        """As they are between two turns of the engine, of which the next may be far away."""
-        gauges = replace(self._gauges, graphs_failed=self._graphs_failed())
-        return gauges if self._delivery is None else self._delivery.stamp(gauges)
+    def _gauges(self) -> Gauges:
+        return Gauges() if self._requests is None else self._requests.gauges()
 
     @property
     def _live(self) -> int:
-        """Requests that have no terminal frame yet."""
-        return 0 if self._intake is None else self._intake.live
+        """Number of requests without a terminal frame."""
+        return 0 if self._requests is None else self._requests.live
 
     def _leave_if_drained(self) -> None:
         if self._draining and not self._live:
             self.leave(ByeReason.STOPPED, "it has drained")
-
-    def _arm(self) -> None:
-        """Set the timer to the next deadline."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        when = self._delivery.next_deadline() if self._delivery is not None and self._reason is None else None
-        if when is not None:
-            self._timer = self._loop.call_at(when, self._expire)
-
-    def _expire(self) -> None:
-        if self._delivery is None or self._reason is not None:
-            return
-        failed = self._delivery.expire()
-        self._engine.post([TakeOut(each.stream) for each in failed])
-        self._outbox.send_nowait(failed)
-        self._arm()
-        self._leave_if_drained()
-
-
-def _sort(admitted: Admitted, orders: list[Order], answers: list[Event]) -> None:
-    """What came of a `Submit` is for the engine or for the gateway."""
-    if admitted.request is not None:
-        orders.append(admitted.request)
-    if admitted.answer is not None:
-        answers.append(admitted.answer)

@@ -1,4 +1,4 @@
-"""What a worker process is told on its command line: one JSON object, decoded once."""
+"""Specification of a worker process: one JSON object on its command line."""
 
 from typing import Annotated, Literal
 
@@ -7,58 +7,56 @@ from msgspec.structs import replace
 
 from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Name
 from workers.faults.plan import Fault, of_incarnation
+from workers.precision import Dtype, Quantize
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
-Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-Quantize = Literal["none", "int8", "int4"]
-"""What is made of matrices that the checkpoint does not have in few bits already."""
 
 
 class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the scripted runner behaves: its tokens follow from the prompt, at a set rate."""
+    """Behaviour of the scripted runner, whose tokens follow from the prompt."""
 
     tokens_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
-    """Decode steps a second; 0 is as fast as it can."""
+    """Decode steps per second; 0 is unlimited."""
     load_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that a worker needs to know before it can say `Hello`."""
+    """Everything that a worker needs before it can send `Hello`."""
 
     name: Name
-    """The worker's own name, unique in a gateway."""
+    """Name of the worker, unique in a gateway."""
     model_name: Name
-    """What clients call the model."""
+    """Name of the model for clients."""
     model_path: str
-    """A directory in Hugging Face layout."""
+    """Directory in Hugging Face layout."""
     backend: Backend = "auto"
     device: str = ""
-    """A device URI of the backend; empty is the backend's default."""
+    """Device URI of the backend; empty means the backend's default."""
     dtype: Dtype = "auto"
     quantize: Quantize = "none"
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 8
     context: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
-    """Tokens of one slot; 0 is what the model states, bounded by `workers.checkpoints.checkpoint.DEFAULT_CONTEXT`."""
+    """Tokens of one slot; 0 means the model's own, up to `workers.checkpoints.checkpoint.DEFAULT_CONTEXT`."""
     max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 256
     step_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
-    """Token budget of one engine step: decode rows first, then prompt chunks. 0 is what measured costs allow."""
+    """Token budget of one engine step: decode rows first, then prompt chunks. 0 derives it from measured costs."""
     kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
-    """Bytes of KV cache that all sequences share; 0 is every slot's whole context, or what memory allows."""
+    """Bytes of KV cache that all sequences share; 0 means the whole context of every slot, or what memory allows."""
     prefix_cache: bool = True
-    """Keep what ended sequences left in the KV cache, for those that begin alike."""
+    """Retain the KV of ended sequences, for requests that share a prefix with them."""
     prefix_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
-    """Bytes kept so at most; 0 keeps the last sequence of every slot."""
+    """Maximum bytes retained so; 0 retains the last sequence of every slot."""
     cache_dir: str = ""
-    """Where IREE's compiled graphs and packed weights are kept; empty is the user's cache folder."""
+    """Folder of IREE's compiled graphs and packed weights; empty means the user's cache folder."""
     threads: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """Compute threads; 0 is one for each core of this worker's share, or one where a model is too small for more."""
+    """Compute threads; 0 means one per core of this worker's share, or one for a model too small to gain from more."""
     workers: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1
-    """Workers that share the machine's memory and cores, this one included."""
+    """Number of workers that share the machine's memory and cores, including this one."""
     log_level: str = "info"
     scripted: ScriptedSpec = ScriptedSpec()
     faults: tuple[Fault, ...] = ()
-    """What goes wrong on purpose, and when; nothing where people are served."""
+    """Planned faults, for tests; empty in production."""
 
     def of_incarnation(self, number: int) -> "WorkerSpec":
-        """What one life of the worker is told: the faults of its own life alone."""
+        """Return the specification for one incarnation, with the faults planned for it."""
         return replace(self, faults=of_incarnation(self.faults, number))

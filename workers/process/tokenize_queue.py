@@ -1,6 +1,6 @@
-"""From `Submit` to the engine's queue: what takes long to make a prompt of is given to a thread, and nothing overtakes.
+"""Tokenize queue: builds prompts in the order of requests, the expensive ones on a thread.
 
-A model's tokenizer takes a second for a megabyte, and the loop must go on sending what the engine brings.
+A model's tokenizer takes a second for a megabyte of text, and the event loop must keep sending output meanwhile.
 """
 
 from collections.abc import Callable
@@ -14,91 +14,98 @@ from protocol.bounds import clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished, Usage
-from workers.process.output_processor import Admitted, Delivery
-from workers.process.prompts import Made, attempt, effort
+from workers.process.output_processor import OutputProcessor, SubmitResult
+from workers.process.prompt_builder import PromptResult, build_or_error, tokenize_cost
 
-INLINE = 4096
-"""Characters (see `workers.process.prompts.effort`) up to which a prompt is made at once, on the loop: they take a
-millisecond or two, not much more than the way to a thread and back beside a busy engine."""
+MAX_INLINE_COST = 4096
+"""Cost (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is built on the event loop: this takes
+a millisecond or two, not much more than passing it to a thread and back beside a busy engine."""
 
 
-class Intake:
-    """First come, first served: also those with short prompts wait behind one that is being made.
+class TokenizeQueue:
+    """First come, first served: requests with short prompts also wait for an expensive one before them.
 
-    Owns the requests that have no prompt yet; the others are the delivery's. The bound is the delivery's, for both.
+    Owns the requests without a prompt; the output processor owns the others, and its bound holds for both.
     """
 
-    def __init__(self, delivery: Delivery, clock: Callable[[], float], admitted: Callable[[Admitted], None]) -> None:
-        """`admitted` is called on the loop, in the order of arrival, for those that `submit` took and that nobody took
-        out meanwhile. `clock` is the delivery's."""
-        self._delivery = delivery
+    def __init__(
+        self, processor: OutputProcessor, clock: Callable[[], float], on_admission: Callable[[SubmitResult], None]
+    ) -> None:
+        """`clock` is that of the output processor.
+
+        `on_admission` is called on the loop, in order, for each request that `submit` has queued and that was not
+        cancelled.
+        """
+        self._output = processor
         self._clock = clock
-        self._admitted = admitted
+        self._on_admission = on_admission
         self._waiting: dict[int, tuple[Submit, float]] = {}
-        self._came = anyio.Event()
+        self._wakeup = anyio.Event()
         self._busy = False
         self._limiter = anyio.CapacityLimiter(1)
         self._log = structlog.get_logger()
 
     @property
     def live(self) -> int:
-        """Sequences that have no terminal frame yet, with and without a prompt."""
-        return len(self._waiting) + self._delivery.live
+        """Number of sequences without a terminal frame, with and without a prompt."""
+        return len(self._waiting) + self._output.live
 
     def is_live(self, stream: int) -> bool:
-        return stream in self._waiting or self._delivery.is_live(stream)
+        """The stream has no terminal frame yet."""
+        return stream in self._waiting or self._output.is_live(stream)
 
-    def submit(self, submit: Submit) -> Admitted | None:
-        """Admit a request, or refuse it; None while its prompt is being made."""
-        if not self._waiting and not self._busy and effort(submit) <= INLINE:
+    def submit(self, submit: Submit) -> SubmitResult | None:
+        """Admit or refuse a request; return None if it is queued."""
+        if not self._waiting and not self._busy and tokenize_cost(submit) <= MAX_INLINE_COST:
             return self._admit(submit)
-        if self._delivery.full(len(self._waiting)):
-            text = f"{self.live} sequences are live or wait already"
-            return Admitted(None, Failed(submit.stream, ErrorCode.OVERLOADED, text))
+        if self._output.full(len(self._waiting)):
+            text = f"{self.live} sequences are running or waiting already"
+            return SubmitResult(None, Failed(submit.stream, ErrorCode.OVERLOADED, text))
         self._waiting[submit.stream] = submit, self._clock()
-        self._came.set()
+        self._wakeup.set()
         return None
 
-    def take_out(self, stream: int) -> Finished | None:
-        """End a request that has no prompt yet; None for any other. A thread that is at it goes on, in vain."""
+    def cancel(self, stream: int) -> Finished | None:
+        """End a request that has no prompt yet; return None for any other. A build that runs on the thread is not
+        interrupted."""
         if self._waiting.pop(stream, None) is None:
             return None
         return Finished(stream, "cancelled", Usage(0, 0))
 
     def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
-        """End everything that is live, because the worker leaves."""
-        failed = [*self._delivery.fail_all(code, text), *(Failed(stream, code, text) for stream in self._waiting)]
+        """End all requests, because the worker exits."""
+        failed = [*self._output.fail_all(code, text), *(Failed(stream, code, text) for stream in self._waiting)]
         self._waiting.clear()
         return failed
 
     async def run(self) -> None:
-        """Make prompts, until cancelled."""
+        """Build prompts until cancelled."""
         while True:
-            await self._came.wait()
-            self._came = anyio.Event()
+            await self._wakeup.wait()
+            self._wakeup = anyio.Event()
             while self._waiting:
                 submit, arrived = next(iter(self._waiting.values()))
                 self._busy = True
-                made = await self._make(submit)
+                prompt = await self._build_prompt(submit)
                 self._busy = False
                 if self._waiting.pop(submit.stream, None) is not None:
-                    self._admitted(self._admit(submit, made, arrived))
+                    self._on_admission(self._admit(submit, prompt, arrived))
 
-    async def _make(self, submit: Submit) -> Made:
-        if effort(submit) <= INLINE:
+    async def _build_prompt(self, submit: Submit) -> PromptResult:
+        if tokenize_cost(submit) <= MAX_INLINE_COST:
             await anyio.lowlevel.checkpoint()
-            return attempt(self._delivery.prepare, submit)
+            return build_or_error(self._output.build_prompt, submit)
         return await anyio.to_thread.run_sync(
-            attempt, self._delivery.prepare, submit, limiter=self._limiter, abandon_on_cancel=True
+            build_or_error, self._output.build_prompt, submit, limiter=self._limiter, abandon_on_cancel=True
         )
 
-    def _admit(self, submit: Submit, made: Made | None = None, arrived: float | None = None) -> Admitted:
+    def _admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> SubmitResult:
         try:
-            admitted = self._delivery.admit(submit, made, arrived)
-        except BaseException as error:  # noqa: BLE001  a defect (or a panic of Rust code) must end this request only
+            result = self._output.admit(submit, prompt, arrived)
+        except BaseException as error:  # noqa: BLE001  a bug (or a panic of Rust code) must end this request only
             self._log.error("admission_failed", request=submit.request, stream=submit.stream, exc_info=error)
             text = clip(f"the prompt failed: {type(error).__name__}")
-            return Admitted(None, Failed(submit.stream, ErrorCode.INTERNAL, text))
-        refused = admitted.request is None
+            return SubmitResult(None, Failed(submit.stream, ErrorCode.INTERNAL, text))
+        refused = result.request is None
         self._log.debug("request_admitted", request=submit.request, stream=submit.stream, refused=refused)
-        return admitted
+        return result

@@ -1,1 +1,1 @@
-"""Sampling from logits, defined once for every array library: filters, noise, log-probabilities, logit edits."""
+"""Sampling from logits, defined once for all array libraries: filters, noise, log-probabilities, logit edits."""

@@ -1,8 +1,8 @@
-"""Log-probabilities of a drawn token and of the most likely ones, from the logits as the model gave them.
+"""Log-probabilities of a sampled token and of the most likely ones, from the unchanged logits of the model.
 
-The device finds the most likely tokens, how far below the highest logit each is, and the mass of all tokens, in
-integers: equal logits give equal reports on every backend and in every batch. The logarithm is taken on the host. With
-`workers.sampling.fixed_point`'s rounding a log-probability is right to about 2 parts in 100,000.
+The device finds the most likely tokens, the distance of each to the highest logit, and the mass of all tokens, in
+integers: equal logits give equal reports on every backend and in every batch. The host takes the logarithm. With the
+rounding of `workers.sampling.fixed_point`, a log-probability is accurate to about 2 parts in 100,000.
 """
 
 import math
@@ -10,26 +10,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from protocol.bounds import MAX_TOP_LOGPROBS, MIN_LOGPROB
-from workers.engine.runner import TokenLogprobs
 from workers.sampling.fixed_point import FAR, OCTAVE, WEIGHT_ONE, distances, steps_of, weights_of
 from workers.sampling.noise import Array
 from workers.sampling.vocabulary_blocks import best_of, blocks_of, fold, limbs, sum_of
 
 FANOUT = 16
-"""Children of a node in the tree of maxima that the search goes down."""
+"""Children of a node in the tree of maxima that is searched."""
 TAIL = 12
-"""Octaves below the highest from which weights are counted in units so many octaves finer."""
+"""Octaves below the highest logit from which weights are counted in units as many octaves finer."""
+
+
+class RowLogprobs(Struct, frozen=True, gc=False):
+    """Natural logarithms of the probabilities of the sampled token and of the most likely ones, by unchanged logits."""
+
+    logprob: float
+    tokens: tuple[int, ...]
+    """The most likely tokens, most likely first, ties by id: `MAX_TOP_LOGPROBS` of them, or all."""
+    logprobs: tuple[float, ...]
 
 
 def report(xp: Any, logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
-    """What `finish` needs: logits float32 [B, V] and the drawn tokens int32 [B].
+    """Compute the input of `decode_report` from logits, float32 [B, V], and the sampled tokens, int32 [B].
 
-    Returns the ids of the most likely tokens, int32 [B, 20]; how far they, and the drawn one last, are below the
-    highest logit, float32 [B, 21]; and the mass, uint32 [B, 4]: two limbs in units of 1 / WEIGHT_ONE of the most
-    likely token, and two of what is far below it, in units 2**TAIL times finer.
+    Returns the ids of the most likely tokens, int32 [B, 20]; their distances to the highest logit, with that of the
+    sampled token last, float32 [B, 21]; and the mass, uint32 [B, 4]: two limbs in units of 1 / WEIGHT_ONE of the most
+    likely token, and two limbs for the tail of the distribution, in units 2**TAIL times finer.
     """
     top = most_likely(xp, logits, MAX_TOP_LOGPROBS)
     blocks = blocks_of(xp, logits)
@@ -39,27 +48,27 @@ def report(xp: Any, logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
     return top, xp.take_along_axis(flat, xp.maximum(wanted, 0), axis=1), _mass(xp, distance)
 
 
-def finish(
+def decode_report(
     ids: NDArray[np.int32], distance: NDArray[np.float32], mass: NDArray[np.uint32], vocab_size: int
-) -> list[TokenLogprobs]:
-    """The report of each row, from the arrays of `report`."""
+) -> list[RowLogprobs]:
+    """Return the log-probabilities of each row from the arrays of `report`."""
     return [_row(*row, vocab_size) for row in zip(ids.tolist(), distance.tolist(), mass.tolist(), strict=True)]
 
 
-def _row(ids: Sequence[int], distance: Sequence[float], mass: Sequence[int], vocab_size: int) -> TokenLogprobs:
+def _row(ids: Sequence[int], distance: Sequence[float], mass: Sequence[int], vocab_size: int) -> RowLogprobs:
     near, far = (mass[0] << 16) + mass[1], (mass[2] << 16) + mass[3]
     whole = math.log(near + far / (1 << TAIL)) - math.log(WEIGHT_ONE)
     logs = [max(-each - whole, MIN_LOGPROB) for each in distance]
-    # A small vocabulary has fewer tokens than are looked for.
+    # A small vocabulary has fewer tokens than are searched for.
     real = [at for at, token in enumerate(ids) if token < vocab_size]
-    return TokenLogprobs(logs[-1], tuple(ids[at] for at in real), tuple(logs[at] for at in real))
+    return RowLogprobs(logs[-1], tuple(ids[at] for at in real), tuple(logs[at] for at in real))
 
 
 def most_likely(xp: Any, logits: Array, count: int) -> Array:
-    """The ids of the `count` highest logits, highest first, equal ones by id: [B, V] -> int32 [B, count].
+    """Return the ids of the `count` highest logits, highest first, ties by id: [B, V] -> int32 [B, count].
 
-    Ids from V on stand for what is not there. A node of the tree is the maximum of `FANOUT` below it: whatever is among
-    the best is in one of the best nodes, so that each level compares few with few.
+    Ids from V on are padding. A node of the tree is the maximum of its `FANOUT` children. The best tokens are below the
+    best nodes, so each level compares a few values only.
     """
     levels = [logits]
     while levels[-1].shape[1] > FANOUT * count:
@@ -80,7 +89,7 @@ def most_likely(xp: Any, logits: Array, count: int) -> Array:
 
 
 def _highest(xp: Any, values: Array, ids: Array, count: int) -> Array:
-    """The ids of the `count` highest values in order, equal ones by id: [B, m] both, by comparing all with all."""
+    """Return the ids of the `count` highest values in order, ties by id, [B, m] both, by comparing all pairs."""
     left, right = values[:, :, None], values[:, None, :]
     before = (right > left) | ((right == left) & (ids[:, None, :] < ids[:, :, None]))
     rank = xp.sum(before.astype(xp.int32), axis=2).astype(xp.int32)
@@ -89,12 +98,12 @@ def _highest(xp: Any, values: Array, ids: Array, count: int) -> Array:
 
 
 def _mass(xp: Any, distance: Array) -> Array:
-    """The mass of all tokens as `report` has it."""
+    """Return the mass of all tokens in the format of `report`."""
     ones = xp.ones((distance.shape[0],), dtype=xp.float32)
     steps = steps_of(xp, distance, ones, FAR + TAIL * OCTAVE)
     split = xp.array(TAIL * OCTAVE, dtype=xp.uint32)
     far = steps >= split
-    # What is masked, or far beyond all counting, is at the last step: it weighs nothing.
+    # A masked or too distant token is at the last step, with weight 0.
     fine = weights_of(xp, xp.where(far, steps - split, FAR).astype(xp.uint32))
     coarse = weights_of(xp, xp.where(far, FAR, steps).astype(xp.uint32))
     parts = [part for values in (coarse, fine) for part in limbs(xp, sum_of(xp, values, 2), 1)]

@@ -1,23 +1,23 @@
-"""The noise of sampling: a counter-based generator, so that a token's noise is a function of (seed, position) alone.
+"""Noise for sampling from a counter-based generator: a token's noise is a function of (seed, position) alone.
 
 Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011; the
 Random123 library). It needs additions, rotations and exclusive ors of 32-bit words only, which every array library and
-device computes alike. Written against an array namespace `xp`: numpy, jax.numpy or mlx.core.
+device computes identically. Written against an array namespace `xp`: numpy, jax.numpy or mlx.core.
 """
 
 from typing import Any
 
 Array = Any
-"""An array of whatever namespace the caller uses."""
+"""Array of the caller's namespace."""
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 GROUPS = 5
-"""Groups of four rounds, with a part of the key added after each."""
+"""Groups of four rounds; part of the key is added after each."""
 
 
 def noise(xp: Any, seed_low: Array, seed_high: Array, position: Array) -> Array:
-    """32 uniform random bits for each row: uint32 [B] from three uint32 [B]; the counter is (position, 0)."""
+    """Return 32 uniform random bits for each row: uint32 [B] from three uint32 [B]. The counter is (position, 0)."""
     keys = (seed_low, seed_high, seed_low ^ seed_high ^ xp.array(PARITY, dtype=xp.uint32))
     left, right = position + keys[0], keys[1]
     for group in range(GROUPS):

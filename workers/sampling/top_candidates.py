@@ -1,9 +1,9 @@
-"""`workers.sampling.sample.sample` for most of what is asked of it, at a fraction of its work.
+"""Samples from the most likely tokens only: the result of `workers.sampling.sample.sample` at a fraction of its cost.
 
-top_k, top_p and min_p leave a few of the most likely tokens. Here those are looked for in the cells (runs of `CELL`
-ids) that have the likeliest tokens: as many of them as are likely enough, and no more than `CELLS`. Where these tell
-what the filters keep, the token is the one that `sample` draws, to the bit: the thresholds are the same and the sums
-are of integers. Where they do not, the answer is `UNDECIDED`, and `sample` has to be asked.
+top_k, top_p and min_p keep a few of the most likely tokens. This searches for them in the cells (runs of `CELL` ids)
+with the most likely tokens, up to `CELLS` cells. If these cells contain all tokens that the filters keep, the token is
+exactly that of `sample`: the thresholds are the same, and the sums are of integers. Otherwise the result is
+`UNDECIDED`, and the caller uses `sample`.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any
 
 from workers.sampling.fixed_point import FAR, WEIGHT_ONE, distances, is_finite, steps_of, weights_of
 from workers.sampling.noise import Array, noise
-from workers.sampling.sample import draw_at, filtered, mass_of
+from workers.sampling.sample import SamplingArrays, filter_weights, mass_of, sample_at
 from workers.sampling.vocabulary_blocks import BLOCK, best_of, blocks_of, fold, sum_of, take
 
 CELL = 16
@@ -19,23 +19,18 @@ CELLS = 256
 UNDECIDED = -2
 _LANES = CELL * CELLS
 _GROUP = 32
-"""Cells of a group, in the search for the chosen ones."""
+"""Cells in a group, in the search for the chosen cells."""
 _SHIFTS = (17, 13, 9, 5)
-"""Of the digits, of four bits, in which the least likely step is found: to a 2048th of a halving."""
+"""Shifts of the 4-bit digits by which the largest step is found, to 1/2048 of a halving."""
 
 
-def narrow(
+def sample_top_candidates(
     xp: Any,
     logits: Array,
-    temperature: Array,
-    top_k: Array,
-    top_p: Array,
-    min_p: Array,
-    seed_low: Array,
-    seed_high: Array,
-    position: Array,
+    arrays: SamplingArrays,
 ) -> Array:
-    """The tokens of `sample` with the same arguments, or `UNDECIDED`: int32 [B]."""
+    """Return the tokens of `sample` with the same arguments, or `UNDECIDED`: int32 [B]."""
+    temperature, top_k, top_p, min_p = arrays[:4]
     cells = fold(xp, logits, CELL, -math.inf)
     maxima, best = best_of(xp, cells)
     nearest = steps_of(xp, distances(xp, maxima[:, :, None], best), temperature)[:, :, 0]
@@ -46,7 +41,7 @@ def narrow(
     blocks = blocks_of(xp, logits)
     sums = sum_of(xp, weights_of(xp, steps_of(xp, distances(xp, blocks, best), temperature)), 2)
     mass = mass_of(xp, sums[:, :, None])
-    kept = filtered(xp, distance, temperature, top_k, top_p, min_p, mass)
+    kept = filter_weights(xp, distance, arrays, mass)
     inside = (steps <= within[:, None, None]).astype(xp.uint32)
     share = mass_of(xp, weights_of(xp, steps) * inside)
     count = sum_of(xp, sum_of(xp, inside, 2), 1)
@@ -56,20 +51,20 @@ def narrow(
         lanes = distances(xp, take(xp, blocks, block)[:, None], best)
         return weights_of(xp, steps_of(xp, lanes, temperature))[:, 0]
 
-    bits = noise(xp, seed_low, seed_high, position)
-    plain = draw_at(xp, sums, fetch, bits)
-    drawn = _token(xp, chosen, draw_at(xp, sum_of(xp, kept, 2), lambda block: take(xp, kept, block), bits))
+    bits = noise(xp, arrays.seed_low, arrays.seed_high, arrays.position)
+    unfiltered = sample_at(xp, sums, fetch, bits)
+    sampled = _token(xp, chosen, sample_at(xp, sum_of(xp, kept, 2), lambda block: take(xp, kept, block), bits))
     highest = _token(xp, chosen, _first_lane(xp, distance))
     free = (top_k <= 0) & (top_p >= 1.0) & (min_p <= 0.0)
-    token = xp.where(free, plain, xp.where(decided, drawn, UNDECIDED))
+    token = xp.where(free, unfiltered, xp.where(decided, sampled, UNDECIDED))
     token = xp.where((temperature <= 0.0) | (top_k == 1), highest, token)
     return xp.where(is_finite(best), token, -1).astype(xp.int32)
 
 
 def _decided(xp: Any, within: Array, count: Array, enough: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
-    """Where all that the filters keep is among the tokens of at most `within` steps, of which there are `count`.
+    """Return where all tokens that the filters keep are among the `count` tokens of at most `within` steps.
 
-    `enough` says where those have the share top_p of the mass of all.
+    `enough` is true where those tokens have the share top_p of the mass of all.
     """
     by_top_k = (top_k > 0) & (top_k <= count.astype(xp.int32))
     by_top_p = (top_k <= 0) & (top_p < 1.0) & enough
@@ -79,8 +74,10 @@ def _decided(xp: Any, within: Array, count: Array, enough: Array, top_k: Array, 
 
 
 def _choose(xp: Any, nearest: Array) -> tuple[Array, Array, Array]:
-    """The cells with a token of at most `within` steps: those steps [B], the cells in order, int32 [B, CELLS] with -1
-    where there are no more, and whether these are all, bool [B]; from the steps of each cell's likeliest, [B, n]."""
+    """Choose the cells with a token of at most `within` steps, given the steps of each cell's most likely one, [B, n].
+
+    Returns `within` [B], the cells in order, int32 [B, CELLS] padded with -1, and whether these are all, bool [B].
+    """
     within = xp.zeros((nearest.shape[0],), dtype=xp.uint32)
     digits = xp.arange(1, 16, dtype=xp.uint32)[None, :]
     for shift in _SHIFTS:
@@ -101,26 +98,26 @@ def _choose(xp: Any, nearest: Array) -> tuple[Array, Array, Array]:
 
 
 def _cumulative(xp: Any, values: Array) -> Array:
-    """Sums of [B, n, m] along the last axis, which is short, each with those before it."""
+    """Return cumulative sums of [B, n, m] along the last axis, which is short."""
     indices = xp.arange(values.shape[2], dtype=xp.int32)
     triangle = (indices[:, None] >= indices[None, :]).astype(xp.uint32)
     return sum_of(xp, values[:, :, None, :] * triangle[None, None], 3)
 
 
 def _lanes(xp: Any, cells: Array, chosen: Array) -> Array:
-    """The logits of the chosen cells, -inf for those that are none: [B, n, CELL], [B, CELLS] -> [B, n, BLOCK]."""
+    """Return the logits of the chosen cells, -inf for -1: [B, n, CELL], [B, CELLS] -> [B, n, BLOCK]."""
     lanes = xp.take_along_axis(cells, xp.maximum(chosen, 0)[:, :, None], axis=1)
     lanes = xp.where((chosen >= 0)[:, :, None], lanes, -math.inf).astype(xp.float32)
     return lanes.reshape(cells.shape[0], _LANES // BLOCK, BLOCK)
 
 
 def _token(xp: Any, chosen: Array, lane: Array) -> Array:
-    """The id of a lane of the chosen cells: int32 [B]."""
+    """Return the id of a lane of the chosen cells: int32 [B]."""
     return xp.take_along_axis(chosen, (lane // CELL)[:, None], axis=1)[:, 0] * CELL + lane % CELL
 
 
 def _first_lane(xp: Any, distance: Array) -> Array:
-    """The first lane with the highest logit: int32 [B]."""
+    """Return the first lane with the highest logit: int32 [B]."""
     flat = distance.reshape(distance.shape[0], _LANES)
     lanes = xp.arange(_LANES, dtype=xp.int32)[None, :]
     return xp.min(xp.where(flat <= 0.0, lanes, _LANES - 1), axis=1).astype(xp.int32)

@@ -1,6 +1,6 @@
-"""A vocabulary in blocks: maxima, sums and look-ups that compilers make fast code of, for every array namespace `xp`.
+"""Maxima, sums and look-ups over blocks of the vocabulary, in forms that compile to fast code, for any namespace `xp`.
 
-Sums are of integers and exact, in limbs of 16 bits where they can pass 32: they have no order.
+Sums are of integers and exact, in limbs of 16 bits if they can exceed 32 bits, so their order does not matter.
 """
 
 import math
@@ -9,18 +9,18 @@ from typing import Any
 from workers.sampling.noise import Array
 
 BLOCK = 128
-"""Lanes of a block: 128 weights of at most 2**24 sum to less than 2**32."""
+"""Lanes in a block: 128 weights of at most 2**24 sum to less than 2**32."""
 LOW = 0xFFFF
-"""The lower limb of 32 bits."""
+"""Mask of the lower 16-bit limb."""
 
 
 def blocks_of(xp: Any, logits: Array) -> Array:
-    """[B, V] -> [B, n, BLOCK], filled up with -inf."""
+    """Reshape [B, V] to [B, n, BLOCK], padded with -inf."""
     return fold(xp, logits, BLOCK, -math.inf)
 
 
 def fold(xp: Any, values: Array, width: int, filler: float) -> Array:
-    """[B, m] -> [B, n, width], filled up."""
+    """Reshape [B, m] to [B, n, width], padded with `filler`."""
     rows, length = values.shape
     missing = -length % width
     if missing:
@@ -29,29 +29,29 @@ def fold(xp: Any, values: Array, width: int, filler: float) -> Array:
 
 
 def best_of(xp: Any, blocks: Array) -> tuple[Array, Array]:
-    """The blocks' maxima [B, n] and the rows' [B]; a NaN counts as +inf, as not every maximum passes it on."""
+    """Return the maxima of blocks [B, n] and of rows [B]. NaN counts as +inf, as not every maximum propagates it."""
     maxima = xp.max(xp.where(blocks == blocks, blocks, math.inf), axis=2)
     return maxima, xp.max(maxima, axis=1)
 
 
 def first(xp: Any, found: Array) -> Array:
-    """The index of the first True in each row, the last index where there is none: bool [B, m] -> int32 [B]."""
+    """Return the index of the first True in each row, or the last index: bool [B, m] -> int32 [B]."""
     size = found.shape[1]
     indices = xp.arange(size, dtype=xp.int32)[None, :]
     return xp.min(xp.where(found, indices, size - 1), axis=1).astype(xp.int32)
 
 
 def take(xp: Any, blocks: Array, index: Array) -> Array:
-    """Row b of the result is blocks[b, index[b]]: [B, n, m] and [B] -> [B, m]."""
+    """Return blocks[b, index[b]] for each row b: [B, n, m] and [B] -> [B, m]."""
     return xp.take_along_axis(blocks, index[:, None, None], axis=1)[:, 0]
 
 
 def sum_of(xp: Any, values: Array, axis: int) -> Array:
-    """A sum of uint32 as uint32 (numpy would widen it; the sums here fit)."""
+    """Sum uint32 values as uint32, in which the sums here fit (numpy would widen them)."""
     return xp.sum(values, axis=axis).astype(xp.uint32)
 
 
 def limbs(xp: Any, values: Array, axis: int) -> tuple[Array, Array]:
-    """The exact sum of uint32 along an axis as (high, low): high * 2**16 + low, low below 2**16."""
+    """Return the exact sum of uint32 along an axis as (high, low): high * 2**16 + low, with low below 2**16."""
     low = sum_of(xp, values & LOW, axis)
     return sum_of(xp, values >> 16, axis) + (low >> 16), low & LOW

@@ -1,21 +1,22 @@
-"""A tokenizer that needs no files: a token is a byte. For scripted workers and for tests without a model."""
+"""Byte-level tokenizer without files: one token per byte. For scripted workers and for tests without a model."""
 
 from collections.abc import Iterable
 
-from workers.text.vocabulary import Messages, Tools, decode
+from workers.text.tokenizer import Messages, Tools, decode
 
 EOS_ID = 256
 _TURN_END = "<|im_end|>\n"
 
 
-class ByteChat:
-    """ChatML in plain characters, without a template engine; tools are not part of it."""
+class ByteChatFormat:
+    """ChatML in plain characters, without a template engine and without tools."""
 
     takes_tools = False
 
     def render(
         self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
     ) -> str:
+        """See `ChatFormat.render`."""
         turns = [f"<|im_start|>{message['role']}\n{message['content']}{_TURN_END}" for message in messages]
         if add_generation_prompt:
             turns.append("<|im_start|>assistant\n")
@@ -23,24 +24,27 @@ class ByteChat:
 
 
 class ByteTokenizer:
-    """Ids 0..255 are bytes and 256 ends an answer."""
+    """Ids 0 to 255 are bytes; 256 is the end-of-sequence token."""
 
     vocab_size = 257
     longest_token = 1
     eos_ids = frozenset({EOS_ID})
 
     def __init__(self) -> None:
-        self.chat = ByteChat()
+        self.chat = ByteChatFormat()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """The text's UTF-8 bytes; lone surrogates become question marks. `special` adds nothing here."""
+        """Return the text's UTF-8 bytes; lone surrogates become question marks. `special` has no effect."""
         return list(text.encode("utf-8", "replace"))
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
+        """See `Tokenizer.piece`."""
         return bytes((token,)) if 0 <= token < EOS_ID else b""
 
     def label(self, token: int) -> bytes:
+        """See `Tokenizer.label`."""
         return b"<|im_end|>" if token == EOS_ID else self.piece(token)
 
     def decode(self, tokens: Iterable[int]) -> str:
+        """See `Tokenizer.decode`."""
         return decode(self, tokens)

@@ -1,41 +1,41 @@
-"""Tokens in, text out: the incremental detokenizer of one sequence."""
+"""Incremental detokenizer: turns the tokens of one sequence into text as they are generated."""
 
 import codecs
 from collections.abc import Sequence
 
 from workers.text.stops import StopScanner
-from workers.text.vocabulary import Vocabulary
+from workers.text.tokenizer import Tokenizer
 
 _LONGEST_CHARACTER = 4
 
 
-class TextStream:
-    """Turns generated tokens into text as they come.
+class IncrementalDetokenizer:
+    """Turns generated tokens into text as they are generated.
 
-    The pieces concatenate to what decoding all tokens at once would give, cut before the first stop string. A character
-    whose bytes are split over tokens is held back until it is whole, and so is what may become a stop string. U+FFFD
-    appears only where the bytes can no longer become UTF-8. The cost of a token does not depend on those before it.
+    The returned pieces concatenate to the decoded text of all tokens, up to the first stop string. Text is held back
+    while a character's bytes are incomplete, or while it may become a stop string. U+FFFD appears only where the bytes
+    cannot become UTF-8 any more. The cost of a token does not depend on the tokens before it.
     """
 
-    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
-        """`prompt` is the text that the answer continues: its last bytes may be half a character, and after it a
-        leading space is kept. For an answer that begins a text of its own (a chat turn) it is empty."""
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
+        """`prompt` is the text that the answer continues: its last bytes may be part of a character, and a leading
+        space after it is kept. It is empty for an answer that begins a new text, as in a chat."""
         self._scanner = StopScanner(stops)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        tail = _last_bytes(vocabulary, prompt)
+        tail = _last_bytes(tokenizer, prompt)
         self._decode(tail)
         self._begun = bool(tail)
         # Looked up once: `push` runs for every token of every stream.
-        self._piece = vocabulary.piece
+        self._piece = tokenizer.piece
         self._scan = self._scanner.push
 
     @property
     def stopped(self) -> bool:
-        """A stop string is complete; nothing more comes out."""
+        """A stop string is complete; no more text is returned."""
         return self._scanner.stopped
 
     def push(self, token: int) -> str:
-        """The text that is certain now; often the token's own, sometimes nothing, sometimes several tokens'."""
+        """Add a token and return the text that is certain now: of no token, of this one or of several."""
         piece = self._piece(token)
         if not piece:
             return ""
@@ -45,16 +45,16 @@ class TextStream:
         return self._scan(self._decode(piece))
 
     def finish(self) -> str:
-        """What is left when no token follows: half a character becomes U+FFFD, half a stop string becomes text."""
+        """Return the text that was held back: an incomplete character becomes U+FFFD, part of a stop string is text."""
         text = self._scan(self._decode(b"", True))
         return text if self.stopped else text + self._scanner.finish()
 
 
-def _last_bytes(vocabulary: Vocabulary, prompt: Sequence[int]) -> bytes:
-    """The last bytes of the prompt, enough to hold any half character; no bytes when the prompt has no text."""
+def _last_bytes(tokenizer: Tokenizer, prompt: Sequence[int]) -> bytes:
+    """Return the last bytes of the prompt: enough for any incomplete character, none if the prompt has no text."""
     tail = b""
     for token in reversed(prompt):
-        tail = vocabulary.piece(token) + tail
+        tail = tokenizer.piece(token) + tail
         if len(tail) >= _LONGEST_CHARACTER:
             break
     return tail[-_LONGEST_CHARACTER:]

@@ -1,14 +1,14 @@
-"""Finds stop strings in text that arrives in pieces, and says how much of it is safe to send."""
+"""Finds stop strings in streamed text and holds back what may become one."""
 
 from collections.abc import Sequence
 
 
 class StopScanner:
-    """Lets text through until the first stop string is complete; holds back what may be the beginning of one.
+    """Passes text through until a stop string is complete; holds back a possible beginning of one.
 
-    The stop that is completed first wins, and of those that end together the longest, so the result is a function of
-    the text and not of how it was cut into pieces. Knuth-Morris-Pratt, one automaton a stop: constant work a character
-    and at most the longest stop held back.
+    The stop that is completed first wins, and the longest of those that end at the same character, so that the result
+    does not depend on how the text is split into pieces. Uses one Knuth-Morris-Pratt automaton per stop: constant work
+    per character, and no more text held back than the longest stop.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -20,7 +20,7 @@ class StopScanner:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """What can be sent now. After a stop it is nothing, for ever."""
+        """Add text and return what can be sent now: nothing after a stop."""
         if self.stopped:
             return ""
         if not self._held and self._firsts.isdisjoint(text):
@@ -36,12 +36,12 @@ class StopScanner:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """The text ends here: what was held back was no stop."""
+        """End the text and return what was held back, which is not a stop."""
         held, self._held = self._held, ""
         return held
 
     def _advance(self, character: str) -> int:
-        """Feed one character; the length of the longest stop that it completes, or 0."""
+        """Feed one character; return the length of the longest stop that it completes, or 0."""
         complete = 0
         for index, stop in enumerate(self._stops):
             matched, borders = self._matched[index], self._borders[index]
@@ -57,7 +57,7 @@ class StopScanner:
 
 
 def _borders(stop: str) -> list[int]:
-    """For each prefix of `stop`, the length of its longest proper prefix that is also its suffix."""
+    """Return, for each prefix of `stop`, the length of its longest proper prefix that is also its suffix."""
     borders, length = [0], 0
     for character in stop[1:]:
         while length and stop[length] != character:

@@ -1,17 +1,17 @@
-"""Chat templates: jinja in a sandbox, with bounds on time and size, and the helpers that real templates use.
+"""Chat templates: sandboxed Jinja with limits on time and size, and the functions that published templates use.
 
-A template comes with a checkpoint, and a checkpoint may come from anywhere. It must not reach outside the sandbox, and
-it must not hold up the worker: rendering runs on the event loop. How the time limit works, and why so:
+A template is part of a checkpoint, which may be untrusted. It must not escape the sandbox, and it must not block the
+worker, because rendering runs on the event loop. The time limit works as follows:
 
-- The limit is checked by code that is compiled into the template: at each turn of a loop, at each call (macros, loops
-  that recurse, methods, filters, tests) and at each printed value. There is nothing else in the language that repeats.
-- A watchdog thread could not stop a render and would leave it behind; a trace function slows every render and fights
-  debuggers and coverage; SIGALRM works on the main thread only and interrupts whatever runs there, asyncio included.
-- A check is only as fine as the longest single operation, so the operations that make much from little (`*`, `+`, `~`,
-  `**`, `range`, padding, formats, `replace`, results of filters and calls) are bounded in size. What hostile nesting
-  can still do to memory ends this worker and no other: it is a process of its own.
+- Code that is compiled into the template checks the limit: in each iteration of a loop, at each call (macros, recursive
+  loops, methods, filters, tests) and at each printed value. Nothing else in the language repeats.
+- A watchdog thread could not stop a render. A trace function slows every render and conflicts with debuggers and
+  coverage. SIGALRM works on the main thread only and interrupts whatever runs there, asyncio included.
+- Checks are only as frequent as single operations are short. Operations that build large values from small ones (`*`,
+  `+`, `~`, `**`, `range`, padding, formats, `replace`, results of filters and calls) are therefore limited in size. If
+  hostile nesting exhausts memory all the same, it ends this worker process and no other.
 
-Rendering equals transformers' `apply_chat_template`; the tests compare them.
+The output equals that of transformers' `apply_chat_template`; the tests compare them.
 """
 
 import functools
@@ -28,23 +28,23 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 
 from protocol.bounds import MAX_REASON, MAX_TEXT
-from workers.text.template_budget import MAX_ITEMS, Budget, TemplateError
-from workers.text.vocabulary import Messages, Tools
+from workers.text.template_budget import MAX_ITEMS, RenderBudget, TemplateError
+from workers.text.tokenizer import Messages, Tools
 
 __all__ = ["ChatTemplate", "TemplateError"]
 
 DEFAULT_LIMIT_S = 2.0
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_JSON_SPACE = 256
-"""Of an indent or a separator in JSON."""
+"""Characters of an indent or a separator in JSON."""
 _COUNTED = frozenset({"slice", "batch"})
-"""Filters that make as many elements as a number says."""
+"""Filters that take the number of elements to build."""
 _WHOLE = frozenset({"string", "pprint", "escape", "e", "forceescape", "safe"})
-"""Filters that write out whatever they are given."""
+"""Filters that print their whole argument."""
 
 
 class _Generation(ext.Extension):
-    """`{% generation %}` marks the assistant's turns for training; here its body is rendered as it stands."""
+    """`{% generation %}` marks the assistant's messages for training; here its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  jinja's own declaration
 
@@ -62,26 +62,26 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: RenderBudget) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols], finalize=budget.print
         )
         self._budget = budget
         self.globals.pop("lipsum")  # prints any number of words in one call
-        self.filters.pop("random")  # a request that goes on elsewhere must have the same prompt there
+        self.filters.pop("random")  # a resumed request must have the same prompt on another worker
         self.globals["raise_exception"] = _raise_exception
         self.filters["tojson"] = self._tojson
         self.filters["join"] = self._join_filter()
         self.filters = {name: _checked(name, function, budget) for name, function in self.filters.items()}
         self.tests = {name: _checked(name, function, budget) for name, function in self.tests.items()}
-        self.filters["_turns"] = budget.turns
+        self.filters["_iterate"] = budget.iterate
         self.filters["_join"] = self._join
 
     def _generate(
         self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
     ) -> str:
         for loop in source.find_all(nodes.For):
-            loop.iter = _filter("_turns", loop.iter)
+            loop.iter = _filter("_iterate", loop.iter)
         _rewrite_concatenations(source)
         return super()._generate(source, name, filename, defer_init)
 
@@ -115,14 +115,14 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Plain JSON, as transformers has it; jinja's own filter escapes HTML."""
+        """Plain JSON, as in transformers; jinja's own filter escapes HTML."""
         for space in (indent or 0, *(separators or ())):
             self._budget.check_size(abs(space) if isinstance(space, int) else len(space), MAX_JSON_SPACE)
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         if indent is None:
             self._budget.check_whole(value)
             return encoder.encode(value)
-        # An indent stands before every element and grows with the depth: its sum is known only on the way.
+        # An indent precedes every element and grows with the depth: its total is known only while encoding.
         parts, size = [], 0
         for part in encoder.iterencode(value):
             size += len(part)
@@ -132,7 +132,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         return "".join(parts)
 
     def _join(self, parts: list[Any]) -> str:
-        """The `~` operator."""
+        """Implements the `~` operator."""
         return str(self._budget.check_value("".join(map(str, parts))))
 
 
@@ -141,7 +141,7 @@ def _filter(name: str, node: nodes.Node) -> nodes.Node:
 
 
 def _rewrite_concatenations(node: nodes.Node) -> None:
-    """`a ~ b` becomes a filter, which can be bounded; jinja compiles the operator to a bare join."""
+    """Replace `a ~ b` by a filter, which can be limited; jinja compiles the operator to a plain join."""
     for name, value in node.iter_fields():
         if isinstance(value, nodes.Node):
             _rewrite_concatenations(value)
@@ -155,8 +155,8 @@ def _rewrite_concatenations(node: nodes.Node) -> None:
                         value[index] = _filter("_join", nodes.List(item.nodes).set_lineno(item.lineno))
 
 
-def _checked(name: str, function: Any, budget: Budget) -> Callable[..., Any]:
-    """A filter or test under the budget; `wraps` keeps jinja's marks on it (pass_context and the like)."""
+def _checked(name: str, function: Any, budget: RenderBudget) -> Callable[..., Any]:
+    """Wrap a filter or test in budget checks; `wraps` keeps jinja's attributes (pass_context and the like)."""
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -167,9 +167,11 @@ def _checked(name: str, function: Any, budget: Budget) -> Callable[..., Any]:
         elif name in _WHOLE:
             budget.check_whole(args)
         if name == "sum" and any(isinstance(argument, list | tuple) for argument in (*args[2:], *kwargs.values())):
-            raise TemplateError("the chat template adds lists up")  # one by one: the square of their length
+            raise TemplateError(
+                "the chat template sums lists, which is not supported"
+            )  # one by one, which takes quadratic time
         index = next((index for index, argument in enumerate(args) if isinstance(argument, str)), len(args))
-        if index < len(args):  # before the value come jinja's own context arguments
+        if index < len(args):  # jinja's own context arguments come before the value
             budget.check_string_method(name, args[index], args[index + 1 :], kwargs)
         return budget.check_value(function(*args, **kwargs))
 
@@ -181,13 +183,13 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime(now: int) -> Callable[[str], str]:
-    """`strftime_now` of the templates. A time that was given is one on every machine, so it is in UTC."""
+    """Return `strftime_now` for templates. A given time is formatted in UTC, to be the same on every machine."""
     moment = datetime.fromtimestamp(now, UTC) if now else datetime.now()
     return moment.strftime
 
 
 class ChatTemplate:
-    """A model's chat templates, compiled once. `render` may be called from any thread, one at a time."""
+    """Chat templates of a model, compiled once. `render` may be called from any thread, one at a time."""
 
     def __init__(
         self,
@@ -198,25 +200,26 @@ class ChatTemplate:
         max_chars: int = MAX_TEXT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sources` has a "default" and perhaps a "tool_use", which is taken when tools are given.
+        """`sources` has a template "default", and possibly "tool_use", which is used if tools are given.
 
         Raises `TemplateError` for a template that is too long or does not compile.
         """
-        self._budget = Budget(clock, limit_s, max_chars)
+        self._budget = RenderBudget(clock, limit_s, max_chars)
         self._max_chars = max_chars
         self._special_tokens = dict(special_tokens or {})
         self._lock = threading.Lock()
         environment = _Environment(self._budget)
-        self._budget.restart()  # constant expressions are computed while compiling
+        self._budget.restart()  # constant expressions are evaluated at compile time
         self._templates = {name: _compile(environment, name, source) for name, source in sources.items()}
         self.takes_tools = any(_names_tools(environment, source) for source in sources.values())
 
     def render(
         self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
     ) -> str:
-        """The prompt of a conversation at the time `now` (seconds since 1970; 0 is the clock's).
+        """Return the prompt of a conversation at time `now`, in seconds since 1970; 0 is the current time.
 
-        Raises `TemplateError` with the template's own message, or why it failed."""
+        Raises `TemplateError` with the template's own message, or the reason of the failure.
+        """
         named = self._templates.get("tool_use") if tools else None
         template = named or self._templates["default"]
         variables = {
@@ -235,7 +238,7 @@ class ChatTemplate:
                 raise
             except RecursionError:
                 raise TemplateError("the chat template recurses too deeply") from None
-            except Exception as error:  # a template may fail with anything that Python has
+            except Exception as error:  # a template may raise any Python exception
                 text = f"{type(error).__name__}: {error}"
                 raise TemplateError(f"the chat template failed: {text[:500]}") from error
 

@@ -1,9 +1,9 @@
-"""The bytes of each token, from the decoder that a tokenizer.json describes.
+"""Bytes of each token, from the decoder that tokenizer.json describes.
 
-The `tokenizers` library decodes whole sequences only; token by token that costs a window of repeated work and guesses
-about half characters. The two decoders that the served families use say what each token's bytes are, so they are read
-here once: byte-level BPE (GPT-2, Llama 3, Qwen, Mistral Nemo) and sentencepiece pieces with byte fallback (Llama 2,
-Mistral). Any other decoder is refused by name.
+The `tokenizers` library decodes whole sequences only; used token by token, it repeats work over a window and guesses at
+incomplete characters. The two kinds of decoder that the served models use define the bytes of each token: byte-level
+BPE (GPT-2, Llama 3, Qwen, Mistral Nemo), and SentencePiece with byte fallback (Llama 2, Mistral). Any other decoder is
+refused with an error that names it.
 """
 
 import re
@@ -15,24 +15,24 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class DecoderRefused(Exception):
-    """The tokenizer's decoder has a part whose pieces are not known here. The text names the part."""
+    """Raised for a decoder with an unsupported part. The text names the part."""
 
 
 @dataclass(slots=True)
-class _Plan:
-    """What the decoder does to a token, gathered from its parts."""
+class _Steps:
+    """Steps of the decoder for one token, collected from its parts."""
 
     byte_level: bool = False
     byte_fallback: bool = False
     replacements: list[tuple[str, str]] = field(default_factory=list)
     strip: str = ""
-    """One character that is taken off the front of a text."""
+    """A character that is removed from the start of a text."""
     drop_first: str = ""
-    """A character that is left out of the first token, wherever it stands."""
+    """A character that is removed from the first token, wherever it occurs."""
 
 
 def _byte_of_character() -> Mapping[str, int]:
-    """GPT-2's printable stand-ins for bytes (https://github.com/openai/gpt-2, encoder.py), backwards."""
+    """Return the inverse of GPT-2's table of printable characters for bytes (github.com/openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))
@@ -40,29 +40,30 @@ def _byte_of_character() -> Mapping[str, int]:
     return table
 
 
-class Pieces:
-    """Bytes by token id, computed when first asked for."""
+class TokenBytes:
+    """Bytes by token id, computed on first use."""
 
     def __init__(
         self, decoder: Mapping[str, Any] | None, token_of: Callable[[int], str | None], silent: frozenset[str]
     ) -> None:
-        """`decoder` is that object of tokenizer.json; `silent` are the special tokens, which have no text.
+        """`decoder` is the object of that name in tokenizer.json; `silent` are the special tokens, which have no text.
 
         Raises `DecoderRefused`.
         """
-        self._plan = _read(decoder)
+        self._steps = _read(decoder)
         self._token_of = token_of
         self._silent = silent
         self._bytes = _byte_of_character()
         self._known: dict[int, bytes] = {}
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
+        """See `workers.text.tokenizer.Tokenizer.piece`."""
         if first:
             return self._compute(token, first=True)
         known = self._known.get(token)
         if known is None:
             known = self._compute(token, first=False)
-            if known:  # ids that are in no vocabulary come from clients, in any number
+            if known:  # clients may send any number of unknown ids
                 self._known[token] = known
         return known
 
@@ -70,7 +71,7 @@ class Pieces:
         text = self._token_of(token)
         if text is None or text in self._silent:
             return b""
-        if self._plan.byte_level:
+        if self._steps.byte_level:
             try:
                 return bytes([self._bytes[character] for character in text])
             except KeyError:
@@ -78,45 +79,45 @@ class Pieces:
         return self._sentencepiece(text, first=first)
 
     def _sentencepiece(self, text: str, *, first: bool) -> bytes:
-        plan = self._plan
-        if first and plan.drop_first:
-            text = text.replace(plan.drop_first, "")
-        for old, new in plan.replacements:
+        steps = self._steps
+        if first and steps.drop_first:
+            text = text.replace(steps.drop_first, "")
+        for old, new in steps.replacements:
             text = text.replace(old, new)
-        match = _BYTE_TOKEN.fullmatch(text) if plan.byte_fallback else None
+        match = _BYTE_TOKEN.fullmatch(text) if steps.byte_fallback else None
         piece = bytes((int(match[1], 16),)) if match else text.encode("utf-8", "replace")
-        return piece.removeprefix(plan.strip.encode()) if first else piece
+        return piece.removeprefix(steps.strip.encode()) if first else piece
 
 
-def _read(decoder: Mapping[str, Any] | None) -> _Plan:
+def _read(decoder: Mapping[str, Any] | None) -> _Steps:
     if not isinstance(decoder, Mapping):
         raise DecoderRefused("a tokenizer without a decoder is not supported")
-    plan = _Plan()
+    steps = _Steps()
     parts: Sequence[Any] = decoder.get("decoders", ()) if decoder.get("type") == "Sequence" else (decoder,)
     for part in parts:
-        _read_part(part, plan)
-    if plan.byte_level and (plan.byte_fallback or plan.replacements or plan.strip or plan.drop_first):
+        _read_part(part, steps)
+    if steps.byte_level and (steps.byte_fallback or steps.replacements or steps.strip or steps.drop_first):
         raise DecoderRefused("a decoder that mixes ByteLevel with other parts is not supported")
-    return plan
+    return steps
 
 
-def _read_part(part: Mapping[str, Any], plan: _Plan) -> None:
+def _read_part(part: Mapping[str, Any], steps: _Steps) -> None:
     match part:
         case {"type": "ByteLevel"}:
-            plan.byte_level = True
+            steps.byte_level = True
         case {"type": "ByteFallback"}:
-            plan.byte_fallback = True
+            steps.byte_fallback = True
         case {"type": "Fuse"}:
             pass
         case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if old:
-            plan.replacements.append((old, new))
+            steps.replacements.append((old, new))
         case {"type": "Strip", "content": str(content), "start": 0 | 1 as start, "stop": 0} if len(content) == 1:
-            plan.strip = content if start else ""
+            steps.strip = content if start else ""
         case {"type": "Metaspace", "replacement": str(replacement), **rest} if replacement:
-            plan.replacements.append((replacement, " "))
+            steps.replacements.append((replacement, " "))
             # Older files say add_prefix_space, newer ones prepend_scheme.
             if rest.get("prepend_scheme", "always" if rest.get("add_prefix_space", True) else "never") != "never":
-                plan.drop_first = replacement
+                steps.drop_first = replacement
         case _:
             name = part.get("type") if isinstance(part, Mapping) else part
             raise DecoderRefused(f"the decoder {str(name)[:64]!r} (or one of its settings) is not supported")

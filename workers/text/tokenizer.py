@@ -1,147 +1,66 @@
-"""A model's tokenizer from its directory in Hugging Face layout."""
+"""Tokenizer interface of a worker. `CheckpointTokenizer` implements it, and `ByteTokenizer` for scripted models."""
 
-import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
-import tokenizers
-
-from workers.checkpoints.json_files import CheckpointError, read_json
-from workers.text.template import ChatTemplate, TemplateError
-from workers.text.token_bytes import DecoderRefused, Pieces
-from workers.text.vocabulary import decode
-
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""What templates may name, as in transformers' `special_tokens_map`."""
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 
 
-class Tokenizer:
-    """`tokenizers` for encoding, the decoder's pieces for decoding, and the model's chat template.
+class ChatFormat(Protocol):
+    """Renders a conversation as one prompt in the format of a model."""
 
-    Read are tokenizer.json, tokenizer_config.json and special_tokens_map.json (special tokens, chat template),
-    chat_template.jinja, and generation_config.json and config.json (end-of-sequence ids). All but the first may be
-    missing.
-    """
+    @property
+    def takes_tools(self) -> bool:
+        """The format has a place for tools. Without one they would be dropped silently."""
 
-    def __init__(
-        self,
-        library: tokenizers.Tokenizer,
-        pieces: Pieces,
-        *,
-        eos_ids: frozenset[int] = frozenset(),
-        special_tokens: Mapping[str, str] | None = None,
-        chat_templates: Mapping[str, str] | None = None,
-    ) -> None:
-        """Raises `TemplateError` for a chat template that does not compile."""
-        self._library = library
-        self._pieces = pieces
-        self.eos_ids = eos_ids
-        vocabulary = library.get_vocab(with_added_tokens=True)
-        self.vocab_size = len(vocabulary)
-        self.longest_token = max(map(len, vocabulary), default=1)
-        self.chat_template = (chat_templates or {}).get("default")
-        self.chat = ChatTemplate(chat_templates, special_tokens or {}) if chat_templates else None
+    def render(
+        self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
+    ) -> str:
+        """Return the prompt, with special tokens written out. `now`, in seconds since 1970, is the date for templates
+        that ask for it; 0 is the current time. Raises `workers.text.template.TemplateError`."""
 
-    @classmethod
-    def from_dir(cls, path: Path) -> "Tokenizer":
-        """Raises `CheckpointError`, naming file and field, for what is missing, malformed or not supported."""
-        file = path / "tokenizer.json"
-        description = read_json(file)
-        try:
-            library = tokenizers.Tokenizer.from_str(json.dumps(description))
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(file, "", f"is not a tokenizer: {error}") from error
-        library.no_truncation()
-        library.no_padding()
-        silent = frozenset(t.content for t in library.get_added_tokens_decoder().values() if t.special)
-        try:
-            pieces = Pieces(description.get("decoder"), library.id_to_token, silent)
-        except DecoderRefused as error:
-            raise CheckpointError(file, "decoder", str(error)) from error
-        config_file = path / "tokenizer_config.json"
-        config = read_json(config_file) if config_file.exists() else {}
-        special_tokens = _special_tokens(path, config)
-        try:
-            return cls(
-                library,
-                pieces,
-                eos_ids=_eos_ids(path, library, special_tokens),
-                special_tokens=special_tokens,
-                chat_templates=_chat_templates(path, config),
-            )
-        except TemplateError as error:
-            raise CheckpointError(config_file, "chat_template", str(error)) from error
+
+class Tokenizer(Protocol):
+    """Encodes text, and knows the bytes of each token. Decoding concatenates them, so it can be incremental."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+
+    @property
+    def longest_token(self) -> int:
+        """Maximum number of text characters in one token."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+
+    @property
+    def chat(self) -> ChatFormat | None:
+        """The chat format; None for a model without a chat template."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids; `special` runs the tokenizer's own post-processor, which knows whether the model wants BOS."""
-        clean = text.encode("utf-8", "replace").decode()  # a lone surrogate is valid in JSON and not in UTF-8
-        # As a batch, because only that lets go of Python's lock; and without offsets, it takes half as long.
-        ids: list[int] = self._library.encode_batch_fast([clean], add_special_tokens=special)[0].ids
-        return ids
+        """Return token ids. `special` adds the tokens that the model expects around a plain prompt, such as BOS."""
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
-        return self._pieces.piece(token, first=first)
+        """Return the bytes that `token` adds to the text; none for special and unknown tokens.
+
+        `first` marks the first token of a text, where some tokenizers write a space that is not part of the text.
+        """
 
     def label(self, token: int) -> bytes:
-        return self._pieces.piece(token) or (self._library.id_to_token(token) or "").encode("utf-8", "replace")
+        """Return a token's name in reports: its bytes, or a special token's name; empty for an unknown token."""
 
     def decode(self, tokens: Iterable[int]) -> str:
-        return decode(self, tokens)
+        """Return the text of a whole sequence without special tokens; bytes that are not UTF-8 become U+FFFD."""
 
 
-def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Those of tokenizer_config.json, and those that older checkpoints have in a file of their own alone."""
-    file = path / "special_tokens_map.json"
-    named = {**(read_json(file) if file.exists() else {}), **config}
-    found = {}
-    for name in SPECIAL_NAMES:
-        value = named.get(name)
-        content = value.get("content") if isinstance(value, Mapping) else value
-        if isinstance(content, str):
-            found[name] = content
-    return found
-
-
-def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name. The file of its own goes before tokenizer_config.json, which holds one or a list of named."""
-    file = path / "chat_template.jinja"
-    if file.exists():
-        try:
-            return {"default": file.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(file, "", f"cannot be read: {error}") from error
-    value = config.get("chat_template")
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {"default": value}
-    try:
-        named = {str(entry["name"]): entry["template"] for entry in value}
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(
-            path / "tokenizer_config.json", "chat_template", "is neither a string nor a list of named templates"
-        ) from error
-    if "default" not in named or not all(isinstance(template, str) for template in named.values()):
-        raise CheckpointError(path / "tokenizer_config.json", "chat_template", "has no template named 'default'")
-    return named
-
-
-def _eos_ids(path: Path, library: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> frozenset[int]:
-    """All that any of the model's files calls an end: chat models name one more in one file than in another."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        file = path / name
-        if not file.exists():
-            continue
-        fields = read_json(file)
-        value, text = fields.get("eos_token_id"), fields.get("text_config")
-        if value is None and isinstance(text, Mapping):  # of a model of more than text
-            value = text.get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
-            raise CheckpointError(file, "eos_token_id", f"{value!r} is neither a token id nor a list of token ids")
-        found.update(ids)
-    token = special_tokens.get("eos_token")
-    ident = library.token_to_id(token) if token is not None else None
-    return frozenset(found if ident is None else found | {ident})
+def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
+    """Implement `Tokenizer.decode` by concatenating the bytes of each token."""
+    parts: list[bytes] = []
+    for token in tokens:
+        piece = tokenizer.piece(token, first=not parts)
+        if piece or (not parts and tokenizer.piece(token)):
+            parts.append(piece)
+    return b"".join(parts).decode("utf-8", "replace")

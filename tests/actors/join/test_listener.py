@@ -14,7 +14,7 @@ from actors.transport.keys import KeyPair, make_key
 from protocol.bounds import MAX_FRAME_BYTES
 from protocol.codec import encode
 from protocol.commands import Cancel, Welcome
-from protocol.events import Beat, Gauges
+from protocol.events import Gauges, Heartbeat
 from tests.actors.join.entrance import GENEROUS, HELLO, Client, Entrance, entrance, joined
 
 pytestmark = pytest.mark.anyio
@@ -196,7 +196,7 @@ async def test_recorded_bytes_are_worth_nothing(tmp_path: Path) -> None:
     [
         ([b"\xc1"], "frame"),
         ([b""], "frame"),
-        ([encode(Beat(Gauges()))], "frame"),
+        ([encode(Heartbeat(Gauges()))], "frame"),
         ([encode(HELLO), encode(HELLO)], "frame"),
         ([b"\x92\xa5hello\x01"], "frame"),
         ([b"\x93\xa5hello\xa1x\xc0"], "frame"),

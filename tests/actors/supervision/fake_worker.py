@@ -16,7 +16,20 @@ from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE, PROTOCOL_VE
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Stop, Submit, Welcome
 from protocol.errors import ByeReason
-from protocol.events import Beat, Bye, Capabilities, Delta, Event, Finished, Gauges, Hello, Loading, Ready, Step, Usage
+from protocol.events import (
+    Bye,
+    Capabilities,
+    Delta,
+    Event,
+    Finished,
+    Gauges,
+    Heartbeat,
+    Hello,
+    Loading,
+    Ready,
+    Step,
+    Usage,
+)
 
 BUSY = Gauges(slots_active=1, steps=1)
 
@@ -131,7 +144,7 @@ class FakeWorker:
 
     def beat(self) -> None:
         if not self.left.is_set() and not self.link.closed:
-            self.say(Beat(gauges=self.gauges))
+            self.say(Heartbeat(gauges=self.gauges))
             asyncio.get_running_loop().call_later(0.05, self.beat)
 
     def leave(self) -> None:
@@ -160,7 +173,7 @@ async def main(endpoint: str, incarnation: int, mode: str) -> None:
         await asyncio.Event().wait()
     worker = FakeWorker(endpoint, incarnation, mode)
     if mode == "no_hello_first":
-        worker.say(Beat(gauges=Gauges()))
+        worker.say(Heartbeat(gauges=Gauges()))
     worker.hello()
     await worker.left.wait()
     if mode == "deaf":

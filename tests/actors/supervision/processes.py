@@ -29,7 +29,7 @@ from actors.supervision.worker import (
 from actors.supervision.worker_actor import WorkerRef, spawn_worker
 from actors.system import ActorSystem
 from protocol.commands import Submit
-from protocol.events import Beat, Event
+from protocol.events import Event, Heartbeat
 from protocol.request import Limits, Sampling, TokensInput
 
 HERE = Path(__file__).parent
@@ -96,7 +96,7 @@ class Recorder(Actor[WorkerNotice | Terminated]):
             case WorkerEvent(_, incarnation, event):
                 assert incarnation in self._greeted
                 assert incarnation not in [number for number, _ in self.lost]
-                if not isinstance(event, Beat):
+                if not isinstance(event, Heartbeat):
                     self.events.append((incarnation, event))
             case WorkerChanged(status):
                 self.statuses.append(status)

@@ -41,11 +41,11 @@ from actors.supervision.worker import (
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel, Drain, Stop, Welcome
 from protocol.errors import ByeReason
-from protocol.events import Beat, Bye, Gauges, Loading, Step
+from protocol.events import Bye, Gauges, Heartbeat, Loading, Step
 from tests.actors.supervision.lives import LIMITS, POLICY, READY, Story, request
 from tests.actors.supervision.processes import submit
 
-STEP, IDLE, BUSY = Step(deltas=()), Beat(Gauges()), Beat(Gauges(slots_active=1))
+STEP, IDLE, BUSY = Step(deltas=()), Heartbeat(Gauges()), Heartbeat(Gauges(slots_active=1))
 
 
 def running(policy: RestartPolicy = POLICY) -> Story:
@@ -548,7 +548,7 @@ def as_input(story: Story, what: object) -> Input:
             return Exited(story.number, "exited", Origin.WITHIN, clean=False)
         case "link lost":
             return LinkLost(story.number, "gone", Origin.WITHIN, final=story.joins)
-        case Bye() | Step() | Beat():
+        case Bye() | Step() | Heartbeat():
             return story.message(what)
         case _ if what is READY:
             return story.message(READY)

@@ -19,7 +19,7 @@ from actors.supervision.worker import WorkerEvent, WorkerNotice, WorkerState, Wo
 from actors.supervision.worker_actor import WorkerRef
 from actors.transport.endpoint import sweep
 from protocol.commands import Cancel, Command, Submit
-from protocol.events import Beat, Finished, Step
+from protocol.events import Finished, Heartbeat, Step
 from protocol.request import Limits, Sampling, TokensInput
 from tests.actors.supervision.processes import HERE, PATIENT, WAIT_S, Recorder, submit, supervised, wait_gone
 
@@ -216,7 +216,7 @@ async def test_a_watcher_that_raises_is_logged_and_passed_over() -> None:
     class Fragile(Recorder):
         def handle(self, message: WorkerNotice | Terminated) -> None:
             super().handle(message)
-            if isinstance(message, WorkerEvent) and not isinstance(message.event, Beat):
+            if isinstance(message, WorkerEvent) and not isinstance(message.event, Heartbeat):
                 raise LookupError("a bug")
 
     with structlog.testing.capture_logs() as logs:

@@ -40,7 +40,7 @@ FAULTS = {
     "too_many_frames": ("", "breaks the link's bounds"),
     "wrong_incarnation": ("", "incarnation 8 is not 1"),
     "wrong_name": ("", "worker 'other' is not 'w'"),
-    "no_hello_first": ("", "Beat came before Hello"),
+    "no_hello_first": ("", "Heartbeat came before Hello"),
     "hello_twice": ("", "a second Hello came"),
     "closes_link": ("", "its link was lost"),
     "load_fails": ("", r"it left \(load_failed\): no such weights"),
@@ -85,7 +85,7 @@ async def test_who_fell_silent_without_work_is_soon_replaced_whatever_it_is_sent
             await anyio.sleep(0.01)
         worker.send_nowait([submit()])
         await recorder.until(lambda: bool(recorder.lost))
-        assert recorder.lost == [(1, "no beat without work for 2 s")]
+        assert recorder.lost == [(1, "no heartbeat without work for 2 s")]
         await recorder.until_state(WorkerState.READY)
     if sys.platform == "linux":
         assert recorder.origins[0] is Origin.OUTSIDE

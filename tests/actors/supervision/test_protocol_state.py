@@ -14,13 +14,13 @@ from protocol.commands import Cancel
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import (
     SILENT_S,
-    Beat,
     Bye,
     Capabilities,
     Event,
     Failed,
     Finished,
     Gauges,
+    Heartbeat,
     Hello,
     Loading,
     Ready,
@@ -34,7 +34,7 @@ HELLO = Hello(
     protocol=PROTOCOL_VERSION, worker="w", incarnation=3, pid=1, model="m", backend="b", device="d", slots=1, context=1
 )
 READY = Ready(capabilities=Capabilities())
-IDLE, BUSY = Beat(gauges=Gauges()), Beat(gauges=Gauges(slots_active=1))
+IDLE, BUSY = Heartbeat(gauges=Gauges()), Heartbeat(gauges=Gauges(slots_active=1))
 FINISHED = Finished(stream=1, reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=1))
 FAILED = Failed(stream=1, code=ErrorCode.STEP, text="")
 BYE = Bye(reason=ByeReason.STOPPED, text="")
@@ -68,7 +68,7 @@ def test_from_start_to_bye() -> None:
 
 
 ORDER = {
-    "beat first": ([], IDLE, "Beat came before Hello"),
+    "beat first": ([], IDLE, "Heartbeat came before Hello"),
     "bye first": ([], BYE, "Bye came before Hello"),
     "hello twice": ([HELLO], HELLO, "a second Hello"),
     "step early": ([HELLO], STEP, "Step came before Ready"),
@@ -76,7 +76,7 @@ ORDER = {
     "failed early": ([HELLO], FAILED, "Failed came before Ready"),
     "ready twice": ([HELLO, READY], READY, "Ready came after Ready"),
     "loading late": ([HELLO, READY], LOADING, "Loading came after Ready"),
-    "after bye": ([HELLO, READY, BYE], IDLE, "Beat came after Bye"),
+    "after bye": ([HELLO, READY, BYE], IDLE, "Heartbeat came after Bye"),
 }
 
 
@@ -140,7 +140,7 @@ class TestIdle:
         seen = self.live(READY)
         seen.receive(IDLE, 10.0)
         assert seen.overdue(13.9) is None
-        assert seen.overdue(14.0) == "no beat without work for 4 s"
+        assert seen.overdue(14.0) == "no heartbeat without work for 4 s"
 
     def test_what_loads_is_not_idle(self) -> None:
         assert self.live().overdue(29.9) is None
@@ -157,7 +157,7 @@ class TestIdle:
         seen.sent([submit(1)], 1.0)
         seen.sent([Cancel(1)], 2.0)
         assert seen.overdue(5.9) is None
-        assert seen.overdue(6.0) == "no beat without work for 4 s"
+        assert seen.overdue(6.0) == "no heartbeat without work for 4 s"
 
     @pytest.mark.parametrize(("at", "late"), [(SILENT_S - 0.1, False), (SILENT_S, True)])
     def test_work_is_no_excuse_for_the_beats_missed_before_it(self, at: float, late: bool) -> None:
@@ -166,7 +166,7 @@ class TestIdle:
         seen.sent([Cancel(1)], at)
         seen.sent([submit(2)], at)
         assert seen.overdue(3.9) is None
-        assert seen.overdue(4.0) == ("no beat without work for 4 s" if late else None)
+        assert seen.overdue(4.0) == ("no heartbeat without work for 4 s" if late else None)
         seen.receive(BUSY, 4.0)
         assert seen.overdue(19.9) is None, "it lives: its steps count from now on"
 
@@ -175,7 +175,7 @@ class TestIdle:
         for event in (HELLO, READY):
             seen.receive(event, 0.0)
         seen.sent([submit(1)], 1.0)
-        assert seen.overdue(1.0) == "no beat without work for 1 s"
+        assert seen.overdue(1.0) == "no heartbeat without work for 1 s"
 
 
 def hang(seen: ProtocolState, event: Event, start: float, seconds: int) -> str | None:
@@ -203,7 +203,7 @@ def test_one_that_says_that_it_is_about_to_end_must_do_so() -> None:
 @pytest.mark.parametrize("gauges", [Gauges(slots_active=1), Gauges(queue_depth=1)], ids=["slot", "queue"])
 def test_work_without_steps_is_a_hang(gauges: Gauges) -> None:
     seen = live(HELLO, READY, IDLE)
-    assert hang(seen, Beat(gauges=gauges), 0.0, 100) == "20: no step finished with work in flight for 20 s"
+    assert hang(seen, Heartbeat(gauges=gauges), 0.0, 100) == "20: no step finished with work in flight for 20 s"
 
 
 @pytest.mark.parametrize(
@@ -220,10 +220,10 @@ def test_work_without_steps_is_a_hang(gauges: Gauges) -> None:
 )
 def test_a_hang_is_measured_by_the_longest_legitimate_step(expected_ms: int, slowest_ms: int, granted: float) -> None:
     seen = live(HELLO, Ready(capabilities=Capabilities(), step_ms=expected_ms))
-    seen.receive(Beat(gauges=Gauges(slots_active=1, steps=1, slowest_step_ms=slowest_ms)), 0.0)
+    seen.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=1, slowest_step_ms=slowest_ms)), 0.0)
     assert seen.hang_s == granted
-    seen.receive(Beat(gauges=Gauges(slots_active=1, steps=1)), granted - 0.001)
-    seen.receive(Beat(gauges=Gauges(slots_active=1, steps=1, slowest_step_ms=slowest_ms)), granted - 0.001)
+    seen.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=1)), granted - 0.001)
+    seen.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=1, slowest_step_ms=slowest_ms)), granted - 0.001)
     assert seen.overdue(granted - 0.001) is None
     assert seen.overdue(granted) == f"no step finished with work in flight for {granted:g} s"
 
@@ -259,7 +259,7 @@ def test_an_ended_stream_is_no_work(end: Event | None) -> None:
 def test_steps_that_advance_are_progress() -> None:
     seen = live(HELLO, READY)
     for second in range(200):
-        seen.receive(Beat(gauges=Gauges(slots_active=1, steps=second // 10)), float(second))
+        seen.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=second // 10)), float(second))
         assert seen.overdue(float(second)) is None
     assert seen.last_progress == 190.0
 

@@ -23,7 +23,7 @@ from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Welcome
 from protocol.errors import ByeReason
-from protocol.events import Beat, Bye, Capabilities, Event, Gauges, Hello, Ready
+from protocol.events import Bye, Capabilities, Event, Gauges, Heartbeat, Hello, Ready
 from tests.actors.supervision.processes import PATIENT, WAIT_S, Recorder, Watched, submit
 
 pytestmark = pytest.mark.anyio
@@ -126,7 +126,7 @@ async def test_a_second_one_is_declined_until_the_first_has_been_silent(monkeypa
             await second.until_received(1)
             assert isinstance(second.received[0], Welcome)
             assert "is here already" in second.received[0].refusal
-        first.say(Beat(Gauges()))
+        first.say(Heartbeat(Gauges()))
         monkeypatch.setattr(life, "TAKE_OVER_S", 0.0)
         async with far(worker) as third:
             await third.until_received(1)
@@ -180,7 +180,7 @@ async def test_one_whose_machine_beats_for_it_hangs_by_itself() -> None:
         await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         while not recorder.lost:
-            there.say(Beat(Gauges(slots_active=1)))
+            there.say(Heartbeat(Gauges(slots_active=1)))
             await anyio.sleep(0.02)
         assert recorder.origins == [Origin.WITHIN]
 

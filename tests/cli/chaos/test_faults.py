@@ -1,43 +1,28 @@
-"""The faults that can be asked for, and what a worker is told of those from within."""
+"""The faults by name, and when planned ones occur."""
 
 import random
 from typing import get_args
 
 import pytest
 
-from cli.chaos.command import chosen
-from cli.chaos.faults import FIRST_MESSAGE, LOADS, OUTSIDE, SLOW_CALLS, SLOW_S, WITHIN, within
-from cli.options import CommandFailed
+from cli.chaos.faults import FIRST_MESSAGE, LOAD_FAULTS, PLANNED, SIGNALS, SLOW_CALLS, SLOW_S, planned_fault
 from workers.faults.plan import LINK_FAULTS, CallFault, LoadFault
 
 
-def test_every_fault_of_a_plan_can_be_asked_for_but_the_one_that_rightly_ends_a_worker() -> None:
-    there = {*get_args(CallFault), *get_args(LoadFault), *LINK_FAULTS}
-    assert set(WITHIN.values()) == there - {"refuse_load"}
-    assert not WITHIN.keys() & OUTSIDE.keys()
+def test_every_fault_of_a_plan_has_a_name_except_refuse_load() -> None:
+    kinds = {*get_args(CallFault), *get_args(LoadFault), *LINK_FAULTS}
+    assert set(PLANNED.values()) == kinds - {"refuse_load"}
+    assert not PLANNED.keys() & SIGNALS.keys()
 
 
-@pytest.mark.parametrize("name", WITHIN)
-def test_it_comes_early_in_a_life(name: str) -> None:
-    draw = random.Random(1)
-    faults = [within(name, draw, 10) for _ in range(200)]
-    assert {fault.kind for fault in faults} == {WITHIN[name]}
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_planned_fault_occurs_early_in_an_incarnation(name: str) -> None:
+    rng = random.Random(1)
+    faults = [planned_fault(name, rng, 10) for _ in range(200)]
+    assert {fault.kind for fault in faults} == {PLANNED[name]}
     calls = {fault.call for fault in faults}
-    first = 1 + FIRST_MESSAGE * (WITHIN[name] in LINK_FAULTS)
-    assert calls == ({1} if name in LOADS else set(range(first, first + 10)))
+    first = 1 + FIRST_MESSAGE * (PLANNED[name] in LINK_FAULTS)
+    assert calls == ({1} if name in LOAD_FAULTS else set(range(first, first + 10)))
     slow = name in ("slow", "slow_link")
     assert {(fault.calls, fault.seconds) for fault in faults} == {(SLOW_CALLS, SLOW_S) if slow else (1, 0.0)}
-    assert within(name, draw, 0) == within(name, draw, 1), "there is always a first call"
-
-
-def test_a_worker_of_somebody_else_is_not_told() -> None:
-    assert chosen("kill,nan", own=True) == ["kill", "nan"]
-    with pytest.raises(CommandFailed, match="'nan' comes from within"):
-        chosen("kill,nan")
-
-
-def test_all_is_all_that_there_are() -> None:
-    assert chosen("all") == list(OUTSIDE)
-    assert chosen(" all ", own=True) == [*OUTSIDE, *WITHIN]
-    with pytest.raises(CommandFailed, match="there is no 'all'"):
-        chosen("kill,all")
+    assert planned_fault(name, rng, 0) == planned_fault(name, rng, 1), "there is always a first call"

@@ -1,30 +1,13 @@
-"""`baton admin` against a server that the test speaks for."""
+"""The client of the administration routes, with scripted responses."""
 
 from typing import Any
 
 import httpx
 import pytest
 
-from cli.client.administration import Administration, show_workers
-from cli.options import CommandFailed
-from cli.settings import Settings
-
-WORKER = {
-    "name": "w0",
-    "model": "m",
-    "state": "given_up",
-    "role": "standby",
-    "circuit": "closed",
-    "device": None,
-    "address": None,
-    "pid": 4242,
-    "restarts": 5,
-    "slots_active": 1,
-    "slots_total": 8,
-    "queue_depth": 3,
-    "reason": "it [left]",
-    "last_failure": {"incarnation": 5, "origin": "within", "reason": "it [left] (internal_error)", "ago_s": 61.7},
-}
+from cli.client.administration import Administration
+from cli.config.errors import CommandFailed
+from cli.config.settings import Settings
 
 
 def operation(outcome: str, *lines: str, number: int = 1) -> dict[str, Any]:
@@ -32,7 +15,7 @@ def operation(outcome: str, *lines: str, number: int = 1) -> dict[str, Any]:
 
 
 def server(*answers: dict[str, Any] | httpx.Response) -> tuple[Administration, list[httpx.Request]]:
-    """It gives these answers in turn."""
+    """Return a client whose server gives these answers in turn."""
     asked: list[httpx.Request] = []
     left = iter(answers)
 
@@ -57,7 +40,7 @@ def test_an_operation_is_followed_to_its_end(capsys: pytest.CaptureFixture[str])
     assert asked[0].read() == b'{"grace_s":7.5}'
 
 
-def test_what_is_not_given_is_not_sent() -> None:
+def test_empty_fields_are_not_sent() -> None:
     one, asked = server(operation("done"))
     one.operate("/admin/reload", None, model="", checkpoint="/models/new")
     assert asked[0].read() == b'{"checkpoint":"/models/new"}'
@@ -72,15 +55,15 @@ def test_what_is_not_given_is_not_sent() -> None:
         ([httpx.Response(502, text="bad gateway")], "did not answer as a Baton server does"),
         ([httpx.Response(200, json=[])], "did not answer as a Baton server does"),
     ],
-    ids=["failed", "another", "refused", "proxy", "stranger"],
+    ids=["failed", "another", "refused", "proxy", "another-server"],
 )
-def test_what_goes_wrong_is_a_sentence(answers: list[Any], words: str) -> None:
+def test_every_failure_is_a_command_error(answers: list[Any], words: str) -> None:
     one, _ = server(*answers)
     with pytest.raises(CommandFailed, match=words):
         one.operate("/admin/restart?rolling", None)
 
 
-def test_no_server_is_a_sentence() -> None:
+def test_an_unreachable_server_is_a_command_error() -> None:
     with (
         Administration.of("http://127.0.0.1:1", Settings()) as client,
         pytest.raises(CommandFailed, match=r"no server answers at http://127\.0\.0\.1:1: .*`baton serve` starts one"),
@@ -93,41 +76,6 @@ def test_no_server_is_a_sentence() -> None:
     [("", "", None), ("a", "", "Bearer a"), ("a", "b", "Bearer b")],
     ids=["none", "api", "admin"],
 )
-def test_the_admin_key_wins_over_the_api_key(api_key: str, admin_key: str, sent: str | None) -> None:
+def test_the_admin_key_takes_precedence_over_the_api_key(api_key: str, admin_key: str, sent: str | None) -> None:
     with Administration.of("http://server/", Settings(api_key=api_key, admin_key=admin_key)) as client:
         assert client._client.headers.get("authorization") == sent
-
-
-def test_workers_are_listed_a_line_each(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    show_workers([WORKER])
-    heading, line = capsys.readouterr().out.splitlines()
-    assert line.split() == [
-        "w0",
-        "m",
-        "given_up",
-        "standby",
-        "closed",
-        "-",
-        "-",
-        "4242",
-        "5",
-        "1/8",
-        "3",
-        "it",
-        "[left]",
-        "within,",
-        "62",
-        "s",
-        "ago:",
-        "it",
-        "[left]",
-        "(internal_error)",
-    ]
-    shown = [*list(WORKER)[:5], "device", "address", "pid", "restarts", "slots", "queue", "why", "last", "failure"]
-    assert heading.split() == shown
-
-
-def test_a_worker_that_never_failed_has_no_last_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    show_workers([{**WORKER, "reason": "", "last_failure": None}])
-    assert capsys.readouterr().out.splitlines()[1].split()[-2:] == ["3", "-"]

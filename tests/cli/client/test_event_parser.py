@@ -1,4 +1,4 @@
-"""Server-sent events come out the same however their bytes were cut."""
+"""The parser yields the same events however their bytes are split."""
 
 import pytest
 
@@ -9,7 +9,7 @@ WHOLE = f"id: 1\r\ndata: {TEXT}\r\n\r\n: a comment\n\nevent: x\ndata: x\ndata:y\
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, len(WHOLE)])
-def test_line_ends_of_unicode_are_text(size: int) -> None:
+def test_unicode_line_separators_are_text(size: int) -> None:
     parser = EventParser()
     parts = [WHOLE[at : at + size] for at in range(0, len(WHOLE), size)]
     assert [event for part in parts for event in parser.feed(part)] == [

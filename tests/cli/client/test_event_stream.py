@@ -1,4 +1,4 @@
-"""A streamed answer over connections that break: nothing is missing, nothing comes twice."""
+"""A streamed answer over connections that break: every event arrives once."""
 
 import json
 from collections.abc import Iterator
@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from cli.client import event_stream
-from cli.client.answers import Ask, RemoteAnswers, Summary
 from cli.client.event_stream import EventStream
-from cli.options import CommandFailed
+from cli.client.model_client import ModelRequest, Summary
+from cli.client.remote import RemoteClient
+from cli.config.errors import CommandFailed
 from protocol.request import Limits, Sampling
 from tests.gateway.faults.cutting import breaking_way
 from tests.gateway.real import launch, real_gateway
@@ -21,7 +22,7 @@ BODY = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 class Broken(httpx.SyncByteStream):
-    """Bytes, and then no more of them."""
+    """Yields its parts and then breaks the connection."""
 
     def __init__(self, *parts: bytes) -> None:
         self._parts = parts
@@ -63,7 +64,7 @@ class Script:
         return EventStream(client, self.pauses.append).chunks("/v1/completions", BODY)
 
 
-def test_it_goes_on_after_the_last_whole_event() -> None:
+def test_it_resumes_after_the_last_complete_event() -> None:
     first, second = event(1, {"n": 1}), event(2, {"n": 2})
     script = Script(
         httpx.Response(200, headers=KEPT, stream=Broken(first, second[:9])),
@@ -78,12 +79,12 @@ def test_it_goes_on_after_the_last_whole_event() -> None:
     assert script.pauses == [0.1, 0.2, 0.1], "a connection that brought something begins anew"
 
 
-def test_one_that_was_delivered_whole_but_for_its_end_is_whole() -> None:
+def test_a_stream_that_lacked_only_its_end_is_complete() -> None:
     broken = httpx.Response(200, headers=KEPT, stream=Broken(event(1, {"n": 1})))
     assert [chunk["n"] for chunk in Script(broken, httpx.Response(204)).chunks()] == [1]
 
 
-def test_one_that_broke_before_its_first_event_is_picked_up_from_the_beginning() -> None:
+def test_a_stream_that_broke_before_its_first_event_starts_again() -> None:
     whole = httpx.Response(200, content=event(1, {"n": 1}) + DONE)
     script = Script(httpx.Response(200, headers=KEPT, stream=Broken()), whole)
     assert [chunk["n"] for chunk in script.chunks()] == [1]
@@ -91,7 +92,7 @@ def test_one_that_broke_before_its_first_event_is_picked_up_from_the_beginning()
 
 
 @pytest.mark.parametrize("status", [400, 429])
-def test_a_server_that_keeps_none_is_asked_without(status: int) -> None:
+def test_a_server_without_resumable_streams_gets_the_request_again(status: int) -> None:
     refusal = httpx.Response(status, json={"error": {"message": "stream_options.resume_s: no"}})
     script = Script(refusal, httpx.Response(200, content=event(1, {"n": 1}) + DONE))
     assert [chunk["n"] for chunk in script.chunks()] == [1]
@@ -108,7 +109,7 @@ def test_a_server_that_keeps_none_is_asked_without(status: int) -> None:
         (httpx.Response(200, content=event(2, {"error": {"message": "lost"}})), "server says: lost"),
     ],
 )
-def test_what_cannot_be_picked_up_is_a_sentence(last: httpx.Response, sentence: str) -> None:
+def test_a_stream_that_cannot_be_resumed_is_a_command_error(last: httpx.Response, sentence: str) -> None:
     broken = httpx.Response(200, headers=KEPT, stream=Broken(event(1, {"n": 1})))
     with pytest.raises(CommandFailed, match=sentence):
         list(Script(broken, last, httpx.Response(204)).chunks())
@@ -121,7 +122,7 @@ def test_what_cannot_be_picked_up_is_a_sentence(last: httpx.Response, sentence: 
         (httpx.Response(503, json={"error": {"message": "later"}}), r"refused \(503\): later"),
     ],
 )
-def test_a_server_that_does_not_come_back_is_given_up(
+def test_a_client_gives_up_a_server_that_does_not_return(
     unreachable: httpx.Response | httpx.HTTPError, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_stream, "RESUME_S", 0.0)
@@ -130,7 +131,7 @@ def test_a_server_that_does_not_come_back_is_given_up(
         list(Script(broken, unreachable, httpx.Response(204)).chunks())
 
 
-def test_who_leaves_says_so() -> None:
+def test_closing_the_stream_cancels_it_on_the_server() -> None:
     script = Script(httpx.Response(200, headers=KEPT, content=event(1, {"n": 1}) + DONE), httpx.Response(204))
     chunks = script.chunks()
     assert next(chunks) == {"n": 1}
@@ -139,12 +140,12 @@ def test_who_leaves_says_so() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_connection_that_is_cut_changes_nothing() -> None:
-    """For real: a proxy breaks the connection twice, and the text is the same as without."""
-    ask = Ask(Sampling(seed=3, temperature=1.0), Limits(max_tokens=60, ignore_eos=True), prompt="Hello")
+async def test_a_broken_connection_does_not_change_the_answer() -> None:
+    """A proxy in front of a real gateway breaks the connection twice."""
+    ask = ModelRequest(Sampling(seed=3, temperature=1.0), Limits(max_tokens=60, ignore_eos=True), prompt="Hello")
 
     def answer(port: int) -> tuple[str, Summary]:
-        answers = RemoteAnswers.connect(f"http://127.0.0.1:{port}")
+        answers = RemoteClient.connect(f"http://127.0.0.1:{port}")
         *pieces, summary = answers.stream(ask)
         answers.close()
         assert isinstance(summary, Summary)

@@ -1,4 +1,4 @@
-"""The gateway that is succeeded, spoken for by the test: what it gives, what it keeps, and what it does wrong."""
+"""The client of a scripted predecessor: its socket, its streams and its failures."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from cli.client.predecessor import HttpPredecessor
-from cli.settings import Settings
+from cli.config.settings import Settings
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.streaming.peer import PeerUnreachable
 
@@ -24,7 +24,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def give(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A listening socket, as a gateway gives its own."""
+    """Send a listening socket, as a gateway does."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connection = writer.get_extra_info("socket").dup()
         with connection:
@@ -36,7 +36,7 @@ async def give(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 async def predecessor(
     folder: Path, keeps: Serve, gives: Serve = give, **settings: Any
 ) -> AsyncIterator[HttpPredecessor]:
-    """One that offers two sockets, where these answer."""
+    """Run a predecessor that offers two sockets, which `keeps` and `gives` serve."""
     paths = {"listener": str(folder / "l"), "http": str(folder / "h")}
     heads: list[bytes] = []
 
@@ -56,8 +56,8 @@ async def predecessor(
         yield made
 
 
-async def test_it_is_asked_for_as_many_streams_as_it_keeps(tmp_path: Path) -> None:
-    """Each holds a connection, to its end."""
+async def test_the_number_of_connections_has_no_limit(tmp_path: Path) -> None:
+    """Each stream has a connection of its own."""
     count = 150
     asked, all_asked = 0, anyio.Event()
 
@@ -88,7 +88,7 @@ async def test_it_is_asked_for_as_many_streams_as_it_keeps(tmp_path: Path) -> No
     assert got == [b"data: 1\n\n"] * count
 
 
-async def test_what_a_client_sent_is_passed_on_byte_for_byte(tmp_path: Path) -> None:
+async def test_a_request_is_forwarded_byte_for_byte(tmp_path: Path) -> None:
     heads: list[bytes] = []
 
     async def keeps(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,7 +108,7 @@ async def test_what_a_client_sent_is_passed_on_byte_for_byte(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("answer", "said"), [(b"401 Unauthorized", "answered 401, so its key is another"), (b"501 No", "answered 501$")]
 )
-async def test_who_refuses_to_hand_over_is_quoted(answer: bytes, said: str) -> None:
+async def test_a_refusal_to_hand_over_is_explained(answer: bytes, said: str) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 " + answer + b"\r\nContent-Length: 0\r\n\r\n")
@@ -121,7 +121,7 @@ async def test_who_refuses_to_hand_over_is_quoted(answer: bytes, said: str) -> N
             await HttpPredecessor(Settings(port=port)).meet()
 
 
-async def test_who_offers_a_socket_and_gives_none_is_not_succeeded(tmp_path: Path) -> None:
+async def test_an_offer_without_a_socket_is_a_failure(tmp_path: Path) -> None:
     async def nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
@@ -130,7 +130,7 @@ async def test_who_offers_a_socket_and_gives_none_is_not_succeeded(tmp_path: Pat
             await old.meet()
 
 
-async def test_one_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_predecessor_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
     over = anyio.Event()
 
     async def still(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -146,7 +146,7 @@ async def test_one_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
         over.set()
 
 
-async def test_it_is_gone_when_its_socket_is(tmp_path: Path) -> None:
+async def test_a_predecessor_is_gone_when_its_socket_is_closed(tmp_path: Path) -> None:
     async def nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 

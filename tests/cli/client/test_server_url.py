@@ -1,9 +1,9 @@
-"""Addresses of servers as people give them."""
+"""URLs of servers on the command line."""
 
 import pytest
 
-from cli.client.server_url import refused, server_client, server_url
-from cli.options import CommandFailed
+from cli.client.server_url import base_url, refused, server_client, server_url
+from cli.config.errors import CommandFailed
 
 
 @pytest.mark.parametrize(
@@ -18,25 +18,39 @@ from cli.options import CommandFailed
         ("http://[::1]:8000", "http://[::1]:8000"),
     ],
 )
-def test_what_names_a_server_is_its_url(given: str, url: str) -> None:
+def test_urls_are_completed_and_normalized(given: str, url: str) -> None:
     assert server_url(given) == url
 
 
 @pytest.mark.parametrize(
     "given", ["", "not a url", "ftp://x", "http://[", "http://", "http://host:port", "http://host:65536", "host:0"]
 )
-def test_what_names_none_is_refused_by_the_option(given: str) -> None:
+def test_an_invalid_url_is_refused(given: str) -> None:
     with pytest.raises(CommandFailed, match="--url: "):
         server_url(given)
 
 
-def test_who_lacks_the_key_is_told_where_it_goes() -> None:
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("fe80::1", "http://[fe80::1]:80"),
+        ("example.org", "http://example.org:80"),
+    ],
+)
+def test_a_wildcard_host_becomes_loopback(host: str, url: str) -> None:
+    assert base_url(host, 80) == url
+
+
+def test_a_missing_key_is_explained() -> None:
     assert str(refused(401, "a key is needed")).startswith("the server refused (401): a key is needed; set BATON_API")
     assert str(refused(404, "no such worker")) == "the server refused (404): no such worker"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "example.org"])
-def test_no_proxy_stands_between_us_and_this_machine(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_on_this_machine_is_reached_without_a_proxy(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     with server_client(f"http://{host}:8000", "key", 1.0) as client:
         assert client.trust_env == (host == "example.org")

@@ -1,4 +1,4 @@
-"""A conversation and its commands, without a terminal."""
+"""The messages, parameters and slash commands of a conversation."""
 
 import pytest
 
@@ -11,9 +11,9 @@ def conversation() -> Conversation:
     return Conversation(Sampling(), Limits(max_tokens=16), "Be brief.")
 
 
-def test_the_model_is_shown_all_that_was_said(conversation: Conversation) -> None:
+def test_a_request_has_all_messages(conversation: Conversation) -> None:
     conversation.ask("Hello")
-    conversation.answered("Hi.")
+    conversation.add_reply("Hi.")
     assert conversation.ask("Who are you?").messages == (
         Message("system", "Be brief."),
         Message("user", "Hello"),
@@ -22,30 +22,30 @@ def test_the_model_is_shown_all_that_was_said(conversation: Conversation) -> Non
     )
 
 
-def test_what_got_no_reply_is_taken_back(conversation: Conversation) -> None:
+def test_a_message_without_a_reply_is_removed(conversation: Conversation) -> None:
     conversation.ask("Hello")
-    conversation.forget_last()
+    conversation.remove_last()
     assert conversation.messages == (Message("system", "Be brief."),)
 
 
-def test_clear_keeps_the_system_text(conversation: Conversation) -> None:
+def test_clear_keeps_the_system_message(conversation: Conversation) -> None:
     conversation.ask("Hello")
-    conversation.obey("/clear")
+    conversation.execute("/clear")
     assert conversation.messages == (Message("system", "Be brief."),)
 
 
 def test_system_is_shown_and_set(conversation: Conversation) -> None:
-    assert conversation.obey("/system") == "system: Be brief."
+    assert conversation.execute("/system") == "system: Be brief."
     conversation.ask("Hello")
-    conversation.obey("/system Speak German.")
+    conversation.execute("/system Speak German.")
     assert conversation.messages == (Message("system", "Speak German."),)
 
 
 def test_params_are_shown_and_set(conversation: Conversation) -> None:
-    shown = conversation.obey("/params temperature=0.5 top_k=3 seed=9 max_tokens=4")
+    shown = conversation.execute("/params temperature=0.5 top_k=3 seed=9 max_tokens=4")
     penalties = "presence_penalty=0.0  frequency_penalty=0.0  repetition_penalty=1.0"
     assert shown == f"temperature=0.5  top_k=3  top_p=1.0  min_p=0.0  seed=9  {penalties}  max_tokens=4"
-    assert conversation.obey("/params") == shown
+    assert conversation.execute("/params") == shown
     ask = conversation.ask("Hello")
     assert ask.sampling == Sampling(temperature=0.5, top_k=3, seed=9)
     assert ask.limits == Limits(max_tokens=4)
@@ -65,11 +65,11 @@ def test_params_are_shown_and_set(conversation: Conversation) -> None:
     ],
 )
 def test_a_wrong_parameter_is_named_and_nothing_is_set(conversation: Conversation, line: str, answer: str) -> None:
-    before = conversation.obey("/params")
-    assert conversation.obey(line).startswith(answer)
-    assert conversation.obey("/params") == before
+    before = conversation.execute("/params")
+    assert conversation.execute(line).startswith(answer)
+    assert conversation.execute("/params") == before
 
 
 def test_help_and_unknown_commands(conversation: Conversation) -> None:
-    assert conversation.obey("/help") == HELP
-    assert conversation.obey("/exit now") == "There is no command /exit; /help lists them."
+    assert conversation.execute("/help") == HELP
+    assert conversation.execute("/exit now") == "There is no command /exit; /help lists them."

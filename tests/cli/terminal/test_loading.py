@@ -1,4 +1,4 @@
-"""What people see while workers load: bars on a terminal, lines elsewhere, and one invitation."""
+"""The display of loading workers: bars on a terminal, lines elsewhere, and one announcement."""
 
 import errno
 import io
@@ -24,7 +24,7 @@ def status(state: WorkerState, name: str = "w0", **fields: Any) -> WorkerStatus:
 LOADING = status(WorkerState.LOADING, loading=Loading("compile", 2, 7))
 
 
-def test_lines_say_each_phase_once_and_invite_once() -> None:
+def test_lines_show_each_phase_once_and_the_announcement_once() -> None:
     output = io.StringIO()
     display = choose_display(["w0", "w1"], lambda worker: f"ask {worker.name}", Console(file=output))
     assert isinstance(display, Lines)
@@ -40,7 +40,7 @@ def test_lines_say_each_phase_once_and_invite_once() -> None:
     assert output.getvalue().splitlines() == ["w0: starting", "w0: compile", "w0: ready", "ask w0", "w1: ready"]
 
 
-def test_bars_show_progress_and_leave_only_the_invitation() -> None:
+def test_bars_show_progress_and_leave_only_the_announcement() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=100, color_system=None)
     display = choose_display(["w0"], lambda worker: "ask it", console)
@@ -55,7 +55,7 @@ def test_bars_show_progress_and_leave_only_the_invitation() -> None:
     assert output.getvalue().rstrip().endswith("ask it")
 
 
-def test_the_invitation_does_not_wait_for_the_last_worker() -> None:
+def test_the_announcement_does_not_wait_for_the_last_worker() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=100)
     with choose_display(["w0", "w1"], lambda worker: f"ask {worker.name}", console) as display:
@@ -66,10 +66,10 @@ def test_the_invitation_does_not_wait_for_the_last_worker() -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_an_invitation_that_is_empty_is_asked_for_again(terminal: bool) -> None:
-    output, invitations = io.StringIO(), iter(["", "ask it"])
+def test_an_empty_announcement_is_requested_again(terminal: bool) -> None:
+    output, announcements = io.StringIO(), iter(["", "ask it"])
     console = Console(file=output, force_terminal=terminal, width=100)
-    with choose_display(["w0"], lambda _: next(invitations), console) as display:
+    with choose_display(["w0"], lambda _: next(announcements), console) as display:
         for _ in range(3):
             display.worker_changed(status(WorkerState.READY))
     assert output.getvalue().count("ask it") == 1
@@ -84,12 +84,12 @@ def test_an_invitation_that_is_empty_is_asked_for_again(terminal: bool) -> None:
         (status(WorkerState.GIVEN_UP, reason="five times"), "given up: five times"),
     ],
 )
-def test_a_worker_is_described_in_words(change: WorkerStatus, words: str) -> None:
+def test_the_state_of_a_worker_is_described(change: WorkerStatus, words: str) -> None:
     assert describe(change) == words
 
 
 class Gone(io.StringIO):
-    """A file that takes nothing more."""
+    """A file on a full disk."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__()
@@ -101,13 +101,13 @@ class Gone(io.StringIO):
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["lines", "bars"])
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "full")], ids=["no reader", "full"])
-def test_a_reader_that_is_gone_ends_no_server(error: OSError, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_does_not_end_the_server(error: OSError, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
     # What Rich does with a pipe that has broken is to the process's own output.
     monkeypatch.setattr(Console, "on_broken_pipe", lambda _: sys.exit(1))
-    with capture_logs() as told, choose_display(["w0"], lambda worker: "ask it", console) as display:
+    with capture_logs() as logged, choose_display(["w0"], lambda worker: "ask it", console) as display:
         display.worker_changed(LOADING)
         console.file = Gone(error)
         for state in (WorkerState.READY, WorkerState.BACKOFF, WorkerState.STARTING, WorkerState.READY):
             display.worker_changed(status(state))
-    assert [line["event"] for line in told] == ["display_ended"]
+    assert [line["event"] for line in logged] == ["display_ended"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.serve import worker_command
+from cli.config.launch import worker_command
 from gateway.fleet.launch import WorkerLaunch
 from models import builtin_path
 from tests.gateway.real import Real, gather, real_gateway

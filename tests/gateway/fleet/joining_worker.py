@@ -15,7 +15,7 @@ from actors.supervision.deadlines import Deadlines
 from actors.supervision.restart_policy import RestartPolicy
 from actors.transport.keys import read_key, to_z85
 from actors.transport.link import CurveKeys
-from cli.serve import worker_command
+from cli.config.launch import worker_command
 from workers.process.remote_agent import RemoteAgent, run_agent
 from workers.process.spec import WorkerSpec
 

@@ -13,7 +13,7 @@ PROGRAM = """
 import sys
 import anyio
 from cli.client.predecessor import HttpPredecessor
-from cli.settings import Settings
+from cli.config.settings import Settings
 from gateway.daemon import run_daemon
 from gateway.settings import GatewaySettings
 from actors.supervision.deadlines import Deadlines

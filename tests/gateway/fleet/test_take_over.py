@@ -12,7 +12,7 @@ import pytest
 from actors.transport.allow_list import AllowList
 from actors.transport.keys import make_gateway_key, make_key
 from cli.client.predecessor import HttpPredecessor
-from cli.settings import Settings
+from cli.config.settings import Settings
 from gateway.app import create_app
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.http.server import BindError, adopt, listen, serve

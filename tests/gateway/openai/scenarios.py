@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from actors.supervision.worker import WorkerState
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Likely, Logprobs, Step, Usage
+from protocol.events import Delta, Logprobs, Step, TokenLogprob, Usage
 from tests.gateway.asgi import Connection, UnfinishedRequest
 from tests.gateway.fakes import FakeWorker
 from tests.gateway.transcripts import Scenario, Site, play, transcript
@@ -25,8 +25,8 @@ USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": Tru
 RESUMABLE: dict[str, Any] = {"stream": True, "stream_options": {"resume_s": 60}}
 TEXTS = ("a", "", '\u00e9 "q"\n', "\u2028<\U0001f600>")
 REPORTS = (
-    Logprobs(Likely(7, -0.5, b"a\xc3"), (Likely(7, -0.5, b"a\xc3"), Likely(9, -1.5, b" b"))),
-    Logprobs(Likely(8, -2.0, b"\xa9"), (Likely(9, -0.25, b" b"),)),
+    Logprobs(TokenLogprob(7, -0.5, b"a\xc3"), (TokenLogprob(7, -0.5, b"a\xc3"), TokenLogprob(9, -1.5, b" b"))),
+    Logprobs(TokenLogprob(8, -2.0, b"\xa9"), (TokenLogprob(9, -0.25, b" b"),)),
 )
 
 RETRIED = (ErrorCode.STEP, ErrorCode.NOT_FINITE, ErrorCode.DRAINING, ErrorCode.LOST)

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Likely, Logprobs, Usage
+from protocol.events import Logprobs, TokenLogprob, Usage
 from protocol.request import Bias
 from tests.gateway.serving import Served, serving
 
@@ -89,8 +89,8 @@ async def test_completions_stream() -> None:
 
 
 HALVES = (
-    Logprobs(Likely(7, -0.5, b"a\xc3"), (Likely(7, -0.5, b"a\xc3"), Likely(9, -1.5, b" b"))),
-    Logprobs(Likely(8, -2.0, b"\xa9"), (Likely(9, -0.25, b" b"), Likely(8, -2.0, b"\xa9"))),
+    Logprobs(TokenLogprob(7, -0.5, b"a\xc3"), (TokenLogprob(7, -0.5, b"a\xc3"), TokenLogprob(9, -1.5, b" b"))),
+    Logprobs(TokenLogprob(8, -2.0, b"\xa9"), (TokenLogprob(9, -0.25, b" b"), TokenLogprob(8, -2.0, b"\xa9"))),
 )
 """Two tokens that share a character."""
 

@@ -1,12 +1,14 @@
-"""An engine on the scripted runner, with its clock and what came out of it: what tests of the engine look at."""
+"""Engine on the scripted runner, with its clock and collected results, for tests of the engine."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from workers.engine.engine import BatchEngine, End, Failure, Request
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest
+from workers.engine.step_result import SequenceEnd, SequenceFailure
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
+from workers.scripted.runner import ScriptedRunner
 
 
 def make(
@@ -22,7 +24,7 @@ def make(
 
 
 class Bench:
-    """An engine, its runner and its clock, with what came out so far."""
+    """An engine, its runner and its clock, with the results so far."""
 
     def __init__(self, runner: ScriptedRunner, max_queue: int, step_tokens: int, faults: Sequence[Fault]) -> None:
         self.runner = runner
@@ -30,11 +32,11 @@ class Bench:
         faulty = with_faults(runner, faults)
         self.engine = BatchEngine(faulty, max_queue=max_queue, step_tokens=step_tokens, clock=lambda: self.now)
         self.tokens: dict[int, list[int]] = {}
-        self.ends: dict[int, End] = {}
-        self.failures: dict[int, Failure] = {}
+        self.ends: dict[int, SequenceEnd] = {}
+        self.failures: dict[int, SequenceFailure] = {}
 
     def submit(self, stream: int, length: int = 5, **fields: Any) -> None:
-        self.engine.submit(Request(stream, tuple(range(stream, stream + length)), **fields))
+        self.engine.submit(EngineRequest(stream, tuple(range(stream, stream + length)), **fields))
 
     def step(self) -> bool:
         result = self.engine.step()

@@ -1,4 +1,4 @@
-"""The engine on the scripted runner: counts, times, terminals, and sequences that end in every way."""
+"""Engine on the scripted runner: counts, times, terminal events, and all ways to end."""
 
 import pytest
 
@@ -6,8 +6,9 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from tests.workers.engine.scripted_bench import make
-from workers.engine.engine import End, Request, RequestRefused, Token
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.request import EngineRequest, RequestRefused
+from workers.engine.step_result import SequenceEnd, Token
+from workers.scripted.runner import ScriptedRunner
 
 SEEDED = Sampling(temperature=1.0, seed=11)
 
@@ -68,13 +69,13 @@ def test_times_are_of_queue_prefill_and_decode() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(), SEEDED])
 @pytest.mark.parametrize("length", [1, 4, 7, 8, 9, 17])
-def test_resume_goes_on_as_if_nothing_had_happened(sampling: Sampling, length: int) -> None:
-    request = Request(3, tuple(range(length)), sampling, 14)
+def test_resume_continues_unchanged(sampling: Sampling, length: int) -> None:
+    request = EngineRequest(3, tuple(range(length)), sampling, 14)
     whole = alone(ScriptedRunner(slots=1, context=64, prefill_chunks=(4, 8)), request)
     assert len(whole) == 14
     for split in range(15):
         bench = make()
-        bench.engine.submit(Request(3, request.prompt, sampling, 14, resume=tuple(whole[:split])))
+        bench.engine.submit(EngineRequest(3, request.prompt, sampling, 14, resume=tuple(whole[:split])))
         bench.run()
         assert bench.tokens.get(3, []) == whole[split:]
         assert (bench.ends[3].reason, bench.ends[3].completion_tokens) == ("length", 14)
@@ -82,7 +83,7 @@ def test_resume_goes_on_as_if_nothing_had_happened(sampling: Sampling, length: i
 
 
 def test_an_end_of_sequence_token_is_emitted_and_ends() -> None:
-    whole = alone(make().runner, Request(0, (0, 1, 2), max_tokens=10))
+    whole = alone(make().runner, EngineRequest(0, (0, 1, 2), max_tokens=10))
     stop = whole[4]
     bench = make()
     bench.submit(0, 3, max_tokens=10, eos=frozenset({stop}))
@@ -108,7 +109,7 @@ def test_a_prompt_of_one_less_than_the_context_gets_one_token() -> None:
 
 @pytest.mark.parametrize("way", ["cancel", "finish"])
 @pytest.mark.parametrize("phase", ["queued", "prefilling", "decoding"])
-def test_taking_a_sequence_out_in_any_phase(way: str, phase: str) -> None:
+def test_a_sequence_can_be_cancelled_in_any_phase(way: str, phase: str) -> None:
     bench = make(slots=1, step_tokens=4)
     if phase == "queued":
         bench.submit(9, 20)
@@ -117,7 +118,9 @@ def test_taking_a_sequence_out_in_any_phase(way: str, phase: str) -> None:
         bench.step()
     before = bench.engine.gauges()
     end = getattr(bench.engine, way)(1)
-    assert end == End(1, "cancelled" if way == "cancel" else "stop", 20, len(bench.tokens.get(1, [])), 0.0, 0.0, 0.0)
+    assert end == SequenceEnd(
+        1, "cancelled" if way == "cancel" else "stop", 20, len(bench.tokens.get(1, [])), 0.0, 0.0, 0.0
+    )
     assert getattr(bench.engine, way)(1) is None
     gauges = bench.engine.gauges()
     assert gauges.sequences_completed == before.sequences_completed + (way == "finish")
@@ -126,11 +129,11 @@ def test_taking_a_sequence_out_in_any_phase(way: str, phase: str) -> None:
         assert (gauges.slots_active, gauges.kv_tokens) == (0, 0)
         bench.submit(2, 5, max_tokens=2)
         bench.run()
-        assert bench.tokens[2] == alone(make().runner, Request(2, (2, 3, 4, 5, 6), max_tokens=2))
+        assert bench.tokens[2] == alone(make().runner, EngineRequest(2, (2, 3, 4, 5, 6), max_tokens=2))
     assert bench.runner.violations == []
 
 
-def test_what_could_not_be_prepared_is_in_the_gauges() -> None:
+def test_failed_graphs_are_in_the_gauges() -> None:
     class Lacking(ScriptedRunner):
         graphs_failed = 2
 
@@ -166,5 +169,5 @@ def test_tokens_of_one_stream_are_in_order_within_a_step() -> None:
     bench = make()
     bench.submit(0, 3, max_tokens=5)
     result = bench.engine.step()
-    whole = alone(make().runner, Request(0, (0, 1, 2), max_tokens=2))
+    whole = alone(make().runner, EngineRequest(0, (0, 1, 2), max_tokens=2))
     assert result.tokens == (Token(0, whole[0]), Token(0, whole[1]))

@@ -1,4 +1,4 @@
-"""A token that makes no numbers ends who has it, and nobody who began with rows beside it."""
+"""Non-finite logits fail their own request, and no request that reused rows beside them."""
 
 import random
 from collections.abc import Sequence
@@ -9,53 +9,54 @@ from structlog.testing import capture_logs
 
 from protocol.errors import ErrorCode
 from tests.workers.engine.test_engine_prefix import PROMPT, cold, make, run
-from workers.engine.engine import Request
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import Chunk, Draw
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.request import EngineRequest
+from workers.engine.runner import Chunk
+from workers.sampling.sample_spec import SampleSpec
+from workers.scripted.runner import ScriptedRunner
 
 BAD = 99
 
 
-class Spoiling(ScriptedRunner):
-    """A token that makes no numbers spoils its own row and those of its call before it, as where a masked value is
-    multiplied by 0: whoever goes on behind them gets no token."""
+class NanToken(ScriptedRunner):
+    """Runner on which the token BAD makes NaN. It corrupts its own row and earlier ones of its call, as if a masked
+    value were multiplied by 0, and sequences that continue behind them get no token."""
 
     def __init__(self, failing_resets: int = 0) -> None:
         super().__init__(slots=3, context=64, prefill_chunks=(4, 8))
-        self.spoilt: dict[int, int] = {}
-        """The first spoilt row of a slot."""
+        self.corrupted: dict[int, int] = {}
+        """The first corrupted row of a slot."""
         self.failing_resets = failing_resets
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         for chunk in chunks:
             if BAD in chunk.tokens:
-                self.spoilt.setdefault(chunk.slot, chunk.start)
-        tokens = super().prefill(chunks, draws)
-        self._broken |= {chunk.slot for chunk, draw in zip(chunks, draws, strict=True) if draw} & self.spoilt.keys()
-        return [None if chunk.slot in self.spoilt else each for chunk, each in zip(chunks, tokens, strict=True)]
+                self.corrupted.setdefault(chunk.slot, chunk.start)
+        tokens = super().prefill(chunks, specs)
+        self._broken |= {chunk.slot for chunk, spec in zip(chunks, specs, strict=True) if spec} & self.corrupted.keys()
+        return [None if chunk.slot in self.corrupted else each for chunk, each in zip(chunks, tokens, strict=True)]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         super().copy_prefix(source, target, length)
-        first = self.spoilt.get(source, length)
-        self.spoilt.pop(target, None)
+        first = self.corrupted.get(source, length)
+        self.corrupted.pop(target, None)
         if first < length:
-            self.spoilt[target] = first
+            self.corrupted[target] = first
 
     def reset(self, slot: int) -> None:
-        if slot in self.spoilt and self.failing_resets:
+        if slot in self.corrupted and self.failing_resets:
             self.failing_resets -= 1
             raise RuntimeError("the device does not answer")
         super().reset(slot)
-        self.spoilt.pop(slot, None)
+        self.corrupted.pop(slot, None)
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["live", "retained"])
-def test_a_prompt_that_others_rows_spoilt_is_computed_without_them(cancelled: bool) -> None:
-    """Those of its neighbour end where it has a token that makes no numbers, which nobody knows yet."""
-    engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(least=1))
-    bad = Request(1, (*PROMPT[:20], BAD, *PROMPT[20:]), max_tokens=3)
-    good = Request(2, (*PROMPT[:20], 7, *PROMPT[20:]), max_tokens=3)
+def test_a_prompt_with_corrupted_reused_rows_is_recomputed_without_them(cancelled: bool) -> None:
+    """The reused rows end where the other prompt has the NaN token, which is not known yet."""
+    engine, runner = make(NanToken(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
+    bad = EngineRequest(1, (*PROMPT[:20], BAD, *PROMPT[20:]), max_tokens=3)
+    good = EngineRequest(2, (*PROMPT[:20], 7, *PROMPT[20:]), max_tokens=3)
     engine.submit(bad)
     for _ in range(3):
         engine.step()
@@ -71,34 +72,36 @@ def test_a_prompt_that_others_rows_spoilt_is_computed_without_them(cancelled: bo
     assert runner.violations == []
 
 
-def test_a_prompt_that_makes_no_numbers_by_itself_fails_once() -> None:
-    engine, runner = make(Spoiling(), step_tokens=8, prefixes=PrefixPolicy(least=1))
-    run(engine, Request(1, PROMPT, max_tokens=3))
-    _, ends, steps = run(engine, Request(2, (*PROMPT, BAD, 3, 4), max_tokens=3), Request(3, (5, 6), max_tokens=2))
+def test_a_prompt_with_its_own_nan_fails_once() -> None:
+    engine, runner = make(NanToken(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3))
+    _, ends, steps = run(
+        engine, EngineRequest(2, (*PROMPT, BAD, 3, 4), max_tokens=3), EngineRequest(3, (5, 6), max_tokens=2)
+    )
     assert [failure.stream for step in steps for failure in step.failures] == [2]
     assert [end.stream for end in ends] == [3]
     assert runner.violations == []
 
 
-def test_a_slot_that_cannot_be_reset_for_another_attempt_fails_its_request() -> None:
-    engine, runner = make(Spoiling(failing_resets=2), step_tokens=8, prefixes=PrefixPolicy(least=1))
-    run(engine, Request(1, PROMPT, max_tokens=3))
-    _, _, steps = run(engine, Request(2, (*PROMPT, BAD, 3), max_tokens=3))
+def test_a_failed_reset_before_a_recomputation_fails_the_request() -> None:
+    engine, runner = make(NanToken(failing_resets=2), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3))
+    _, _, steps = run(engine, EngineRequest(2, (*PROMPT, BAD, 3), max_tokens=3))
     (failure,) = [failure for step in steps for failure in step.failures]
     assert (failure.stream, failure.text) == (2, "reset failed: RuntimeError: the device does not answer")
-    assert len(run(engine, *(Request(stream, (5, stream), max_tokens=2) for stream in range(3, 6)))[1]) == 3
+    assert len(run(engine, *(EngineRequest(stream, (5, stream), max_tokens=2) for stream in range(3, 6)))[1]) == 3
     assert runner.violations == []
 
 
-class Damaged(Spoiling):
-    """After so many calls no token makes numbers."""
+class Damaged(NanToken):
+    """Runner whose logits are all NaN after a number of calls."""
 
     def __init__(self, calls: int) -> None:
         super().__init__()
         self.left = calls
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-        tokens = super().prefill(chunks, draws)
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        tokens = super().prefill(chunks, specs)
         self.left -= 1
         if self.left >= 0:
             return tokens
@@ -106,11 +109,11 @@ class Damaged(Spoiling):
         return [None] * len(chunks)
 
 
-def test_requests_without_numbers_do_not_count_against_a_model_that_gives_them() -> None:
-    """One client could end the worker of all others with ten such prompts."""
-    engine, runner = make(Spoiling(), step_tokens=8)
+def test_non_finite_requests_do_not_count_against_a_finite_model() -> None:
+    """Otherwise one client could end the worker of all others with ten such prompts."""
+    engine, runner = make(NanToken(), step_tokens=8)
     for stream in range(12):
-        (step,) = run(engine, Request(stream, (BAD, stream), max_tokens=3))[2]
+        (step,) = run(engine, EngineRequest(stream, (BAD, stream), max_tokens=3))[2]
         assert [(failure.stream, failure.code) for failure in step.failures] == [(stream, ErrorCode.NOT_FINITE)]
         assert step.failed
         assert engine.failures_in_a_row == 0
@@ -119,33 +122,33 @@ def test_requests_without_numbers_do_not_count_against_a_model_that_gives_them()
     assert runner.violations == []
 
 
-def test_requests_without_numbers_count_where_others_have_none_either() -> None:
+def test_non_finite_requests_count_if_the_model_is_not_finite() -> None:
     engine, runner = make(Damaged(calls=1), step_tokens=8)
-    run(engine, Request(0, (5, 6), max_tokens=1))
+    run(engine, EngineRequest(0, (5, 6), max_tokens=1))
     for stream in range(1, 4):
-        (step,) = run(engine, Request(stream, (5, stream), max_tokens=3))[2]
+        (step,) = run(engine, EngineRequest(stream, (5, stream), max_tokens=3))[2]
         assert [failure.code for failure in step.failures] == [ErrorCode.STEP]
         assert engine.failures_in_a_row == stream
     assert runner.violations == []
 
 
-def test_nothing_is_tried_where_a_neighbour_has_numbers() -> None:
-    engine, runner = make(Spoiling(), step_tokens=64)
-    engine.submit(Request(1, (BAD, 1), max_tokens=3))
-    engine.submit(Request(2, (5, 6), max_tokens=3))
+def test_the_model_is_not_checked_if_another_row_is_finite() -> None:
+    engine, runner = make(NanToken(), step_tokens=64)
+    engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
+    engine.submit(EngineRequest(2, (5, 6), max_tokens=3))
     step = engine.step()
     assert [failure.stream for failure in step.failures] == [1]
     assert (engine.failures_in_a_row, runner.calls) == (0, 2), "one call for the prompts, one for the row that goes on"
 
 
-def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, runner = make(Spoiling(), step_tokens=8)
-    engine.submit(Request(1, (BAD, 1), max_tokens=3))
+def test_a_failing_check_counts_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = make(NanToken(), step_tokens=8)
+    engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
     first = runner.prefill
 
-    def prefill(chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         monkeypatch.setattr(runner, "prefill", mock.Mock(side_effect=RuntimeError("the device is gone")))
-        return first(chunks, draws)
+        return first(chunks, specs)
 
     monkeypatch.setattr(runner, "prefill", prefill)
     with capture_logs() as logs:
@@ -156,18 +159,18 @@ def test_a_model_that_cannot_be_tried_is_not_taken_to_be_well(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_slot_that_is_not_reset_counts_whatever_the_model_gives(failing: int) -> None:
-    """That of the request, and that of the trial."""
-    engine, _ = make(Spoiling(), step_tokens=8)
-    engine.submit(Request(1, (BAD, 1), max_tokens=3))
+def test_a_failed_reset_counts_even_if_the_model_is_finite(failing: int) -> None:
+    """The reset of the request's slot, and that of the check's slot."""
+    engine, _ = make(NanToken(), step_tokens=8)
+    engine.submit(EngineRequest(1, (BAD, 1), max_tokens=3))
     resets = [None] * (failing - 1) + [RuntimeError("no answer")]
-    with mock.patch.object(Spoiling, "reset", side_effect=resets), capture_logs():
+    with mock.patch.object(NanToken, "reset", side_effect=resets), capture_logs():
         assert engine.step().failed
     assert engine.failures_in_a_row == 1
 
 
-def some_requests(randomness: random.Random) -> list[Request]:
-    """With few beginnings, so that most find rows of others, and a token that makes no numbers in every third."""
+def some_requests(randomness: random.Random) -> list[EngineRequest]:
+    """Requests with few different prefixes, so that most reuse rows, and the NaN token in every third."""
     beginnings = [[randomness.randrange(90) for _ in range(randomness.randint(5, 40))] for _ in range(2)]
     requests = []
     for stream in range(12):
@@ -176,18 +179,18 @@ def some_requests(randomness: random.Random) -> list[Request]:
         prompt += [randomness.randrange(90) for _ in range(randomness.randint(1, 8))]
         if stream % 3 == 0:
             prompt.insert(randomness.randint(0, len(prompt)), BAD)
-        requests.append(Request(stream, tuple(prompt), max_tokens=randomness.choice((1, 3, 30))))
+        requests.append(EngineRequest(stream, tuple(prompt), max_tokens=randomness.choice((1, 3, 30))))
     return requests
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_who_fails_has_a_token_that_makes_no_numbers_whoever_comes_and_goes(seed: int) -> None:
+def test_only_sequences_with_the_nan_token_fail_in_any_schedule(seed: int) -> None:
     randomness = random.Random(seed)
     engine, runner = make(
-        Spoiling(),
+        NanToken(),
         step_tokens=randomness.choice((1, 8, 64)),
         kv_tokens=randomness.choice((None, 64, 100)),
-        prefixes=PrefixPolicy(most=randomness.choice((None, 40)), least=randomness.choice((1, 4))),
+        prefixes=PrefixPolicy(max_rows=randomness.choice((None, 40)), min_tokens=randomness.choice((1, 4))),
     )
     requests = some_requests(randomness)
     waiting, got = list(requests), {request.stream: list[int]() for request in requests}

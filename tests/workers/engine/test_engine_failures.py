@@ -1,4 +1,4 @@
-"""Failures of the runner end what they touched, typed, and nothing else."""
+"""Failures of the runner end the requests of the failed call, with a typed error, and no others."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +10,12 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from tests.workers.engine.scripted_bench import make
-from workers.engine.engine import Failure, Request, RequestRefused
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.request import EngineRequest, RequestRefused
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
+from workers.engine.step_result import SequenceFailure
 from workers.faults.plan import Fault, raising
+from workers.sampling.sample_spec import SampleSpec
+from workers.scripted.runner import ScriptedRunner
 
 
 def test_a_failing_prefill_fails_its_request_only() -> None:
@@ -25,11 +27,11 @@ def test_a_failing_prefill_fails_its_request_only() -> None:
     assert [entry["event"] for entry in logs] == ["step_failed"]
     assert list(bench.failures) == [1]
     assert bench.failures[1].code == ErrorCode.STEP
-    assert bench.failures[1].text == "prefill failed: PlannedFault: call 2 was told to fail"
+    assert bench.failures[1].text == "prefill failed: PlannedFault: planned fault in call 2"
     bench.run()
     for stream in (0, 2):
         assert bench.tokens[stream] == alone(
-            make().runner, Request(stream, tuple(range(stream, stream + 4)), max_tokens=3)
+            make().runner, EngineRequest(stream, tuple(range(stream, stream + 4)), max_tokens=3)
         )
     gauges = bench.engine.gauges()
     assert (gauges.sequences_started, gauges.sequences_completed, gauges.steps_failed) == (3, 2, 1)
@@ -50,7 +52,7 @@ def test_a_failing_decode_fails_its_rows_and_not_those_that_wait_or_prefill() ->
     assert bench.engine.gauges().slots_active == 1
     bench.run()
     assert sorted(bench.ends) == [2, 3]
-    assert bench.tokens[2] == alone(make().runner, Request(2, tuple(range(2, 22)), max_tokens=4))
+    assert bench.tokens[2] == alone(make().runner, EngineRequest(2, tuple(range(2, 22)), max_tokens=4))
     assert bench.runner.violations == []
 
 
@@ -62,12 +64,12 @@ def test_a_failing_prefill_of_several_prompts_fails_those_of_its_call() -> None:
     assert sorted(bench.failures) == [0, 1]
     bench.run()
     assert sorted(bench.ends) == [2, 3]
-    assert bench.tokens[2] == alone(make().runner, Request(2, (2, 3, 4, 5), max_tokens=3))
+    assert bench.tokens[2] == alone(make().runner, EngineRequest(2, (2, 3, 4, 5), max_tokens=3))
     assert bench.runner.violations == []
 
 
 @pytest.mark.parametrize("logprobs", [None, 2])
-def test_a_prompt_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> None:
+def test_a_prompt_with_non_finite_logits_fails_alone(logprobs: int | None) -> None:
     sampling = Sampling(logprobs=logprobs)
     bench = make(faults=(Fault("nan", calls=0, token=2),))
     for stream in (0, 3):
@@ -76,7 +78,7 @@ def test_a_prompt_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) 
     assert sorted(bench.failures) == [0]
     assert bench.runner.calls == 2, "one call for both prompts, one for the row that goes on"
     bench.run()
-    assert bench.tokens[3] == alone(make().runner, Request(3, (3, 4, 5), sampling, max_tokens=3))
+    assert bench.tokens[3] == alone(make().runner, EngineRequest(3, (3, 4, 5), sampling, max_tokens=3))
     assert bench.runner.violations == []
 
 
@@ -88,34 +90,34 @@ def test_tokens_of_a_failing_step_come_before_its_failure() -> None:
     assert list(bench.failures) == [0]
 
 
-def test_failures_in_a_row_are_counted_until_a_step_goes_well() -> None:
+def test_consecutive_failed_steps_are_counted_until_one_succeeds() -> None:
     bench = make(faults=raising(set(range(1, 4)) | {6}))
     seen = []
     for stream in range(5):
         bench.submit(stream, 3, max_tokens=2)
         bench.step()
         seen.append(bench.engine.failures_in_a_row)
-    # Calls 1, 2 and 3 fail; 4 and 5 go well; 6 fails; 7 and 8 go well.
+    # Calls 1, 2 and 3 fail; 4 and 5 succeed; 6 fails; 7 and 8 succeed.
     assert seen == [1, 2, 3, 0, 1]
     bench.step()
     assert bench.engine.failures_in_a_row == 1, "an idle engine takes no step"
 
 
-class Spoilt(ScriptedRunner):
-    """Returns what it is told to instead of its last decode rows."""
+class ReplacesTokens(ScriptedRunner):
+    """Returns given tokens instead of its last decode rows."""
 
     def __init__(self, answer: list[int | None], **options: Any) -> None:
         super().__init__(**options)
         self.answer = answer
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         tokens = super().decode(rows)
         return tokens[: len(tokens) - len(self.answer)] + self.answer
 
 
 @pytest.mark.parametrize("token", [-1, 257, 1 << 40])
 def test_a_token_out_of_the_vocabulary_fails_its_row_only(token: int) -> None:
-    bench = make(runner=Spoilt([token], slots=2, context=64))
+    bench = make(runner=ReplacesTokens([token], slots=2, context=64))
     for stream in range(2):
         bench.submit(stream, 3, max_tokens=2)
     assert bench.step()
@@ -125,10 +127,10 @@ def test_a_token_out_of_the_vocabulary_fails_its_row_only(token: int) -> None:
 
 
 @pytest.mark.parametrize("logprobs", [None, 2])
-def test_a_row_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> None:
-    """The others keep what the step brought them, and go on as if nothing had happened."""
+def test_a_row_with_non_finite_logits_fails_alone(logprobs: int | None) -> None:
+    """The other rows keep their tokens and continue unchanged."""
     sampling = Sampling(temperature=1.0, seed=3, logprobs=logprobs)
-    whole = {stream: alone(make().runner, Request(stream, (stream,), sampling, 12)) for stream in range(3)}
+    whole = {stream: alone(make().runner, EngineRequest(stream, (stream,), sampling, 12)) for stream in range(3)}
     bad = next(token for token in whole[1][:-1] if token not in whole[0][:-1] + whole[2][:-1])
     bench = make(faults=(Fault("nan", calls=0, token=bad),))
     for stream in range(3):
@@ -136,7 +138,9 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> 
     with capture_logs() as logs:
         bench.run()
     assert [(entry["event"], entry["stream"]) for entry in logs] == [("step_failed", 1)]
-    assert bench.failures == {1: Failure(1, ErrorCode.NOT_FINITE, f"decode failed: NotFiniteError: {NotFiniteError()}")}
+    assert bench.failures == {
+        1: SequenceFailure(1, ErrorCode.NOT_FINITE, f"decode failed: NotFiniteError: {NotFiniteError()}")
+    }
     assert bench.tokens == {0: whole[0], 1: whole[1][: whole[1].index(bad) + 1], 2: whole[2]}
     assert sorted(bench.ends) == [0, 2]
     gauges = bench.engine.gauges()
@@ -146,7 +150,7 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(logprobs: int | None) -> 
 
 def test_a_wrong_number_of_tokens_fails_the_rows() -> None:
     class Short(ScriptedRunner):
-        def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
             return super().decode(rows)[1:]
 
     bench = make(runner=Short(slots=2))
@@ -158,10 +162,10 @@ def test_a_wrong_number_of_tokens_fails_the_rows() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, -1, 257])
-def test_a_prefill_that_draws_nothing_fails(answer: int | None) -> None:
+def test_a_prefill_that_samples_no_token_fails(answer: int | None) -> None:
     class Silent(ScriptedRunner):
-        def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
-            super().prefill(chunks, draws)
+        def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+            super().prefill(chunks, specs)
             return [answer]
 
     bench = make(runner=Silent(slots=1))
@@ -172,7 +176,7 @@ def test_a_prefill_that_draws_nothing_fails(answer: int | None) -> None:
 
 
 class Stuck(ScriptedRunner):
-    """Its resets fail for a while."""
+    """Runner whose resets fail for a while."""
 
     def __init__(self, failing: int, **options: Any) -> None:
         super().__init__(**options)
@@ -185,7 +189,7 @@ class Stuck(ScriptedRunner):
         super().reset(slot)
 
 
-def test_a_slot_that_cannot_be_reset_is_given_to_nobody_until_it_can() -> None:
+def test_a_slot_that_cannot_be_reset_stays_unused_until_it_can() -> None:
     bench = make(runner=Stuck(3, slots=1))
     bench.submit(0, 3, max_tokens=1)
     assert bench.step()
@@ -202,7 +206,7 @@ def test_a_slot_that_cannot_be_reset_is_given_to_nobody_until_it_can() -> None:
     assert bench.runner.violations == []
 
 
-def test_an_engine_with_nothing_but_a_slot_to_reset_goes_on_until_it_is_or_its_owner_gives_up() -> None:
+def test_an_engine_with_a_dirty_slot_keeps_stepping() -> None:
     bench = make(runner=Stuck(3, slots=1), max_queue=0)
     bench.submit(0, 3, max_tokens=1)
     bench.step()
@@ -235,7 +239,7 @@ def test_a_cancel_survives_a_failing_reset() -> None:
 
 def test_the_text_of_a_failure_is_bounded() -> None:
     class Wordy(ScriptedRunner):
-        def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
             raise RuntimeError("x" * 100_000)
 
     bench = make(runner=Wordy())

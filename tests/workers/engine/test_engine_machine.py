@@ -1,7 +1,7 @@
-"""Any order of submit, step, cancel, finish and failing calls keeps the engine's promises.
+"""State machine test: any order of submit, step, cancel, finish and failing calls keeps the engine's invariants.
 
-One terminal each; no slot leaked; first come, first admitted; nobody starves; the step budget holds; and every token
-is the one that the request would get alone.
+One terminal event per stream, no leaked slot, first come first admitted, no starvation, the step budget, and the tokens
+that each request would get alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,17 @@ from structlog.testing import capture_logs
 
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
-from tests.drawn import drawn
-from workers.engine.engine import BatchEngine, Request, RequestRefused, StepResult
+from tests.sampled import sampled
+from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import Chunk, Draw, Row
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.request import EngineRequest, RequestRefused
+from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.step_result import StepResult
+from workers.sampling.sample_spec import SampleSpec
+from workers.scripted.runner import ScriptedRunner
 
 CONTEXT = 24
-LADDER = (3, 6)
+SIZES = (3, 6)
 ALPHABET = tuple(range(5))
 EOS = frozenset({4})
 SAMPLINGS = (Sampling(), Sampling(temperature=0.9, seed=3), Sampling(temperature=1.1, seed=1 << 50))
@@ -38,19 +41,19 @@ def scripted(slots: int, exact_rows: bool) -> "Recorder":
         slots=slots,
         context=CONTEXT,
         vocab_size=8,
-        prefill_chunks=LADDER,
+        prefill_chunks=SIZES,
         exact_rows=exact_rows,
         alphabet=ALPHABET,
     )
 
 
 class Recorder(ScriptedRunner):
-    """Keeps the calls of the running step, and fails them and resets when it is told to."""
+    """Records the calls of the current step, and fails calls and resets on demand."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.chunks: list[Chunk] = []
-        self.rows: list[Row] = []
+        self.rows: list[DecodeRow] = []
         self.holder: Callable[[int], int | None]
         self.tenant: Callable[[int], str]
         self.owners: dict[int, str] = {}
@@ -61,7 +64,7 @@ class Recorder(ScriptedRunner):
         self.failing_calls: list[bool] = []
         self.failing_resets = 0
 
-    def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         self.chunks += chunks
         for chunk in chunks:
             stream = self.holder(chunk.slot)
@@ -70,9 +73,9 @@ class Recorder(ScriptedRunner):
                 self.begun.append(stream)
             assert self.owners.setdefault(chunk.slot, self.tenant(stream)) == self.tenant(stream)
         self._maybe_fail([chunk.slot for chunk in chunks])
-        return super().prefill(chunks, draws)
+        return super().prefill(chunks, specs)
 
-    def decode(self, rows: Sequence[Row]) -> list[int | None]:
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         self.rows = list(rows)
         self._maybe_fail([row.slot for row in rows])
         return super().decode(rows)
@@ -90,33 +93,33 @@ class Recorder(ScriptedRunner):
     def reset(self, slot: int) -> None:
         if self.failing_resets:
             self.failing_resets -= 1
-            raise RuntimeError("told to fail")
+            raise RuntimeError("fails on demand")
         super().reset(slot)
         self.owners.pop(slot, None)
 
     def _maybe_fail(self, slots: list[int]) -> None:
         if self.failing_calls and self.failing_calls.pop(0):
             self._broken.update(slots)
-            raise RuntimeError("told to fail")
+            raise RuntimeError("fails on demand")
 
 
 @cache
 def reference(prompt: tuple[int, ...], sampling: Sampling, length: int) -> tuple[int, ...]:
-    """What `length` tokens a request gets from a runner that nobody else uses and no engine drives."""
-    runner = ScriptedRunner(slots=1, context=CONTEXT, vocab_size=8, prefill_chunks=LADDER, alphabet=ALPHABET)
-    for start in range(0, len(prompt), LADDER[-1]):
-        part = prompt[start : start + LADDER[-1]]
+    """Return the `length` tokens of a request on a separate runner, without an engine."""
+    runner = ScriptedRunner(slots=1, context=CONTEXT, vocab_size=8, prefill_chunks=SIZES, alphabet=ALPHABET)
+    for start in range(0, len(prompt), SIZES[-1]):
+        part = prompt[start : start + SIZES[-1]]
         last = start + len(part) == len(prompt)
-        (token,) = runner.prefill([Chunk(0, part, start, start)], [Draw(sampling, len(prompt)) if last else None])
+        (token,) = runner.prefill([Chunk(0, part, start, start)], [SampleSpec(sampling, len(prompt)) if last else None])
     assert token is not None
     tokens = [token]
     for index in range(len(prompt), len(prompt) + length - 1):
-        tokens += drawn(runner.decode([Row(0, tokens[-1], index, index, Draw(sampling, index + 1))]))
+        tokens += sampled(runner.decode([DecodeRow(0, tokens[-1], index, index, SampleSpec(sampling, index + 1))]))
     return tuple(tokens)
 
 
-def expected(request: Request) -> tuple[tuple[int, ...], str]:
-    """The whole answer of a request, what it resumes included, and why it ends."""
+def expected(request: EngineRequest) -> tuple[tuple[int, ...], str]:
+    """Return the complete answer of a request, including resumed tokens, and the reason of its end."""
     room = CONTEXT - len(request.prompt)
     length = room if request.max_tokens is None else min(room, request.max_tokens)
     tokens = reference(request.prompt, request.sampling, length)
@@ -158,7 +161,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.runner.holder = self.engine._scheduler.slots.holder
         self.runner.tenant = lambda stream: self.asked[stream].tenant if stream in self.asked else ""
-        self.asked: dict[int, Request] = {}
+        self.asked: dict[int, EngineRequest] = {}
         self.got: dict[int, list[int]] = {}
         self.live: set[int] = set()
         self.terminals: dict[int, str] = {}
@@ -183,10 +186,10 @@ class EngineMachine(RuleBasedStateMachine):
         own: int,
         tenant: str,
     ) -> None:
-        """A prompt that begins as all do, and goes on from token `own` in a way of its own."""
+        """Submit a prompt with the common prefix, which differs from token `own` on."""
         stream = len(self.asked)
         prompt = tuple(index % 8 if index < own else (stream >> 3 * (index - own)) & 7 for index in range(length))
-        request = Request(stream, prompt, sampling, max_tokens, eos, tenant=tenant)
+        request = EngineRequest(stream, prompt, sampling, max_tokens, eos, tenant=tenant)
         if split is not None:
             request = replace(request, resume=expected(request)[0][:split])
         gauges = self.engine.gauges()
@@ -196,7 +199,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.engine.submit(request)
             assert refused.value.code is ErrorCode.OVERLOADED
             return
-        if gauges.queue_depth >= self.max_queue and self.soiled:
+        if gauges.queue_depth >= self.max_queue and self.dirty:
             return  # a slot that waits for its reset is not free: either answer is right
         self.engine.submit(request)
         self.asked[stream] = request
@@ -246,16 +249,16 @@ class EngineMachine(RuleBasedStateMachine):
         assert gauges.slots_active + gauges.queue_depth == len(self.live)
         assert gauges.slots_active <= self.slots
         assert gauges.sequences_completed == self.completed
-        assert self.engine.idle == (not self.live and not self.soiled)
+        assert self.engine.idle == (not self.live and not self.dirty)
         if not self.live:
             assert gauges.kv_tokens == 0
         slots = self.engine._scheduler.slots
-        assert slots.room >= 0, "more is promised than the pool holds"
+        assert slots.free_rows >= 0, "more is promised than the pool holds"
         assert gauges.kv_tokens + gauges.retained_tokens <= self.pool
         assert gauges.prefix_tokens <= self.runner.copied
 
     def teardown(self) -> None:
-        """Everything that lives comes to its end within a bounded number of steps."""
+        """All running sequences end within a bounded number of steps."""
         if not hasattr(self, "engine"):
             return
         bound = sum(CONTEXT + 1 for _ in self.live) + 1
@@ -270,13 +273,13 @@ class EngineMachine(RuleBasedStateMachine):
         self._all_slots_are_free()
 
     @property
-    def soiled(self) -> tuple[int, ...]:
-        return self.engine._scheduler.slots.soiled
+    def dirty(self) -> tuple[int, ...]:
+        return self.engine._scheduler.slots.dirty
 
     def _all_slots_are_free(self) -> None:
-        """As many requests as there are slots run side by side: no slot is lost."""
+        """As many requests as there are slots run side by side, so no slot is lost."""
         for stream in range(self.slots):
-            self.engine.submit(Request(1000 + stream, (1,), max_tokens=4))
+            self.engine.submit(EngineRequest(1000 + stream, (1,), max_tokens=4))
         self.engine.step()
         assert self.engine.gauges().queue_depth == 0 or self.step_tokens < self.slots * 2
         while not self.engine.idle:
@@ -285,16 +288,16 @@ class EngineMachine(RuleBasedStateMachine):
     def _step(self) -> None:
         self.runner.chunks, self.runner.rows = [], []
         before = self.engine.gauges()
-        busy, soiled = not self.engine.idle, self.soiled
+        busy, dirty = not self.engine.idle, self.dirty
         with capture_logs():
             result = self.engine.step()
         self._check_budget(before.slots_active)
         self._take(result)
         moved = self.runner.chunks or self.runner.rows or result.ends or result.failed
-        assert moved or soiled or not busy, "a step without progress"
+        assert moved or dirty or not busy, "a step without progress"
         after = self.engine.gauges()
-        if self.prefixes.most is not None:
-            assert after.retained_tokens <= self.prefixes.most
+        if self.prefixes.max_rows is not None:
+            assert after.retained_tokens <= self.prefixes.max_rows
         assert after.steps == before.steps + busy
         assert after.steps_failed == before.steps_failed + result.failed
         assert after.decode_steps == before.decode_steps + bool(self.runner.rows)
@@ -303,7 +306,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert after.prefill_tokens == before.prefill_tokens + sum(len(c.tokens) for c in self.runner.chunks)
 
     def _check_budget(self, active: int) -> None:
-        """Tokens of a step stay within the budget, but for the rows that decode anyway and one chunk."""
+        """Tokens of a step stay within the budget, except for decode rows and one chunk."""
         tokens = sum(len(chunk.tokens) for chunk in self.runner.chunks)
         if len(self.runner.chunks) > 1:
             assert tokens + len(self.runner.rows) <= max(self.step_tokens, active)

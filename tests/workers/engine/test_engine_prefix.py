@@ -1,4 +1,4 @@
-"""Reused rows in the engine: counts, usage, and failures that leave nothing behind which may be wrong."""
+"""Prefix reuse in the engine: counts, usage, and failures, after which no possibly wrong rows are reused."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +7,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.gate import alone
-from workers.engine.engine import BatchEngine, End, Request, RequestRefused, StepResult
+from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import Chunk, Draw, Row
-from workers.engine.scripted_runner import ScriptedRunner
-from workers.engine.token_budget import Pace
+from workers.engine.request import EngineRequest, RequestRefused
+from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.step_result import SequenceEnd, StepResult
+from workers.engine.token_budget import TokenBudget
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, raising
+from workers.sampling.sample_spec import SampleSpec
+from workers.scripted.runner import ScriptedRunner
 
 PROMPT = tuple(range(40))
 
@@ -25,8 +28,8 @@ def make(
     return BatchEngine(with_faults(runner, faults), max_queue=8, **{"step_tokens": 64} | options), runner
 
 
-def run(engine: BatchEngine, *requests: Request) -> tuple[list[int], list[End], list[StepResult]]:
-    """Serve requests to their ends: the tokens, the ends and the steps."""
+def run(engine: BatchEngine, *requests: EngineRequest) -> tuple[list[int], list[SequenceEnd], list[StepResult]]:
+    """Serve requests to their ends. Returns the tokens, the ends and the steps."""
     for request in requests:
         engine.submit(request)
     steps = []
@@ -36,13 +39,13 @@ def run(engine: BatchEngine, *requests: Request) -> tuple[list[int], list[End], 
     return [t.token for s in steps for t in s.tokens], [end for s in steps for end in s.ends], steps
 
 
-def cold(request: Request) -> list[int]:
+def cold(request: EngineRequest) -> list[int]:
     return alone(ScriptedRunner(slots=1, context=64, prefill_chunks=(4, 8)), request)
 
 
-def test_an_end_says_how_much_was_cached_and_the_gauges_count_it() -> None:
+def test_cached_tokens_are_in_the_end_and_in_the_gauges() -> None:
     engine, runner = make()
-    first, second = Request(1, PROMPT, max_tokens=3), Request(2, (*PROMPT, 7, 8), max_tokens=3)
+    first, second = EngineRequest(1, PROMPT, max_tokens=3), EngineRequest(2, (*PROMPT, 7, 8), max_tokens=3)
     assert [end.cached_tokens for end in run(engine, first)[1]] == [0]
     assert engine.gauges().retained_tokens == 42
     tokens, ends, _ = run(engine, second)
@@ -54,58 +57,58 @@ def test_an_end_says_how_much_was_cached_and_the_gauges_count_it() -> None:
     assert runner.violations == []
 
 
-def test_without_a_bound_every_slot_keeps_its_last_sequence() -> None:
+def test_without_a_bound_every_slot_retains_its_last_sequence() -> None:
     """Not more, however much memory there is: `--prefix-bytes 0`."""
-    engine, _ = make(prefixes=PrefixPolicy(most=None))
+    engine, _ = make(prefixes=PrefixPolicy(max_rows=None))
     prompts = [tuple(range(start, start + 40)) for start in (0, 50, 100, 150)]
-    kept = []
+    retained = []
     for stream, prompt in enumerate(prompts):
-        run(engine, Request(stream, prompt, max_tokens=3))
-        kept.append(engine.gauges().retained_tokens)
-    assert kept == [42, 84, 84, 84]
-    ends = run(engine, *(Request(9 + stream, prompt, max_tokens=3) for stream, prompt in enumerate(prompts[2:])))[1]
-    assert [end.cached_tokens for end in ends] == [39, 39]
-    assert run(engine, Request(20, prompts[0], max_tokens=3))[1][0].cached_tokens == 0
+        run(engine, EngineRequest(stream, prompt, max_tokens=3))
+        retained.append(engine.gauges().retained_tokens)
+    assert retained == [42, 84, 84, 84]
+    again = [EngineRequest(9 + stream, prompt, max_tokens=3) for stream, prompt in enumerate(prompts[2:])]
+    assert [end.cached_tokens for end in run(engine, *again)[1]] == [39, 39]
+    assert run(engine, EngineRequest(20, prompts[0], max_tokens=3))[1][0].cached_tokens == 0
 
 
-def test_what_is_resumed_is_taken_from_its_own_cancelled_run() -> None:
+def test_a_resumed_request_reuses_the_rows_of_its_cancelled_run() -> None:
     engine, _ = make()
-    request = Request(1, PROMPT, max_tokens=9)
+    request = EngineRequest(1, PROMPT, max_tokens=9)
     whole = cold(request)
     engine.submit(request)
     for _ in range(4):
         engine.step()
     assert engine.cancel(1) is not None
-    tokens, [end], _ = run(engine, Request(2, PROMPT, max_tokens=9, resume=tuple(whole[:4])))
+    tokens, [end], _ = run(engine, EngineRequest(2, PROMPT, max_tokens=9, resume=tuple(whole[:4])))
     assert tokens == whole[4:]
     assert end.cached_tokens == 43
 
 
-def test_after_a_failure_nothing_that_was_retained_is_used() -> None:
-    engine, runner = make(faults=raising({8}), prefixes=PrefixPolicy(least=1))
-    run(engine, Request(1, PROMPT, max_tokens=3))
+def test_no_retained_rows_are_used_after_a_failure() -> None:
+    engine, runner = make(faults=raising({8}), prefixes=PrefixPolicy(min_tokens=1))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     assert runner.calls == 7, "five chunks and two decode rows"
-    # It copies from the first, whose rows may be what it failed of.
-    _, _, steps = run(engine, Request(2, (*PROMPT[:36], *PROMPT[::-1][:20]), max_tokens=3))
+    # It copies from the first, whose rows may be the cause of the failure.
+    _, _, steps = run(engine, EngineRequest(2, (*PROMPT[:36], *PROMPT[::-1][:20]), max_tokens=3))
     assert runner.violations == []
     assert [len(step.failures) for step in steps] == [1]
     assert (engine.gauges().prefix_hits, engine.gauges().retained_tokens) == (0, 0)
-    tokens, [end], _ = run(engine, Request(3, PROMPT, max_tokens=3))
-    assert (tokens, end.cached_tokens) == (cold(Request(3, PROMPT, max_tokens=3)), 0)
+    tokens, [end], _ = run(engine, EngineRequest(3, PROMPT, max_tokens=3))
+    assert (tokens, end.cached_tokens) == (cold(EngineRequest(3, PROMPT, max_tokens=3)), 0)
 
 
 class Uncopied(ScriptedRunner):
-    """Its copies fail."""
+    """Runner whose copies fail."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         raise RuntimeError("the device does not answer")
 
 
-def test_a_copy_that_fails_ends_its_request_only() -> None:
+def test_a_failed_copy_fails_its_request_only() -> None:
     engine, runner = make(Uncopied(slots=2, context=64, prefill_chunks=(4, 8)))
-    engine.submit(Request(1, PROMPT, max_tokens=20))
+    engine.submit(EngineRequest(1, PROMPT, max_tokens=20))
     engine.step()
-    engine.submit(Request(2, PROMPT, max_tokens=3))
+    engine.submit(EngineRequest(2, PROMPT, max_tokens=3))
     with capture_logs() as logs:
         result = engine.step()
     assert [failure.stream for failure in result.failures] == [2]
@@ -117,7 +120,7 @@ def test_a_copy_that_fails_ends_its_request_only() -> None:
 
 
 class OnceUncopied(ScriptedRunner):
-    """Its first copy fails."""
+    """Runner whose first copy fails."""
 
     copies = 0
 
@@ -128,13 +131,17 @@ class OnceUncopied(ScriptedRunner):
         super().copy_prefix(source, target, length)
 
 
-def test_a_copy_that_fails_leaves_the_others_of_its_call() -> None:
-    """Another one copies from a retained slot that is forgotten once the first has failed."""
-    engine, runner = make(OnceUncopied(slots=4, context=64, prefill_chunks=(4, 8, 64)), prefixes=PrefixPolicy(least=9))
-    run(engine, Request(1, PROMPT, max_tokens=3))
-    alike = [Request(stream, (*PROMPT[:10], *range(50 * stream, 50 * stream + 20)), max_tokens=3) for stream in (2, 3)]
-    other = Request(4, PROMPT[:9:-1][:9], max_tokens=3)
-    for request in (*alike, other):
+def test_a_failed_copy_leaves_the_other_prompts_of_its_call() -> None:
+    """The other prompt copies from a retained slot that is evicted once the first copy has failed."""
+    engine, runner = make(
+        OnceUncopied(slots=4, context=64, prefill_chunks=(4, 8, 64)), prefixes=PrefixPolicy(min_tokens=9)
+    )
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3))
+    sharing = [
+        EngineRequest(stream, (*PROMPT[:10], *range(50 * stream, 50 * stream + 20)), max_tokens=3) for stream in (2, 3)
+    ]
+    other = EngineRequest(4, PROMPT[:9:-1][:9], max_tokens=3)
+    for request in (*sharing, other):
         engine.submit(request)
     with capture_logs():
         first = engine.step()
@@ -143,12 +150,12 @@ def test_a_copy_that_fails_leaves_the_others_of_its_call() -> None:
     tokens, ends, _ = run(engine)
     assert {end.stream: end.cached_tokens for end in ends} == {3: 10, 4: 0}
     third = [token.token for token in first.tokens if token.stream == 3] + tokens[:1]
-    assert third == cold(alike[1])
+    assert third == cold(sharing[1])
     assert runner.violations == []
 
 
 class Stuck(ScriptedRunner):
-    """Its resets fail for a while."""
+    """Runner whose resets fail for a while."""
 
     failing = 0
 
@@ -159,20 +166,20 @@ class Stuck(ScriptedRunner):
         super().reset(slot)
 
 
-def test_a_retained_slot_that_cannot_be_reset_is_given_to_nobody_and_the_next_one_is() -> None:
+def test_a_retained_slot_that_cannot_be_reset_is_skipped() -> None:
     runner = Stuck(slots=2, context=64, prefill_chunks=(4, 8))
     engine, _ = make(runner)
-    run(engine, Request(1, PROMPT, max_tokens=3), Request(2, PROMPT[::-1], max_tokens=3))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3), EngineRequest(2, PROMPT[::-1], max_tokens=3))
     runner.failing = 1
-    tokens, [end], steps = run(engine, Request(3, tuple(range(9, 30)), max_tokens=3))
+    tokens, [end], steps = run(engine, EngineRequest(3, tuple(range(9, 30)), max_tokens=3))
     assert [step.failed for step in steps] == [True, False]
-    assert (end.stream, tokens) == (3, cold(Request(3, tuple(range(9, 30)), max_tokens=3)))
+    assert (end.stream, tokens) == (3, cold(EngineRequest(3, tuple(range(9, 30)), max_tokens=3)))
     assert runner.violations == []
 
 
 def test_scoring_takes_a_retained_slot_and_leaves_it_clean() -> None:
     engine, runner = make()
-    run(engine, Request(1, PROMPT, max_tokens=3), Request(2, PROMPT[::-1], max_tokens=3))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3), EngineRequest(2, PROMPT[::-1], max_tokens=3))
     before = engine.gauges().retained_tokens
     expected = make()[0].score(PROMPT)
     assert engine.score(PROMPT).tolist() == expected.tolist()
@@ -180,9 +187,9 @@ def test_scoring_takes_a_retained_slot_and_leaves_it_clean() -> None:
     assert runner.violations == []
 
 
-def test_scoring_is_refused_where_the_pool_has_no_room() -> None:
+def test_scoring_is_refused_if_the_pool_has_no_room() -> None:
     engine, _ = make(kv_tokens=64)
-    engine.submit(Request(1, PROMPT, max_tokens=None))
+    engine.submit(EngineRequest(1, PROMPT, max_tokens=None))
     engine.step()
     with pytest.raises(RequestRefused, match="no slot"):
         engine.score((1, 2))
@@ -190,43 +197,43 @@ def test_scoring_is_refused_where_the_pool_has_no_room() -> None:
 
 def test_without_a_prefix_cache_every_slot_is_reset_at_once() -> None:
     engine, runner = make(prefixes=PrefixPolicy(enabled=False))
-    run(engine, Request(1, PROMPT, max_tokens=3))
+    run(engine, EngineRequest(1, PROMPT, max_tokens=3))
     assert runner._history == [[0], [0]]
     assert engine.gauges().retained_tokens == 0
 
 
-def test_a_calls_cost_is_that_of_the_rows_that_its_blocks_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_call_counts_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    monkeypatch.setattr(Pace, "prefilled", lambda _, count, __: rows.append(count))
+    monkeypatch.setattr(TokenBudget, "record_prefill", lambda _, count, __: rows.append(count))
     runner = ScriptedRunner(slots=3, context=64, prefill_chunks=(16, 64), block_rows=8)
     engine = BatchEngine(runner, max_queue=8, step_tokens=None)
-    run(engine, *(Request(stream, (stream,) * (stream * 4), max_tokens=1) for stream in (1, 2, 3)))
+    run(engine, *(EngineRequest(stream, (stream,) * (stream * 4), max_tokens=1) for stream in (1, 2, 3)))
     assert rows == [8 + 8 + 16]
     assert engine.gauges().prefill_tokens == 4 + 8 + 12
 
 
-def test_the_budget_is_measured_where_none_is_given() -> None:
-    """A clock on which a chunk costs 3 s and a decode step 1 s: a chunk fits into a step of 4 s, two do not."""
+def test_the_budget_is_measured_by_default() -> None:
+    """On this clock a chunk costs 3 s and a decode step 1 s: one chunk fits into a step of 4 s, two do not."""
     now = 0.0
     sizes: list[int] = []
 
     class Timed(ScriptedRunner):
-        def prefill(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> list[int | None]:
+        def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
             nonlocal now
             now += 3.0
             sizes.extend(len(chunk.tokens) for chunk in chunks)
-            return super().prefill(chunks, draws)
+            return super().prefill(chunks, specs)
 
-        def decode(self, rows: Sequence[Row]) -> list[int | None]:
+        def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
             nonlocal now
             now += 1.0
             return super().decode(rows)
 
     runner = Timed(slots=2, context=640, prefill_chunks=(4, 8))
     engine = BatchEngine(runner, max_queue=8, step_tokens=None, clock=lambda: now)
-    engine.submit(Request(1, PROMPT[:4]))
+    engine.submit(EngineRequest(1, PROMPT[:4]))
     engine.step()
-    engine.submit(Request(2, PROMPT, max_tokens=2))
+    engine.submit(EngineRequest(2, PROMPT, max_tokens=2))
     sizes.clear()
     engine.step()
     assert sizes == [4]

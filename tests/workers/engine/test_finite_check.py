@@ -1,14 +1,14 @@
-"""A model is well when it gives numbers for one token."""
+"""Finite check: a model passes if it samples one token."""
 
 import pytest
 
-from workers.engine.finite_check import NoNumbers, gives_numbers
-from workers.engine.scripted_runner import ScriptedRunner
+from workers.engine.finite_check import NonFiniteModel, has_finite_logits
+from workers.scripted.runner import ScriptedRunner
 
 
-def test_a_model_that_gives_a_token_is_well() -> None:
+def test_a_model_that_samples_a_token_is_finite() -> None:
     runner = ScriptedRunner()
-    assert gives_numbers(runner, 3)
+    assert has_finite_logits(runner, 3)
     runner.reset(3)
     assert (runner._history, runner.violations) == (ScriptedRunner()._history, [])
 
@@ -21,5 +21,5 @@ def test_a_model_that_gives_a_token_is_well() -> None:
         ("float16", "damaged, or overflow in float16: try --dtype bfloat16 or float32"),
     ],
 )
-def test_the_refusal_names_what_may_help(dtype: str, advice: str) -> None:
-    assert str(NoNumbers(dtype)).endswith(f"its weights are {advice}")
+def test_the_refusal_names_settings_to_change(dtype: str, advice: str) -> None:
+    assert str(NonFiniteModel(dtype)).endswith(f"its weights are {advice}")

@@ -1,4 +1,4 @@
-"""What history does to logits: by the definition, and the same after any resumption."""
+"""Logits processors: edits follow their definition, and do not depend on where a sequence was resumed."""
 
 import math
 from collections import Counter
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from protocol.bounds import MAX_BIASES
 from protocol.request import Bias, Sampling
-from workers.engine.logits_processors import AllowedTokens, Shaping
-from workers.engine.request import Request
-from workers.engine.runner import Draw
-from workers.sampling.logit_edits import edit_calls, edited
+from workers.engine.logits_processors import AllowedTokens, LogitsProcessors
+from workers.engine.request import EngineRequest
+from workers.sampling.logit_edits import apply_edits, edit_calls
+from workers.sampling.sample_spec import SampleSpec
 
 VOCAB = 40
 EVERYTHING = Sampling(
@@ -22,10 +22,10 @@ EVERYTHING = Sampling(
 )
 
 
-def shaped(draw: Draw, row: NDArray[np.float32]) -> NDArray[np.float32]:
+def processed(spec: SampleSpec, row: NDArray[np.float32]) -> NDArray[np.float32]:
     logits = row[None]
-    for arrays in edit_calls([draw]):
-        logits = edited(np, logits, *arrays)
+    for arrays in edit_calls([spec]):
+        logits = apply_edits(np, logits, *arrays)
     changed: NDArray[np.float32] = logits[0]
     return changed
 
@@ -46,79 +46,81 @@ def by_definition(
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=200).map(tuple)
 
 
-@given(prompt=tokens, answer=tokens, cut=st.integers(0, 200))
+@given(prompt=tokens, answer=tokens, split=st.integers(0, 200))
 def test_edits_follow_the_definition_and_do_not_depend_on_where_a_sequence_was_resumed(
-    prompt: tuple[int, ...], answer: tuple[int, ...], cut: int
+    prompt: tuple[int, ...], answer: tuple[int, ...], split: int
 ) -> None:
     row = np.random.default_rng(0).normal(size=VOCAB).astype(np.float32)
     results = []
-    for resumed in (0, min(cut, len(answer)), len(answer)):
-        shaping = Shaping.of(Request(1, (1, *prompt), EVERYTHING, resume=answer[:resumed]))
-        assert shaping is not None
+    for resumed in (0, min(split, len(answer)), len(answer)):
+        processors = LogitsProcessors.of(EngineRequest(1, (1, *prompt), EVERYTHING, resume=answer[:resumed]))
+        assert processors is not None
         for token in answer[resumed:]:
-            shaping.accept(token)
-        results.append(shaped(shaping.draw(EVERYTHING, 9), row))
+            processors.accept(token)
+        results.append(processed(processors.sample_spec(EVERYTHING, 9), row))
     np.testing.assert_allclose(results[0], by_definition(row, EVERYTHING, (1, *prompt), answer), rtol=1e-5, atol=1e-5)
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
 
 
-def test_repetition_alone_looks_at_the_prompt_and_the_others_do_not() -> None:
+def test_only_the_repetition_penalty_counts_the_prompt() -> None:
     row = np.ones(VOCAB, np.float32)
     penalized = Sampling(presence_penalty=1.0, frequency_penalty=1.0)
-    counted = Shaping.of(Request(1, (5, 5, 6), penalized))
+    counted = LogitsProcessors.of(EngineRequest(1, (5, 5, 6), penalized))
     assert counted is not None
-    np.testing.assert_array_equal(shaped(counted.draw(penalized, 3), row), row)
-    repeated = Shaping.of(Request(1, (5, 5, 6), Sampling(repetition_penalty=2.0)))
+    np.testing.assert_array_equal(processed(counted.sample_spec(penalized, 3), row), row)
+    repeated = LogitsProcessors.of(EngineRequest(1, (5, 5, 6), Sampling(repetition_penalty=2.0)))
     assert repeated is not None
-    assert np.flatnonzero(shaped(repeated.draw(Sampling(), 3), row) == 0.5).tolist() == [5, 6]
+    assert np.flatnonzero(processed(repeated.sample_spec(Sampling(), 3), row) == 0.5).tolist() == [5, 6]
 
 
-def test_what_a_request_does_not_use_is_not_made() -> None:
-    assert Shaping.of(Request(1, (5,), Sampling(temperature=1.0, top_k=3, logprobs=4))) is None
-    assert Shaping.of(Request(1, (5,), min_tokens=4)) is None  # nothing ends it
-    assert Shaping.of(Request(1, (5,), min_tokens=0, eos=frozenset({9}))) is None
+def test_a_plain_request_has_no_processors() -> None:
+    assert LogitsProcessors.of(EngineRequest(1, (5,), Sampling(temperature=1.0, top_k=3, logprobs=4))) is None
+    assert LogitsProcessors.of(EngineRequest(1, (5,), min_tokens=4)) is None  # nothing ends it
+    assert LogitsProcessors.of(EngineRequest(1, (5,), min_tokens=0, eos=frozenset({9}))) is None
 
 
-def test_a_draw_does_not_change_with_what_comes_after_it() -> None:
+def test_a_sample_does_not_depend_on_later_tokens() -> None:
     sampling = Sampling(frequency_penalty=1.0)
-    shaping = Shaping.of(Request(1, (5,), sampling))
-    assert shaping is not None
-    shaping.accept(4)
-    edits = shaping.draw(sampling, 2).edits
+    processors = LogitsProcessors.of(EngineRequest(1, (5,), sampling))
+    assert processors is not None
+    processors.accept(4)
+    edits = processors.sample_spec(sampling, 2).edits
     assert edits is not None
     before = edits.minus.tolist()
-    shaping.accept(4)
+    processors.accept(4)
     assert edits.minus.tolist() == before == [1.0]
 
 
-def test_an_end_is_ruled_out_until_min_tokens_and_then_has_its_bias_again() -> None:
+def test_end_of_sequence_is_banned_until_min_tokens_and_then_has_its_bias_again() -> None:
     sampling = Sampling(logit_bias=(Bias(9, 3.0),))
-    shaping = Shaping.of(Request(1, (5,), sampling, eos=frozenset({9, 11}), resume=(1,), min_tokens=3))
-    assert shaping is not None
+    processors = LogitsProcessors.of(
+        EngineRequest(1, (5,), sampling, eos=frozenset({9, 11}), resume=(1,), min_tokens=3)
+    )
+    assert processors is not None
     row = np.zeros(VOCAB, np.float32)
     seen = []
     for token in (2, 2, 2):
-        logits = shaped(shaping.draw(sampling, 1), row)
+        logits = processed(processors.sample_spec(sampling, 1), row)
         seen.append((logits[9], logits[11]))
-        shaping.accept(token)
+        processors.accept(token)
     assert seen == [(-math.inf, -math.inf), (-math.inf, -math.inf), (3.0, 0.0)]
 
 
-def test_more_tokens_than_the_table_begins_with() -> None:
+def test_more_tokens_than_the_initial_table() -> None:
     sampling = Sampling(presence_penalty=1.0)
-    shaping = Shaping.of(Request(1, (5,), sampling, resume=tuple(range(1000))))
-    assert shaping is not None
+    processors = LogitsProcessors.of(EngineRequest(1, (5,), sampling, resume=tuple(range(1000))))
+    assert processors is not None
     row = np.zeros(1001, np.float32)
-    assert shaped(shaping.draw(sampling, 1), row).tolist() == [-1.0] * 1000 + [0.0]
+    assert processed(processors.sample_spec(sampling, 1), row).tolist() == [-1.0] * 1000 + [0.0]
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, MAX_BIASES])
 def test_as_many_biases_as_a_request_may_have(count: int) -> None:
     sampling = Sampling(logit_bias=tuple(Bias(token, token + 0.5) for token in range(count)))
-    shaping = Shaping.of(Request(1, (5,), sampling, eos=frozenset({0}), min_tokens=1))
-    assert shaping is not None
-    logits = shaped(shaping.draw(sampling, 1), np.zeros(MAX_BIASES + 1, np.float32))
+    processors = LogitsProcessors.of(EngineRequest(1, (5,), sampling, eos=frozenset({0}), min_tokens=1))
+    assert processors is not None
+    logits = processed(processors.sample_spec(sampling, 1), np.zeros(MAX_BIASES + 1, np.float32))
     others = [0.0] * (MAX_BIASES + 1 - count)
     assert logits.tolist() == [-math.inf, *(token + 0.5 for token in range(1, count)), *others]
 
@@ -139,7 +141,7 @@ def test_allowed_tokens_are_some_of_the_vocabulary(wrong: list[int]) -> None:
 
 
 class Countdown:
-    """Allows one token less each time: 2, then 1, then 0, then none."""
+    """Constraint that allows one token less each time: 2, then 1, then 0, then none."""
 
     def __init__(self) -> None:
         self.left = 3
@@ -151,20 +153,20 @@ class Countdown:
         return np.array([1 << self.left >> 1], np.uint32)
 
 
-def test_a_constraint_sees_what_is_resumed_and_may_come_to_its_end() -> None:
-    shaping = Shaping.of(Request(1, (5,), constraint=Countdown, resume=(2,)))
-    assert shaping is not None
-    mask = shaping.draw(Sampling(), 2).mask
+def test_a_constraint_sees_resumed_tokens_and_may_be_exhausted() -> None:
+    processors = LogitsProcessors.of(EngineRequest(1, (5,), constraint=Countdown, resume=(2,)))
+    assert processors is not None
+    mask = processors.sample_spec(Sampling(), 2).mask
     assert mask is not None
     assert mask.tolist() == [1 << 1]
-    shaping.accept(1)
-    assert not shaping.exhausted
-    shaping.accept(0)
-    assert shaping.exhausted
+    processors.accept(1)
+    assert not processors.exhausted
+    processors.accept(0)
+    assert processors.exhausted
 
 
-def test_a_constraint_that_leaves_only_what_min_tokens_rules_out_is_at_its_end() -> None:
-    request = Request(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=lambda: AllowedTokens([2], 3))
-    shaping = Shaping.of(request)
-    assert shaping is not None
-    assert shaping.exhausted
+def test_a_constraint_that_allows_only_banned_tokens_is_exhausted() -> None:
+    request = EngineRequest(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=lambda: AllowedTokens([2], 3))
+    processors = LogitsProcessors.of(request)
+    assert processors is not None
+    assert processors.exhausted

@@ -1,4 +1,4 @@
-"""Which rows may be taken: the longest prefix, of the same tenant, and only what a cold run would compute alike."""
+"""Prefix match: the longest prefix of the same tenant, and only rows that a cold run would compute identically."""
 
 from itertools import accumulate
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.chunking import cut
-from workers.engine.prefix_match import PrefixPolicy, Written, common_prefix, reusable
+from workers.engine.chunking import chunk_lengths
+from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix, reusable
 
 tokens = st.lists(st.integers(0, 1), max_size=200)
 
@@ -31,13 +31,13 @@ def test_a_common_prefix_ends_where_a_token_differs(shared: list[int], at: int, 
 
 
 def test_tenants_share_nothing() -> None:
-    mine, theirs = Written("a", [1, 2, 3]), Written("b", [1, 2, 3], 3)
+    mine, theirs = CachedRows("a", [1, 2, 3]), CachedRows("b", [1, 2, 3], 3)
     assert reusable(mine, theirs, 3, exact_rows=True) == 0
-    assert reusable(mine, Written("a", [1, 2, 3], 3), 3, exact_rows=True) == 3
+    assert reusable(mine, CachedRows("a", [1, 2, 3], 3), 3, exact_rows=True) == 3
 
 
-def test_only_written_rows_are_taken() -> None:
-    assert reusable(Written("", [1, 2, 3]), Written("", [1, 2, 3], 2), 3, exact_rows=True) == 2
+def test_only_written_rows_are_reused() -> None:
+    assert reusable(CachedRows("", [1, 2, 3]), CachedRows("", [1, 2, 3], 2), 3, exact_rows=True) == 2
 
 
 @pytest.mark.parametrize(
@@ -52,22 +52,22 @@ def test_only_written_rows_are_taken() -> None:
         (24, 20, 20, 16),
     ],
 )
-def test_rows_that_depend_on_their_chunk_are_taken_where_the_cuts_agree(
-    wanted: int, source: int, shared: int, expected: int
-) -> None:
-    ladder = (4, 8)
-    ask = Written("", range(wanted), 0, tuple(accumulate(cut(wanted, ladder))))
+def test_inexact_rows_are_reused_where_chunk_ends_agree(wanted: int, source: int, shared: int, expected: int) -> None:
+    sizes = (4, 8)
+    ask = CachedRows("", range(wanted), 0, tuple(accumulate(chunk_lengths(wanted, sizes))))
     held = [*range(shared), *[99] * (source - shared)]
-    have = Written("", held, source, tuple(accumulate(cut(source, ladder))))
-    assert reusable(ask, Written("", have.tokens, have.rows, have.ends), wanted - 1, exact_rows=False) == expected
+    have = CachedRows("", held, source, tuple(accumulate(chunk_lengths(source, sizes))))
+    assert (
+        reusable(ask, CachedRows("", have.tokens, have.rows, have.chunk_ends), wanted - 1, exact_rows=False) == expected
+    )
 
 
-def test_what_was_decoded_is_not_taken_where_rows_depend_on_their_chunk() -> None:
-    have = Written("", range(30), 30, (8, 16))
-    assert reusable(Written("", range(40), 0, (8, 16, 24)), have, 39, exact_rows=False) == 16
+def test_decoded_inexact_rows_are_not_reused() -> None:
+    have = CachedRows("", range(30), 30, (8, 16))
+    assert reusable(CachedRows("", range(40), 0, (8, 16, 24)), have, 39, exact_rows=False) == 16
 
 
-@pytest.mark.parametrize(("options", "field"), [({"most": -1}, "most"), ({"least": 0}, "least")])
-def test_a_wrong_policy_is_refused(options: dict[str, Any], field: str) -> None:
+@pytest.mark.parametrize(("options", "field"), [({"max_rows": -1}, "max_rows"), ({"min_tokens": 0}, "min_tokens")])
+def test_an_invalid_policy_is_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         PrefixPolicy(**options)

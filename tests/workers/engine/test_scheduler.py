@@ -1,40 +1,35 @@
-"""The scheduler's decisions, without a runner: cuts, admission, budgets, limits and refusals at their edges."""
+"""Decisions of the scheduler, without a runner: admission, budgets, limits and refusals at their edges."""
 
 import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
-from workers.engine.chunking import CALL_TOKENS, cut
-from workers.engine.request import Request, RequestRefused
+from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import row
-
-LADDERS = [(1,), (16,), (4, 16, 64), (16, 128, 512), (7, 8), (32, 33, 1000)]
+from workers.engine.sequence import decode_row
 
 
 def scheduler(
     slots: int = 2,
     context: int = 32,
-    ladder: tuple[int, ...] = (4, 8),
+    sizes: tuple[int, ...] = (4, 8),
     *,
     max_queue: int = 4,
     step_tokens: int = 16,
 ) -> Scheduler:
-    capabilities = RunnerCapabilities("scripted", "none", "float32", slots, context, 100, ladder)
+    capabilities = RunnerCapabilities("scripted", "none", "float32", slots, context, 100, sizes)
     return Scheduler(capabilities, max_queue=max_queue, step_tokens=step_tokens)
 
 
-def request(stream: int = 1, length: int = 5, **fields: Any) -> Request:
-    return Request(stream, tuple(range(length)), **fields)
+def request(stream: int = 1, length: int = 5, **fields: Any) -> EngineRequest:
+    return EngineRequest(stream, tuple(range(length)), **fields)
 
 
-def refusal(one: Scheduler, asked: Request) -> tuple[ErrorCode, str]:
+def refusal(one: Scheduler, asked: EngineRequest) -> tuple[ErrorCode, str]:
     with pytest.raises(RequestRefused) as refused:
         one.submit(asked, 0.0)
     assert refused.value.text
@@ -42,74 +37,19 @@ def refusal(one: Scheduler, asked: Request) -> tuple[ErrorCode, str]:
 
 
 def run_chunks(one: Scheduler) -> list[tuple[int, int, bool]]:
-    """All chunks of this step as (stream, tokens, last); the sequences then decode."""
+    """Return all chunks of this step as (stream, tokens, last); the sequences then decode."""
     chunks = []
     while call := one.next_call():
         (work,) = call
         one.prefilled(work)
-        chunks.append((work.live.request.stream, len(work.chunk.tokens), work.draw is not None))
-        if work.draw is not None:
-            assert one.accept(work.live, 50) is None
+        chunks.append((work.sequence.request.stream, len(work.chunk.tokens), work.sample is not None))
+        if work.sample is not None:
+            assert one.accept(work.sequence, 50) is None
     return chunks
 
 
-@given(st.integers(0, 5000), st.sampled_from(LADDERS))
-def test_a_cut_covers_the_length_and_fits_the_ladder(length: int, ladder: tuple[int, ...]) -> None:
-    parts = cut(length, ladder)
-    assert sum(parts) == length
-    for part in parts:
-        assert 0 < part <= ladder[-1]
-    assert all(part in ladder for part in parts[:-1])
-    assert sorted(parts[:-1], reverse=True) == list(parts[:-1])
-
-
-@given(st.integers(1, 600), st.sampled_from(LADDERS))
-def test_no_other_cut_is_cheaper(length: int, ladder: tuple[int, ...]) -> None:
-    """Against all cuts that take the largest chunk that fits, or end with one that covers the rest."""
-    costs: dict[int, int] = {0: 0}
-    for rest in range(1, ladder[-1]):
-        fitting = next((chunk for chunk in reversed(ladder) if chunk <= rest), None)
-        covering = next(chunk for chunk in ladder if chunk >= rest) + CALL_TOKENS
-        costs[rest] = covering if fitting is None else min(covering, fitting + CALL_TOKENS + costs[rest - fitting])
-    spent = sum(next(chunk for chunk in ladder if chunk >= part) + CALL_TOKENS for part in cut(length, ladder))
-    assert spent == length // ladder[-1] * (ladder[-1] + CALL_TOKENS) + costs[length % ladder[-1]]
-
-
-@pytest.mark.parametrize(
-    ("length", "parts"),
-    [
-        (0, ()),
-        (1, (1,)),
-        (16, (16,)),
-        (17, (16, 1)),
-        (40, (16, 16, 8)),
-        (60, (60,)),
-        (127, (127,)),
-        (128, (128,)),
-        (129, (128, 1)),
-        (257, (128, 128, 1)),
-        (400, (128, 128, 128, 16)),
-        (500, (500,)),
-        (512, (512,)),
-        (1024 + 140, (512, 512, 128, 12)),
-    ],
-)
-def test_where_a_prompt_is_cut(length: int, parts: tuple[int, ...]) -> None:
-    assert cut(length, (16, 128, 512)) == parts
-
-
-def test_of_two_cuts_that_cost_the_same_the_one_with_fewer_calls_is_taken() -> None:
-    assert cut(96, (32, 64, 128)) == (96,)
-
-
-@pytest.mark.parametrize(("length", "ladder"), [(-1, (4,)), (1, ()), (1, (0, 4)), (1, (8, 4)), (1, (4, 4))])
-def test_a_wrong_cut_is_refused(length: int, ladder: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"length|ladder"):
-        cut(length, ladder)
-
-
 @pytest.mark.parametrize(("max_queue", "step_tokens", "field"), [(-1, 1, "max_queue"), (0, 0, "step_tokens")])
-def test_wrong_bounds_are_refused(max_queue: int, step_tokens: int, field: str) -> None:
+def test_invalid_bounds_are_refused(max_queue: int, step_tokens: int, field: str) -> None:
     with pytest.raises(ValueError, match=field):
         scheduler(max_queue=max_queue, step_tokens=step_tokens)
 
@@ -137,9 +77,9 @@ def test_admission_is_in_order_of_arrival_to_the_lowest_slots() -> None:
         one.submit(request(stream), 0.0)
     one.admit(1.0)
     assert [one.slots.holder(slot) for slot in (0, 1)] == [7, 3]
-    live = one.remove(7)
-    assert live is not None
-    assert live.admitted == 1.0
+    sequence = one.remove(7)
+    assert sequence is not None
+    assert sequence.admitted_at == 1.0
     one.admit(2.0)
     assert one.slots.active == 1, "the slot is not clean yet"
     one.slots.clean(0)
@@ -150,28 +90,28 @@ def test_admission_is_in_order_of_arrival_to_the_lowest_slots() -> None:
 @pytest.mark.parametrize(
     ("asked", "code", "field"),
     [
-        (Request(1, ()), ErrorCode.INVALID, "prompt"),
-        (Request(1, (100,)), ErrorCode.INVALID, "prompt"),
-        (Request(1, (-1,)), ErrorCode.INVALID, "prompt"),
-        (Request(1, (1,), resume=(100,)), ErrorCode.INVALID, "resume"),
-        (Request(1, (1,), max_tokens=0), ErrorCode.INVALID, "max_tokens"),
-        (Request(1, (1,), max_tokens=2, resume=(1, 2, 3)), ErrorCode.INVALID, "resume"),
-        (Request(1, (1,), eos=frozenset({9}), resume=(1, 9, 3)), ErrorCode.INVALID, "resume"),
-        (Request(1, (1,) * 32), ErrorCode.CONTEXT, "prompt"),
-        (Request(1, (1,) * 31, resume=(1, 1)), ErrorCode.CONTEXT, "resume"),
-        (Request(1, (1,), Sampling(temperature=-0.1)), ErrorCode.INVALID, "temperature"),
-        (Request(1, (1,), Sampling(temperature=math.nan)), ErrorCode.INVALID, "temperature"),
-        (Request(1, (1,), Sampling(temperature=100.1)), ErrorCode.INVALID, "temperature"),
-        (Request(1, (1,), Sampling(top_k=-1)), ErrorCode.INVALID, "top_k"),
-        (Request(1, (1,), Sampling(top_k=(1 << 20) + 1)), ErrorCode.INVALID, "top_k"),
-        (Request(1, (1,), Sampling(top_p=0.0)), ErrorCode.INVALID, "top_p"),
-        (Request(1, (1,), Sampling(top_p=math.nan)), ErrorCode.INVALID, "top_p"),
-        (Request(1, (1,), Sampling(min_p=1.01)), ErrorCode.INVALID, "min_p"),
-        (Request(1, (1,), Sampling(seed=-1)), ErrorCode.INVALID, "seed"),
-        (Request(1, (1,), Sampling(seed=1 << 63)), ErrorCode.INVALID, "seed"),
+        (EngineRequest(1, ()), ErrorCode.INVALID, "prompt"),
+        (EngineRequest(1, (100,)), ErrorCode.INVALID, "prompt"),
+        (EngineRequest(1, (-1,)), ErrorCode.INVALID, "prompt"),
+        (EngineRequest(1, (1,), resume=(100,)), ErrorCode.INVALID, "resume"),
+        (EngineRequest(1, (1,), max_tokens=0), ErrorCode.INVALID, "max_tokens"),
+        (EngineRequest(1, (1,), max_tokens=2, resume=(1, 2, 3)), ErrorCode.INVALID, "resume"),
+        (EngineRequest(1, (1,), eos=frozenset({9}), resume=(1, 9, 3)), ErrorCode.INVALID, "resume"),
+        (EngineRequest(1, (1,) * 32), ErrorCode.CONTEXT, "prompt"),
+        (EngineRequest(1, (1,) * 31, resume=(1, 1)), ErrorCode.CONTEXT, "resume"),
+        (EngineRequest(1, (1,), Sampling(temperature=-0.1)), ErrorCode.INVALID, "temperature"),
+        (EngineRequest(1, (1,), Sampling(temperature=math.nan)), ErrorCode.INVALID, "temperature"),
+        (EngineRequest(1, (1,), Sampling(temperature=100.1)), ErrorCode.INVALID, "temperature"),
+        (EngineRequest(1, (1,), Sampling(top_k=-1)), ErrorCode.INVALID, "top_k"),
+        (EngineRequest(1, (1,), Sampling(top_k=(1 << 20) + 1)), ErrorCode.INVALID, "top_k"),
+        (EngineRequest(1, (1,), Sampling(top_p=0.0)), ErrorCode.INVALID, "top_p"),
+        (EngineRequest(1, (1,), Sampling(top_p=math.nan)), ErrorCode.INVALID, "top_p"),
+        (EngineRequest(1, (1,), Sampling(min_p=1.01)), ErrorCode.INVALID, "min_p"),
+        (EngineRequest(1, (1,), Sampling(seed=-1)), ErrorCode.INVALID, "seed"),
+        (EngineRequest(1, (1,), Sampling(seed=1 << 63)), ErrorCode.INVALID, "seed"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(asked: Request, code: ErrorCode, field: str) -> None:
+def test_requests_that_cannot_run_are_refused_with_the_field(asked: EngineRequest, code: ErrorCode, field: str) -> None:
     one = scheduler()
     assert refusal(one, asked) == (code, field)
     assert one.idle
@@ -180,22 +120,22 @@ def test_what_cannot_run_is_refused_by_name(asked: Request, code: ErrorCode, fie
 @pytest.mark.parametrize(
     "asked",
     [
-        Request(1, (0, 99)),
-        Request(1, (1,) * 31),
-        Request(1, (1,) * 30, resume=(1, 1)),
-        Request(1, (1,), max_tokens=3, resume=(1, 2, 3)),
-        Request(1, (1,), eos=frozenset({9}), resume=(1, 2, 9)),
-        Request(1, (1,), Sampling(100.0, 1 << 20, 1.0, 1.0, (1 << 63) - 1)),
+        EngineRequest(1, (0, 99)),
+        EngineRequest(1, (1,) * 31),
+        EngineRequest(1, (1,) * 30, resume=(1, 1)),
+        EngineRequest(1, (1,), max_tokens=3, resume=(1, 2, 3)),
+        EngineRequest(1, (1,), eos=frozenset({9}), resume=(1, 2, 9)),
+        EngineRequest(1, (1,), Sampling(100.0, 1 << 20, 1.0, 1.0, (1 << 63) - 1)),
     ],
 )
-def test_what_is_just_within_the_bounds_is_taken(asked: Request) -> None:
+def test_values_at_the_bounds_are_accepted(asked: EngineRequest) -> None:
     one = scheduler()
     one.submit(asked, 0.0)
     assert one.queued == 1
 
 
 @pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])
-def test_a_live_stream_is_not_taken_twice(phase: str) -> None:
+def test_a_stream_cannot_be_submitted_twice(phase: str) -> None:
     one = scheduler()
     one.submit(request(1), 0.0)
     if phase != "waiting":
@@ -210,12 +150,12 @@ def test_chunks_go_by_the_budget_and_the_oldest_prompt_goes_first() -> None:
     for stream, length in enumerate((21, 4, 4)):
         one.submit(request(stream, length), 0.0)
     one.admit(0.0)
-    # 8 + 8; the last chunk of five does not fit any more, and nobody overtakes it.
+    # 8 + 8; the last chunk of five does not fit any more, and no later prompt overtakes it.
     assert run_chunks(one) == [(0, 8, False), (0, 8, False)]
     one.admit(0.0)
     # A last chunk costs one more, for the row that decodes in the same step: 5+1, 4+1, 4+1.
     assert run_chunks(one) == [(0, 5, True), (1, 4, True), (2, 4, True)]
-    assert [live.request.stream for live in one.decoding()] == [0, 1, 2]
+    assert [sequence.request.stream for sequence in one.decoding()] == [0, 1, 2]
 
 
 def test_decode_rows_take_the_budget_first_but_one_chunk_always_runs() -> None:
@@ -230,22 +170,22 @@ def test_decode_rows_take_the_budget_first_but_one_chunk_always_runs() -> None:
         assert run_chunks(one) == [(5, length, length == 4)]
 
 
-def test_a_row_is_the_last_token_in_the_row_after_those_written() -> None:
+def test_a_decode_row_writes_the_last_token_to_the_next_cache_row() -> None:
     one = scheduler()
     one.submit(request(1, 5, sampling=Sampling(temperature=1.0, seed=4)), 0.0)
     one.admit(0.0)
     (work,) = one.next_call()
-    assert work.draw is not None
-    assert (work.chunk.start, work.chunk.position, work.draw.position) == (0, 0, 5)
+    assert work.sample is not None
+    assert (work.chunk.start, work.chunk.position, work.sample.position) == (0, 0, 5)
     one.prefilled(work)
-    one.accept(work.live, 42)
+    one.accept(work.sequence, 42)
     for index in range(5, 9):
-        after = row(work.live)
+        after = decode_row(work.sequence)
         assert (after.slot, after.token) == (0, 42)
-        assert (after.start, after.position, after.draw.position) == (index, index, index + 1)
-        assert after.draw.sampling.seed == 4
-        one.decoded([work.live])
-        one.accept(work.live, 42)
+        assert (after.start, after.position, after.sample.position) == (index, index, index + 1)
+        assert after.sample.sampling.seed == 4
+        one.decoded([work.sequence])
+        one.accept(work.sequence, 42)
     assert one.slots.rows(0) == 9
 
 
@@ -262,15 +202,15 @@ def test_a_row_is_the_last_token_in_the_row_after_those_written() -> None:
     ],
 )
 def test_when_a_sequence_ends(fields: dict[str, Any], tokens: int, reason: str) -> None:
-    """A prompt of 5 in a context of 32 leaves 27 tokens; end-of-sequence goes before length."""
+    """A prompt of 5 in a context of 32 leaves 27 tokens. End-of-sequence takes precedence over length."""
     one = scheduler()
     one.submit(request(1, 5, **fields), 0.0)
     one.admit(0.0)
     (work,) = one.next_call()
     one.prefilled(work)
-    reasons = [one.accept(work.live, 50) for _ in range(tokens)]
+    reasons = [one.accept(work.sequence, 50) for _ in range(tokens)]
     assert reasons == [None] * (tokens - 1) + [reason]
-    assert work.live.completion_tokens == tokens
+    assert work.sequence.completion_tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -281,16 +221,16 @@ def test_when_a_sequence_ends(fields: dict[str, Any], tokens: int, reason: str) 
         ({"eos": frozenset({3}), "resume": (1, 2, 3)}, "stop"),
     ],
 )
-def test_what_had_ended_already_ends_without_a_slot(fields: dict[str, Any], reason: str) -> None:
+def test_a_complete_resumed_answer_ends_without_a_slot(fields: dict[str, Any], reason: str) -> None:
     one = scheduler(slots=1)
     one.submit(request(1, 5, **fields), 0.0)
-    [(live, ended)] = one.admit(0.0)
-    assert (ended, live.slot, live.completion_tokens) == (reason, -1, len(fields["resume"]))
+    [(sequence, ended)] = one.admit(0.0)
+    assert (ended, sequence.slot, sequence.completion_tokens) == (reason, -1, len(fields["resume"]))
     assert one.idle
     assert one.slots.free == 1
 
 
-def test_resumed_tokens_are_cut_after_the_prompt_and_positions_go_on() -> None:
+def test_resumed_tokens_have_their_own_chunks_and_the_next_positions() -> None:
     one = scheduler(context=64, step_tokens=64)
     one.submit(request(1, 9, resume=tuple(range(10))), 0.0)
     one.admit(0.0)
@@ -300,7 +240,7 @@ def test_resumed_tokens_are_cut_after_the_prompt_and_positions_go_on() -> None:
         one.prefilled(work)
         works.append(work)
     assert [(work.chunk.start, len(work.chunk.tokens)) for work in works] == [(0, 8), (8, 1), (9, 8), (17, 2)]
-    assert [work.draw and work.draw.position for work in works] == [None, None, None, 19]
+    assert [work.sample and work.sample.position for work in works] == [None, None, None, 19]
 
 
 @pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])
@@ -319,14 +259,14 @@ def test_a_sequence_is_removed_in_any_phase(phase: str) -> None:
     removed = one.remove(1)
     assert removed is not None
     assert one.idle
-    assert one.slots.soiled == (() if phase == "waiting" else (0,))
+    assert one.slots.dirty == (() if phase == "waiting" else (0,))
     assert one.remove(1) is None
     assert one.next_call() == []
 
 
-def test_an_end_that_the_model_has_no_row_for_is_left_out() -> None:
+def test_an_end_of_sequence_token_outside_of_the_vocabulary_is_ignored() -> None:
     one = scheduler()
     one.submit(request(eos=frozenset({7, 100, 4000}), min_tokens=2), 0.0)
     one.admit(0.0)
-    (live,) = one._prefilling.values()
-    assert live.request.eos == {7}
+    (sequence,) = one._prefilling.values()
+    assert sequence.request.eos == {7}

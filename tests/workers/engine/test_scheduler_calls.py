@@ -1,25 +1,25 @@
-"""What prompts share a prefill call, and how large it is, without a runner."""
+"""Prefill calls, without a runner: which prompts share one, and its size."""
 
 import pytest
 
 from tests.workers.engine.pool import admit, ask, scheduler
-from workers.engine.request import Request
+from workers.engine.request import EngineRequest
 from workers.engine.scheduler import Scheduler
 
 
 def calls(one: Scheduler) -> list[list[tuple[int, int, int]]]:
-    """All calls of a step, each as (stream, start, tokens) of its chunks."""
+    """Return all calls of a step, each as (stream, start, tokens) of its chunks."""
     out = []
     while call := one.next_call():
-        out.append([(work.live.request.stream, work.chunk.start, len(work.chunk.tokens)) for work in call])
+        out.append([(work.sequence.request.stream, work.chunk.start, len(work.chunk.tokens)) for work in call])
         for work in call:
             one.prefilled(work)
-            if work.draw is not None:
-                one.accept(work.live, 50)
+            if work.sample is not None:
+                one.accept(work.sequence, 50)
     return out
 
 
-def distinct(stream: int, length: int) -> Request:
+def distinct(stream: int, length: int) -> EngineRequest:
     return ask(stream, tuple(range(10 * stream, 10 * stream + length)))
 
 
@@ -33,7 +33,7 @@ def distinct(stream: int, length: int) -> Request:
         (1, (1, 1), [[(0, 0, 1), (1, 0, 1)]]),
     ],
 )
-def test_prompts_share_a_call_that_is_as_large_as_if_they_were_one(
+def test_prompts_share_a_call_of_the_size_of_one_prompt(
     block: int, lengths: tuple[int, ...], expected: list[list[tuple[int, int, int]]]
 ) -> None:
     one = scheduler(4, block=block)
@@ -43,7 +43,7 @@ def test_prompts_share_a_call_that_is_as_large_as_if_they_were_one(
     assert calls(one) == expected
 
 
-def test_where_rows_are_not_exact_each_prompt_has_a_call_of_its_own() -> None:
+def test_inexact_prompts_do_not_share_a_call() -> None:
     one = scheduler(4, exact=False)
     for stream in range(3):
         one.submit(distinct(stream, 2), 0.0)
@@ -51,7 +51,7 @@ def test_where_rows_are_not_exact_each_prompt_has_a_call_of_its_own() -> None:
     assert calls(one) == [[(0, 0, 2)], [(1, 0, 2)], [(2, 0, 2)]]
 
 
-def test_a_call_of_several_prompts_keeps_to_the_budget_and_cuts_the_last() -> None:
+def test_a_shared_call_stays_within_the_budget_and_splits_its_last_prompt() -> None:
     one = scheduler(4, step_tokens=8)
     for stream in range(3):
         one.submit(distinct(stream, 3), 0.0)
@@ -63,7 +63,7 @@ def test_a_call_of_several_prompts_keeps_to_the_budget_and_cuts_the_last() -> No
 
 
 def test_a_prompt_waits_for_one_before_it_whose_rows_it_can_take() -> None:
-    one = scheduler(4, least=2)
+    one = scheduler(4, min_tokens=2)
     one.submit(ask(0, (1, 2, 3)), 0.0)
     one.submit(ask(1, (1, 2, 4)), 0.0)
     one.submit(ask(2, (9, 9, 9)), 0.0)

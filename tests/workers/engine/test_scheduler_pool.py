@@ -1,4 +1,4 @@
-"""Slots as a pool: what is reserved, what is retained, what is reused and what is given up, without a runner."""
+"""Slots as a pool, without a runner: reserved, retained, reused and evicted rows."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from protocol.errors import ErrorCode
 from tests.workers.engine.pool import SHARED, admit, ask, end, prefill, run, scheduler
 from tests.workers.engine.test_scheduler import refusal
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.sequence import Copy
+from workers.engine.sequence import PrefixCopy
 
 
 def test_a_request_reserves_its_prompt_and_its_tokens_and_the_next_one_waits_for_room() -> None:
@@ -15,24 +15,24 @@ def test_a_request_reserves_its_prompt_and_its_tokens_and_the_next_one_waits_for
     one.submit(ask(2, max_tokens=None), 0.0)
     one.submit(ask(3, max_tokens=4), 0.0)
     admit(one)
-    assert (one.slots.active, one.queued, one.slots.room) == (1, 2, 24), "the whole context is 32, and 24 are left"
+    assert (one.slots.active, one.queued, one.slots.free_rows) == (1, 2, 24), "the whole context is 32, and 24 are left"
     end(one, 1)
     one.slots.clean(0)
     admit(one)
-    assert (one.slots.active, one.queued, one.slots.room) == (1, 1, 16), "first come, first served"
+    assert (one.slots.active, one.queued, one.slots.free_rows) == (1, 1, 16), "first come, first served"
     end(one, 2)
     one.slots.clean(0)
     admit(one)
-    assert (one.slots.active, one.queued, one.slots.room) == (1, 0, 24)
+    assert (one.slots.active, one.queued, one.slots.free_rows) == (1, 0, 24)
 
 
 def test_requests_that_fill_the_pool_exactly_all_run() -> None:
     one = scheduler(4, kv_tokens=48)
     run(one, ask(1, max_tokens=4), ask(2, max_tokens=4))
-    assert (one.slots.active, one.slots.room) == (2, 0)
+    assert (one.slots.active, one.slots.free_rows) == (2, 0)
 
 
-def test_what_waits_for_room_is_bounded_too() -> None:
+def test_sequences_that_wait_for_room_are_bounded() -> None:
     one = scheduler(4, kv_tokens=32)
     run(one, ask(1, max_tokens=None))
     for stream in range(2, 13):
@@ -43,76 +43,76 @@ def test_what_waits_for_room_is_bounded_too() -> None:
 def test_a_pool_must_hold_one_context() -> None:
     with pytest.raises(ValueError, match="kv_tokens must hold one context of 32 tokens, not 31"):
         scheduler(kv_tokens=31)
-    assert scheduler(kv_tokens=1 << 40).slots.room == 64
+    assert scheduler(kv_tokens=1 << 40).slots.free_rows == 64
 
 
-def test_the_same_slot_goes_on_where_it_was_and_computes_one_token_at_least() -> None:
+def test_the_same_slot_is_reused_and_at_least_one_token_is_computed() -> None:
     one = scheduler()
     run(one, ask(1))
     end(one, 1)
-    assert (one.slots.retained_tokens, one.slots.available, one.slots.soiled) == (20, 2, ())
+    assert (one.slots.retained_tokens, one.slots.available, one.slots.dirty) == (20, 2, ())
     [work] = run(one, ask(2))
-    assert work.copy == Copy(0, 0, 19)
-    assert (work.chunk.slot, work.chunk.start, work.chunk.tokens, work.begins) == (0, 19, SHARED[19:], True)
-    assert (work.live.reused, one.slots.kv_tokens, one.slots.retained_tokens) == (19, 20, 0)
+    assert work.copy == PrefixCopy(0, 0, 19)
+    assert (work.chunk.slot, work.chunk.start, work.chunk.tokens, work.is_first) == (0, 19, SHARED[19:], True)
+    assert (work.sequence.reused, one.slots.kv_tokens, one.slots.retained_tokens) == (19, 20, 0)
 
 
 def test_a_next_turn_reuses_the_answer_as_well() -> None:
     one = scheduler()
     [*_, work] = run(one, ask(1))
-    one.decoded([work.live])
-    one.accept(work.live, 51)
+    one.decoded([work.sequence])
+    one.accept(work.sequence, 51)
     end(one, 1)
     # Prompt and the first answered token have rows; the second had none yet.
     [after] = run(one, ask(2, (*SHARED, 50, 51, 60)))
-    assert (after.copy, after.chunk.tokens) == (Copy(0, 0, 21), (51, 60))
+    assert (after.copy, after.chunk.tokens) == (PrefixCopy(0, 0, 21), (51, 60))
 
 
-def test_what_is_cancelled_before_its_first_chunk_leaves_what_it_found_and_no_more_than_the_pool_holds() -> None:
-    one = scheduler(2, kv_tokens=32, least=4)
+def test_a_cancel_before_the_first_chunk_keeps_the_retained_rows_within_the_pool() -> None:
+    one = scheduler(2, kv_tokens=32, min_tokens=4)
     run(one, ask(1))
     end(one, 1)
     one.submit(ask(2, SHARED[:17], max_tokens=1), 0.0)  # needs 18 rows of a slot that has 20
     one.submit(ask(3, tuple(range(40, 50)), max_tokens=4), 0.0)
     one.admit(0.0)
-    assert (one.slots.holder(0), one.queued, one.slots.room) == (2, 1, 12)
+    assert (one.slots.holder(0), one.queued, one.slots.free_rows) == (2, 1, 12)
     end(one, 2)
-    assert (one.slots.retained_tokens, one.slots.room) == (20, 12)
+    assert (one.slots.retained_tokens, one.slots.free_rows) == (20, 12)
 
 
-def test_what_only_begins_alike_is_copied_and_its_source_spared() -> None:
+def test_a_shared_prefix_is_copied_and_its_source_kept() -> None:
     one = scheduler()
     run(one, ask(1))
     end(one, 1)
     [work] = run(one, ask(2, (*SHARED[:9], 77)))
-    assert work.copy == Copy(0, 1, 9)
+    assert work.copy == PrefixCopy(0, 1, 9)
     assert [slot for slot, _ in one.slots.retained()] == [0]
 
 
-def test_rows_of_a_live_sequence_are_copied() -> None:
+def test_rows_of_a_running_sequence_are_copied() -> None:
     one = scheduler(3, step_tokens=16)
     assert [work.copy for work in run(one, ask(1), ask(2), ask(3))] == [None, None]
     admit(one)
     works = prefill(one)
     # The first prompt is complete; the second takes all of it but its last token, and so does the third.
-    assert [(work.live.request.stream, work.copy) for work in works] == [
+    assert [(work.sequence.request.stream, work.copy) for work in works] == [
         (1, None),
-        (2, Copy(0, 1, 19)),
-        (3, Copy(0, 2, 19)),
+        (2, PrefixCopy(0, 1, 19)),
+        (3, PrefixCopy(0, 2, 19)),
     ]
 
 
-def test_the_last_slot_is_taken_over_though_it_loses_rows() -> None:
+def test_the_last_slot_is_taken_over_despite_lost_rows() -> None:
     one = scheduler(1)
     run(one, ask(1))
     end(one, 1)
     [work] = run(one, ask(2, (*SHARED[:9], 77)))
-    assert work.copy == Copy(0, 0, 9)
+    assert work.copy == PrefixCopy(0, 0, 9)
     assert one.slots.retained_tokens == 0
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_slot_is_taken_over_though_it_loses_rows_where_the_pool_has_no_room_for_another(others: int) -> None:
+def test_a_slot_is_taken_over_despite_lost_rows_if_the_pool_has_no_room(others: int) -> None:
     one = scheduler(4, kv_tokens=40)
     run(one, ask(1))
     end(one, 1)
@@ -121,10 +121,10 @@ def test_a_slot_is_taken_over_though_it_loses_rows_where_the_pool_has_no_room_fo
         end(one, stream)
     one.submit(ask(9, (*SHARED[:9], 77), max_tokens=None), 0.0)
     assert admit(one) == []
-    assert prefill(one)[0].copy == Copy(0, 0, 9), "it would have to be given up for a cold run"
+    assert prefill(one)[0].copy == PrefixCopy(0, 0, 9), "it would have to be given up for a cold run"
 
 
-def test_a_retained_slot_is_given_up_when_a_slot_is_needed_the_oldest_first() -> None:
+def test_the_least_recently_used_slot_is_evicted_when_a_slot_is_needed() -> None:
     one = scheduler()
     run(one, ask(1), ask(2, tuple(range(40, 60))))
     end(one, 2, 1)
@@ -135,7 +135,7 @@ def test_a_retained_slot_is_given_up_when_a_slot_is_needed_the_oldest_first() ->
     assert work.copy is None
 
 
-def test_a_retained_slot_is_given_up_when_room_is_needed() -> None:
+def test_a_retained_slot_is_evicted_when_room_is_needed() -> None:
     one = scheduler(4, kv_tokens=50)
     run(one, ask(1), ask(2, tuple(range(40, 60))))
     end(one, 1, 2)
@@ -144,7 +144,7 @@ def test_a_retained_slot_is_given_up_when_room_is_needed() -> None:
     assert one.slots.active == 1
 
 
-def test_nothing_is_given_up_for_a_sequence_that_it_would_not_help() -> None:
+def test_no_slot_is_evicted_if_that_does_not_help() -> None:
     one = scheduler(4, kv_tokens=50)
     run(one, ask(1, max_tokens=None), ask(2, tuple(range(40, 44)), max_tokens=1))
     end(one, 2)
@@ -153,7 +153,7 @@ def test_nothing_is_given_up_for_a_sequence_that_it_would_not_help() -> None:
     assert one.slots.retained_tokens == 4
 
 
-def test_what_was_of_use_is_given_up_last() -> None:
+def test_reused_slots_are_evicted_last() -> None:
     one = scheduler(3)
     run(one, ask(1), ask(2, tuple(range(40, 60))))
     end(one, 1, 2)
@@ -161,39 +161,39 @@ def test_what_was_of_use_is_given_up_last() -> None:
     assert [slot for slot, _ in one.slots.retained()] == [1, 0]
 
 
-def test_tenants_share_neither_live_nor_retained_rows() -> None:
+def test_tenants_share_neither_running_nor_retained_rows() -> None:
     one = scheduler(4)
     run(one, ask(1, tenant="a"), ask(2, tuple(range(40, 60)), tenant="a"))
     end(one, 1)
     works = run(one, ask(3, tenant="b"), ask(4, tuple(range(40, 60)), tenant=""))
-    assert [work.copy for work in works if work.begins] == [None, None]
+    assert [work.copy for work in works if work.is_first] == [None, None]
     end(one, 3)
     [work] = run(one, ask(5, tenant="b"))
-    assert work.live.reused == 19
+    assert work.sequence.reused == 19
 
 
 @pytest.mark.parametrize(("length", "reused"), [(9, 0), (10, 9), (20, 19)])
-def test_a_prefix_below_the_least_is_computed_anew(length: int, reused: int) -> None:
-    one = scheduler(1, least=9)
+def test_a_prefix_below_the_minimum_is_recomputed(length: int, reused: int) -> None:
+    one = scheduler(1, min_tokens=9)
     run(one, ask(1))
     end(one, 1)
     run(one, ask(2, SHARED[:length], max_tokens=None))
-    live = one.remove(2)
-    assert live is not None
-    assert live.reused == reused
+    sequence = one.remove(2)
+    assert sequence is not None
+    assert sequence.reused == reused
 
 
-def test_rows_that_depend_on_their_chunk_are_reused_at_the_cuts_of_a_cold_run() -> None:
+def test_inexact_rows_are_reused_at_chunk_ends_only() -> None:
     one = scheduler(exact=False)
     run(one, ask(1, tuple(range(22))))
     end(one, 1)
     works = run(one, ask(2, tuple(range(21))))
-    # Both are cut at 8 and 16; the first went on to 22 and the second ends at 21.
-    assert works[0].copy == Copy(0, 1, 16)
+    # Both have chunks that end at 8 and 16; the first went on to 22 and the second ends at 21.
+    assert works[0].copy == PrefixCopy(0, 1, 16)
     assert [len(work.chunk.tokens) for work in works] == [5]
 
 
-def test_where_rows_are_exact_the_budget_says_where_a_prompt_is_cut() -> None:
+def test_exact_rows_are_split_by_the_budget() -> None:
     one = scheduler(step_tokens=5)
     one.submit(ask(1), 0.0)
     sizes = []
@@ -203,51 +203,51 @@ def test_where_rows_are_exact_the_budget_says_where_a_prompt_is_cut() -> None:
     assert sizes == [4, 4, 4, 4, 4]
 
 
-def test_a_failed_sequence_leaves_nothing_and_what_is_retained_can_be_forgotten() -> None:
+def test_failed_rows_are_not_retained_and_evict_all_drops_the_others() -> None:
     one = scheduler(3)
     run(one, ask(1), ask(2, tuple(range(40, 60))), ask(3, tuple(range(60, 80))))
     end(one, 1)
     one.remove(2, failed=True)
-    assert list(one.slots.soiled) == [1]
-    one.forget_retained()
-    assert list(one.slots.soiled) == [0, 1]
+    assert list(one.slots.dirty) == [1]
+    one.evict_all()
+    assert list(one.slots.dirty) == [0, 1]
     assert one.slots.retained_tokens == 0
 
 
-def test_who_has_taken_a_retained_slot_over_finds_nothing_in_it_once_it_is_forgotten() -> None:
+def test_a_taken_over_slot_is_empty_after_evict_all() -> None:
     one = scheduler(1)
     run(one, ask(1))
     end(one, 1)
     one.submit(ask(2), 0.0)
     admit(one)
-    one.forget_retained()
-    assert prefill(one)[0].copy == Copy(0, 0, 0)
+    one.evict_all()
+    assert prefill(one)[0].copy == PrefixCopy(0, 0, 0)
     one.submit(ask(3), 0.0)
     end(one, 2)
     admit(one)
-    one.forget_retained()
+    one.evict_all()
     end(one, 3)
-    assert (one.slots.soiled, one.slots.room) == ((0,), 32), "it left before it began"
+    assert (one.slots.dirty, one.slots.free_rows) == ((0,), 32), "it left before it began"
 
 
 def test_no_more_is_retained_than_the_bound() -> None:
-    one = scheduler(3, prefixes=PrefixPolicy(most=40, least=1))
+    one = scheduler(3, prefixes=PrefixPolicy(max_rows=40, min_tokens=1))
     run(one, ask(1), ask(2, tuple(range(40, 60))), ask(3, tuple(range(60, 81))))
     end(one, 1, 2)
-    assert (one.slots.retained_tokens, one.slots.soiled) == (40, ())
+    assert (one.slots.retained_tokens, one.slots.dirty) == (40, ())
     end(one, 3)
-    assert (one.slots.retained_tokens, one.slots.soiled) == (21, (0, 1)), "41 are over it, and so the two oldest go"
+    assert (one.slots.retained_tokens, one.slots.dirty) == (21, (0, 1)), "41 are over it, and so the two oldest go"
 
 
 def test_without_a_prefix_cache_nothing_is_retained_or_copied() -> None:
-    one = scheduler(3, prefixes=PrefixPolicy(enabled=False, least=1))
+    one = scheduler(3, prefixes=PrefixPolicy(enabled=False, min_tokens=1))
     run(one, ask(1))
     assert run(one, ask(2))[0].copy is None
     end(one, 1)
-    assert one.slots.soiled == (0,)
+    assert one.slots.dirty == (0,)
 
 
-def test_a_sequence_that_leaves_before_it_began_leaves_what_it_found() -> None:
+def test_a_sequence_cancelled_before_its_first_chunk_leaves_the_retained_rows() -> None:
     one = scheduler(1)
     run(one, ask(1))
     end(one, 1)
@@ -255,12 +255,12 @@ def test_a_sequence_that_leaves_before_it_began_leaves_what_it_found() -> None:
     admit(one)
     assert (one.slots.active, one.slots.retained_tokens) == (1, 0)
     end(one, 2)
-    assert (one.slots.active, one.slots.retained_tokens, one.slots.room) == (0, 20, 12)
-    assert run(one, ask(3))[0].live.reused == 19
+    assert (one.slots.active, one.slots.retained_tokens, one.slots.free_rows) == (0, 20, 12)
+    assert run(one, ask(3))[0].sequence.reused == 19
 
 
-def test_a_cancelled_prompt_is_of_use_as_far_as_it_came() -> None:
+def test_a_cancelled_prompt_is_reused_up_to_its_last_chunk() -> None:
     one = scheduler(step_tokens=8)
     run(one, ask(1))
     end(one, 1)
-    assert run(one, ask(2))[0].copy == Copy(0, 0, 8)
+    assert run(one, ask(2))[0].copy == PrefixCopy(0, 0, 8)

@@ -1,29 +1,29 @@
-"""The step budget follows what steps cost: streams keep their pace, and prompts go as fast as that allows."""
+"""Token budget: it follows measured costs, so that streams keep their rate and prompts run as fast as that allows."""
 
 from typing import Any
 
 import pytest
 
-from workers.engine.token_budget import DEFAULT_STEP_TOKENS, Pace
+from workers.engine.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
 
-LADDER = (32, 128, 512)
+SIZES = (32, 128, 512)
 
 
-def measured(decode: float, **chunks: float) -> Pace:
-    pace = Pace(LADDER, stretch=4.0)
-    pace.decoded(decode)
+def measured(decode: float, **chunks: float) -> TokenBudget:
+    budget = TokenBudget(SIZES, stretch=4.0)
+    budget.record_decode(decode)
     for size, seconds in chunks.items():
-        pace.prefilled(int(size[1:]), seconds)
-    return pace
+        budget.record_prefill(int(size[1:]), seconds)
+    return budget
 
 
-def test_nobody_is_held_up_by_a_prompt_that_is_alone() -> None:
+def test_a_prompt_without_running_streams_gets_the_whole_budget() -> None:
     assert measured(0.01, c512=9.0).step_tokens(0) == DEFAULT_STEP_TOKENS
 
 
-def test_before_anything_is_measured_the_budget_is_the_default() -> None:
-    assert Pace(LADDER).step_tokens(3) == DEFAULT_STEP_TOKENS
-    assert Pace(LADDER, most=7).step_tokens(3) == 7
+def test_the_budget_before_any_measurement_is_the_default() -> None:
+    assert TokenBudget(SIZES).step_tokens(3) == DEFAULT_STEP_TOKENS
+    assert TokenBudget(SIZES, max_tokens=7).step_tokens(3) == 7
 
 
 @pytest.mark.parametrize(
@@ -44,25 +44,25 @@ def test_a_step_with_a_prompt_takes_four_times_as_long_at_most(chunks: dict[str,
 
 
 def test_a_chunk_counts_as_the_size_that_covers_it() -> None:
-    pace = Pace(LADDER)
-    pace.decoded(0.01)
-    pace.prefilled(33, 0.03)
-    pace.prefilled(900, 5.0)
-    assert pace.step_tokens(1) == 1 + 128 + 1
+    budget = TokenBudget(SIZES)
+    budget.record_decode(0.01)
+    budget.record_prefill(33, 0.03)
+    budget.record_prefill(900, 5.0)
+    assert budget.step_tokens(1) == 1 + 128 + 1
 
 
-def test_one_spoilt_measurement_changes_nothing() -> None:
-    pace = measured(0.01, c32=0.02, c128=0.03)
+def test_one_outlier_changes_nothing() -> None:
+    budget = measured(0.01, c32=0.02, c128=0.03)
     for _ in range(4):
-        pace.decoded(0.01)
-        pace.prefilled(128, 0.03)
-    before = pace.step_tokens(2)
-    pace.decoded(3.0)
-    pace.prefilled(128, 60.0)
-    assert pace.step_tokens(2) == before
+        budget.record_decode(0.01)
+        budget.record_prefill(128, 0.03)
+    before = budget.step_tokens(2)
+    budget.record_decode(3.0)
+    budget.record_prefill(128, 60.0)
+    assert budget.step_tokens(2) == before
 
 
-@pytest.mark.parametrize(("options", "field"), [({"most": 0}, "most"), ({"stretch": 1.0}, "stretch")])
-def test_wrong_bounds_are_refused(options: dict[str, Any], field: str) -> None:
+@pytest.mark.parametrize(("options", "field"), [({"max_tokens": 0}, "max_tokens"), ({"stretch": 1.0}, "stretch")])
+def test_invalid_bounds_are_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        Pace(LADDER, **options)
+        TokenBudget(SIZES, **options)

@@ -1,4 +1,4 @@
-"""Each fault of a link, seen from its other end."""
+"""Each fault of a link, observed at the other end."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,14 +8,14 @@ import pytest
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
 from tests.actors.transport.ends import End
-from workers.faults.faulty_link import NO_FRAME, FaultyLink, connect
+from workers.faults.faulty_link import INVALID_FRAME, FaultyLink, connect
 from workers.faults.plan import Fault
 
 pytestmark = pytest.mark.anyio
 
 
 class Gateway(End):
-    """The end that listens."""
+    """The listening end."""
 
     async def received(self, count: int, losses: int = 0) -> None:
         await self.until(lambda: len(self.messages) >= count and len(self.lost) >= losses)
@@ -51,12 +51,12 @@ async def test_a_lost_message_is_noticed_at_the_next() -> None:
         assert "message 2 came where 1 was due" in gateway.lost[0]
 
 
-async def test_a_spoiled_message_is_no_frame() -> None:
+async def test_a_garbled_message_is_an_invalid_frame() -> None:
     async with linked(Fault("garble_message", call=2, calls=2)) as (gateway, worker):
         for text in (b"2", b"3", b"4"):
             worker.send_nowait([text])
         await gateway.received(4)
-        assert gateway.messages == [[b"1"], [NO_FRAME], [NO_FRAME], [b"4"]]
+        assert gateway.messages == [[b"1"], [INVALID_FRAME], [INVALID_FRAME], [b"4"]]
 
 
 async def test_a_message_over_its_bound_ends_the_connection() -> None:
@@ -66,7 +66,7 @@ async def test_a_message_over_its_bound_ends_the_connection() -> None:
         assert gateway.messages == [[b"1"]]
 
 
-async def test_what_is_late_keeps_its_order_and_holds_back_what_follows() -> None:
+async def test_late_messages_keep_their_order_and_delay_later_ones() -> None:
     async with linked(Fault("slow_link", call=2, calls=2, seconds=0.05)) as (gateway, worker):
         for text in (b"2", b"3", b"4"):
             worker.send_nowait([text])

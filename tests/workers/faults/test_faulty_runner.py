@@ -1,14 +1,15 @@
-"""What goes wrong around a runner: by its plan, within the contract, and without a plan nothing at all."""
+"""Faulty runner: faults by plan, within the runner contract, and no wrapper without a plan."""
 
 from typing import Any
 
 import pytest
 
 from protocol.request import Sampling
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row, Runner
-from workers.engine.scripted_runner import ContractError, ScriptedRunner
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner
 from workers.faults.faulty_runner import FaultyRunner, with_faults
 from workers.faults.plan import Fault, PlannedFault, raising
+from workers.sampling.sample_spec import SampleSpec
+from workers.scripted.runner import ContractError, ScriptedRunner
 
 GREEDY = Sampling()
 
@@ -18,12 +19,12 @@ def scripted(**options: Any) -> ScriptedRunner:
 
 
 def fill(runner: Runner, slot: int, tokens: tuple[int, ...], start: int = 0) -> int | None:
-    """Prefill and draw."""
-    return runner.prefill([Chunk(slot, tokens, start, start)], [Draw(GREEDY, start + len(tokens))])[0]
+    """Prefill and sample."""
+    return runner.prefill([Chunk(slot, tokens, start, start)], [SampleSpec(GREEDY, start + len(tokens))])[0]
 
 
-def rows(tokens: dict[int, int], start: int) -> list[Row]:
-    return [Row(slot, token, start, start, Draw(GREEDY, start + 1)) for slot, token in tokens.items()]
+def rows(tokens: dict[int, int], start: int) -> list[DecodeRow]:
+    return [DecodeRow(slot, token, start, start, SampleSpec(GREEDY, start + 1)) for slot, token in tokens.items()]
 
 
 def test_a_plan_without_faults_of_calls_costs_nothing() -> None:
@@ -33,7 +34,7 @@ def test_a_plan_without_faults_of_calls_costs_nothing() -> None:
     assert isinstance(with_faults(runner, [Fault("slow")]), FaultyRunner)
 
 
-def test_until_something_goes_wrong_it_is_the_runner_itself() -> None:
+def test_without_a_hit_the_wrapper_changes_nothing() -> None:
     plain, faulty = scripted(), with_faults(scripted(), raising((99,)))
     for runner in (plain, faulty):
         runner.prefill([Chunk(0, (1, 2, 3), 0, 0)], [None])
@@ -48,12 +49,12 @@ def test_until_something_goes_wrong_it_is_the_runner_itself() -> None:
     faulty.close()
 
 
-def test_a_call_that_fails_has_written_its_rows_which_are_not_to_be_used() -> None:
+def test_a_failed_call_has_written_rows_that_must_not_be_used() -> None:
     inner = scripted()
     one = with_faults(inner, raising((3,)))
     first = fill(one, 0, (1, 2))
     fill(one, 1, (1, 2))
-    with pytest.raises(PlannedFault, match="call 3 was told to fail"):
+    with pytest.raises(PlannedFault, match="planned fault in call 3"):
         one.decode(rows({0: 1}, 2))
     with pytest.raises(ContractError, match="slot 0 has 3 rows, the call writes at 2"):
         one.decode(rows({0: 1}, 2))
@@ -63,7 +64,7 @@ def test_a_call_that_fails_has_written_its_rows_which_are_not_to_be_used() -> No
     assert fill(one, 0, (1, 2)) == first
 
 
-def test_rows_before_a_call_that_failed_may_be_taken() -> None:
+def test_rows_before_a_failed_call_may_be_reused() -> None:
     one = with_faults(scripted(), raising((2,)))
     fill(one, 0, (1, 2, 3))
     with pytest.raises(PlannedFault):
@@ -74,10 +75,10 @@ def test_rows_before_a_call_that_failed_may_be_taken() -> None:
     assert fill(one, 1, (6,), 3) == fill(whole, 0, (1, 2, 3, 6))
     assert fill(one, 2, (6,), 4) is None, "it has a row of the call that failed"
     one.copy_prefix(0, 0, 3)
-    assert fill(one, 0, (6,), 3) is not None, "it was cut back to what is good"
+    assert fill(one, 0, (6,), 3) is not None, "it was truncated to valid rows"
 
 
-def test_a_row_that_is_no_number_fails_alone() -> None:
+def test_a_non_finite_row_fails_alone() -> None:
     one = with_faults(scripted(), [Fault("nan", calls=0, token=7)])
     for slot in range(3):
         fill(one, slot, (1, 2))
@@ -87,7 +88,7 @@ def test_a_row_that_is_no_number_fails_alone() -> None:
     assert len(one.logprobs([0, 2])) == 2
     one.reset(1)
     assert one.prefill([Chunk(1, (1, 7), 0, 0)], [None]) == [None]
-    assert fill(one, 1, (3,), 2) is None, "what it read was no number"
+    assert fill(one, 1, (3,), 2) is None, "what it read was NaN"
     one.reset(1)
     with pytest.raises(NotFiniteError):
         one.logits(Chunk(1, (1, 7), 0, 0))
@@ -106,9 +107,9 @@ def test_calls_of_all_kinds_are_counted_and_tokens_are_looked_at() -> None:
     assert done == [("slow", 2), ("kill", 2), ("kill", 3), ("hang", 4)]
 
 
-def test_what_the_runner_refuses_is_its_own_error() -> None:
+def test_errors_of_the_runner_pass_through() -> None:
     one = with_faults(scripted(), raising((9,)))
-    with pytest.raises(ContractError, match="0 draws for 1 chunks"):
+    with pytest.raises(ContractError, match="0 specs for 1 chunks"):
         one.prefill([Chunk(0, (1,), 0, 0)], [])
-    with pytest.raises(ContractError, match="2 draws for 1 chunks"):
+    with pytest.raises(ContractError, match="2 specs for 1 chunks"):
         one.prefill([Chunk(0, (1,), 0, 0)], [None, None])

@@ -1,4 +1,4 @@
-"""Cores that this process may use: what affinity, cgroups and shared cores allow, on every way to a runner."""
+"""Usable cores: affinity, cgroups and shared cores, on every path to a runner."""
 
 import os
 import re
@@ -12,12 +12,12 @@ from workers.host.cores import Cores, cores_each, find_cores, usable_cores
 ROOT = Path(__file__).parents[3]
 
 
-def test_everybody_counts_the_quota() -> None:
-    """A second count that knew the affinity mask alone would start a thread a core of the host."""
+def test_cores_are_limited_by_the_quota() -> None:
+    """A count from the affinity mask alone would start one thread per core of the host."""
     sources = [file for package in ("actors", "gateway", "workers", "cli") for file in (ROOT / package).rglob("*.py")]
     count = re.compile(r"(sched_getaffinity|cpu_count)\(")
     counting = {file.relative_to(ROOT).as_posix() for file in sources if count.search(file.read_text(encoding="utf-8"))}
-    assert counting == {"workers/host/cores.py", "cli/doctor.py"}, "the doctor shows the host's CPUs beside ours"
+    assert counting == {"workers/host/cores.py", "cli/commands/doctor.py"}, "the doctor shows both counts"
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def write(root: Path, path: str, text: str) -> None:
     file.write_text(text)
 
 
-def test_no_limit(root: Path) -> None:
+def test_no_memory_limit(root: Path) -> None:
     assert find_cores(root) == Cores(8, 8, None)
     assert usable_cores() >= 1  # the real one
 
@@ -47,7 +47,7 @@ def test_a_quota_of_version_2(root: Path, text: str, usable: int) -> None:
     assert usable_cores(root) == usable
 
 
-def test_the_least_quota_of_a_nested_group_counts(root: Path) -> None:
+def test_the_smallest_quota_of_nested_groups_counts(root: Path) -> None:
     write(root, "proc/self/cgroup", "0::/system.slice/baton.service\n")
     write(root, "sys/fs/cgroup/system.slice/cpu.max", "200000 100000")
     write(root, "sys/fs/cgroup/system.slice/baton.service/cpu.max", "600000 100000")
@@ -57,7 +57,7 @@ def test_the_least_quota_of_a_nested_group_counts(root: Path) -> None:
 @pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
 @pytest.mark.parametrize("folder", ["/docker/0123", ""])
 def test_a_quota_of_version_1_in_the_groups_folder_or_in_the_mount(root: Path, mount: str, folder: str) -> None:
-    """In a container the group's path is the host's, and the mount is the container's own group."""
+    """In a container the path of the group is that of the host, and the mount is the container's own group."""
     write(root, "proc/self/cgroup", "9:memory:/docker/0123\n4:cpu,cpuacct:/docker/0123\n0::/\n")
     write(root, f"sys/fs/cgroup/{mount}{folder}/cpu.cfs_quota_us", "150000\n")
     write(root, f"sys/fs/cgroup/{mount}{folder}/cpu.cfs_period_us", "100000\n")
@@ -89,7 +89,7 @@ def test_two_threads_of_a_core_are_one_core(root: Path, monkeypatch: pytest.Monk
         (Cores(2, 2, 0.2), "2 cores, a quota of 0.2", 1),
     ],
 )
-def test_in_words(cores: Cores, text: str, usable: int) -> None:
+def test_as_text(cores: Cores, text: str, usable: int) -> None:
     assert (str(cores), cores.usable) == (text, usable)
 
 

@@ -1,16 +1,16 @@
-"""What is free, and the sentence for what does not fit."""
+"""Free memory, and the error text for a model that does not fit."""
 
 from pathlib import Path
 
 import pytest
 
 from workers.host.memory import MemoryRefused, Needed, free_bytes
-from workers.process.spec import Quantize
+from workers.precision import Quantize
 
 NEEDED = Needed(weights=3_000_000_000, kv=1_000_000_000, slots=8, context=4096)
 
 
-def test_what_fits_to_the_byte_is_taken() -> None:
+def test_an_exact_fit_is_accepted() -> None:
     NEEDED.check(4_000_000_000, "none", quantizable=True)
     NEEDED.check(None, "none", quantizable=True)
     with pytest.raises(MemoryRefused):
@@ -27,7 +27,7 @@ def test_what_fits_to_the_byte_is_taken() -> None:
         (2.0e9, "none", False, "free some, or take a smaller model"),
     ],
 )
-def test_the_sentence_names_what_helps(free: float, quantize: Quantize, quantizable: bool, advice: str) -> None:
+def test_the_text_names_a_remedy(free: float, quantize: Quantize, quantizable: bool, advice: str) -> None:
     with pytest.raises(MemoryRefused) as caught:
         NEEDED.check(int(free), quantize, quantizable=quantizable)
     assert str(caught.value) == (
@@ -36,13 +36,13 @@ def test_the_sentence_names_what_helps(free: float, quantize: Quantize, quantiza
     )
 
 
-def test_the_cache_is_counted_as_far_as_it_may_grow() -> None:
+def test_the_need_counts_the_cache_at_its_maximum() -> None:
     assert Needed.of(1, 10, 4, 100, 0, None).kv == 4000
     assert Needed.of(1, 10, 4, 100, 3999, 1).kv == 3999
     assert Needed.of(1, 10, 4, 100, 4001, 1).kv == 4000
 
 
-def test_a_cache_that_holds_no_context_is_refused_before_anything_is_loaded() -> None:
+def test_a_cache_below_one_context_is_refused_before_loading() -> None:
     assert Needed.of(1, 10, 4, 100, 1000, None).kv == 1000
     with pytest.raises(MemoryRefused, match="kv_bytes: 999 bytes hold 99 tokens, fewer than the context of 100, which"):
         Needed.of(1, 10, 4, 100, 999, None)
@@ -51,11 +51,11 @@ def test_a_cache_that_holds_no_context_is_refused_before_anything_is_loaded() ->
 @pytest.mark.parametrize(
     ("free", "kv"), [(5000, 4000), (4500, 4000), (4490, 3991), (1200, 1030), (1160, 1000), (7, 1000)]
 )
-def test_where_nobody_says_the_cache_is_what_memory_leaves_and_one_context_at_least(free: int, kv: int) -> None:
+def test_the_default_cache_is_the_free_memory_and_at_least_one_context(free: int, kv: int) -> None:
     assert Needed.of(50, 10, 4, 100, 0, free).kv == kv
 
 
-def test_workers_of_one_machine_have_each_their_part_of_what_is_free() -> None:
+def test_workers_of_one_machine_share_its_free_memory() -> None:
     parts = [Needed.of(50, 10, 9, 100, 0, 12_000, workers).kv for workers in (1, 2, 4, 9)]
     assert parts == [9000, 5350, 2650, 1150]
     assert sum(Needed.of(50, 10, 9, 100, 0, 12_000, 4).total for _ in range(4)) <= 12_000
@@ -83,5 +83,5 @@ def test_the_cgroup_sets_the_bound(tmp_path: Path) -> None:
     assert free_bytes(root) == 1000 - 400 + 20
 
 
-def test_a_system_that_does_not_say(tmp_path: Path) -> None:
+def test_an_unknown_system_reports_none(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) is None

@@ -14,7 +14,7 @@ from tests.compiling import compiling_here
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores
 from workers.iree.runner import IreeRunner, Progress
-from workers.process.spec import Dtype, Quantize
+from workers.precision import Dtype, Quantize
 
 CONTEXT = 96
 """Chunks of 32, 64 and 96: prompts of several chunks, and of chunks that pad beyond the context."""

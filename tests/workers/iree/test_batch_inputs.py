@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
-from workers.engine.runner import Draw, Row
+from workers.engine.runner import DecodeRow
 from workers.iree.batch_inputs import Angles, DecodeInputs
 from workers.iree.device.device import Device
+from workers.sampling.sample_spec import SampleSpec
 
-DRAW = Draw(Sampling(), 1)
+SPEC = SampleSpec(Sampling(), 1)
 SPARE = 99
 CONTEXT = 8
 
@@ -30,8 +31,8 @@ def test_a_step_leaves_nothing_of_the_one_before(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(device, "driver", driver)  # other drivers are given a new buffer each time
     inputs = DecodeInputs(device, 4, angles, SPARE)
     steps = [
-        ([0, 1, 2], [Row(3, 30, 5, 6, DRAW), Row(0, 31, 2, 2, DRAW), Row(1, 32, 7, 40, DRAW)]),
-        ([2], [Row(2, 40, 1, 1, DRAW)]),
+        ([0, 1, 2], [DecodeRow(3, 30, 5, 6, SPEC), DecodeRow(0, 31, 2, 2, SPEC), DecodeRow(1, 32, 7, 40, SPEC)]),
+        ([2], [DecodeRow(2, 40, 1, 1, SPEC)]),
         ([], []),
     ]
     for lines, rows in steps:

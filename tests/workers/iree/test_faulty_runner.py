@@ -1,4 +1,4 @@
-"""Faults around a real runner: what is made no number is found by the device itself, and only where it is."""
+"""Faults around a real runner: NaN logits are found by the device itself, and only where it is."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -6,11 +6,13 @@ from structlog.testing import capture_logs
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
-from workers.engine.engine import BatchEngine, Request
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, PlannedFault, raising
 from workers.iree.runner import IreeRunner
+from workers.sampling.sample_spec import SampleSpec
 
 PROMPT = (3, 7, 11, 2)
 SAMPLINGS = [
@@ -21,48 +23,50 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "logprobs", "drawn", "filtered"])
-def test_a_row_that_is_no_number_fails_alone(runner: IreeRunner, sampling: Sampling) -> None:
-    draw = Draw(sampling, len(PROMPT))
-    (token,) = runner.prefill([Chunk(0, PROMPT, 0, 0)], [draw])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "logprobs", "sampled", "filtered"])
+def test_a_non_finite_row_fails_alone(runner: IreeRunner, sampling: Sampling) -> None:
+    spec = SampleSpec(sampling, len(PROMPT))
+    (token,) = runner.prefill([Chunk(0, PROMPT, 0, 0)], [spec])
     assert token is not None
-    alone = runner.decode([Row(0, token, 4, 4, Draw(sampling, 5))])
+    alone = runner.decode([DecodeRow(0, token, 4, 4, SampleSpec(sampling, 5))])
     runner.reset(0)
     one = with_faults(runner, [Fault("nan", calls=0, token=99)])
     for slot in range(3):
-        assert one.prefill([Chunk(slot, PROMPT, 0, 0)], [draw]) == [token]
-    drawn = one.decode([Row(slot, given, 4, 4, Draw(sampling, 5)) for slot, given in enumerate((token, 99, token))])
-    assert drawn == [*alone, None, *alone]
+        assert one.prefill([Chunk(slot, PROMPT, 0, 0)], [spec]) == [token]
+    sampled = one.decode(
+        [DecodeRow(slot, given, 4, 4, SampleSpec(sampling, 5)) for slot, given in enumerate((token, 99, token))]
+    )
+    assert sampled == [*alone, None, *alone]
     if sampling.logprobs is not None:
         (likely,) = one.logprobs([2])
         assert likely.logprob <= 0.0
     one.reset(1)
-    assert one.prefill([Chunk(1, (99, 3), 0, 0)], [draw]) == [None]
+    assert one.prefill([Chunk(1, (99, 3), 0, 0)], [spec]) == [None]
     one.reset(1)
     with pytest.raises(NotFiniteError):
         one.logits(Chunk(1, (3, 99), 0, 0))
     one.reset(1)
-    assert one.prefill([Chunk(1, PROMPT, 0, 0)], [draw]) == [token], "a slot that was reset is as good as new"
+    assert one.prefill([Chunk(1, PROMPT, 0, 0)], [spec]) == [token], "a slot that was reset is as good as new"
 
 
 def test_a_call_that_fails_has_written_its_rows_until_the_reset(runner: IreeRunner) -> None:
     one = with_faults(runner, raising((1,)))
-    draw = Draw(Sampling(), len(PROMPT))
+    spec = SampleSpec(Sampling(), len(PROMPT))
     with pytest.raises(PlannedFault):
-        one.prefill([Chunk(0, PROMPT, 0, 0)], [draw])
-    row = Row(0, 5, 4, 4, Draw(Sampling(), 5))
+        one.prefill([Chunk(0, PROMPT, 0, 0)], [spec])
+    row = DecodeRow(0, 5, 4, 4, SampleSpec(Sampling(), 5))
     assert one.decode([row]) == [None], "the rows are there, and not to be trusted"
     one.reset(0)
     with pytest.raises(ValueError, match="a gap after 0 rows"):
         one.decode([row])
-    assert one.prefill([Chunk(0, PROMPT, 0, 0)], [draw]) != [None]
+    assert one.prefill([Chunk(0, PROMPT, 0, 0)], [spec]) != [None]
 
 
 def test_the_engine_fails_the_request_alone_and_its_neighbour_goes_on(runner: IreeRunner) -> None:
-    request = Request(1, PROMPT, Sampling(temperature=1.0, seed=5), max_tokens=8)
+    request = EngineRequest(1, PROMPT, Sampling(temperature=1.0, seed=5), max_tokens=8)
     whole = alone(runner, request)
     engine = BatchEngine(with_faults(runner, [Fault("nan", calls=0, token=99)]), max_queue=4, step_tokens=64)
-    engine.submit(Request(2, (99, 3), max_tokens=8))
+    engine.submit(EngineRequest(2, (99, 3), max_tokens=8))
     engine.submit(request)
     steps = []
     with capture_logs():

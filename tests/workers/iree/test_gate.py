@@ -12,17 +12,18 @@ from safetensors.numpy import load_file, save_file
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.drawn import drawn
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
+from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
-from workers.engine.runner import Chunk, Draw, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.build.plan import SAMPLE
 from workers.iree.runner import IreeRunner
-from workers.process.spec import Dtype, Quantize
+from workers.precision import Dtype, Quantize
+from workers.sampling.sample_spec import SampleSpec
 
-GREEDY = Draw(Sampling(), 1)
-SEEDED = Draw(Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11), 1)
+GREEDY = SampleSpec(Sampling(), 1)
+SEEDED = SampleSpec(Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11), 1)
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 500, 90))
 ALL_STEPS = ("decode", "prefill", "edit_8", "report_8")
 
@@ -74,7 +75,7 @@ def sizes(runner: IreeRunner, kind: str) -> tuple[int, ...]:
     return tuple(sorted(int(name.partition("_")[2]) for name in runner.graphs.ready if name.startswith(f"{kind}_")))
 
 
-def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw: Draw) -> None:
+def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, spec: SampleSpec) -> None:
     """One sequence goes through every transition of both ladders, beside what it gets from the smallest graphs."""
     buckets, ladder = sizes(runner, "decode"), sizes(runner, "prefill")
     decodes, chunks = tour(buckets), tour(ladder)
@@ -91,7 +92,7 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, draw:
                 at = 30 + step % 60  # and from the start again, before the context ends
                 rationed.only(f"decode_{size}" if ladders else "decode_1", last, SAMPLE)
                 token = TOKENS[30] if at == 30 else tokens[-1]
-                tokens += drawn(runner.decode([Row(slot, token, at, at, Draw(draw.sampling, at + 1))]))
+                tokens += sampled(runner.decode([DecodeRow(slot, token, at, at, SampleSpec(spec.sampling, at + 1))]))
             return tokens
 
         expected = generate(0, ladders=False)
@@ -169,7 +170,7 @@ def test_what_rows_of_nobody_hold_reaches_nobody(load: Load, tmp_path: Path) -> 
             for at, slot in enumerate(slots):
                 runner.prefill([Chunk(slot, TOKENS[at:][:85], 0, 0)], [None])
             return [
-                runner.decode([Row(slot, TOKENS[slot], at, at, SEEDED) for slot in slots[: CONTEXT - at]])
+                runner.decode([DecodeRow(slot, TOKENS[slot], at, at, SEEDED) for slot in slots[: CONTEXT - at]])
                 for at in range(85, CONTEXT)
             ]
         finally:
@@ -258,21 +259,21 @@ def check_logits(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     for slot, neighbours in company:  # the buckets 1, 2 and 4, and that of 8 with six and with seven rows
         runner.reset(slot)
         for at, token in enumerate(TOKENS[:40]):
-            rows = [Row(slot, token, at, at, GREEDY)]
+            rows = [DecodeRow(slot, token, at, at, GREEDY)]
             if at % 3:  # the neighbours come and go
-                rows += [Row(other, at, at % 3 - 1, at, GREEDY) for other in neighbours]
+                rows += [DecodeRow(other, at, at % 3 - 1, at, GREEDY) for other in neighbours]
             runner.decode(rows)
             np.testing.assert_array_equal(spy.seen[-1][0], expected[at])
     runner.reset(5)
     runner.prefill([Chunk(5, TOKENS[:37], 0, 0)], [GREEDY])
     runner.prefill([Chunk(5, TOKENS[37:41], 37, 37)], [None])
-    runner.decode([Row(5, TOKENS[41], 41, 41, GREEDY)])
+    runner.decode([DecodeRow(5, TOKENS[41], 41, 41, GREEDY)])
     np.testing.assert_array_equal(spy.seen[-1][0], expected[41])
     check_shared_calls(runner, spy, expected)
 
 
 def check_shared_calls(runner: IreeRunner, spy: LogitsSpy, expected: NDArray[np.float32]) -> None:
-    """Chunks of several slots in one call: at their starts, behind other rows, without a draw, and of one row."""
+    """Chunks of several slots in one call: at their starts, behind other rows, without a sample, and of one row."""
     for slot in (1, 4, 6):
         runner.reset(slot)
     runner.prefill([Chunk(4, TOKENS[:13], 0, 0)], [None])

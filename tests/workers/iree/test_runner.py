@@ -9,14 +9,15 @@ from msgspec import structs
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.drawn import drawn
+from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
-from workers.engine.runner import Chunk, Draw, Edits, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.errors import LoadRefused
 from workers.iree.build.weight_archive import Archive
 from workers.iree.device.device import Device
 from workers.iree.runner import IreeRunner
+from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 PROMPT = tuple(range(10, 50))
 SEEDED = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)
@@ -24,11 +25,11 @@ SEEDED = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)
 
 def generate(runner: IreeRunner, slot: int, prompt: tuple[int, ...], count: int, sampling: Any = None) -> list[int]:
     sampling = sampling or Sampling()
-    (first,) = runner.prefill([Chunk(slot, prompt, 0, 0)], [Draw(sampling, len(prompt))])
+    (first,) = runner.prefill([Chunk(slot, prompt, 0, 0)], [SampleSpec(sampling, len(prompt))])
     assert first is not None
     tokens = [first]
     for at in range(len(prompt), len(prompt) + count - 1):
-        tokens += drawn(runner.decode([Row(slot, tokens[-1], at, at, Draw(sampling, at + 1))]))
+        tokens += sampled(runner.decode([DecodeRow(slot, tokens[-1], at, at, SampleSpec(sampling, at + 1))]))
     return tokens
 
 
@@ -120,9 +121,9 @@ def test_a_poisoned_slot_fails_and_is_clean_after_reset(runner: IreeRunner) -> N
     window[:, :, 1] = np.float32(np.nan).view(np.uint32)
     assert generate(runner, 0, PROMPT, 3) == expected[:3]
     at = len(PROMPT) + 2
-    rows = [Row(slot, expected[2], at, at, Draw(Sampling(), at + 1)) for slot in (0, 1)]
+    rows = [DecodeRow(slot, expected[2], at, at, SampleSpec(Sampling(), at + 1)) for slot in (0, 1)]
     assert runner.decode(rows) == [expected[3], None]  # a neighbour is not touched
-    assert runner.prefill([Chunk(1, (9,), at, at)], [Draw(Sampling(), at + 1)]) == [None]
+    assert runner.prefill([Chunk(1, (9,), at, at)], [SampleSpec(Sampling(), at + 1)]) == [None]
     runner._written[1] = CONTEXT
     runner.reset(1)
     assert generate(runner, 1, PROMPT, 5) == expected
@@ -137,8 +138,10 @@ def test_greedy_and_seeded_rows_mix_in_one_step(runner: IreeRunner) -> None:
     runner.prefill([Chunk(1, PROMPT, 0, 0)], [None])
     for at in range(5):
         position = len(PROMPT) + at
-        draws = Draw(Sampling(), position + 1), Draw(SEEDED, position + 1)
-        rows = [Row(slot, tokens[at], position, position, draws[slot]) for slot, tokens in enumerate((greedy, seeded))]
+        specs = SampleSpec(Sampling(), position + 1), SampleSpec(SEEDED, position + 1)
+        rows = [
+            DecodeRow(slot, tokens[at], position, position, specs[slot]) for slot, tokens in enumerate((greedy, seeded))
+        ]
         assert runner.decode(rows[::-1]) == [seeded[at + 1], greedy[at + 1]]
 
 
@@ -147,26 +150,31 @@ def test_what_is_changed_of_logits_is_changed_for_its_row_alone(runner: IreeRunn
     logits = runner.logits(Chunk(0, PROMPT, 0, 0))[-1]
     best, second = np.argsort(-logits, kind="stable")[:2].tolist()
     out, one, zero = (np.array([value], np.float32) for value in (-np.inf, 1, 0))
-    ban = Edits(np.array([best], np.int32), out, one, one, zero)
+    ban = LogitEdits(np.array([best], np.int32), out, one, one, zero)
     mask = np.zeros(16, np.uint32)
     mask[7] = 1 << 9
     at = len(PROMPT)
     greedy, seeded = Sampling(logprobs=2), structs.replace(SEEDED, logprobs=0)
-    draws = [Draw(greedy, at), Draw(greedy, at, ban), Draw(greedy, at, None, mask), Draw(seeded, at, ban, mask)]
+    specs = [
+        SampleSpec(greedy, at),
+        SampleSpec(greedy, at, ban),
+        SampleSpec(greedy, at, None, mask),
+        SampleSpec(seeded, at, ban, mask),
+    ]
     expected = [best, second, 7 * 32 + 9, 7 * 32 + 9]
-    for slot, draw in enumerate(draws):
+    for slot, spec in enumerate(specs):
         runner.reset(slot)
-        assert runner.prefill([Chunk(slot, PROMPT, 0, 0)], [draw]) == [expected[slot]]
+        assert runner.prefill([Chunk(slot, PROMPT, 0, 0)], [spec]) == [expected[slot]]
         (alone,) = runner.logprobs([0])
         assert alone.tokens[:2] == (best, second)
         runner.reset(slot)
         runner.prefill([Chunk(slot, PROMPT[:-1], 0, 0)], [None])
-    rows = [Row(slot, PROMPT[-1], at - 1, at - 1, draw) for slot, draw in enumerate(draws)]
-    order = (2, 0, 3, 1)  # of the bucket of 4, whose rows are drawn one by one
+    rows = [DecodeRow(slot, PROMPT[-1], at - 1, at - 1, spec) for slot, spec in enumerate(specs)]
+    order = (2, 0, 3, 1)  # of the bucket of 4, whose rows are sampled one by one
     assert runner.decode([rows[slot] for slot in order]) == [expected[slot] for slot in order]
     assert runner.logprobs([2, 0]) == [alone, alone]
     runner.prefill([Chunk(7, PROMPT[:-1], 0, 0)], [None])
-    last = Row(7, PROMPT[-1], at - 1, at - 1, draws[0])  # all slots at once
+    last = DecodeRow(7, PROMPT[-1], at - 1, at - 1, specs[0])  # all slots at once
     for slot in range(4):
         runner.reset(slot)
         runner.prefill([Chunk(slot, PROMPT[:-1], 0, 0)], [None])
@@ -182,7 +190,7 @@ def test_what_is_changed_of_logits_is_changed_for_its_row_alone(runner: IreeRunn
 
 def test_log_probabilities_need_a_drawn_token(runner: IreeRunner) -> None:
     runner.prefill([Chunk(0, PROMPT, 0, 0)], [None])
-    with pytest.raises(RuntimeError, match="no token was drawn"):
+    with pytest.raises(RuntimeError, match="no token was sampled"):
         runner.logprobs([0])
 
 
@@ -213,7 +221,7 @@ def test_the_last_row_of_the_context(runner: IreeRunner) -> None:
     [
         (Chunk(8, (1,), 0, 0), "slot: 8"),
         (Chunk(-1, (1,), 0, 0), "slot: -1"),
-        (Chunk(0, (), 0, 0), "tokens: none"),
+        (Chunk(0, (), 0, 0), "tokens: give at least one"),
         (Chunk(0, (512,), 0, 0), "outside of a vocabulary of 512"),
         (Chunk(0, (-1,), 0, 0), "outside of a vocabulary of 512"),
         (Chunk(0, (1,), 1, 1), "start: 1 leaves a gap after 0 rows"),
@@ -229,16 +237,16 @@ def test_bad_chunks_are_refused(runner: IreeRunner, chunk: Chunk, words: str) ->
 
 
 def test_bad_rows_are_refused(runner: IreeRunner) -> None:
-    draw = Draw(Sampling(), 1)
+    spec = SampleSpec(Sampling(), 1)
     with pytest.raises(ValueError, match="one row a slot"):
-        runner.decode([Row(0, 1, 0, 0, draw), Row(0, 1, 0, 0, draw)])
+        runner.decode([DecodeRow(0, 1, 0, 0, spec), DecodeRow(0, 1, 0, 0, spec)])
     with pytest.raises(ValueError, match="slot: 9"):
         runner.reset(9)
     assert runner.decode([]) == []
 
 
 def test_the_fewest_graphs_serve_everything_alike(load: Load, runner: IreeRunner) -> None:
-    """Long prompts, drawing and scoring, before the graphs for them are there."""
+    """Long prompts, sampling and scoring, before the graphs for them are there."""
     few = load()
     try:
         assert few.graphs.ready == {"decode_8", "prefill_96", "head_8", "sample"}
@@ -258,7 +266,7 @@ def test_the_fewest_graphs_serve_everything_alike(load: Load, runner: IreeRunner
 def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that no tile fits fall back to plain StableHLO, which is what other devices run."""
     path = make_checkpoint(tmp_path, "qwen3", head_dim=24)
-    plain = load(path, context=48)  # as many slots as the others have: the drawing graphs are the same
+    plain = load(path, context=48)  # as many slots as the others have: the sampling graphs are the same
     try:
         expected = plain.logits(Chunk(1, PROMPT, 0, 0))
         tokens = generate(plain, 0, PROMPT[:33], 5, SEEDED)
@@ -266,10 +274,10 @@ def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, monkeypatc
         assert generate(plain, 0, PROMPT[:33], 5, SEEDED) == tokens
         plain.copy_prefix(1, 0, 20)
         assert plain.capabilities.exact_rows is False
-        with pytest.raises(ValueError, match="chunks: 2, and a row may depend on those beside it"):
+        with pytest.raises(ValueError, match="chunks: 2, but rows are not exact"):
             plain.prefill([Chunk(4, PROMPT, 0, 0), Chunk(5, PROMPT, 0, 0)], [None, None])
         for at in range(20, 40):
-            (token,) = plain.decode([Row(0, PROMPT[at], at, at, Draw(Sampling(), at + 1))])
+            (token,) = plain.decode([DecodeRow(0, PROMPT[at], at, at, SampleSpec(Sampling(), at + 1))])
             assert token == expected[at].argmax()
         plain.copy_prefix(1, 2, 20)
         # A device whose memory the host does not see copies by a graph.

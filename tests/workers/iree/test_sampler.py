@@ -8,14 +8,14 @@ import pytest
 from msgspec import structs
 
 from protocol.request import Bias, Sampling
-from workers.engine.logits_processors import AllowedTokens, Shaping
-from workers.engine.request import Request
-from workers.engine.runner import Draw
-from workers.iree.sampler import Drawing
-from workers.sampling.logit_edits import edited, masked
+from workers.engine.logits_processors import AllowedTokens, LogitsProcessors
+from workers.engine.request import EngineRequest
+from workers.iree.sampler import Sampler
+from workers.sampling.logit_edits import apply_edits, apply_mask
 from workers.sampling.logprobs import report
-from workers.sampling.sample import greedy, parameters, sample
-from workers.sampling.top_candidates import UNDECIDED, narrow
+from workers.sampling.sample import SamplingArrays, greedy, sample, sampling_arrays
+from workers.sampling.sample_spec import SampleSpec
+from workers.sampling.top_candidates import UNDECIDED, sample_top_candidates
 
 VOCAB = 5000
 LOGITS = (np.random.default_rng(0).standard_normal((4, VOCAB)) * 2).astype(np.float32)
@@ -54,25 +54,26 @@ class Numpy:
         match kind:
             case "sample":
                 logits, words = arguments
-                kinds = [field.dtype for field in parameters([Draw(Sampling(), 0)])]
-                return [sample(np, logits, *(words[:, i].copy().view(kind) for i, kind in enumerate(kinds)))]
+                kinds = [field.dtype for field in sampling_arrays([SampleSpec(Sampling(), 0)])]
+                arrays = SamplingArrays(*(words[:, i].copy().view(kind) for i, kind in enumerate(kinds)))
+                return [sample(np, logits, arrays)]
             case "narrow":
-                return [narrow(np, *arguments)]
+                return [sample_top_candidates(np, arguments[0], SamplingArrays(*arguments[1:]))]
             case "report":
                 return report(np, *arguments)
             case "mask":
-                return [masked(np, *arguments)]
+                return [apply_mask(np, *arguments)]
             case "edit":  # in place, as on the device
-                arguments[0][...] = edited(np, *arguments)
+                arguments[0][...] = apply_edits(np, *arguments)
                 return [arguments[0]]
-        return [sample(np, *arguments, filters=kind == "filter")]
+        return [sample(np, arguments[0], SamplingArrays(*arguments[1:]), filters=kind == "filter")]
 
 
-def make(*ready: str, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[Drawing, Numpy]:
+def make(*ready: str, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[Sampler, Numpy]:
     device: Any = Numpy(ready, sizes)
     required = [(kind,) for kind in ready if kind == "sample"]
     plan: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), draw_sizes=sizes, required=lambda: required)
-    return Drawing(device, device, device.call, plan), device
+    return Sampler(device, device, device.call, plan), device
 
 
 def result() -> list[Any]:
@@ -81,17 +82,17 @@ def result() -> list[Any]:
 
 @pytest.mark.parametrize("ready", [(), ("narrow",), ("narrow", "filter"), ("filter",), ALL, CPU], ids="-".join)
 def test_filters_are_drawn_alike(ready: tuple[str, ...]) -> None:
-    draws = [Draw(CLOSE, 7), None, Draw(WIDE, 9), Draw(Sampling(), 4)]
+    specs = [SampleSpec(CLOSE, 7), None, SampleSpec(WIDE, 9), SampleSpec(Sampling(), 4)]
     expected = [
-        int(sample(np, LOGITS[row : row + 1], *parameters([draw]))[0]) for row, draw in enumerate(draws) if draw
+        int(sample(np, LOGITS[row : row + 1], sampling_arrays([spec]))[0]) for row, spec in enumerate(specs) if spec
     ]
-    assert narrow(np, LOGITS[2:3], *parameters([draws[2]])).tolist() == [UNDECIDED]  # type: ignore[list-item]
-    drawing, device = make(*ready)
-    assert drawing.draw(result(), draws, [0, 2, 3]) == expected
+    assert sample_top_candidates(np, LOGITS[2:3], sampling_arrays([specs[2]])).tolist() == [UNDECIDED]  # type: ignore[list-item]
+    sampler, device = make(*ready)
+    assert sampler.sample(result(), specs, [0, 2, 3]) == expected
     assert ("filter_4" in device.called) == ("filter" in ready)
     assert device.called == ["sample"] or "sample" not in ready
-    assert drawing.draw(result(), [draws[0], None, None, draws[3]], [3, 0]) == [expected[2], expected[0]]
-    assert device.called.count("filter_4") <= 1 or "narrow" not in ready  # what is decided is drawn once
+    assert sampler.sample(result(), [specs[0], None, None, specs[3]], [3, 0]) == [expected[2], expected[0]]
+    assert device.called.count("filter_4") <= 1 or "narrow" not in ready  # what is decided is sampled once
 
 
 @pytest.mark.parametrize("ready", [(), ALL, CPU], ids="-".join)
@@ -99,15 +100,20 @@ def test_filters_are_drawn_alike(ready: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_a_larger_graph_draws_alike(ready: tuple[str, ...], sizes: tuple[int, ...], rows: int) -> None:
     """Before the exact one is there, and where there is none."""
-    edited = Shaping.of(Request(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
+    edited = LogitsProcessors.of(EngineRequest(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
     assert edited is not None
-    draws = [Draw(CLOSE, 7), edited.draw(structs.replace(WIDE, logprobs=2), 9), Draw(Sampling(), 4), Draw(CLOSE, 8)]
+    specs = [
+        SampleSpec(CLOSE, 7),
+        edited.sample_spec(structs.replace(WIDE, logprobs=2), 9),
+        SampleSpec(Sampling(), 4),
+        SampleSpec(CLOSE, 8),
+    ]
     expected, _ = make()
-    drawing, device = make(*ready, sizes=sizes)
+    sampler, device = make(*ready, sizes=sizes)
     given = [greedy(np, LOGITS[:rows]), LOGITS[:rows].copy()]
-    tokens = drawing.draw(given, draws[:rows], range(rows))
-    assert tokens == expected.draw(given, draws[:rows], range(rows))
-    assert drawing.logprobs(range(rows)) == expected.logprobs(range(rows))
+    tokens = sampler.sample(given, specs[:rows], range(rows))
+    assert tokens == expected.sample(given, specs[:rows], range(rows))
+    assert sampler.logprobs(range(rows)) == expected.logprobs(range(rows))
     fitting = [size for size in sizes if size >= rows]
     assert {name.partition("_")[2] for name in device.called} <= {"", *map(str, fitting[:1])}
     assert ("report" in ready and bool(fitting)) == any(name.startswith("report") for name in device.called)
@@ -116,63 +122,66 @@ def test_a_larger_graph_draws_alike(ready: tuple[str, ...], sizes: tuple[int, ..
 @pytest.mark.parametrize("ready", [(), ("draw", "edit", "mask"), ALL, CPU], ids="-".join)
 def test_changed_logits_are_drawn_alike_and_reported_as_they_were(ready: tuple[str, ...]) -> None:
     sampling = Sampling(repetition_penalty=1.5, logit_bias=(Bias(4, 30.0),), logprobs=1)
-    shaping = Shaping.of(Request(1, (1, 2, 3), sampling))
-    free = Shaping.of(Request(2, (1,), constraint=lambda: AllowedTokens([77], VOCAB)))
-    assert shaping is not None
+    processors = LogitsProcessors.of(EngineRequest(1, (1, 2, 3), sampling))
+    free = LogitsProcessors.of(EngineRequest(2, (1,), constraint=lambda: AllowedTokens([77], VOCAB)))
+    assert processors is not None
     assert free is not None
-    drawing, _ = make(*ready)
-    draws = [shaping.draw(sampling, 4), None, Draw(Sampling(logprobs=0), 5), None]
+    sampler, _ = make(*ready)
+    specs = [processors.sample_spec(sampling, 4), None, SampleSpec(Sampling(logprobs=0), 5), None]
     best = LOGITS.argmax(1).tolist()
-    assert drawing.draw(result(), draws, [2, 0]) == [best[2], 4]
-    reports = drawing.logprobs([1, 0])
+    assert sampler.sample(result(), specs, [2, 0]) == [best[2], 4]
+    reports = sampler.logprobs([1, 0])
     assert [each.tokens[0] for each in reports] == [best[0], best[2]]
     assert reports[0].logprob < reports[0].logprobs[0]
-    assert drawing.draw(result(), [draws[0], free.draw(Sampling(), 3), None, None], [0, 1]) == [4, 77]
+    assert sampler.sample(result(), [specs[0], free.sample_spec(Sampling(), 3), None, None], [0, 1]) == [4, 77]
 
 
 def test_greedy_rows_take_what_the_step_brought() -> None:
-    drawing, device = make(*ALL)
-    assert drawing.draw(result(), [None, Draw(Sampling(), 1), None, None], [1]) == [int(LOGITS[1].argmax())]
+    sampler, device = make(*ALL)
+    assert sampler.sample(result(), [None, SampleSpec(Sampling(), 1), None, None], [1]) == [int(LOGITS[1].argmax())]
     assert device.called == []
 
 
-def test_what_is_no_number_fails_where_it_is_drawn() -> None:
-    drawing, _ = make()
+def test_a_non_finite_row_fails_only_where_it_is_sampled() -> None:
+    sampler, _ = make()
     broken = [np.array([3, -1, 5, 6]), LOGITS.copy()]
-    assert drawing.draw(broken, [Draw(Sampling(), 1), None, None, None], [0]) == [3]
-    assert drawing.draw(broken, [None, Draw(Sampling(), 1), Draw(Sampling(), 1), None], [2, 1]) == [5, None]
+    assert sampler.sample(broken, [SampleSpec(Sampling(), 1), None, None, None], [0]) == [3]
+    assert sampler.sample(broken, [None, SampleSpec(Sampling(), 1), SampleSpec(Sampling(), 1), None], [2, 1]) == [
+        5,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("ready", [(), ALL, CPU], ids="-".join)
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, seed=3), CLOSE], ids=["free", "filtered"])
-def test_rows_beside_one_that_is_no_number_are_drawn_and_reported_alike(
+def test_rows_beside_a_non_finite_one_are_sampled_and_reported_as_without_it(
     ready: tuple[str, ...], sampling: Sampling
 ) -> None:
     broken = LOGITS.copy()
     broken[1, 77] = np.nan
-    draws = [Draw(structs.replace(sampling, logprobs=1), 7 + row) for row in range(4)]
+    specs = [SampleSpec(structs.replace(sampling, logprobs=1), 7 + row) for row in range(4)]
     whole, _ = make(*ready)
-    expected = whole.draw(result(), draws, range(4))
-    drawing, _ = make(*ready)
-    assert drawing.draw([greedy(np, broken), broken], draws, range(4)) == [expected[0], None, *expected[2:]]
-    assert drawing.logprobs([0, 3]) == whole.logprobs([0, 3])
+    expected = whole.sample(result(), specs, range(4))
+    sampler, _ = make(*ready)
+    assert sampler.sample([greedy(np, broken), broken], specs, range(4)) == [expected[0], None, *expected[2:]]
+    assert sampler.logprobs([0, 3]) == whole.logprobs([0, 3])
 
 
 @pytest.mark.parametrize("ready", [(), CPU], ids="-".join)
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7F800000, 0x7F7FFFFF], ids=["signalling", "infinite", "largest"])
 def test_nobodys_rows_may_hold_anything(ready: tuple[str, ...], bits: int) -> None:
-    changed = Shaping.of(Request(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
+    changed = LogitsProcessors.of(EngineRequest(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
     assert changed is not None
-    draws = [changed.draw(CLOSE, 7), changed.draw(WIDE, 9), None]
+    specs = [changed.sample_spec(CLOSE, 7), changed.sample_spec(WIDE, 9), None]
     logits = LOGITS[:3].copy()
-    expected = make(*ready)[0].draw([greedy(np, logits), logits], draws, [0, 1])
+    expected = make(*ready)[0].sample([greedy(np, logits), logits], specs, [0, 1])
     logits.view(np.uint32)[2] = bits
-    assert make(*ready)[0].draw([greedy(np, LOGITS[:3]), logits], draws, [0, 1]) == expected
+    assert make(*ready)[0].sample([greedy(np, LOGITS[:3]), logits], specs, [0, 1]) == expected
 
 
 def test_nothing_is_reported_of_a_step_that_is_over() -> None:
-    drawing, _ = make(*ALL)
-    drawing.draw(result(), [Draw(Sampling(), 1), None, None, None], [0])
-    drawing.forget()
-    with pytest.raises(RuntimeError, match="no token was drawn"):
-        drawing.logprobs([0])
+    sampler, _ = make(*ALL)
+    sampler.sample(result(), [SampleSpec(Sampling(), 1), None, None, None], [0])
+    sampler.forget()
+    with pytest.raises(RuntimeError, match="no token was sampled"):
+        sampler.logprobs([0])

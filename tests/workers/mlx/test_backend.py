@@ -10,7 +10,7 @@ from tests.checkpoints import make_checkpoint
 from tests.gate import alone
 from tests.workers.mlx.conftest import load_runner
 from workers.checkpoints.checkpoint import CheckpointError
-from workers.engine.engine import Request
+from workers.engine.request import EngineRequest
 from workers.process import backends
 from workers.process.spec import WorkerSpec
 
@@ -24,7 +24,7 @@ def test_a_spec_loads_the_runner_it_describes(tmp_path: Path) -> None:
     runner = backends.load_runner(spec(path, max_batch_size=2, dtype="float32"), lambda *_: None)
     capabilities = runner.capabilities
     assert (capabilities.backend, capabilities.dtype, capabilities.slots) == ("mlx", "float32", 2)
-    request = Request(0, (5, 6, 7), Sampling(temperature=0.7, seed=9), max_tokens=12)
+    request = EngineRequest(0, (5, 6, 7), Sampling(temperature=0.7, seed=9), max_tokens=12)
     tokens = alone(runner, request)
     runner.close()
     other = load_runner(path, dtype="float32", slots=5)

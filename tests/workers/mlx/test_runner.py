@@ -17,9 +17,11 @@ from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
-from workers.engine.engine import BatchEngine, Request
-from workers.engine.runner import Chunk, Draw, NotFiniteError, Row, Runner
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest
+from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner
 from workers.errors import LoadRefused
+from workers.sampling.sample_spec import SampleSpec
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
@@ -38,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "4-bit": {"quantized_bits": 4, "tied": False},
     "8-bit": {"quantized_bits": 8, "group_size": 64, "dtype": "bfloat16"},
 }
-GREEDY = Draw(Sampling(), 0)
+GREEDY = SampleSpec(Sampling(), 0)
 
 
 def tokens_of(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -115,14 +117,14 @@ def test_prompts_that_share_a_call_get_what_they_get_alone(path: Path, load: Loa
         runner.reset(3)
         expected.append(runner.logits(Chunk(3, prompt, 0, 0))[-1])
     chunks = [Chunk(slot, prompt, 0, 0) for slot, prompt in enumerate(prompts)]
-    draws = [Draw(Sampling(logprobs=1), len(prompt)) for prompt in prompts]
-    assert runner.prefill(chunks, [draws[0], None, draws[2]]) == [
+    specs = [SampleSpec(Sampling(logprobs=1), len(prompt)) for prompt in prompts]
+    assert runner.prefill(chunks, [specs[0], None, specs[2]]) == [
         int(expected[0].argmax()),
         None,
         int(expected[2].argmax()),
     ]
     assert [each.tokens[0] for each in runner.logprobs([0, 1])] == [int(expected[place].argmax()) for place in (0, 2)]
-    with pytest.raises(ValueError, match="draws: 1 for 3 chunks"):
+    with pytest.raises(ValueError, match="specs: 1 for 3 chunks"):
         runner.prefill(chunks, [None])
 
 
@@ -131,7 +133,7 @@ def test_decode_returns_tokens_in_row_order(path: Path, load: Load) -> None:
     tokens = [tokens_of(12, slot) for slot in range(3)]
     for slot in range(3):
         runner.prefill([Chunk(slot, tokens[slot][:-1], 0, 0)], [None])
-    rows = [Row(slot, tokens[slot][-1], 11, 11, GREEDY) for slot in (2, 0, 1)]
+    rows = [DecodeRow(slot, tokens[slot][-1], 11, 11, GREEDY) for slot in (2, 0, 1)]
     sampled = runner.decode(rows)
     assert sampled == [int(runner.logits(Chunk(3, tokens[slot], 0, 0))[-1].argmax()) for slot in (2, 0, 1)]
     assert runner.decode([]) == []
@@ -140,13 +142,13 @@ def test_decode_returns_tokens_in_row_order(path: Path, load: Load) -> None:
 def test_greedy_and_random_rows_mix(path: Path, load: Load) -> None:
     runner = load(path)
     prompt = tokens_of(9)
-    draws = [Draw(Sampling(temperature=heat, seed=5), 9) for heat in (0.0, 1.5, 0.0, 1.5)]
+    specs = [SampleSpec(Sampling(temperature=heat, seed=5), 9) for heat in (0.0, 1.5, 0.0, 1.5)]
     first = []
-    for slot, draw in enumerate(draws):
-        first += runner.prefill([Chunk(slot, prompt, 0, 0)], [draw])
+    for slot, spec in enumerate(specs):
+        first += runner.prefill([Chunk(slot, prompt, 0, 0)], [spec])
         runner.reset(slot)
         runner.prefill([Chunk(slot, prompt[:-1], 0, 0)], [None])
-    sampled = runner.decode([Row(slot, prompt[-1], 8, 8, draw) for slot, draw in enumerate(draws)])
+    sampled = runner.decode([DecodeRow(slot, prompt[-1], 8, 8, spec) for slot, spec in enumerate(specs)])
     assert sampled == first
     assert sampled[0] == sampled[2] != sampled[1] == sampled[3]
 
@@ -161,7 +163,7 @@ def test_position_is_not_a_cache_row(path: Path, load: Load) -> None:
     moved = runner.logits(Chunk(2, tokens[10:], 10, 60))
     assert np.abs(moved - plain[10:]).max() > 1e-2
     runner.prefill([Chunk(3, tokens[:10], 0, 0)], [None])
-    row = Row(3, tokens[10], 10, 60, GREEDY)
+    row = DecodeRow(3, tokens[10], 10, 60, GREEDY)
     assert runner.decode([row]) == [int(moved[0].argmax())]
 
 
@@ -180,12 +182,12 @@ def test_a_step_writes_in_place(path: Path, load: Load) -> None:
     runner = load(path, context=2048)
     for start in range(0, 2000, 250):
         runner.prefill([Chunk(0, tokens_of(250), start, start)], [None])
-    runner.decode([Row(0, 5, 2000, 2000, GREEDY)])
+    runner.decode([DecodeRow(0, 5, 2000, 2000, GREEDY)])
     one_buffer = runner.memory()["kv"] // 4
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    runner.decode([Row(0, 5, 2001, 2001, GREEDY)])
+    runner.decode([DecodeRow(0, 5, 2001, 2001, GREEDY)])
     assert mx.get_peak_memory() - before < one_buffer
 
 
@@ -201,9 +203,9 @@ def test_rows_written_again_replace_the_old(path: Path, load: Load) -> None:
 def test_a_slot_fills_to_its_last_row_and_no_further(path: Path, load: Load) -> None:
     runner = load(path)
     runner.prefill([Chunk(0, tokens_of(255), 0, 0)], [None])
-    assert len(runner.decode([Row(0, 7, 255, 255, GREEDY)])) == 1
+    assert len(runner.decode([DecodeRow(0, 7, 255, 255, GREEDY)])) == 1
     with pytest.raises(ValueError, match="a slot has 256 rows"):
-        runner.decode([Row(0, 7, 256, 256, GREEDY)])
+        runner.decode([DecodeRow(0, 7, 256, 256, GREEDY)])
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_rows_outside_of_a_slot_are_refused(path: Path, load: Load, chunk: Chunk
 
 def test_two_rows_of_one_slot_are_refused(path: Path, load: Load) -> None:
     with pytest.raises(ValueError, match="one row a slot"):
-        load(path).decode([Row(0, 5, 0, 0, GREEDY), Row(0, 6, 1, 1, GREEDY)])
+        load(path).decode([DecodeRow(0, 5, 0, 0, GREEDY), DecodeRow(0, 6, 1, 1, GREEDY)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -289,9 +291,9 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(path: Path, load: Load, s
     config = path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
     write_safetensors(path / "model.safetensors", weights)
-    poisoned, draw = load(path), Draw(structs.replace(sampling, logprobs=3), 1)
-    expected = sound.decode([Row(slot, 6 + slot, 0, 0, draw) for slot in (0, 2)])
-    rows = [Row(slot, token, 0, 0, draw) for slot, token in enumerate((6, 5, 8))]
+    poisoned, spec = load(path), SampleSpec(structs.replace(sampling, logprobs=3), 1)
+    expected = sound.decode([DecodeRow(slot, 6 + slot, 0, 0, spec) for slot in (0, 2)])
+    rows = [DecodeRow(slot, token, 0, 0, spec) for slot, token in enumerate((6, 5, 8))]
     assert poisoned.decode(rows) == [expected[0], None, expected[1]]
     assert poisoned.logprobs([0, 2]) == sound.logprobs([0, 1])
 
@@ -321,7 +323,7 @@ def test_a_closed_runner_is_refused(path: Path) -> None:
         runner.prefill([Chunk(0, (5,), 0, 0)], [None])
 
 
-def _tokens_in_batches(runner: Runner, requests: list[Request]) -> dict[int, list[int]]:
+def _tokens_in_batches(runner: Runner, requests: list[EngineRequest]) -> dict[int, list[int]]:
     engine = BatchEngine(runner, max_queue=len(requests), step_tokens=64)
     tokens: dict[int, list[int]] = {request.stream: [] for request in requests}
     for request in requests:
@@ -336,7 +338,7 @@ def test_two_models_in_two_threads(tmp_path: Path) -> None:
     """Two threads each load and run a model at the same time; tokens are those of a single run."""
     paths = [make_checkpoint(tmp_path / family, family) for family in ("llama", "qwen3")]
     requests = [
-        Request(stream, tokens_of(5 + 7 * stream, stream), Sampling(temperature=0.5 * (stream % 2), seed=3), 16)
+        EngineRequest(stream, tokens_of(5 + 7 * stream, stream), Sampling(temperature=0.5 * (stream % 2), seed=3), 16)
         for stream in range(6)
     ]
     together = threading.Barrier(len(paths))
@@ -361,7 +363,7 @@ def test_two_models_in_two_threads(tmp_path: Path) -> None:
 def test_two_models_in_one_thread(tmp_path: Path, load: Load) -> None:
     one = load(make_checkpoint(tmp_path / "one", "llama"))
     two = load(make_checkpoint(tmp_path / "two", "llama", seed=1, tied=False))
-    request = Request(0, tokens_of(12), max_tokens=12)
+    request = EngineRequest(0, tokens_of(12), max_tokens=12)
     before = alone(one, request)
     assert alone(two, request) != before
     assert alone(one, request) == before

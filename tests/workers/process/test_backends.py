@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from workers.engine.scripted_runner import ScriptedRunner
 from workers.errors import LoadRefused
 from workers.faults.plan import Fault, LoadFault, PlannedFault
 from workers.process.backends import BackendMissing, cache_dir, choose_backend, load_runner
 from workers.process.spec import Backend, ScriptedSpec, WorkerSpec
+from workers.scripted.runner import ScriptedRunner
 
 Install = Callable[[set[str]], None]
 
@@ -55,7 +55,7 @@ def on_apple(monkeypatch: pytest.MonkeyPatch, *, apple: bool) -> None:
         (False, {"mlx", "mlx_lm", "iree"}, "mlx"),
     ],
 )
-def test_auto_is_what_suits_the_machine_and_is_installed(
+def test_auto_chooses_an_installed_backend_for_the_machine(
     monkeypatch: pytest.MonkeyPatch, install: Install, apple: bool, packages: set[str], chosen: str
 ) -> None:
     on_apple(monkeypatch, apple=apple)
@@ -87,7 +87,9 @@ def test_a_backend_that_cannot_be_imported_says_what_to_install(
     install({"mlx", "mlx_lm", "iree", "jax"})
     monkeypatch.setitem(sys.modules, f"workers.{backend}.runner", None)
     path = make_checkpoint(tmp_path)
-    with pytest.raises(BackendMissing, match=rf"{backend} backend cannot be imported: .*pip install 'baton\[{backend}"):
+    with pytest.raises(
+        BackendMissing, match=rf"{backend} backend cannot be imported: .*pip install 'baton-serve\[{backend}"
+    ):
         load_runner(spec(backend, model_path=str(path)), lambda phase, done, total: None)
 
 
@@ -113,7 +115,7 @@ def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) ->
         ("disk_full", OSError),
     ],
 )
-def test_a_load_that_was_told_to_fail_has_done_all_and_gives_it_back(
+def test_a_planned_load_failure_closes_the_loaded_runner(
     kind: LoadFault, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = []

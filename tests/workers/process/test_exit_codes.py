@@ -1,10 +1,10 @@
-"""Exit statuses of a worker: one a reason, none that means something else, and all of them documented."""
+"""Exit codes of a worker: one per reason, distinct from others, and documented."""
 
 from pathlib import Path
 
 from protocol.errors import ByeReason
 from workers.__main__ import EXIT_USAGE
-from workers.process.exit_codes import EXIT_CODES, Left
+from workers.process.exit_codes import EXIT_CODES, WorkerExit
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 
@@ -14,7 +14,7 @@ def test_every_reason_has_its_own_status() -> None:
         "of a death its supervisor speaks, not the process"
     )
     assert len(set(EXIT_CODES.values()) | {EXIT_USAGE}) == len(EXIT_CODES) + 1
-    assert all(Left(reason, stuck=False).exit_code == code for reason, code in EXIT_CODES.items())
+    assert all(WorkerExit(reason, stuck=False).exit_code == code for reason, code in EXIT_CODES.items())
 
 
 def test_the_statuses_are_documented() -> None:

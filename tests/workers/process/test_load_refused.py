@@ -21,8 +21,8 @@ from workers.errors import LoadRefused
 from workers.process.loading import load
 from workers.process.spec import WorkerSpec
 
-pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
-pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton[mlx]'")
+pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
+pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
 
 NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
 BOTH, IREE, MLX = ("iree", "mlx"), ("iree",), ("mlx",)
@@ -108,7 +108,9 @@ WAYS: dict[str, Way] = {
     ),
     "integers as weights": Way("model.norm.weight: type I32 is not", tensors(model_norm_weight=np.zeros(64, np.int32))),
     "weights that are not finite": Way(
-        "the model's logits are not numbers", tensors(model_norm_weight=np.full(64, np.nan, np.float32)), backends=MLX
+        "logits are NaN or infinite",
+        tensors(model_norm_weight=np.full(64, np.nan, np.float32)),
+        backends=MLX,
     ),
     "a damaged tokenizer": Way("tokenizer.json: is not a tokenizer", text("tokenizer.json", "{}")),
     "a damaged chat template": Way("chat_template: .* does not compile", text("chat_template.jinja", "{% if %}")),

@@ -1,4 +1,4 @@
-"""`python -m workers` from the outside: its command line, its signals, and how it goes when its gateway goes."""
+"""`python -m workers` from outside: command line, signals, and its exit when the gateway goes."""
 
 import asyncio
 import os
@@ -13,14 +13,14 @@ from actors.transport.link import Link
 from protocol.commands import Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Bye, Failed, Finished, Hello
-from tests.workers.process.process import PATIENCE_S, SLOW, Peer, command, scripted, story, submit
+from tests.workers.process.gateway_peer import PATIENCE_S, SLOW, Peer, command, scripted, submit, with_worker
 from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
 from workers.faults.plan import Fault
 from workers.process.exit_codes import EXIT_CODES
 from workers.process.spec import WorkerSpec
 
 
-@story(process=True, name="w7")
+@with_worker(process=True, name="w7")
 async def test_a_whole_life(peer: Peer) -> None:
     hello = await peer.expect(Hello)
     assert (hello.worker, hello.pid) == ("w7", peer.process.pid)
@@ -32,7 +32,7 @@ async def test_a_whole_life(peer: Peer) -> None:
     assert await peer.exit_code() == 0
 
 
-def test_it_does_not_load_what_draws_on_terminals() -> None:
+def test_rich_is_not_imported() -> None:
     listed = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "workers", "--help"], capture_output=True, text=True, timeout=60
     )
@@ -41,9 +41,9 @@ def test_it_does_not_load_what_draws_on_terminals() -> None:
     assert "rich.console" not in listed.stderr
 
 
-@story(process=True, **SLOW)
-async def test_sigterm_is_a_stop_and_ctrl_c_is_nothing(peer: Peer) -> None:
-    """The terminal's Ctrl-C reaches everybody; when workers stop is the gateway's business."""
+@with_worker(process=True, **SLOW)
+async def test_sigterm_stops_and_ctrl_c_is_ignored(peer: Peer) -> None:
+    """Ctrl-C in a terminal reaches all processes, but the gateway decides when workers stop."""
     await peer.ready()
     peer.process.send_signal(signal.SIGINT)
     peer.send(submit(1))
@@ -54,7 +54,7 @@ async def test_sigterm_is_a_stop_and_ctrl_c_is_nothing(peer: Peer) -> None:
     assert await peer.exit_code() == 0
 
 
-@story(process=True, **SLOW)
+@with_worker(process=True, **SLOW)
 async def test_the_end_of_stdin_is_the_end(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1))
@@ -65,9 +65,9 @@ async def test_the_end_of_stdin_is_the_end(peer: Peer) -> None:
     assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
 
 
-@story(process=True, tokens_per_second=1 / 1800)
-async def test_an_engine_inside_the_device_holds_nobody_up(peer: Peer) -> None:
-    """A step of half an hour: the worker says good-bye and goes without it."""
+@with_worker(process=True, tokens_per_second=1 / 1800)
+async def test_an_engine_inside_the_device_does_not_delay_the_exit(peer: Peer) -> None:
+    """During a step of half an hour the worker still sends `Bye` and exits."""
     await peer.ready()
     peer.send(submit(1))
     await peer.until(lambda: peer.tokens(1))
@@ -76,15 +76,15 @@ async def test_an_engine_inside_the_device_holds_nobody_up(peer: Peer) -> None:
     assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
 
 
-@story(process=True, faults=(Fault("fail_load"),))
+@with_worker(process=True, faults=(Fault("fail_load"),))
 async def test_a_failed_load_has_its_exit_code(peer: Peer) -> None:
     peer.send(Welcome((await peer.expect(Hello)).incarnation))
     assert (await peer.bye()).reason is ByeReason.LOAD_FAILED
     assert await peer.exit_code() == EXIT_CODES[ByeReason.LOAD_FAILED]
 
 
-@story(process=True, **SLOW)
-async def test_a_killed_worker_is_just_gone(peer: Peer) -> None:
+@with_worker(process=True, **SLOW)
+async def test_a_killed_worker_sends_nothing(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1))
     await peer.until(lambda: peer.tokens(1))
@@ -122,7 +122,7 @@ class TestCommandLine:
         ended = subprocess.run(command(endpoint, spec), stdin=subprocess.PIPE, capture_output=True, timeout=60)
         assert ended.returncode == EXIT_USAGE, ended.stderr
 
-    def test_nobody_at_the_address(self) -> None:
+    def test_no_gateway_at_the_address(self) -> None:
         with LocalEndpoint() as endpoint:
             ended = subprocess.run(
                 command(endpoint.address, scripted()), stdin=subprocess.PIPE, capture_output=True, timeout=60
@@ -130,9 +130,9 @@ class TestCommandLine:
         assert ended.returncode == EXIT_CODES[ByeReason.ORPHANED], ended.stderr
 
     def test_a_scripted_worker_imports_nothing_heavy(self) -> None:
-        """Its start is measured in tenths of a second, and gateway tests start many."""
+        """It must start within tenths of a second, because gateway tests start many."""
         code = (
-            "import sys, workers.__main__, workers.process.backends, workers.engine.scripted_runner\n"
+            "import sys, workers.__main__, workers.process.backends, workers.scripted.runner\n"
             "print(*{name.partition('.')[0] for name in sys.modules})"
         )
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
@@ -142,7 +142,7 @@ class TestCommandLine:
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches the exit of a process that is not its child")
 def test_a_killed_gateway_leaves_no_worker() -> None:
-    """The parent is killed and says nothing to anybody; the worker goes by itself."""
+    """The parent is killed without notice, and the worker exits by itself."""
     parent = (
         "import subprocess, sys\n"
         "child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
@@ -150,7 +150,7 @@ def test_a_killed_gateway_leaves_no_worker() -> None:
         "child.wait()"
     )
 
-    async def told() -> None:
+    async def scenario() -> None:
         with LocalEndpoint() as endpoint:
             hello, gone = asyncio.Event(), asyncio.Event()
             link = Link.bind(endpoint.address, lambda _: hello.set(), on_lost=lambda _: gone.set())
@@ -173,4 +173,4 @@ def test_a_killed_gateway_leaves_no_worker() -> None:
                 os.close(worker)
                 link.close(0.0)
 
-    asyncio.run(told())
+    asyncio.run(scenario())

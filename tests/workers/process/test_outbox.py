@@ -1,4 +1,4 @@
-"""The outbox keeps the order when the link has no room, and says when there is room again."""
+"""Outbox: keeps the order when the link has no room, and reports when there is room again."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ import pytest
 from actors.transport.link import LinkClosed, LinkFull
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.codec import decode_event
-from protocol.events import Beat, Event, Gauges
+from protocol.events import Event, Gauges, Heartbeat
 from workers.process.outbox import Outbox
 
 
-def beat(number: int) -> Beat:
-    return Beat(Gauges(steps=number))
+def heartbeat(number: int) -> Heartbeat:
+    return Heartbeat(Gauges(steps=number))
 
 
 class NarrowLink:
@@ -50,28 +50,28 @@ def outbox(link: NarrowLink, calls: list[str]) -> Outbox:
     return Outbox(link, lambda: calls.append("room"))  # type: ignore[arg-type]
 
 
-def test_with_room_a_message_goes_at_once() -> None:
+def test_a_message_is_sent_at_once_if_there_is_room() -> None:
     link = NarrowLink(2)
     box = outbox(link, [])
-    box.send_nowait([beat(1), beat(2)])
+    box.send_nowait([heartbeat(1), heartbeat(2)])
     box.send_nowait([])
-    assert (link.messages, box.sent, box.blocked) == ([[beat(1), beat(2)]], 1, False)
+    assert (link.messages, box.sent, box.blocked) == ([[heartbeat(1), heartbeat(2)]], 1, False)
 
 
 def test_a_message_has_its_bound_of_frames() -> None:
     link = NarrowLink(9)
-    outbox(link, []).send_nowait([beat(n) for n in range(MAX_FRAMES_PER_MESSAGE + 1)])
+    outbox(link, []).send_nowait([heartbeat(n) for n in range(MAX_FRAMES_PER_MESSAGE + 1)])
     assert [len(message) for message in link.messages] == [MAX_FRAMES_PER_MESSAGE, 1]
 
 
-def test_without_room_the_order_is_kept_and_room_is_told() -> None:
+def test_messages_keep_their_order_without_room() -> None:
     async def run() -> None:
         link, calls = NarrowLink(1), list[str]()
         box = outbox(link, calls)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(box.run)
             for number in range(4):
-                box.send_nowait([beat(number)])
+                box.send_nowait([heartbeat(number)])
             assert (box.blocked, len(link.messages)) == (True, 1)
             link.widen(2)
             await anyio.wait_all_tasks_blocked()
@@ -79,21 +79,21 @@ def test_without_room_the_order_is_kept_and_room_is_told() -> None:
             link.widen(2)
             await anyio.wait_all_tasks_blocked()
             assert (box.blocked, calls) == (False, ["room"])
-            box.send_nowait([beat(4)])
-            assert link.messages == [[beat(number)] for number in range(5)]
+            box.send_nowait([heartbeat(4)])
+            assert link.messages == [[heartbeat(number)] for number in range(5)]
             tasks.cancel_scope.cancel()
 
     anyio.run(run)
 
 
 @pytest.mark.parametrize("room", [0, 1])
-def test_a_lost_link_takes_nothing_and_ends_the_task(room: int) -> None:
+def test_frames_for_a_lost_link_are_dropped_and_the_task_ends(room: int) -> None:
     async def run() -> None:
         link = NarrowLink(0)
         box = outbox(link, [])
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(box.run)
-            box.send_nowait([beat(1)])
+            box.send_nowait([heartbeat(1)])
             link.closed = True
             link.widen(room)
         assert link.messages == []

@@ -1,4 +1,5 @@
-"""The request table over the real engine and a scripted runner: text, usage, defects, one terminal each."""
+"""Output processor over the real engine and a scripted runner: text, usage, internal errors, one terminal frame
+each."""
 
 import pytest
 import structlog
@@ -8,12 +9,12 @@ from hypothesis import strategies as st
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Gauges, Step
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process.delivering import GAUGES, Worker, delivery, end, request_of, spell, step, submit
-from workers.engine.request import Failure
+from tests.workers.process.stepped_worker import GAUGES, Worker, end, processor, request_of, spell, step, submit
+from workers.engine.step_result import SequenceFailure
 from workers.faults.plan import raising
-from workers.process.output_processor import Outcome
+from workers.process.output_processor import EngineOutput
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
-from workers.text.detokenizer import TextStream
+from workers.text.detokenizer import IncrementalDetokenizer
 
 
 def test_a_whole_answer() -> None:
@@ -24,10 +25,10 @@ def test_a_whole_answer() -> None:
     assert len(worker.tokens(1)) == 9
     assert worker.finished(1).reason == "length"
     assert (worker.finished(1).usage.prompt_tokens, worker.finished(1).usage.completion_tokens) == (5, 9)
-    assert worker.delivery.live == 0
+    assert worker.processor.live == 0
 
 
-def test_one_step_frame_an_engine_step_with_all_deltas() -> None:
+def test_an_engine_step_makes_one_step_frame_with_all_deltas() -> None:
     worker = Worker()
     worker.submit(*(submit(stream, max_tokens=3) for stream in range(4)))
     worker.run()
@@ -41,57 +42,57 @@ def test_one_step_frame_an_engine_step_with_all_deltas() -> None:
 
 
 def test_the_end_of_sequence_has_an_id_and_no_text() -> None:
-    table = delivery()
+    table = processor()
     request_of(table.admit(submit()))
-    frames = table.deliver(step((1, ord("a")), (1, EOS_ID), ends=[end(reason="stop", completion=2)])).frames
+    frames = table.process(step((1, ord("a")), (1, EOS_ID), ends=[end(reason="stop", completion=2)])).frames
     assert frames[0] == Step((Delta(1, (ord("a"), EOS_ID), "a"),), Gauges(reached=1))
     assert isinstance(frames[1], Finished)
     assert (frames[1].reason, frames[1].text, frames[1].usage.completion_tokens) == ("stop", "", 2)
 
 
-def test_the_engine_is_told_what_ends_a_sequence() -> None:
-    table = delivery()
+def test_the_request_has_the_tokens_that_end_it() -> None:
+    table = processor()
     assert request_of(table.admit(submit(1))).eos == {EOS_ID}
     assert request_of(table.admit(submit(2, ignore_eos=True))).eos == frozenset()
 
 
 def test_times_are_milliseconds() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit())
-    (_, finished) = table.deliver(step((1, 97), ends=[end()])).frames
+    (_, finished) = table.process(step((1, 97), ends=[end()])).frames
     assert isinstance(finished, Finished)
     usage = finished.usage
     assert (usage.queue_ms, usage.prefill_ms, usage.decode_ms) == (10, 200, 3000)
 
 
-def test_half_a_character_comes_out_with_the_terminal() -> None:
-    table = delivery()
+def test_an_incomplete_character_is_sent_with_the_terminal_frame() -> None:
+    table = processor()
     table.admit(submit())
-    frames = table.deliver(step(*spell(1, "😀".encode()[:2]), ends=[end(completion=2)])).frames
+    frames = table.process(step(*spell(1, "😀".encode()[:2]), ends=[end(completion=2)])).frames
     assert [frames[0].deltas[0].text, frames[1].text] == ["", "\ufffd"]  # type: ignore[union-attr]
 
 
 class Broken(ByteTokenizer):
-    """It cannot decode "#"."""
+    """Tokenizer that cannot decode "#"."""
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         if token == ord("#"):
-            raise ZeroDivisionError("a defect")
+            raise ZeroDivisionError("a bug")
         return super().piece(token, first=first)
 
 
-class TestDefects:
-    """Text code that raises ends the request that it was for, and no other."""
+class TestTextErrors:
+    """An exception in text code ends its own request, and no other."""
 
-    def test_a_token_that_cannot_be_decoded(self) -> None:
-        table = delivery(Broken())
+    def test_a_bug_in_the_detokenizer_fails_the_request(self) -> None:
+        table = processor(Broken())
         for stream in (1, 2, 3):
             table.admit(submit(stream))
         ended = step(*spell(1, b"ab"), *spell(2, b"a#b"), *spell(3, b"x#"), ends=[end(1), end(3)])
-        delivered = table.deliver(ended)
-        assert [type(defect) for defect in delivered.defects.values()] == [ZeroDivisionError] * 2
-        assert list(delivered.defects) == [2, 3]
-        first, finished, *failed = delivered.frames
+        processed = table.process(ended)
+        assert [type(error) for error in processed.text_errors.values()] == [ZeroDivisionError] * 2
+        assert list(processed.text_errors) == [2, 3]
+        first, finished, *failed = processed.frames
         assert isinstance(first, Step)
         assert [(delta.stream, delta.text) for delta in first.deltas] == [(1, "ab")]
         assert isinstance(finished, Finished)
@@ -100,33 +101,33 @@ class TestDefects:
             (3, ErrorCode.INTERNAL),
         ]
         assert table.live == 0
-        assert table.deliver(step(*spell(2, b"late"), ends=[end(2)])).frames == [Step((), Gauges(reached=3))]
+        assert table.process(step(*spell(2, b"late"), ends=[end(2)])).frames == [Step((), Gauges(reached=3))]
 
-    def test_a_tail_that_cannot_be_decoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        table = delivery()
+    def test_a_bug_in_the_last_text_fails_the_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        table = processor()
         table.admit(submit())
 
         def broken(_: object) -> str:
-            raise ZeroDivisionError("a defect")
+            raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(TextStream, "finish", broken)
-        delivered = table.deliver(step((1, 97), ends=[end()]))
-        assert list(delivered.defects) == [1]
-        (failed,) = [frame for frame in delivered.frames if not isinstance(frame, Step)]
+        monkeypatch.setattr(IncrementalDetokenizer, "finish", broken)
+        processed = table.process(step((1, 97), ends=[end()]))
+        assert list(processed.text_errors) == [1]
+        (failed,) = [frame for frame in processed.frames if not isinstance(frame, Step)]
         assert isinstance(failed, Failed)
         assert failed.code is ErrorCode.INTERNAL
 
 
 def test_a_failure_of_the_engine_is_a_failed_frame() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit())
-    failure = Failure(1, ErrorCode.STEP, "decode failed" + "!" * 5000, "x")
-    (_, failed) = table.deliver(step((1, 97), failures=[failure])).frames
+    failure = SequenceFailure(1, ErrorCode.STEP, "decode failed" + "!" * 5000, "x")
+    (_, failed) = table.process(step((1, 97), failures=[failure])).frames
     assert isinstance(failed, Failed)
     assert (failed.code, len(failed.text), failed.field) == (ErrorCode.STEP, 4096, "x")
 
 
-def test_what_the_engine_does_not_take_is_a_failed_frame() -> None:
+def test_a_request_refused_by_the_engine_is_a_failed_frame() -> None:
     worker = Worker(context=16)
     worker.submit(submit(1, "far too long a prompt for this"), submit(2, TokensInput((999,))), submit(3, ""))
     worker.run()
@@ -136,20 +137,20 @@ def test_what_the_engine_does_not_take_is_a_failed_frame() -> None:
         (2, ErrorCode.INVALID, "prompt"),
         (3, ErrorCode.INVALID, "prompt"),
     ]
-    assert worker.delivery.live == 0
+    assert worker.processor.live == 0
 
 
-def test_a_chat_that_the_engine_does_not_take_is_not_called_a_prompt() -> None:
+def test_a_refused_chat_names_the_field_messages() -> None:
     worker = Worker(context=64)
     worker.submit(submit(1, ChatInput((Message("user", "x" * 40),))))
     worker.run()
     assert [frame.field for frame in worker.frames if isinstance(frame, Failed)] == ["messages"]
 
 
-def test_a_failure_in_words_that_utf8_cannot_carry() -> None:
-    table = delivery()
+def test_a_failure_text_with_a_lone_surrogate_is_sent() -> None:
+    table = processor()
     assert table.admit(submit(1)).request
-    (_, failed) = table.deliver(step(failures=[Failure(1, ErrorCode.STEP, "no file \udcff")])).frames
+    (_, failed) = table.process(step(failures=[SequenceFailure(1, ErrorCode.STEP, "no file \udcff")])).frames
     assert isinstance(failed, Failed)
     assert failed.text == "no file ?"
 
@@ -176,14 +177,14 @@ def _run_operations(operations: list[tuple[str, int]], faults: set[int]) -> None
             worker.submit(submit(submitted[-1], f"prompt {number}", max_tokens=1 + 3 * number, stop=stops))
         elif operation == "cancel" and submitted:
             ended = worker.engine.cancel(submitted[number % len(submitted)])
-            outcome = Outcome(None, (ended,) if ended else (), (), GAUGES)
-            worker.frames += worker.delivery.deliver(outcome).frames
+            output = EngineOutput(None, (ended,) if ended else (), (), GAUGES)
+            worker.frames += worker.processor.process(output).frames
         else:
             worker.run(1)
     worker.run()
     terminals = [frame.stream for frame in worker.frames if isinstance(frame, Finished | Failed)]
     assert sorted(terminals) == submitted
-    assert worker.delivery.live == 0
+    assert worker.processor.live == 0
     for stream in submitted:
         last = max(index for index, frame in enumerate(worker.frames) if getattr(frame, "stream", None) == stream)
         assert not any(d.stream == stream for f in worker.frames[last:] if isinstance(f, Step) for d in f.deltas)

@@ -1,4 +1,4 @@
-"""What the request table admits and refuses, and its bounds and deadlines."""
+"""Admission by the output processor: refusals, bounds and deadlines."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ import pytest
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Gauges, Step
 from protocol.request import ChatInput, Input, Message, Sampling, TextInput, TokensInput
-from tests.workers.process.delivering import delivery, end, request_of, spell, step, submit
-from workers.process.output_processor import Delivery
+from tests.workers.process.stepped_worker import end, processor, request_of, spell, step, submit
+from workers.process.output_processor import OutputProcessor
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.template import ChatTemplate
-from workers.text.vocabulary import Vocabulary
+from workers.text.tokenizer import Tokenizer
 
 TOOLS = '[{"type": "function"}]'
 
 
 class WithTemplate(ByteTokenizer):
-    """Bytes, and a real template."""
+    """Byte tokenizer with a real chat template."""
 
     def __init__(self, source: str | None) -> None:
         self.chat = None if source is None else ChatTemplate({"default": source})  # type: ignore[assignment]
@@ -25,28 +25,28 @@ class WithTemplate(ByteTokenizer):
 
 def test_chat_goes_through_the_template() -> None:
     chat = ChatInput((Message("user", "hi"),))
-    request = request_of(delivery().admit(submit(source=chat)))
+    request = request_of(processor().admit(submit(source=chat)))
     assert bytes(request.prompt) == b"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_tools_reach_the_template() -> None:
-    vocabulary = WithTemplate("{{ tools[0].type }}")
+    tokenizer = WithTemplate("{{ tools[0].type }}")
     chat = ChatInput((Message("user", "hi"),), TOOLS)
-    assert bytes(request_of(delivery(vocabulary).admit(submit(source=chat))).prompt) == b"function"
+    assert bytes(request_of(processor(tokenizer).admit(submit(source=chat))).prompt) == b"function"
 
 
-def test_tokens_go_as_they_are() -> None:
-    assert request_of(delivery().admit(submit(source=TokensInput((1, 2))))).prompt == (1, 2)
+def test_token_prompts_are_passed_unchanged() -> None:
+    assert request_of(processor().admit(submit(source=TokensInput((1, 2))))).prompt == (1, 2)
 
 
 def test_everything_else_reaches_the_engine() -> None:
     sampling = Sampling(temperature=1.0, seed=7)
-    request = request_of(delivery().admit(submit(5, sampling=sampling, max_tokens=3, resume=(97,))))
+    request = request_of(processor().admit(submit(5, sampling=sampling, max_tokens=3, resume=(97,))))
     assert (request.stream, request.sampling, request.max_tokens, request.resume) == (5, sampling, 3, (97,))
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "source", "code", "field"),
+    ("tokenizer", "source", "code", "field"),
     [
         (WithTemplate(None), ChatInput((Message("user", "x"),)), ErrorCode.UNSUPPORTED, "messages"),
         (ByteTokenizer(), ChatInput((Message("user", "x"),), TOOLS), ErrorCode.UNSUPPORTED, "tools"),
@@ -62,8 +62,8 @@ def test_everything_else_reaches_the_engine() -> None:
     ],
     ids=["no-template", "no-place-for-tools", "tools-json", "tools-list", "tools-deep", "template-refuses"],
 )
-def test_a_refusal_names_the_field(vocabulary: Vocabulary, source: Input, code: ErrorCode, field: str) -> None:
-    table = delivery(vocabulary)
+def test_a_refusal_names_the_field(tokenizer: Tokenizer, source: Input, code: ErrorCode, field: str) -> None:
+    table = processor(tokenizer)
     answer = table.admit(submit(source=source)).answer
     assert isinstance(answer, Failed)
     assert (answer.code, answer.field, table.live) == (code, field, 0)
@@ -79,32 +79,32 @@ def test_a_refusal_names_the_field(vocabulary: Vocabulary, source: Input, code: 
     ids=["text", "chat", "stop"],
 )
 def test_without_a_tokenizer_text_is_unsupported(source: Input, options: Any, field: str) -> None:
-    answer = Delivery(None, max_live=1, clock=lambda: 0.0).admit(submit(source=source, **options)).answer
+    answer = OutputProcessor(None, max_live=1, clock=lambda: 0.0).admit(submit(source=source, **options)).answer
     assert isinstance(answer, Failed)
     assert (answer.code, answer.field) == (ErrorCode.UNSUPPORTED, field)
 
 
 def test_without_a_tokenizer_tokens_are_served() -> None:
-    table = Delivery(None, max_live=1, clock=lambda: 0.0)
+    table = OutputProcessor(None, max_live=1, clock=lambda: 0.0)
     assert request_of(table.admit(submit(source=TokensInput((1,))))).eos == frozenset()
-    frames = table.deliver(step((1, 7), ends=[end()])).frames
+    frames = table.process(step((1, 7), ends=[end()])).frames
     assert frames[0] == Step((Delta(1, (7,), ""),), Gauges(reached=1))
     assert isinstance(frames[1], Finished)
 
 
 def test_the_table_is_bounded() -> None:
-    table = delivery(max_live=2)
+    table = processor(max_live=2)
     assert [request_of(table.admit(submit(stream))).stream for stream in (1, 2)] == [1, 2]
     answer = table.admit(submit(3)).answer
     assert isinstance(answer, Failed)
     assert answer.code is ErrorCode.OVERLOADED
-    table.deliver(step((1, 97), ends=[end(1)]))
+    table.process(step((1, 97), ends=[end(1)]))
     assert table.admit(submit(4)).request is not None
 
 
 @pytest.mark.parametrize("source", [TextInput("x" * 101), ChatInput((Message("user", "x" * 101),))])
-def test_text_that_cannot_fit_is_not_tokenized(source: Input) -> None:
-    table = Delivery(ByteTokenizer(), max_live=9, clock=lambda: 0.0, context=100)
+def test_text_over_the_context_is_not_tokenized(source: Input) -> None:
+    table = OutputProcessor(ByteTokenizer(), max_live=9, clock=lambda: 0.0, context=100)
     answer = table.admit(submit(source=source)).answer
     assert isinstance(answer, Failed)
     assert answer.code is ErrorCode.CONTEXT
@@ -114,7 +114,7 @@ def test_text_that_cannot_fit_is_not_tokenized(source: Input) -> None:
 
 def test_deadlines() -> None:
     now = [10.0]
-    table = delivery(clock=lambda: now[0])
+    table = processor(clock=lambda: now[0])
     table.admit(submit(1, deadline_ms=2000))
     table.admit(submit(2, deadline_ms=500))
     table.admit(submit(3))
@@ -124,37 +124,37 @@ def test_deadlines() -> None:
     now[0] = 10.5
     (failed,) = table.expire()
     assert (failed.stream, failed.code, failed.field) == (2, ErrorCode.DEADLINE, "deadline_ms")
-    assert table.deliver(step((2, 97), ends=[end(2)])).frames == [Step((), Gauges(reached=3))], "its terminal was sent"
-    table.deliver(step((1, 97), ends=[end(1)]))
+    assert table.process(step((2, 97), ends=[end(2)])).frames == [Step((), Gauges(reached=3))], "its terminal was sent"
+    table.process(step((1, 97), ends=[end(1)]))
     assert table.next_deadline() is None
     assert table.live == 1
 
 
 def test_deadlines_of_ended_requests_do_not_pile_up() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit(0, deadline_ms=1000))
     for stream in range(1, 1000):
         table.admit(submit(stream, deadline_ms=600_000))
-        table.deliver(step((stream, 97), ends=[end(stream)]))
+        table.process(step((stream, 97), ends=[end(stream)]))
         assert table.next_deadline() == 1.0
         assert len(table._deadlines) < 80
 
 
 def test_a_deadline_after_the_stop_changes_nothing() -> None:
     now = [0.0]
-    table = delivery(clock=lambda: now[0])
+    table = processor(clock=lambda: now[0])
     table.admit(submit(stop=("b",), deadline_ms=1000))
-    table.deliver(step(*spell(1, b"ab")))
+    table.process(step(*spell(1, b"ab")))
     now[0] = 2.0
     assert table.expire() == []
     assert table.live == 1
 
 
-def test_leaving_ends_everything_once() -> None:
-    table = delivery()
+def test_exiting_ends_every_request_once() -> None:
+    table = processor()
     table.admit(submit(1, deadline_ms=5))
     table.admit(submit(2))
     failed = table.fail_all(ErrorCode.DRAINING, "bye")
     assert [(each.stream, each.code) for each in failed] == [(1, ErrorCode.DRAINING), (2, ErrorCode.DRAINING)]
-    assert table.deliver(step((1, 97), ends=[end(1)])).frames == [Step((), Gauges(reached=2))]
+    assert table.process(step((1, 97), ends=[end(1)])).frames == [Step((), Gauges(reached=2))]
     assert (table.live, table.next_deadline(), table.fail_all(ErrorCode.DRAINING, "")) == (0, None, [])

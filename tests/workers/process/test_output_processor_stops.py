@@ -1,4 +1,4 @@
-"""Stop strings, and streams that another worker goes on with: the text is the text, wherever it is cut."""
+"""Stop strings and resumed streams: the text does not depend on where it is split."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,25 +11,25 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Event, Finished, Gauges, Step
 from protocol.request import ChatInput, Input, Message, TextInput, TokensInput
-from tests.workers.process.delivering import GAUGES, Worker, delivery, end, spell, step, submit
-from workers.engine.request import Failure
-from workers.engine.scripted_runner import ALPHABET
-from workers.process.output_processor import Outcome
+from tests.workers.process.stepped_worker import GAUGES, Worker, end, processor, spell, step, submit
+from workers.engine.step_result import SequenceFailure
+from workers.process.output_processor import EngineOutput
+from workers.scripted.runner import ALPHABET
 from workers.text.byte_tokenizer import EOS_ID
 
 
 def test_the_text_ends_before_the_stop_and_what_follows_is_dropped() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit(stop=("END",)))
-    first = table.deliver(step(*spell(1, b"one E")))
+    first = table.process(step(*spell(1, b"one E")))
     assert (first.frames[0].deltas[0].text, first.finish) == ("one ", [])  # type: ignore[union-attr]
-    second = table.deliver(step(*spell(1, b"NDxyz")))
+    second = table.process(step(*spell(1, b"NDxyz")))
     delta = second.frames[0].deltas[0]  # type: ignore[union-attr]
     assert (delta.text, bytes(delta.tokens), second.finish) == ("", b"ND", [1])
-    late = table.deliver(step(*spell(1, b"more")))
+    late = table.process(step(*spell(1, b"more")))
     assert (late.frames, late.finish) == ([Step((), Gauges(reached=1))], [])
-    ended = Outcome(None, (end(reason="stop", completion=14),), (), GAUGES)
-    (finished,) = table.deliver(ended).frames
+    ended = EngineOutput(None, (end(reason="stop", completion=14),), (), GAUGES)
+    (finished,) = table.process(ended).frames
     assert isinstance(finished, Finished)
     assert (finished.reason, finished.text) == ("stop", "")
     assert finished.usage.completion_tokens == len("one END")
@@ -37,36 +37,36 @@ def test_the_text_ends_before_the_stop_and_what_follows_is_dropped() -> None:
 
 @pytest.mark.parametrize("reason", ["length", "stop", "cancelled"])
 def test_an_end_in_the_same_step_is_a_stop(reason: str) -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit(stop=("b",)))
-    delivered = table.deliver(step(*spell(1, b"ab"), ends=[end(reason=reason)]))
-    assert delivered.finish == []
-    assert [delivered.frames[1].reason, table.live] == ["stop", 0]  # type: ignore[union-attr]
+    processed = table.process(step(*spell(1, b"ab"), ends=[end(reason=reason)]))
+    assert processed.finish == []
+    assert [processed.frames[1].reason, table.live] == ["stop", 0]  # type: ignore[union-attr]
 
 
 def test_a_step_that_fails_after_the_stop_changes_nothing() -> None:
-    table = delivery()
+    table = processor()
     table.admit(submit(stop=("b",)))
-    table.deliver(step(*spell(1, b"ab")))
-    (_, finished) = table.deliver(step(failures=[Failure(1, ErrorCode.STEP, "late")])).frames
+    table.process(step(*spell(1, b"ab")))
+    (_, finished) = table.process(step(failures=[SequenceFailure(1, ErrorCode.STEP, "late")])).frames
     assert isinstance(finished, Finished)
     assert (finished.reason, finished.usage.completion_tokens) == ("stop", 2)
 
 
-def test_a_false_alarm_is_sent_with_the_terminal() -> None:
-    table = delivery()
+def test_text_held_back_for_a_stop_is_sent_with_the_terminal_frame() -> None:
+    table = processor()
     table.admit(submit(stop=("END",)))
-    frames = table.deliver(step(*spell(1, b"a EN"), ends=[end(completion=4)])).frames
+    frames = table.process(step(*spell(1, b"a EN"), ends=[end(completion=4)])).frames
     assert [frames[0].deltas[0].text, frames[1].text] == ["a ", "EN"]  # type: ignore[union-attr]
     assert frames[1].reason == "length"  # type: ignore[union-attr]
 
 
 @settings(max_examples=60, deadline=None)
-@given(stop=st.text("".join(map(chr, ALPHABET)), min_size=1, max_size=2), cut=st.integers(0, 40))
-def test_a_run_with_stops_is_the_run_without_cut_short(stop: str, cut: int) -> None:
+@given(stop=st.text("".join(map(chr, ALPHABET)), min_size=1, max_size=2), split=st.integers(0, 40))
+def test_a_run_with_stops_is_a_prefix_of_the_run_without(stop: str, split: int) -> None:
     free, stopped = Worker(), Worker()
-    free.submit(submit(1, f"prompt {cut}", max_tokens=40))
-    stopped.submit(submit(1, f"prompt {cut}", max_tokens=40, stop=(stop,)))
+    free.submit(submit(1, f"prompt {split}", max_tokens=40))
+    stopped.submit(submit(1, f"prompt {split}", max_tokens=40, stop=(stop,)))
     free.run()
     stopped.run()
     whole = free.text(1)
@@ -78,15 +78,15 @@ def test_a_run_with_stops_is_the_run_without_cut_short(stop: str, cut: int) -> N
 
 
 @settings(max_examples=60, deadline=None)
-@given(cut=st.integers(0, 11), stop=st.sampled_from([(), ("e",), ("zq",), ("a", "th")]))
-def test_another_worker_goes_on_with_no_gap_and_no_repeat(cut: int, stop: tuple[str, ...]) -> None:
-    """Cut at any token, characters of several bytes and stop strings in the air included."""
+@given(split=st.integers(0, 11), stop=st.sampled_from([(), ("e",), ("zq",), ("a", "th")]))
+def test_another_worker_resumes_without_gap_or_repetition(split: int, stop: tuple[str, ...]) -> None:
+    """Resumed at any token, also inside a character or a possible stop string."""
     alphabet = tuple("aé😀ez".encode())
     whole, first, second = (Worker(alphabet=alphabet) for _ in range(3))
     whole.submit(submit(1, "p", max_tokens=12, stop=stop))
     whole.run()
     first.submit(submit(1, "p", max_tokens=12, stop=stop))
-    while len(first.tokens(1)) < min(cut, len(whole.tokens(1))):
+    while len(first.tokens(1)) < min(split, len(whole.tokens(1))):
         first.run(1)
     tokens = tuple(first.tokens(1))
     sent = "".join(delta.text for delta in first.deltas(1))
@@ -106,35 +106,35 @@ def test_another_worker_goes_on_with_no_gap_and_no_repeat(cut: int, stop: tuple[
     prompt=st.sampled_from(["p", "half 😀".encode()[:-2], "chat"]),
     data=st.data(),
 )
-def test_text_before_and_after_any_cut_is_the_text(
+def test_text_before_and_after_any_resume_is_the_text(
     tokens: list[int], eos: bool, stop: tuple[str, ...], prompt: Any, data: st.DataObject
 ) -> None:
-    """Any tokens (bytes that are no UTF-8 and ids that are no token among them), any stops, any cut."""
+    """Any tokens (invalid UTF-8 and unknown ids among them), any stops, resumed at any token."""
     tokens += [EOS_ID] * eos
     source: Input = TokensInput(tuple(prompt)) if isinstance(prompt, bytes) else TextInput(prompt)
     if prompt == "chat":
         source = ChatInput((Message("user", "hi"),))
     whole = _run(submit(1, source, stop=stop), tokens)
-    cut = data.draw(st.integers(0, len(whole[0])), label="cut")
-    begun = _run(submit(1, source, stop=stop), tokens[:cut], ends=False)
-    rest = _run(submit(2, source, stop=stop, resume=tuple(tokens[:cut])), tokens[cut:])
+    split = data.draw(st.integers(0, len(whole[0])), label="split")
+    begun = _run(submit(1, source, stop=stop), tokens[:split], ends=False)
+    rest = _run(submit(2, source, stop=stop, resume=tuple(tokens[:split])), tokens[split:])
     assert (begun[0] + rest[0], begun[1] + rest[1]) == whole[:2]
     assert rest[2:] == whole[2:]
 
 
 def _run(given: Submit, tokens: Sequence[int], ends: bool = True) -> tuple[list[int], str, str, int, int]:
-    """Ids, text, reason and counts of a request whose engine brings these tokens and then ends."""
-    table = delivery()
-    admitted = table.admit(given)
-    frames: list[Event] = [admitted.answer] if admitted.answer is not None else []
-    for token in tokens if admitted.request is not None else ():
-        delivered = table.deliver(step((given.stream, token)))
-        frames += delivered.frames
-        if delivered.finish:
+    """Return ids, text, reason and counts of a request whose engine returns these tokens and then ends."""
+    table = processor()
+    result = table.admit(given)
+    frames: list[Event] = [result.answer] if result.answer is not None else []
+    for token in tokens if result.request is not None else ():
+        processed = table.process(step((given.stream, token)))
+        frames += processed.frames
+        if processed.finish:
             break
     if table.is_live(given.stream) and ends:
         reason = "stop" if tokens[-1:] == [EOS_ID] or given.resume[-1:] == (EOS_ID,) else "length"
-        frames += table.deliver(Outcome(None, (end(given.stream, reason),), (), GAUGES)).frames
+        frames += table.process(EngineOutput(None, (end(given.stream, reason),), (), GAUGES)).frames
     deltas = [delta for frame in frames if isinstance(frame, Step) for delta in frame.deltas]
     ids = [token for delta in deltas for token in delta.tokens]
     text = "".join(delta.text for delta in deltas)
@@ -145,10 +145,10 @@ def _run(given: Submit, tokens: Sequence[int], ends: bool = True) -> tuple[list[
     return ids, text + last.text, last.reason, last.usage.prompt_tokens, last.usage.completion_tokens
 
 
-def test_a_stop_that_was_complete_needs_no_engine() -> None:
-    table = delivery()
-    admitted = table.admit(submit(stop=("b",), resume=tuple(b"ab")))
-    assert admitted.request is None
-    assert isinstance(admitted.answer, Finished)
-    assert (admitted.answer.reason, admitted.answer.usage.completion_tokens) == ("stop", 2)
+def test_a_resumed_answer_with_a_complete_stop_needs_no_engine() -> None:
+    table = processor()
+    result = table.admit(submit(stop=("b",), resume=tuple(b"ab")))
+    assert result.request is None
+    assert isinstance(result.answer, Finished)
+    assert (result.answer.reason, result.answer.usage.completion_tokens) == ("stop", 2)
     assert table.live == 0

@@ -32,7 +32,7 @@ from protocol.bounds import MAX_FRAMES_PER_MESSAGE, PROTOCOL_VERSION
 from protocol.codec import decode_event, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Beat, Bye, Capabilities, Event, Failed, Finished, Hello, Ready, Step, Usage
+from protocol.events import Bye, Capabilities, Event, Failed, Finished, Heartbeat, Hello, Ready, Step, Usage
 from tests.actors.inbox import Inbox
 from tests.actors.join.entrance import WAIT_S, Entrance, entrance
 from tests.actors.supervision.processes import submit
@@ -114,7 +114,7 @@ class Joined:
     def received(self) -> list[Event]:
         """What the gateway got, without heartbeats."""
         events = [decode_event(frame) for frames in self.door.received for frame in frames]
-        return [event for event in events if not isinstance(event, Beat)]
+        return [event for event in events if not isinstance(event, Heartbeat)]
 
     def say(self, *commands: Command) -> None:
         self.door.requests[-1].link.send_nowait([encode(command) for command in commands])
@@ -151,7 +151,7 @@ async def test_it_passes_on_what_the_two_send_each_other(tmp_path: Path) -> None
 
 
 async def test_it_sends_heartbeats_when_nothing_else_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_agent, "BEAT_S", 0.01)
+    monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
     async with joined(tmp_path) as there:
         before = len(there.door.received)
         await there.until(lambda: len(there.door.received) > before + 3)
@@ -248,7 +248,7 @@ async def test_a_gateway_that_breaks_the_protocol_is_left(tmp_path: Path, frame:
 async def test_a_gateway_that_refuses_it_or_says_nothing_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_agent, "BEAT_S", 0.01)
+    monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(remote_agent, "WELCOME_S", 0.05)
     async with entrance(tmp_path) as door:
 

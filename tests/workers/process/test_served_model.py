@@ -1,4 +1,4 @@
-"""A model served by a worker process says what a session says in this process: same tokens, same text."""
+"""A model served by a worker process answers like a local model: same tokens, same text."""
 
 import asyncio
 from pathlib import Path
@@ -9,10 +9,10 @@ from protocol.commands import Stop, Submit
 from protocol.events import Finished, Hello, Loading
 from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from tests.checkpoints import make_checkpoint
-from tests.workers.process.process import Peer, scripted, worker
+from tests.workers.process.gateway_peer import Peer, scripted, worker
+from workers.local_model import GenerationResult, LocalModel
 from workers.process.loading import load
 from workers.process.spec import WorkerSpec
-from workers.session import Generation, Session
 
 SEEDED = Sampling(temperature=1.0, top_k=40, seed=11)
 REQUESTS = [
@@ -32,15 +32,15 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> WorkerSpec:
 
 
 @pytest.fixture(scope="module")
-def reference(spec: WorkerSpec) -> dict[int, Generation]:
-    with Session.of(load(spec, lambda *_: None)) as session:
-        return {each.stream: session.generate(each.input, each.sampling, each.limits) for each in REQUESTS}
+def reference(spec: WorkerSpec) -> dict[int, GenerationResult]:
+    with LocalModel.of(load(spec, lambda *_: None)) as model:
+        return {each.stream: model.generate(each.input, each.sampling, each.limits) for each in REQUESTS}
 
 
-def test_a_worker_says_what_a_session_says(spec: WorkerSpec, reference: dict[int, Generation]) -> None:
-    """All at once through four slots, then again in two pieces: the second goes on where the first was cut."""
+def test_a_worker_answers_like_a_local_model(spec: WorkerSpec, reference: dict[int, GenerationResult]) -> None:
+    """All requests at once through four slots; then one in two pieces, the second of which resumes the first."""
 
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         hello = await peer.expect(Hello)
         assert (hello.backend, hello.model, hello.context) == ("mlx", "tiny", 256)
@@ -53,17 +53,17 @@ def test_a_worker_says_what_a_session_says(spec: WorkerSpec, reference: dict[int
             assert (peer.text(each.stream), ended.reason) == (expected.text, expected.reason)
             assert tuple(peer.tokens(each.stream)) == expected.tokens
         first = REQUESTS[1]
-        cut = reference[2].tokens[:7]
-        peer.send(Submit(12, "resumed", first.input, first.sampling, first.limits, cut))
+        delivered = reference[2].tokens[:7]
+        peer.send(Submit(12, "resumed", first.input, first.sampling, first.limits, delivered))
         assert isinstance(await peer.terminal(12), Finished)
-        assert cut + tuple(peer.tokens(12)) == reference[2].tokens
+        assert delivered + tuple(peer.tokens(12)) == reference[2].tokens
         peer.send(Stop())
         await peer.bye()
         assert await peer.exit_code() == 0
 
     async def run() -> None:
         async with worker(spec) as peer:
-            await told(peer)
+            await scenario(peer)
 
     asyncio.run(run())
 
@@ -72,5 +72,5 @@ def test_a_model_without_a_tokenizer_takes_tokens_only(spec: WorkerSpec, tmp_pat
     bare = make_checkpoint(tmp_path, "qwen2")
     (bare / "tokenizer.json").unlink()
     loaded = load(scripted(backend="mlx", model_path=str(bare), max_batch_size=1, context=64), lambda *_: None)
-    assert loaded.vocabulary is None
+    assert loaded.tokenizer is None
     loaded.engine.close()

@@ -1,4 +1,4 @@
-"""The worker's side of the protocol, over a real link and a real engine thread, with a scripted model."""
+"""Worker side of the protocol over a real link and a real engine thread, with a scripted model."""
 
 import asyncio
 import os
@@ -12,20 +12,29 @@ import structlog
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel, Command, Drain, Stop
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Beat, Bye, Failed, Finished, Gauges, Hello, Loading, Step
+from protocol.events import Bye, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Step
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process.process import PATIENCE_S, SLOW, Peer, play, scripted, service, story, submit
+from tests.workers.process.gateway_peer import (
+    PATIENCE_S,
+    SLOW,
+    Peer,
+    run_scenario,
+    scripted,
+    service,
+    submit,
+    with_worker,
+)
 from workers.engine.engine import BatchEngine
-from workers.engine.scripted_runner import ScriptedRunner
 from workers.faults.plan import raising
 from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
 from workers.process.spec import WorkerSpec
-from workers.process.tokenize_queue import INLINE
+from workers.process.tokenize_queue import MAX_INLINE_COST
+from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import ByteTokenizer
 
 
-@story(name="w7", max_batch_size=4, context=64)
+@with_worker(name="w7", max_batch_size=4, context=64)
 async def test_the_order_of_a_life(peer: Peer) -> None:
     hello = await peer.expect(Hello)
     assert hello == Hello(
@@ -50,11 +59,11 @@ async def test_the_order_of_a_life(peer: Peer) -> None:
     assert isinstance(ended, Finished)
     assert (ended.usage.prompt_tokens, ended.usage.completion_tokens, ended.reason) == (5, 3, "length")
     assert bytes(peer.tokens(1)).decode() == peer.text(1)
-    order = [type(frame).__name__ for frame in peer.frames if not isinstance(frame, Beat | Loading | Step)]
+    order = [type(frame).__name__ for frame in peer.frames if not isinstance(frame, Heartbeat | Loading | Step)]
     assert order == ["Hello", "Ready", "Finished", "Bye"]
 
 
-@story()
+@with_worker()
 async def test_nothing_follows_bye(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1, ""), submit(2, ChatInput((Message("user", "x"),), tools_json="[]x")), Stop())
@@ -63,7 +72,7 @@ async def test_nothing_follows_bye(peer: Peer) -> None:
     assert isinstance(peer.frames[-1], Bye)
 
 
-@story(max_batch_size=8)
+@with_worker(max_batch_size=8)
 async def test_prompts_sent_together_start_together(peer: Peer) -> None:
     await peer.ready()
     peer.send(*(submit(stream, f"prompt {stream}", max_tokens=16) for stream in range(6)))
@@ -76,7 +85,7 @@ async def test_prompts_sent_together_start_together(peer: Peer) -> None:
     assert (last.sequences_started, last.sequences_completed, last.slots_active) == (6, 6, 0)
 
 
-@story(max_batch_size=2, **SLOW)
+@with_worker(max_batch_size=2, **SLOW)
 async def test_a_cancel_in_the_middle_frees_the_slot(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1), submit(2), submit(3))
@@ -91,7 +100,7 @@ async def test_a_cancel_in_the_middle_frees_the_slot(peer: Peer) -> None:
     assert isinstance(await peer.terminal(3), Finished)
 
 
-@story()
+@with_worker()
 async def test_stop_strings(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1, max_tokens=40))
@@ -107,8 +116,8 @@ async def test_stop_strings(peer: Peer) -> None:
     await peer.until(lambda: peer.gauges().slots_active == 0)
 
 
-@story()
-async def test_a_resumed_stream_goes_on(peer: Peer) -> None:
+@with_worker()
+async def test_a_resumed_stream_continues(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1, max_tokens=20))
     await peer.terminal(1)
@@ -120,7 +129,7 @@ async def test_a_resumed_stream_goes_on(peer: Peer) -> None:
     assert ended.usage.completion_tokens == 20
 
 
-@story(context=32, max_queue=1, max_batch_size=1, **SLOW)
+@with_worker(context=32, max_queue=1, max_batch_size=1, **SLOW)
 async def test_refusals_name_what_is_wrong(peer: Peer) -> None:
     await peer.ready()
     tools = ChatInput((Message("user", "x"),), '[{"type": "function"}]')
@@ -137,7 +146,7 @@ async def test_refusals_name_what_is_wrong(peer: Peer) -> None:
     assert last.code is ErrorCode.OVERLOADED
 
 
-@story(tokens_per_second=5.0)
+@with_worker(tokens_per_second=5.0)
 async def test_a_deadline_ends_a_request(peer: Peer) -> None:
     await peer.ready()
     peer.send(submit(1, deadline_ms=300), submit(2, max_tokens=3))
@@ -148,18 +157,18 @@ async def test_a_deadline_ends_a_request(peer: Peer) -> None:
     await peer.until(lambda: peer.gauges().slots_active == 0)
 
 
-@story(process=True, tokens_per_second=0.2)
-async def test_a_beat_comes_when_nothing_else_does(peer: Peer) -> None:
-    """Also while the engine is inside a step: the beat is the loop's, its gauges are the engine's."""
+@with_worker(process=True, tokens_per_second=0.2)
+async def test_a_heartbeat_comes_when_nothing_else_does(peer: Peer) -> None:
+    """Also while the engine is inside a step: the event loop sends it, with the engine's last gauges."""
     await peer.ready()
-    idle = await peer.expect(Beat)
+    idle = await peer.expect(Heartbeat)
     assert idle.gauges == Gauges()
     peer.send(submit(1, max_tokens=9))
-    await peer.until(lambda: any(isinstance(frame, Beat) and frame.gauges.steps > 0 for frame in peer.frames))
+    await peer.until(lambda: any(isinstance(frame, Heartbeat) and frame.gauges.steps > 0 for frame in peer.frames))
 
 
 class Lacking(ScriptedRunner):
-    """Something may fail in its background at any time."""
+    """Runner with a background failure at any time."""
 
     failed = 0
 
@@ -169,10 +178,10 @@ class Lacking(ScriptedRunner):
 
 
 def _failed(frame: object) -> int:
-    return frame.gauges.graphs_failed if isinstance(frame, Beat) else 0
+    return frame.gauges.graphs_failed if isinstance(frame, Heartbeat) else 0
 
 
-def test_a_beat_tells_what_failed_in_the_background_though_no_step_follows() -> None:
+def test_a_heartbeat_reports_what_failed_in_the_background_though_no_step_follows() -> None:
     runner = Lacking(slots=1)
 
     async def run() -> None:
@@ -186,10 +195,10 @@ def test_a_beat_tells_what_failed_in_the_background_though_no_step_follows() -> 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_sent_every_stream_ends_once(seed: int) -> None:
+def test_every_stream_ends_once_for_any_commands(seed: int) -> None:
     """Random messages of submits and cancels, some with stop strings, deadlines and faults, then a drain."""
 
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         chance, submitted = random.Random(seed), 0
         for _ in range(60):
@@ -220,25 +229,25 @@ def test_whatever_is_sent_every_stream_ends_once(seed: int) -> None:
                 ended.add(frame.stream)
         assert peer.gauges().slots_active == peer.gauges().queue_depth == 0
 
-    play(told, max_batch_size=3, context=128, max_queue=40, faults=raising(tuple(range(7, 2000, 61))))
+    run_scenario(scenario, max_batch_size=3, context=128, max_queue=40, faults=raising(tuple(range(7, 2000, 61))))
 
 
 class Patient(ByteTokenizer):
-    """A thread that encodes a long text waits until it is told to go on."""
+    """Tokenizer whose long texts wait on the thread until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.go = threading.Event()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        if len(text) > INLINE:
+        if len(text) > MAX_INLINE_COST:
             assert self.go.wait(PATIENCE_S)
         return super().encode(text, special=special)
 
 
 @pytest.mark.parametrize("then", ["drained", "cancelled", "stopped"])
-def test_a_long_prompt_holds_no_stream_up(then: str) -> None:
-    """It is being tokenized while another answer is computed from its first token to its last."""
+def test_a_long_prompt_delays_no_stream(then: str) -> None:
+    """It is being tokenized while another answer is computed from its first to its last token."""
     patient = Patient()
 
     def patient_load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -246,12 +255,14 @@ def test_a_long_prompt_holds_no_stream_up(then: str) -> None:
         return Loaded(loaded.engine, patient, loaded.context)
 
     async def run() -> None:
-        async with service(scripted(context=2 * INLINE), patient_load) as peer:
+        async with service(scripted(context=2 * MAX_INLINE_COST), patient_load) as peer:
             await peer.ready()
-            peer.send(submit(1, max_tokens=40), submit(2, "x" * (INLINE + 1), max_tokens=3), submit(3, max_tokens=3))
+            peer.send(
+                submit(1, max_tokens=40), submit(2, "x" * (MAX_INLINE_COST + 1), max_tokens=3), submit(3, max_tokens=3)
+            )
             assert isinstance(await peer.terminal(1), Finished)
-            told: dict[str, Command] = {"drained": Drain(60_000), "cancelled": Cancel(2), "stopped": Stop()}
-            peer.send(told[then])
+            commands: dict[str, Command] = {"drained": Drain(60_000), "cancelled": Cancel(2), "stopped": Stop()}
+            peer.send(commands[then])
             if then == "cancelled":
                 ended = await peer.terminal(2)
                 assert isinstance(ended, Finished)

@@ -1,4 +1,4 @@
-"""What a worker says of steps, loads and text code that fail, over a real link."""
+"""What a worker reports of failing steps, loads and text code, over a real link."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from actors.transport.link import Link
 from protocol.commands import Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Failed, Finished, Hello, Ready
-from tests.workers.process.process import Peer, play, scripted, service, submit
+from tests.workers.process.gateway_peer import Peer, run_scenario, scripted, service, submit
 from workers.faults.plan import Fault, raising
 from workers.process.backends import Progress
 from workers.process.exit_codes import EXIT_CODES
@@ -23,7 +23,7 @@ from workers.text.byte_tokenizer import ByteTokenizer
 
 
 def test_a_failed_step_fails_only_its_requests() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         peer.send(submit(1, max_tokens=5))
         failed = await peer.terminal(1)
@@ -32,11 +32,11 @@ def test_a_failed_step_fails_only_its_requests() -> None:
         peer.send(submit(2, max_tokens=5))
         assert isinstance(await peer.terminal(2), Finished)
 
-    play(told, faults=raising((1,)))
+    run_scenario(scenario, faults=raising((1,)))
 
 
 def test_ten_failed_steps_in_a_row_end_the_worker() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         peer.send(*(submit(stream, max_tokens=5) for stream in range(12)))
         bye = await peer.bye()
@@ -45,11 +45,11 @@ def test_ten_failed_steps_in_a_row_end_the_worker() -> None:
         assert codes == [ErrorCode.STEP] * 10 + [ErrorCode.DRAINING] * 2
         assert await peer.exit_code() == EXIT_CODES[ByeReason.STEPS_FAILED]
 
-    play(told, max_batch_size=1, faults=raising(tuple(range(1, 100))))
+    run_scenario(scenario, max_batch_size=1, faults=raising(tuple(range(1, 100))))
 
 
 def test_a_failed_load_says_why() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.expect(Hello)
         peer.send(Welcome(1))
         bye = await peer.bye()
@@ -57,22 +57,22 @@ def test_a_failed_load_says_why() -> None:
         assert bye.text
         assert await peer.exit_code() == EXIT_CODES[ByeReason.LOAD_FAILED]
 
-    play(told, faults=(Fault("fail_load"),))
+    run_scenario(scenario, faults=(Fault("fail_load"),))
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    async def told(peer: Peer) -> None:
+def test_a_missing_model_directory(tmp_path: Path) -> None:
+    async def scenario(peer: Peer) -> None:
         hello = await peer.expect(Hello)
         assert (hello.context, hello.device) == (0, "unknown")
         peer.send(Welcome(1))
         bye = await peer.bye()
         assert (bye.reason, "nowhere" in bye.text) == (ByeReason.LOAD_REFUSED, True)
 
-    play(told, backend="iree", model_path=str(tmp_path / "nowhere"))
+    run_scenario(scenario, backend="iree", model_path=str(tmp_path / "nowhere"))
 
 
 def test_a_request_before_ready_is_refused() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.expect(Hello)
         peer.send(Welcome(1), submit(1))
         failed = await peer.terminal(1)
@@ -82,42 +82,42 @@ def test_a_request_before_ready_is_refused() -> None:
         await peer.bye()
         assert not any(isinstance(frame, Ready) for frame in peer.frames)
 
-    play(told, load_seconds=1.0)
+    run_scenario(scenario, load_seconds=1.0)
 
 
 class Panic(BaseException):
-    """As Rust code's: no `Exception`."""
+    """Like Rust code's, which is no `Exception`."""
 
 
 class Broken(ByteTokenizer):
-    """A tokenizer with a defect: it cannot encode "!", and cannot decode what follows "?"."""
+    """A tokenizer with a bug: it cannot encode "!", and cannot decode what follows "?"."""
 
-    def __init__(self, defect: type[BaseException]) -> None:
+    def __init__(self, error: type[BaseException]) -> None:
         super().__init__()
-        self._defect = defect
+        self._error = error
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         if "!" in text:
-            raise self._defect("a defect")
+            raise self._error("a bug")
         return [0x3F] if "?" in text else super().encode(text, special=special)
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         if first:
-            raise self._defect("a defect")
+            raise self._error("a bug")
         return b"" if token == 0x3F else super().piece(token, first=first)
 
 
-def broken(defect: type[BaseException]) -> Callable[[WorkerSpec, Progress], Loaded]:
-    """The load of a worker whose tokenizer is `Broken`."""
+def broken(error: type[BaseException]) -> Callable[[WorkerSpec, Progress], Loaded]:
+    """Return a load of a worker whose tokenizer is `Broken`."""
 
     def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
         loaded = load(spec, progress)
-        return Loaded(loaded.engine, Broken(defect), loaded.context)
+        return Loaded(loaded.engine, Broken(error), loaded.context)
 
     return broken_load
 
 
-def test_a_load_that_fails_in_words_that_utf8_cannot_carry() -> None:
+def test_a_load_error_with_a_lone_surrogate_is_sent() -> None:
     def broken_load(spec: WorkerSpec, progress: Progress) -> Loaded:
         progress("weights of \udcff", 0, 1)
         raise ValueError("no tensor \udcff")
@@ -134,14 +134,12 @@ def test_a_load_that_fails_in_words_that_utf8_cannot_carry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "defect", "logged"),
+    ("prompt", "error", "logged"),
     [("!", ValueError, "admission_failed"), ("!", Panic, "admission_failed"), ("?", ValueError, "text_failed")],
 )
-def test_a_defect_in_the_text_of_one_request_ends_that_request(
-    prompt: str, defect: type[BaseException], logged: str
-) -> None:
+def test_a_bug_in_text_code_ends_one_request(prompt: str, error: type[BaseException], logged: str) -> None:
     async def run() -> None:
-        async with service(scripted(max_batch_size=2), broken(defect)) as peer:
+        async with service(scripted(max_batch_size=2), broken(error)) as peer:
             await peer.ready()
             peer.send(submit(1, "neighbour", max_tokens=40), submit(2, prompt), submit(3, "next", max_tokens=2))
             failed = await peer.terminal(2)
@@ -158,7 +156,7 @@ def test_a_defect_in_the_text_of_one_request_ends_that_request(
     assert logged in {line["event"] for line in logs}
 
 
-def test_a_defect_that_cannot_be_contained_is_told_and_not_silence() -> None:
+def test_an_uncontained_bug_ends_the_worker_with_a_reason() -> None:
     async def run() -> None:
         async with service(scripted(), broken(Panic)) as peer:
             await peer.ready()
@@ -174,7 +172,7 @@ def test_a_defect_that_cannot_be_contained_is_told_and_not_silence() -> None:
     assert "callback_failed" in {line["event"] for line in logs}
 
 
-def test_a_worker_that_leaves_before_hello_says_nothing() -> None:
+def test_a_worker_that_exits_before_hello_sends_nothing() -> None:
     async def run() -> None:
         with LocalEndpoint() as endpoint:
             peer = Peer()

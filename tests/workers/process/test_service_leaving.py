@@ -1,17 +1,17 @@
-"""How a worker leaves: drained, stopped, refused, orphaned, or for a frame that is none."""
+"""Exits of a worker: drained, stopped, refused, orphaned, or after an invalid frame."""
 
 import pytest
 
 from protocol.codec import encode
 from protocol.commands import Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Beat, Failed, Finished, Gauges, Hello
-from tests.workers.process.process import SLOW, Peer, play, submit
+from protocol.events import Failed, Finished, Gauges, Heartbeat, Hello
+from tests.workers.process.gateway_peer import SLOW, Peer, run_scenario, submit
 from workers.process.exit_codes import EXIT_CODES
 
 
-def test_drain_finishes_what_is_live_and_admits_nothing() -> None:
-    async def told(peer: Peer) -> None:
+def test_drain_finishes_running_requests_and_admits_none() -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         peer.send(submit(1, max_tokens=10))
         await peer.until(lambda: peer.tokens(1))
@@ -23,21 +23,21 @@ def test_drain_finishes_what_is_live_and_admits_nothing() -> None:
         assert (await peer.bye()).reason is ByeReason.STOPPED
         assert await peer.exit_code() == 0
 
-    play(told, **SLOW)
+    run_scenario(scenario, **SLOW)
 
 
 def test_a_drain_with_nothing_live_leaves_at_once() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         peer.send(Drain(60_000))
         await peer.bye()
         assert await peer.exit_code() == 0
 
-    play(told)
+    run_scenario(scenario)
 
 
 def test_the_grace_of_a_drain_is_a_bound() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         peer.send(submit(1))
         await peer.until(lambda: peer.tokens(1))
@@ -47,11 +47,11 @@ def test_the_grace_of_a_drain_is_a_bound() -> None:
         assert failed.code is ErrorCode.DRAINING
         assert (await peer.bye()).reason is ByeReason.STOPPED
 
-    play(told, **SLOW)
+    run_scenario(scenario, **SLOW)
 
 
-def test_stop_fails_what_is_live() -> None:
-    async def told(peer: Peer) -> None:
+def test_stop_fails_running_requests() -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         peer.send(submit(1), submit(2))
         await peer.until(lambda: peer.tokens(1))
@@ -60,36 +60,36 @@ def test_stop_fails_what_is_live() -> None:
         assert (await peer.bye()).reason is ByeReason.STOPPED
         assert await peer.exit_code() == 0
 
-    play(told, **SLOW)
+    run_scenario(scenario, **SLOW)
 
 
-def test_a_lost_link_is_the_end() -> None:
-    async def told(peer: Peer) -> None:
+def test_a_lost_link_ends_the_worker() -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         peer.detach()
         assert await peer.exit_code() == EXIT_CODES[ByeReason.ORPHANED]
 
-    play(told)
+    run_scenario(scenario)
 
 
 def test_a_refused_worker_leaves() -> None:
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.expect(Hello)
         peer.send(Welcome(1, "protocol version 1 is not 2"))
         bye = await peer.bye()
         assert (bye.reason, bye.text) == (ByeReason.REFUSED, "protocol version 1 is not 2")
         assert await peer.exit_code() == EXIT_CODES[ByeReason.REFUSED]
 
-    play(told)
+    run_scenario(scenario)
 
 
-def test_a_welcome_for_another_incarnation_is_a_refusal() -> None:
-    async def told(peer: Peer) -> None:
+def test_a_welcome_for_another_incarnation_refuses_the_worker() -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.expect(Hello)
         peer.send(Welcome(2))
         assert (await peer.bye()).reason is ByeReason.REFUSED
 
-    play(told)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ def test_a_welcome_for_another_incarnation_is_a_refusal() -> None:
     [
         pytest.param([b"\xc1garbage"], id="garbage"),
         pytest.param([encode(submit(1)), b""], id="after-a-request"),
-        pytest.param([encode(Beat(Gauges()))], id="an-event"),
+        pytest.param([encode(Heartbeat(Gauges()))], id="an-event"),
         pytest.param([encode(Welcome(1))], id="welcome-again"),
         pytest.param([encode(submit(5)), encode(submit(5))], id="same-stream"),
     ],
 )
-def test_a_frame_that_is_none_ends_the_worker(frames: list[bytes]) -> None:
-    """Whoever waits for what that frame asked would wait for ever: the loss of the worker tells him."""
+def test_an_invalid_frame_ends_the_worker(frames: list[bytes]) -> None:
+    """A client may wait for the request in that frame; it is notified only if the worker is lost."""
 
-    async def told(peer: Peer) -> None:
+    async def scenario(peer: Peer) -> None:
         await peer.ready()
         peer.send_bytes(frames)
         assert (await peer.bye()).reason is ByeReason.PROTOCOL
@@ -113,4 +113,4 @@ def test_a_frame_that_is_none_ends_the_worker(frames: list[bytes]) -> None:
         streams = [frame.stream for frame in peer.frames if isinstance(frame, Failed)]
         assert len(streams) == len(set(streams))
 
-    play(told, **SLOW)
+    run_scenario(scenario, **SLOW)

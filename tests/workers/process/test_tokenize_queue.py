@@ -1,4 +1,4 @@
-"""Requests in the order of their arrival, whose prompts a thread makes where that takes long."""
+"""Tokenize queue: requests in order, with expensive prompts built on a thread."""
 
 import threading
 from typing import Any
@@ -11,19 +11,19 @@ import structlog
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished
-from tests.workers.process.process import submit
-from workers.process.output_processor import Admitted, Delivery
-from workers.process.prompts import CHARACTERS_A_TOKEN
-from workers.process.tokenize_queue import INLINE, Intake
+from tests.workers.process.gateway_peer import submit
+from workers.process.output_processor import OutputProcessor, SubmitResult
+from workers.process.prompt_builder import CHARACTERS_PER_TOKEN
+from workers.process.tokenize_queue import MAX_INLINE_COST, TokenizeQueue
 from workers.text.byte_tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.anyio
 
-LONG = "x" * (INLINE + 1)
+LONG = "x" * (MAX_INLINE_COST + 1)
 
 
 class Slow(ByteTokenizer):
-    """Takes until the test lets it go on, where a thread runs it; panics at "!"."""
+    """Tokenizer that waits on the thread until the test releases it, and panics at "!"."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,34 +43,34 @@ class Slow(ByteTokenizer):
 
 
 class Desk:
-    """An intake over a delivery, and what came of the requests."""
+    """Tokenize queue over an output processor, with the admissions of its requests."""
 
     def __init__(self, max_live: int = 64) -> None:
         self.slow = Slow()
         self.now = 0.0
-        self.delivery = Delivery(self.slow, max_live=max_live, clock=lambda: self.now)
-        self.intake = Intake(self.delivery, lambda: self.now, self._admitted)
-        self.came: list[Admitted] = []
+        self.processor = OutputProcessor(self.slow, max_live=max_live, clock=lambda: self.now)
+        self.queue = TokenizeQueue(self.processor, lambda: self.now, self._admitted)
+        self.came: list[SubmitResult] = []
         self._news = anyio.Event()
 
-    def _admitted(self, admitted: Admitted) -> None:
-        self.came.append(admitted)
+    def _admitted(self, result: SubmitResult) -> None:
+        self.came.append(result)
         self._news.set()
 
     async def until(self, count: int) -> list[int]:
-        """The streams that were admitted or refused later, once they are so many."""
+        """Wait until so many queued streams are admitted or refused, and return them."""
         while len(self.came) < count:
             self._news = anyio.Event()
             await self._news.wait()
-        return [stream_of(admitted) for admitted in self.came]
+        return [stream_of(result) for result in self.came]
 
     async def begun(self) -> None:
-        """Until a thread is at a prompt."""
+        """Wait until the thread starts on a prompt."""
         await anyio.to_thread.run_sync(self.slow.begun.acquire)
 
 
-def stream_of(admitted: Admitted) -> int:
-    ended = admitted.request or admitted.answer
+def stream_of(result: SubmitResult) -> int:
+    ended = result.request or result.answer
     assert ended is not None
     return ended.stream
 
@@ -79,7 +79,7 @@ def stream_of(admitted: Admitted) -> int:
 async def desk() -> Any:
     desk = Desk()
     async with anyio.create_task_group() as group:
-        group.start_soon(desk.intake.run)
+        group.start_soon(desk.queue.run)
         yield desk
         desk.slow.go.release(100)
         group.cancel_scope.cancel()
@@ -89,59 +89,59 @@ def resumed(tokens: int, text: str) -> Submit:
     return submit(1, text, resume=(120,) * tokens)
 
 
-async def test_what_is_short_is_made_at_once(desk: Desk) -> None:
-    admitted = desk.intake.submit(submit(1, "x" * INLINE))
-    assert admitted is not None
-    assert admitted.request is not None
+async def test_short_prompts_are_built_at_once(desk: Desk) -> None:
+    result = desk.queue.submit(submit(1, "x" * MAX_INLINE_COST))
+    assert result is not None
+    assert result.request is not None
     assert desk.slow.threads == [False]
-    assert desk.intake.live == 1
+    assert desk.queue.live == 1
 
 
-async def test_what_is_long_is_made_by_a_thread_and_nothing_overtakes(desk: Desk) -> None:
-    assert desk.intake.submit(submit(1, LONG)) is None
+async def test_long_prompts_are_built_on_a_thread_and_keep_their_order(desk: Desk) -> None:
+    assert desk.queue.submit(submit(1, LONG)) is None
     await desk.begun()
-    assert desk.intake.submit(submit(2)) is None, "a short one behind it waits"
-    assert desk.intake.submit(submit(3, LONG)) is None
-    assert desk.intake.submit(submit(4)) is None
-    assert (desk.intake.live, desk.came) == (4, [])
-    assert all(desk.intake.is_live(stream) for stream in (1, 2, 3, 4))
+    assert desk.queue.submit(submit(2)) is None, "a short one behind it waits"
+    assert desk.queue.submit(submit(3, LONG)) is None
+    assert desk.queue.submit(submit(4)) is None
+    assert (desk.queue.live, desk.came) == (4, [])
+    assert all(desk.queue.is_live(stream) for stream in (1, 2, 3, 4))
     desk.slow.go.release(2)
     assert await desk.until(4) == [1, 2, 3, 4]
     assert desk.slow.threads == [True, False, True, False]
-    assert desk.delivery.live == desk.intake.live == 4
-    assert desk.intake.submit(submit(5)) is not None, "and then they are quick again"
+    assert desk.processor.live == desk.queue.live == 4
+    assert desk.queue.submit(submit(5)) is not None, "and then they are quick again"
 
 
 @pytest.mark.parametrize(
     ("given", "long"),
     [
-        (resumed(10, "x" * (INLINE - 10 * CHARACTERS_A_TOKEN)), False),
-        (resumed(10, "x" * (INLINE - 10 * CHARACTERS_A_TOKEN + 1)), True),
+        (resumed(10, "x" * (MAX_INLINE_COST - 10 * CHARACTERS_PER_TOKEN)), False),
+        (resumed(10, "x" * (MAX_INLINE_COST - 10 * CHARACTERS_PER_TOKEN + 1)), True),
     ],
     ids=["at the edge", "over it"],
 )
 async def test_resumed_tokens_count(desk: Desk, given: Submit, long: bool) -> None:
-    assert (desk.intake.submit(given) is None) == long
+    assert (desk.queue.submit(given) is None) == long
 
 
-async def test_one_that_is_cancelled_while_its_prompt_is_made_is_not_admitted(desk: Desk) -> None:
+async def test_a_request_cancelled_while_its_prompt_is_built_is_not_admitted(desk: Desk) -> None:
     for stream in (1, 2, 3):
-        desk.intake.submit(submit(stream, LONG))
+        desk.queue.submit(submit(stream, LONG))
     await desk.begun()
     for stream in (1, 3):
-        ended = desk.intake.take_out(stream)
+        ended = desk.queue.cancel(stream)
         assert isinstance(ended, Finished)
         assert ended.reason == "cancelled"
-        assert desk.intake.take_out(stream) is None, "once"
-    assert desk.intake.submit(submit(4)) is None, "the thread is still at the first"
+        assert desk.queue.cancel(stream) is None, "once"
+    assert desk.queue.submit(submit(4)) is None, "the thread is still at the first"
     desk.slow.go.release(2)
     assert await desk.until(2) == [2, 4]
-    assert desk.delivery.live == 2
+    assert desk.processor.live == 2
 
 
 async def test_a_panic_in_the_thread_ends_that_request(desk: Desk) -> None:
-    desk.intake.submit(submit(1, f"{LONG}!"))
-    desk.intake.submit(submit(2))
+    desk.queue.submit(submit(1, f"{LONG}!"))
+    desk.queue.submit(submit(2))
     desk.slow.go.release()
     with structlog.testing.capture_logs() as logs:
         assert await desk.until(2) == [1, 2]
@@ -152,8 +152,8 @@ async def test_a_panic_in_the_thread_ends_that_request(desk: Desk) -> None:
     assert [line["event"] for line in logs] == ["admission_failed", "request_admitted"]
 
 
-async def test_a_refusal_by_the_thread_names_its_field(desk: Desk) -> None:
-    desk.intake.submit(submit(1, "x" * (1 << 21)))
+async def test_a_refusal_on_the_thread_names_the_field(desk: Desk) -> None:
+    desk.queue.submit(submit(1, "x" * (1 << 21)))
     desk.slow.go.release()
     await desk.until(1)
     answer = desk.came[0].answer
@@ -161,25 +161,25 @@ async def test_a_refusal_by_the_thread_names_its_field(desk: Desk) -> None:
     assert (answer.code, answer.field) == (ErrorCode.CONTEXT, "prompt")
 
 
-async def test_those_that_wait_count_for_the_bound() -> None:
+async def test_waiting_requests_count_for_the_bound() -> None:
     desk = Desk(max_live=3)
-    assert desk.intake.submit(submit(1)) is not None
-    assert desk.intake.submit(submit(2, LONG)) is None
-    assert desk.intake.submit(submit(3)) is None
-    refused = desk.intake.submit(submit(4))
+    assert desk.queue.submit(submit(1)) is not None
+    assert desk.queue.submit(submit(2, LONG)) is None
+    assert desk.queue.submit(submit(3)) is None
+    refused = desk.queue.submit(submit(4))
     assert refused is not None
     assert isinstance(refused.answer, Failed)
     assert refused.answer.code is ErrorCode.OVERLOADED
-    failed = desk.intake.fail_all(ErrorCode.DRAINING, "bye")
+    failed = desk.queue.fail_all(ErrorCode.DRAINING, "bye")
     assert [(each.stream, each.code) for each in failed] == [(stream, ErrorCode.DRAINING) for stream in (1, 2, 3)]
-    assert desk.intake.live == 0
+    assert desk.queue.live == 0
 
 
 async def test_a_deadline_counts_from_the_arrival(desk: Desk) -> None:
-    desk.intake.submit(submit(1, LONG, deadline_ms=1000))
+    desk.queue.submit(submit(1, LONG, deadline_ms=1000))
     await desk.begun()
     desk.now = 5.0
     desk.slow.go.release()
     await desk.until(1)
-    assert desk.delivery.next_deadline() == 1.0
-    assert [failed.stream for failed in desk.delivery.expire()] == [1]
+    assert desk.processor.next_deadline() == 1.0
+    assert [failed.stream for failed in desk.processor.expire()] == [1]

@@ -1,4 +1,4 @@
-"""Log-probabilities: against float64, and the same numbers on every backend and in every batch."""
+"""Log-probabilities: against float64, and identical on every backend and in every batch."""
 
 from typing import Any
 
@@ -10,16 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.bounds import MIN_LOGPROB
-from workers.engine.runner import TokenLogprobs
-from workers.sampling.logprobs import finish, report
+from workers.sampling.logprobs import RowLogprobs, decode_report, report
 
 Floats = NDArray[np.float32]
-# LLVM's optimisation is most of the time that XLA takes to compile, and no part of what is tested.
+# LLVM's optimization takes most of XLA's compile time and is not under test.
 jitted = jax.jit(lambda *a: report(jnp, *a), compiler_options={"xla_backend_optimization_level": 0})
 
 
 def make(vocab: int, scale: float, rows: int = 4) -> tuple[Floats, NDArray[np.int32]]:
-    """Random logits, among them a row of many ties and one that is half masked; and drawn tokens."""
+    """Return random logits, with a row of many ties and a half-masked one, and sampled tokens."""
     r = np.random.default_rng(vocab)
     logits = (r.standard_normal((rows, vocab)) * scale).astype(np.float32)
     logits[1] = np.round(logits[1])
@@ -27,18 +26,18 @@ def make(vocab: int, scale: float, rows: int = 4) -> tuple[Floats, NDArray[np.in
     return logits, r.integers(0, vocab, rows, dtype=np.int32)
 
 
-def on_numpy(logits: Floats, tokens: NDArray[np.int32]) -> list[TokenLogprobs]:
-    return finish(*report(np, logits, tokens), logits.shape[1])
+def on_numpy(logits: Floats, tokens: NDArray[np.int32]) -> list[RowLogprobs]:
+    return decode_report(*report(np, logits, tokens), logits.shape[1])
 
 
-def on_jax(logits: Floats, tokens: NDArray[np.int32]) -> list[TokenLogprobs]:
+def on_jax(logits: Floats, tokens: NDArray[np.int32]) -> list[RowLogprobs]:
     ids, distance, mass = map(np.array, jitted(logits, tokens))
-    return finish(ids, distance, mass, logits.shape[1])
+    return decode_report(ids, distance, mass, logits.shape[1])
 
 
-def on_mlx(logits: Floats, tokens: NDArray[np.int32]) -> list[TokenLogprobs]:
+def on_mlx(logits: Floats, tokens: NDArray[np.int32]) -> list[RowLogprobs]:
     ids, distance, mass = map(np.array, report(mx, mx.array(logits), mx.array(tokens)))
-    return finish(ids, distance, mass, logits.shape[1])
+    return decode_report(ids, distance, mass, logits.shape[1])
 
 
 SIZES = pytest.mark.parametrize(("vocab", "scale"), [(5000, 3.0), (12, 1.0), (320, 10.0), (321, 0.01)])

@@ -1,4 +1,4 @@
-"""The noise against an independent statement of Threefry-2x32-20 and its published answers."""
+"""Noise: against an independent implementation of Threefry-2x32-20 and its published test vectors."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from workers.sampling.noise import noise
 
 
 def threefry(counter: tuple[int, int], key: tuple[int, int]) -> tuple[int, int]:
-    """Threefry-2x32 with 20 rounds on Python integers, as the paper writes it: rounds, a key after every fourth."""
+    """Threefry-2x32 with 20 rounds on Python integers, as in the paper: rounds, with a key after every fourth."""
     keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
     x, y = (counter[0] + keys[0]) % 2**32, (counter[1] + keys[1]) % 2**32
     for turn in range(20):
@@ -19,7 +19,7 @@ def threefry(counter: tuple[int, int], key: tuple[int, int]) -> tuple[int, int]:
     return x, y
 
 
-def test_the_statement_gives_the_answers_published_with_random123() -> None:
+def test_threefry_matches_the_vectors_published_with_random123() -> None:
     ones = (0xFFFFFFFF, 0xFFFFFFFF)
     assert threefry((0, 0), (0, 0)) == (0x6B200159, 0x99BA4EFE)
     assert threefry(ones, ones) == (0x1CB996FC, 0xBB002BE7)

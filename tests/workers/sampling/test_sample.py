@@ -1,4 +1,4 @@
-"""Sampling: the kept set against a sort in float64, the distribution, and the same token everywhere."""
+"""Sampling: the filters against a sort in float64, the distribution, and the same token on every backend."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,39 +13,39 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.engine.runner import Draw
 from workers.sampling import fixed_point as ratios
 from workers.sampling.sample import (
     GROUP,
-    Parameters,
-    draw_at,
+    SamplingArrays,
+    filtered_weights,
     greedy,
-    kept,
     needs_filters,
     needs_sampling,
-    parameters,
     sample,
+    sample_at,
+    sampling_arrays,
 )
+from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.vocabulary_blocks import BLOCK, take
 
 Floats = NDArray[np.float32]
 ROWS, VOCAB = 20, 5000
-"""Of what all backends draw: jax takes seconds to compile for each size. More blocks than are of one group."""
+"""Sampled on all backends: jax takes seconds to compile for each size. More blocks than are of one group."""
 
 
-def rows(count: int, **fields: Any) -> Parameters:
-    """Parameters of `count` rows, with a position of its own each unless told otherwise."""
+def rows(count: int, **fields: Any) -> SamplingArrays:
+    """Return the parameters of `count` rows, with different positions unless given."""
     positions = fields.pop("positions", range(count))
-    return parameters([Draw(Sampling(**fields), position) for position in positions])
+    return sampling_arrays([SampleSpec(Sampling(**fields), position) for position in positions])
 
 
 def random_logits(count: int, vocab: int, seed: int = 0, scale: float = 3.0) -> Floats:
     return (np.random.default_rng(seed).standard_normal((count, vocab)) * scale).astype(np.float32)
 
 
-def random_parameters(count: int, seed: int = 0) -> Parameters:
+def random_parameters(count: int, seed: int = 0) -> SamplingArrays:
     r = np.random.default_rng(seed)
-    return Parameters(
+    return SamplingArrays(
         r.choice(np.array([0.0, 0.3, 0.8, 1.0, 1.7, 100.0], np.float32), count),
         r.choice(np.array([0, 1, 2, 7, 40, 1 << 20], np.int32), count),
         r.choice(np.array([0.1, 0.5, 0.9, 0.99, 1.0], np.float32), count),
@@ -57,14 +57,14 @@ def random_parameters(count: int, seed: int = 0) -> Parameters:
 
 
 def weights_of(logits: Floats, **fields: Any) -> NDArray[np.uint32]:
-    """The kept weights as [B, V]."""
+    """Return the filtered weights as [B, V]."""
     p = rows(len(logits), **fields)
-    weights = kept(np, logits, p.temperature, p.top_k, p.top_p, p.min_p)
+    weights = filtered_weights(np, logits, p)
     return np.asarray(weights.reshape(len(logits), -1)[:, : logits.shape[1]])
 
 
 def by_sorting(row: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """The kept ids of one row as the definition says it, in float64 and with sorts."""
+    """Return the kept ids of one row by the definition, in float64 and with sorts."""
     z = (row.astype(np.float64) - row.max()) / temperature
     p = np.exp(z)
     keep = row >= np.sort(row)[::-1][min(top_k, len(row)) - 1] if top_k else np.ones(len(row), bool)
@@ -74,7 +74,7 @@ def by_sorting(row: Floats, temperature: float, top_k: int, top_p: float, min_p:
     return set(np.flatnonzero(keep & (p >= last) & (p >= min_p)).tolist())
 
 
-def test_weights_are_powers_of_two_that_never_rise() -> None:
+def test_weights_are_monotonic_powers_of_two() -> None:
     steps = np.arange(26 * 65536 + 1, dtype=np.uint32)
     weights = ratios.weights_of(np, steps)
     exact = 2.0 ** (24 - steps / 65536.0)
@@ -144,12 +144,12 @@ def test_ties_with_the_last_of_top_p_are_kept() -> None:
         {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "min_p": 0.02, "seed": (1 << 63) - 1},
     ],
 )
-def test_the_draws_follow_the_distribution(fields: dict[str, Any]) -> None:
+def test_samples_follow_the_distribution(fields: dict[str, Any]) -> None:
     row = random_logits(1, 60, seed=5, scale=1.5)
     count, size = 12_000, 1_000
     tokens = np.concatenate(
         [
-            sample(np, np.repeat(row, size, 0), *rows(size, positions=range(start, start + size), **fields))
+            sample(np, np.repeat(row, size, 0), rows(size, positions=range(start, start + size), **fields))
             for start in range(0, count, size)
         ]
     )
@@ -157,7 +157,7 @@ def test_the_draws_follow_the_distribution(fields: dict[str, Any]) -> None:
     p = np.exp(row[0].astype(np.float64)[keep] / fields["temperature"])
     p /= p.sum()
     observed = np.bincount(tokens, minlength=60)
-    assert observed.sum() == observed[keep].sum(), "a token out of the kept set was drawn"
+    assert observed.sum() == observed[keep].sum(), "a token out of the kept set was sampled"
     many = p * count >= 5
     expected = np.append(p[many], p[~many].sum()) * count
     seen = np.append(observed[keep][many], observed[keep][~many].sum())
@@ -168,8 +168,8 @@ def test_the_draws_follow_the_distribution(fields: dict[str, Any]) -> None:
     assert chi2 < freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
 
 
-def pick(p: Parameters, chosen: NDArray[np.int64]) -> Parameters:
-    return Parameters(
+def pick(p: SamplingArrays, chosen: NDArray[np.int64]) -> SamplingArrays:
+    return SamplingArrays(
         p.temperature[chosen],
         p.top_k[chosen],
         p.top_p[chosen],
@@ -184,25 +184,27 @@ def without_seed(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name != "seed"}
 
 
-def on_numpy(logits: Floats, p: Parameters) -> list[int]:
-    return [int(token) for token in sample(np, logits, *p)]
+def on_numpy(logits: Floats, p: SamplingArrays) -> list[int]:
+    return [int(token) for token in sample(np, logits, p)]
 
 
-def on_jax(logits: Floats, p: Parameters) -> list[int]:
-    return [int(token) for token in jitted(logits, *p)]
+def on_jax(logits: Floats, p: SamplingArrays) -> list[int]:
+    return [int(token) for token in jitted(logits, p)]
 
 
-# LLVM's optimisation is most of the time that XLA takes to compile, and no part of what is tested.
-jitted = jax.jit(lambda logits, *p: sample(jnp, logits, *p), compiler_options={"xla_backend_optimization_level": 0})
+# LLVM's optimization takes most of XLA's compile time and is not under test.
+jitted = jax.jit(lambda logits, p: sample(jnp, logits, p), compiler_options={"xla_backend_optimization_level": 0})
 
 
-def on_mlx(logits: Floats, p: Parameters) -> list[int]:
-    tokens: list[int] = sample(mx, mx.array(logits), *map(mx.array, p)).tolist()
+def on_mlx(logits: Floats, p: SamplingArrays) -> list[int]:
+    tokens: list[int] = sample(mx, mx.array(logits), SamplingArrays(*map(mx.array, p))).tolist()
     return tokens
 
 
 @pytest.mark.parametrize(("other", "vocab"), [(on_jax, VOCAB), (on_mlx, VOCAB), (on_mlx, 1)])
-def test_every_backend_draws_the_same_tokens(other: Callable[[Floats, Parameters], list[int]], vocab: int) -> None:
+def test_every_backend_samples_the_same_tokens(
+    other: Callable[[Floats, SamplingArrays], list[int]], vocab: int
+) -> None:
     logits, p = random_logits(15 * ROWS, vocab), random_parameters(15 * ROWS)
     batches = np.arange(15 * ROWS).reshape(15, ROWS)
     assert on_numpy(logits, p) == [token for rows in batches for token in other(logits[rows], pick(p, rows))]
@@ -212,7 +214,7 @@ RUNS = pytest.mark.parametrize("run", [on_numpy, on_jax, on_mlx])
 
 
 @RUNS
-def test_a_row_does_not_see_its_batch(run: Callable[[Floats, Parameters], list[int]]) -> None:
+def test_a_row_does_not_see_its_batch(run: Callable[[Floats, SamplingArrays], list[int]]) -> None:
     logits, p = random_logits(ROWS, VOCAB), random_parameters(ROWS, seed=8)
     whole = run(logits, p)
     order = np.random.default_rng(1).permutation(ROWS)
@@ -224,14 +226,14 @@ def test_a_row_does_not_see_its_batch(run: Callable[[Floats, Parameters], list[i
 
 def test_without_filters_the_tokens_are_the_same() -> None:
     logits, p = random_logits(200, 3000), rows(200, temperature=0.9, seed=4)
-    assert (sample(np, logits, *p, filters=False) == sample(np, logits, *p)).all()
+    assert (sample(np, logits, p, filters=False) == sample(np, logits, p)).all()
 
 
 @pytest.mark.parametrize("xp", [np, mx])
-def test_a_top_p_of_one_keeps_what_the_masss_last_place_does_not_hold(xp: Any) -> None:
+def test_a_top_p_of_one_keeps_tokens_below_the_rounding_of_the_mass(xp: Any) -> None:
     logits = np.array([[0.0, -16.63]], np.float32)  # 2**24 and 1: their sum is no float32
-    p = tuple(map(xp.array, rows(1, temperature=1.0)[:4]))
-    weights = np.asarray(kept(xp, xp.array(logits), *p))
+    p = SamplingArrays(*map(xp.array, rows(1, temperature=1.0)))
+    weights = np.asarray(filtered_weights(xp, xp.array(logits), p))
     assert weights[0, 0, :2].tolist() == [1 << 24, 1]
 
 
@@ -247,7 +249,7 @@ def test_greedy_is_the_smallest_id_among_the_highest_on_every_backend() -> None:
 
 
 @RUNS
-def test_temperature_0_is_greedy_and_so_is_the_limit(run: Callable[[Floats, Parameters], list[int]]) -> None:
+def test_temperature_0_is_greedy_and_so_is_the_limit(run: Callable[[Floats, SamplingArrays], list[int]]) -> None:
     logits = random_logits(ROWS, VOCAB)
     logits[3, [40, 700, 999]] = 50.0
     assert run(logits, rows(ROWS, temperature=0.0, top_k=3, top_p=0.5)) == logits.argmax(1).tolist()
@@ -258,7 +260,9 @@ def test_temperature_0_is_greedy_and_so_is_the_limit(run: Callable[[Floats, Para
 
 
 @RUNS
-def test_a_row_without_a_finite_maximum_is_told_by_minus_one(run: Callable[[Floats, Parameters], list[int]]) -> None:
+def test_a_row_without_a_finite_maximum_gets_minus_one(
+    run: Callable[[Floats, SamplingArrays], list[int]],
+) -> None:
     logits = random_logits(ROWS, VOCAB)
     logits[1] = -np.inf
     logits[2, 7] = np.inf
@@ -271,11 +275,11 @@ def test_a_row_without_a_finite_maximum_is_told_by_minus_one(run: Callable[[Floa
         assert max(tokens) < VOCAB
 
 
-def test_what_is_minus_infinite_is_never_drawn() -> None:
+def test_minus_infinity_is_never_sampled() -> None:
     logits = np.full((500, 300), -np.inf, np.float32)
     logits[:, [17, 200]] = -1000.0
     for fields in ({"temperature": 100.0}, {"temperature": 1.0, "top_k": 50, "top_p": 0.99}):
-        assert set(sample(np, logits, *rows(500, **fields)).tolist()) == {17, 200}
+        assert set(sample(np, logits, rows(500, **fields)).tolist()) == {17, 200}
 
 
 @pytest.mark.parametrize("between", [1, BLOCK, GROUP * BLOCK], ids=["lanes", "blocks", "groups"])
@@ -283,32 +287,32 @@ def test_what_is_minus_infinite_is_never_drawn() -> None:
     ("point", "token"), [(0, 0), ((1 << 31) - 1, 0), (1 << 31, 1), ((1 << 32) - 1, 1)], ids=["0", "0.4", "0.5", "0.9"]
 )
 def test_a_token_has_the_points_from_the_end_of_the_one_before(point: int, token: int, between: int) -> None:
-    """Of two that are equally likely, with tokens that are left out before, between and after them."""
+    """Two equally likely tokens, with filtered tokens before, between and after them."""
     tokens = np.array([3, 3 + between])
     weights = np.zeros((1, 2 * GROUP, BLOCK), np.uint32)
     weights.reshape(-1)[tokens] = 1
     bits = np.array([point], np.uint32)
-    drawn = draw_at(np, weights.sum(2, dtype=np.uint32), lambda block: take(np, weights, block), bits)
-    assert drawn.tolist() == [tokens[token]]
+    sampled = sample_at(np, weights.sum(2, dtype=np.uint32), lambda block: take(np, weights, block), bits)
+    assert sampled.tolist() == [tokens[token]]
 
 
-def test_a_huge_temperature_draws_from_everything() -> None:
+def test_a_huge_temperature_samples_from_all_tokens() -> None:
     logits = random_logits(2000, 40, scale=0.1)
-    counts = np.bincount(sample(np, logits, *rows(2000, temperature=100.0)), minlength=40)
+    counts = np.bincount(sample(np, logits, rows(2000, temperature=100.0)), minlength=40)
     assert counts.min() >= 25
 
 
 def test_extreme_logits_stay_in_range() -> None:
     logits = np.array([[-3e38, 3e37, 0.0, 1e-40], [1e-45, 0.0, -0.0, -1e-45]], np.float32)
     for temperature in (1e-6, 1.0, 100.0):
-        tokens = sample(np, logits, *rows(2, temperature=temperature, top_k=3, top_p=0.9, min_p=0.1))
+        tokens = sample(np, logits, rows(2, temperature=temperature, top_k=3, top_p=0.9, min_p=0.1))
         assert tokens[0] == 1
         assert 0 <= tokens[1] < 4
 
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_most_likely_token_is_kept_and_only_what_is_kept_is_drawn(data: st.DataObject) -> None:
+def test_the_most_likely_token_is_kept_and_only_what_is_kept_is_sampled(data: st.DataObject) -> None:
     floats = st.floats(-50, 50, width=32)
     row = np.array([data.draw(st.lists(floats, min_size=1, max_size=300))], np.float32)
     fields = {
@@ -320,25 +324,25 @@ def test_the_most_likely_token_is_kept_and_only_what_is_kept_is_drawn(data: st.D
     }
     weights = weights_of(row, **fields)[0]
     assert weights[row[0].argmax()] == 1 << 24
-    token = int(sample(np, row, *rows(1, positions=[data.draw(st.integers(0, 1 << 20))], **fields))[0])
+    token = int(sample(np, row, rows(1, positions=[data.draw(st.integers(0, 1 << 20))], **fields))[0])
     assert weights[token] > 0
 
 
-def test_what_a_call_needs() -> None:
-    plain, cut, cold = Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=1), Sampling(top_p=0.5)
-    assert not needs_sampling([Draw(cold, 1), Draw(cut, 1)])
-    assert needs_sampling([Draw(cold, 1), Draw(plain, 1)])
-    assert not needs_filters([Draw(cold, 1), Draw(plain, 1)])
-    for filtered in (cut, Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=1.0, min_p=0.1)):
-        assert needs_filters([Draw(plain, 1), Draw(filtered, 1)])
+def test_needs_sampling_and_needs_filters() -> None:
+    plain, top_one, cold = Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=1), Sampling(top_p=0.5)
+    assert not needs_sampling([SampleSpec(cold, 1), SampleSpec(top_one, 1)])
+    assert needs_sampling([SampleSpec(cold, 1), SampleSpec(plain, 1)])
+    assert not needs_filters([SampleSpec(cold, 1), SampleSpec(plain, 1)])
+    for filtered in (top_one, Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=1.0, min_p=0.1)):
+        assert needs_filters([SampleSpec(plain, 1), SampleSpec(filtered, 1)])
 
 
 def test_parameters_split_the_seed() -> None:
-    p = parameters([Draw(Sampling(0.5, 3, 0.9, 0.1, (5 << 32) + 7), 11)])
+    p = sampling_arrays([SampleSpec(Sampling(0.5, 3, 0.9, 0.1, (5 << 32) + 7), 11)])
     assert [value.tolist() for value in p] == [[0.5], [3], [np.float32(0.9)], [np.float32(0.1)], [7], [5], [11]]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-39, 1e-7])
 def test_parameters_have_no_temperature_that_a_device_may_take_for_0(temperature: float) -> None:
-    p = parameters([Draw(Sampling(temperature), 1), Draw(Sampling(), 1)])
+    p = sampling_arrays([SampleSpec(Sampling(temperature), 1), SampleSpec(Sampling(), 1)])
     assert p.temperature.tolist() == [np.float32(ratios.MIN_TEMPERATURE), 0.0]

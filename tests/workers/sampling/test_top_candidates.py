@@ -1,4 +1,4 @@
-"""The quick way to sample: what it decides is what `sample` draws, on every backend, and it decides what it should."""
+"""Sampling from top candidates: decided tokens are those of `sample`, on every backend, for common filters."""
 
 from typing import Any
 
@@ -10,17 +10,19 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.engine.runner import Draw
-from workers.sampling.sample import Parameters, parameters, sample
-from workers.sampling.top_candidates import CELLS, UNDECIDED, narrow
+from workers.sampling.sample import SamplingArrays, sample, sampling_arrays
+from workers.sampling.sample_spec import SampleSpec
+from workers.sampling.top_candidates import CELLS, UNDECIDED, sample_top_candidates
 
 Floats = NDArray[np.float32]
-# LLVM's optimisation is most of the time that XLA takes to compile, and no part of what is tested.
-jitted = jax.jit(lambda *a: narrow(jnp, *a), compiler_options={"xla_backend_optimization_level": 0})
+# LLVM's optimization takes most of XLA's compile time and is not under test.
+jitted = jax.jit(
+    lambda logits, p: sample_top_candidates(jnp, logits, p), compiler_options={"xla_backend_optimization_level": 0}
+)
 
 
-def make(vocab: int, scale: float, rows: int = 64) -> tuple[Floats, Parameters]:
-    """Random logits, some rows with ties, masks, or nothing that is a number; and parameters of all kinds."""
+def make(vocab: int, scale: float, rows: int = 64) -> tuple[Floats, SamplingArrays]:
+    """Return random logits, with ties, masks and non-finite rows, and parameters of all kinds."""
     r = np.random.default_rng(vocab)
     logits = (r.standard_normal((rows, vocab)) * scale).astype(np.float32)
     logits[1] = np.round(logits[1])
@@ -28,7 +30,7 @@ def make(vocab: int, scale: float, rows: int = 64) -> tuple[Floats, Parameters]:
     logits[3, 5] = np.nan
     logits[4, : vocab // 2] = -np.inf
     logits[5] = 1.0
-    return logits, Parameters(
+    return logits, SamplingArrays(
         r.choice(np.array([0.0, 0.3, 0.8, 1.0, 1.7], np.float32), rows),
         r.choice(np.array([0, 1, 2, 7, 40, 200, 1 << 20], np.int32), rows),
         r.choice(np.array([0.1, 0.5, 0.9, 0.95, 0.99, 1.0], np.float32), rows),
@@ -40,9 +42,9 @@ def make(vocab: int, scale: float, rows: int = 64) -> tuple[Floats, Parameters]:
 
 
 @pytest.mark.parametrize(("vocab", "scale"), [(40, 1.0), (5000, 3.0), (20_000, 0.5), (60_000, 2.5)])
-def test_what_is_decided_is_what_sample_draws(vocab: int, scale: float) -> None:
+def test_what_is_decided_is_what_sample_returns(vocab: int, scale: float) -> None:
     logits, p = make(vocab, scale)
-    expected, got = sample(np, logits, *p), narrow(np, logits, *p)
+    expected, got = sample(np, logits, p), sample_top_candidates(np, logits, p)
     undecided = got == UNDECIDED
     np.testing.assert_array_equal(got[~undecided], expected[~undecided])
     assert undecided.mean() < 0.4
@@ -51,9 +53,9 @@ def test_what_is_decided_is_what_sample_draws(vocab: int, scale: float) -> None:
 
 def test_every_backend_decides_the_same() -> None:
     logits, p = make(5000, 3.0)
-    expected = narrow(np, logits, *p).tolist()
-    assert narrow(mx, mx.array(logits), *map(mx.array, p)).tolist() == expected
-    assert jitted(logits, *p).tolist() == expected
+    expected = sample_top_candidates(np, logits, p).tolist()
+    assert sample_top_candidates(mx, mx.array(logits), SamplingArrays(*map(mx.array, p))).tolist() == expected
+    assert jitted(logits, p).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -74,13 +76,13 @@ def test_common_filters_are_decided_and_wide_ones_are_not(fields: dict[str, Any]
     """Logits as peaked as a language model's: the first tokens have most of the mass, over a long tail."""
     r = np.random.default_rng(3)
     logits = (-1.6 * np.log(np.arange(1, 20_001)))[r.permutation(20_000)][None].astype(np.float32)
-    p = parameters([Draw(Sampling(temperature=1.0, seed=4, **fields), 7)])
-    (token,) = narrow(np, logits, *p).tolist()
+    p = sampling_arrays([SampleSpec(Sampling(temperature=1.0, seed=4, **fields), 7)])
+    (token,) = sample_top_candidates(np, logits, p).tolist()
     assert (token != UNDECIDED) == decided
-    assert not decided or [token] == sample(np, logits, *p).tolist()
+    assert not decided or [token] == sample(np, logits, p).tolist()
 
 
 def test_ties_that_are_too_many_are_left_to_sample() -> None:
-    p = parameters([Draw(Sampling(temperature=1.0, top_k=3), 1)])
-    assert narrow(np, np.zeros((1, 16 * CELLS + 1), np.float32), *p).tolist() == [UNDECIDED]
-    assert narrow(np, np.zeros((1, 16 * CELLS), np.float32), *p).tolist() != [UNDECIDED]
+    p = sampling_arrays([SampleSpec(Sampling(temperature=1.0, top_k=3), 1)])
+    assert sample_top_candidates(np, np.zeros((1, 16 * CELLS + 1), np.float32), p).tolist() == [UNDECIDED]
+    assert sample_top_candidates(np, np.zeros((1, 16 * CELLS), np.float32), p).tolist() != [UNDECIDED]

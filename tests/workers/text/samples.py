@@ -37,7 +37,7 @@ def byte_level() -> str:
 
 @cache
 def sentencepiece(metaspace: bool = False) -> str:
-    """Pieces with byte fallback, as in Llama 2 and Mistral: normalizer and decoder parts, or Metaspace ones."""
+    """SentencePiece with byte fallback, as in Llama 2 and Mistral: normalizer and decoder parts, or Metaspace ones."""
     pieces = [*"▁abcdefghijklmnopqrstuvwxyzTFP.,?", "▁t", "▁th", "▁the", "▁The", "▁c", "▁ca", "al", "▁is", "▁▁", "é"]
     vocabulary = {"<unk>": 0, BOS: 1, EOS: 2, **{f"<0x{byte:02X}>": 3 + byte for byte in range(256)}}
     for piece in pieces:
@@ -67,7 +67,7 @@ KINDS: Mapping[str, Any] = {
 
 
 def write(directory: Path, description: str, **files: Any) -> Path:
-    """tokenizer.json and more JSON files (`generation_config={...}` becomes generation_config.json)."""
+    """Write tokenizer.json and more JSON files (`generation_config={...}` becomes generation_config.json)."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "tokenizer.json").write_text(description, encoding="utf-8")
     for name, value in files.items():

@@ -1,4 +1,4 @@
-"""Chat templates written in the manner of the families that are served."""
+"""Chat templates like those of the served model families."""
 
 CHATML = (
     "{% for message in messages %}"

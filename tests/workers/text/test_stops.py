@@ -1,4 +1,4 @@
-"""Stop strings: the text ends before the first one, wherever the tokens are cut."""
+"""Stop strings: the text ends before the first one, however it is split into tokens."""
 
 from itertools import pairwise
 
@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from protocol.bounds import MAX_STOP_CHARS, MAX_STOPS
 from workers.text.byte_tokenizer import ByteTokenizer
-from workers.text.detokenizer import TextStream
+from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.stops import StopScanner
 
 
 def reference(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Character by character: the first stop to be complete, the longest of those that end together."""
+    """Character by character: the stop that is completed first, the longest of those that end together."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -25,10 +25,10 @@ def reference(text: str, stops: list[str]) -> tuple[str, bool]:
 @given(
     text=st.text("abc", max_size=60),
     stops=st.lists(st.text("abc", min_size=1, max_size=6), max_size=4),
-    cuts=st.lists(st.integers(0, 60)),
+    splits=st.lists(st.integers(0, 60)),
 )
-def test_any_cut_gives_the_same_text(text: str, stops: list[str], cuts: list[int]) -> None:
-    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+def test_any_split_gives_the_same_text(text: str, stops: list[str], splits: list[int]) -> None:
+    edges = sorted({0, len(text), *(split for split in splits if split < len(text))})
     scanner = StopScanner(stops)
     sent = "".join(scanner.push(text[start:end]) for start, end in pairwise(edges))
     expected, stopped = reference(text, stops)
@@ -81,9 +81,9 @@ def test_the_largest_stops_that_the_wire_allows() -> None:
     assert scanner.stopped
 
 
-def test_a_stop_that_only_the_end_completes() -> None:
-    """Half a character becomes U+FFFD when no token follows, and that may be what the client stops at."""
-    stream = TextStream(ByteTokenizer(), [], ("\ufffd",))
+def test_a_stop_completed_by_the_last_bytes() -> None:
+    """An incomplete character becomes U+FFFD at the end, which may complete a stop string."""
+    stream = IncrementalDetokenizer(ByteTokenizer(), [], ("\ufffd",))
     assert stream.push(ord("a")) == "a"
     assert stream.push(0xF0) == ""
     assert stream.finish() == ""

@@ -1,4 +1,4 @@
-"""Chat templates: equal to transformers where they are well-behaved, stopped with a typed error where they are not."""
+"""Chat templates: equal to transformers if well-behaved, stopped with a typed error otherwise."""
 
 import re
 import threading
@@ -65,7 +65,7 @@ def test_equals_transformers(name: str, chat: str, tools: list[dict[str, Any]] |
             ours.render(messages, tools, add_generation_prompt=prompt)
 
 
-def test_the_tool_template_is_taken_when_there_are_tools() -> None:
+def test_the_tool_template_is_used_if_tools_are_given() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "{{ tools[0].function.name }}"})
     assert template.render([USER]) == "plain"
     assert template.render([USER], TOOLS) == "weather"
@@ -100,7 +100,7 @@ def test_a_runaway_is_stopped_and_leaves_no_thread(source: str) -> None:
     assert threading.enumerate() == before
 
 
-def test_the_limit_is_the_clocks_and_for_one_render() -> None:
+def test_the_time_limit_is_per_render() -> None:
     now = [0.0]
     template = ChatTemplate(
         {"default": "{% for m in messages %}{{ m.content }}{% endfor %}"}, limit_s=1, clock=lambda: now[0]
@@ -179,7 +179,7 @@ REFUSED = {
     "include": ("{% include 'secrets' %}", "failed"),
     "lipsum": ("{{ lipsum(99) }}", "UndefinedError"),
     "recursion": ("{% macro f(n) %}{{ f(n+1) }}{% endmacro %}{{ f(1) }}", "recurses"),
-    "sum-of-lists": ("{{ ([[1] * 99999] * 99999) | sum(start=[]) }}", "adds lists up"),
+    "sum-of-lists": ("{{ ([[1] * 99999] * 99999) | sum(start=[]) }}", "sums lists"),
     "bad-type": ("{{ 1 + 'a' }}", "TypeError"),
 }
 
@@ -202,11 +202,11 @@ def test_the_date_is_todays() -> None:
     assert render("{{ strftime_now('%Y') }}").isdigit()
 
 
-def test_the_time_can_be_given_and_is_the_same_everywhere() -> None:
+def test_a_given_time_renders_identically_everywhere() -> None:
     template = ChatTemplate({"default": "{{ strftime_now('%d %b %Y %H:%M') }}"})
     assert template.render([USER], now=1_700_000_000) == "14 Nov 2023 22:13"
 
 
-def test_nothing_is_left_to_chance() -> None:
+def test_templates_are_deterministic() -> None:
     with pytest.raises(TemplateError, match="random"):
         ChatTemplate({"default": "{{ messages | random }}"})

@@ -14,7 +14,7 @@ from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
 from workers.errors import LoadRefused
-from workers.process.spec import Quantize
+from workers.precision import Quantize
 
 DEFAULT_CONTEXT = 4096
 """Tokens of one slot unless more are asked for: KV memory is slots x context, and models state up to millions."""

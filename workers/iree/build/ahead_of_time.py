@@ -10,7 +10,7 @@ from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import open_archive
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import choose_device
-from workers.process.spec import Dtype, Quantize
+from workers.precision import Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
 

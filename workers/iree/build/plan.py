@@ -24,7 +24,7 @@ from workers.iree.model.tiled_ops import TiledOps
 from workers.sampling import logit_edits as edits
 from workers.sampling import logprobs
 from workers.sampling import sample as sampling
-from workers.sampling.top_candidates import narrow
+from workers.sampling.top_candidates import sample_top_candidates
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)
 BLOCK = 8
@@ -283,14 +283,14 @@ class Plan:
             xp = self._numpy
             match kind:
                 case "edit":
-                    return (edits.edited(xp, *arrays),)
+                    return (edits.apply_edits(xp, *arrays),)
                 case "mask":
-                    return (edits.masked(xp, *arrays),)
+                    return (edits.apply_mask(xp, *arrays),)
                 case "report":
                     return logprobs.report(xp, *arrays)
                 case "narrow":
-                    return (narrow(xp, *arrays),)
-            return (sampling.sample(xp, *arrays, filters=kind == "filter"),)
+                    return (sample_top_candidates(xp, arrays[0], sampling.SamplingArrays(*arrays[1:])),)
+            return (sampling.sample(xp, arrays[0], sampling.SamplingArrays(*arrays[1:]), filters=kind == "filter"),)
 
         # IREE scatters into the argument, told so or not.
         in_place = (0, 0) if kind == "edit" else None

@@ -18,7 +18,7 @@ from workers.iree.model.packing import GROUPS
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
-from workers.process.spec import Dtype, Quantize
+from workers.precision import Dtype, Quantize
 
 PLAIN_TILE = 16
 """Rows to which the plain cache's capacity is rounded."""

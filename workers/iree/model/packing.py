@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.quantized_matrix import SCALE_TYPES, GroupFormat, Quantized, ScaleType
 from workers.iree.kernels.ir.builder import LANES, LINE
-from workers.process.spec import Quantize
+from workers.precision import Quantize
 
 GROUPS = (128, 64, 32)
 """Inputs of a group as they are stored; a larger group becomes several with equal scales."""

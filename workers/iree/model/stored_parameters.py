@@ -18,7 +18,7 @@ from workers.iree.model.decoder import Parameter, parameters
 from workers.iree.model.ops import Ops, Shape
 from workers.iree.model.packing import Packed, Packing, made_format, restore, stored_format
 from workers.iree.model.tiled_ops import TiledOps
-from workers.process.spec import Quantize
+from workers.precision import Quantize
 
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 TILES_AT_ONCE = 64

@@ -20,7 +20,7 @@ from workers.iree.model.ops import Cache
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
 from workers.iree.model.tiled_ops import CHAINED, TiledOps
-from workers.process.spec import Quantize
+from workers.precision import Quantize
 
 
 def test_jax_looks_for_no_accelerator() -> None:

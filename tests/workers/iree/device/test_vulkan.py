@@ -10,9 +10,10 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from tests.workers.iree.conftest import Load
-from workers.engine.runner import Chunk, Draw, Row
+from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.device.device import Device, DeviceError, available_drivers
 from workers.iree.probe import probe_driver
+from workers.sampling.sample_spec import SampleSpec
 
 BROWSERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser", "/opt/google/chrome", "/opt/chromium.org/chromium")
 """Where packages put browsers: with SwiftShader, which computes on the CPU, and the loader that finds it."""
@@ -48,12 +49,12 @@ def test_gate(load: Load, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "model", layers=1)
     runner = load(path, device="vulkan", slots=3, context=32)
     prompt = Chunk(0, (5, 6, 7, 8, 9), 0, 0)
-    (token,) = runner.prefill([prompt], [Draw(Sampling(), 5)])
+    (token,) = runner.prefill([prompt], [SampleSpec(Sampling(), 5)])
     assert token == runner.logits(prompt).argmax(-1)[-1]
-    row = Row(0, 11, 5, 5, Draw(Sampling(temperature=0.8, seed=3), 6))
-    (drawn,) = runner.decode([row])
+    row = DecodeRow(0, 11, 5, 5, SampleSpec(Sampling(temperature=0.8, seed=3), 6))
+    (sampled,) = runner.decode([row])
     runner.copy_prefix(0, 2, 5)
-    assert runner.decode([replace(row, slot=2)]) == [drawn]
+    assert runner.decode([replace(row, slot=2)]) == [sampled]
     for slot in (0, 2):
         runner.reset(slot)
     report = run_gate(lambda: runner, requests=16, max_tokens=8, resume=False)

@@ -21,7 +21,7 @@ from workers.iree.model.packing import Packing, made_format, restore, stored_for
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import Stored, build, quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
-from workers.process.spec import Quantize
+from workers.precision import Quantize
 
 OPS = TiledOps("bfloat16", Pairs())
 

@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p of one row (`workers.sampling.sample.filtered`).
+"""top_k, top_p and min_p of one row (`workers.sampling.sample.filter_weights`).
 
 The thresholds are looked for among the cells that have the likeliest tokens, as in `workers.sampling.top_candidates`;
 only where these do not tell what is kept, among all.

@@ -13,7 +13,7 @@ from workers.sampling.top_candidates import CELLS
 from workers.sampling.vocabulary_blocks import BLOCK
 
 PARAMETERS = 7
-"""Numbers of a row, in the order of `workers.sampling.sample.Parameters`: 32 bits each."""
+"""Numbers of a row, in the order of `workers.sampling.sample.SamplingArrays`: 32 bits each."""
 PER_BLOCK = BLOCK // LANES
 NEAREST = CELLS + LANES
 """Where the steps of all cells begin, behind those cells that are looked at."""

@@ -11,11 +11,11 @@ from tests.workers.sampling.test_top_candidates import make
 from workers.iree.build.compiler import Compiler
 from workers.iree.device.device import Device
 from workers.iree.kernels.sampling.sample import draw
-from workers.sampling.sample import Parameters, sample
-from workers.sampling.top_candidates import CELLS, UNDECIDED, narrow
+from workers.sampling.sample import SamplingArrays, sample
+from workers.sampling.top_candidates import CELLS, UNDECIDED, sample_top_candidates
 
 Floats = NDArray[np.float32]
-Run = Callable[[Floats, Parameters], list[int]]
+Run = Callable[[Floats, SamplingArrays], list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def run(cache_dir: Path) -> Run:
     device = Device("local-sync", 1)
     compiler = Compiler(cache_dir, device.compile_flags(), device.compile_target())
 
-    def call(logits: Floats, p: Parameters) -> list[int]:
+    def call(logits: Floats, p: SamplingArrays) -> list[int]:
         module = device.load(compiler.compile(draw("sample", logits.shape[1])), None, "")
         words = np.stack([field.view(np.int32) for field in p], axis=1)
         (tokens,) = module.call("sample", device.upload(logits), device.upload(words))
@@ -39,8 +39,8 @@ def run(cache_dir: Path) -> Run:
 )
 def test_tokens_are_those_of_the_definition(run: Run, vocab: int, scale: float) -> None:
     logits, p = make(vocab, scale)
-    assert run(logits, p) == sample(np, logits, *p).tolist()
-    undecided = (narrow(np, logits, *p) == UNDECIDED).sum()
+    assert run(logits, p) == sample(np, logits, p).tolist()
+    undecided = (sample_top_candidates(np, logits, p) == UNDECIDED).sum()
     assert (5 < undecided < 32) == (vocab > 16 * CELLS), "both ways are taken"
 
 
@@ -48,4 +48,4 @@ def test_a_row_is_drawn_alike_in_any_company(run: Run) -> None:
     logits, p = make(512, 2.0)
     whole = run(logits, p)
     for rows in (slice(0, 1), slice(3, 8), slice(9, 41)):
-        assert run(logits[rows], Parameters._make(field[rows] for field in p)) == whole[rows]
+        assert run(logits[rows], SamplingArrays._make(field[rows] for field in p)) == whole[rows]

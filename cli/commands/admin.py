@@ -1,0 +1,95 @@
+"""`baton admin`: lists, drains, restarts and reloads the workers of a running server."""
+
+from typing import Annotated
+
+import typer
+
+from cli.config.errors import CommandFailed
+from cli.config.options import switch, takes_settings
+from cli.config.settings import Settings
+from cli.config.typer_app import App
+
+app = App(help="List, drain, restart and reload the workers of a running server.")
+
+Url = Annotated[str, typer.Option("--url", help="The server.", metavar="URL")]
+Grace = Annotated[
+    float | None,
+    typer.Option(
+        "--grace-s",
+        help="Seconds for the requests of a worker to finish, before they move to another one.",
+        metavar="SECONDS",
+        show_default="the server's shutdown_grace_s",
+        min=0,
+        max=86400,
+    ),
+]
+ModelName = Annotated[
+    str, typer.Option("--model-name", help="Only workers of this model.", metavar="NAME", show_default=False)
+]
+LOCAL = "http://127.0.0.1:8000"
+
+
+@app.command()
+@takes_settings("api_key", "admin_key")
+def workers(settings: Settings, url: Url = LOCAL) -> None:
+    """List the workers with their state, role and load."""
+    from cli.client.administration import Administration
+    from cli.terminal.worker_table import show_workers
+
+    with Administration.of(url, settings) as client:
+        show_workers(client.get("/admin/workers")["workers"])
+
+
+@app.command()
+@takes_settings("api_key", "admin_key")
+def drain(
+    settings: Settings,
+    worker: Annotated[str, typer.Argument(help="Name of the worker, such as w0.", metavar="WORKER")],
+    url: Url = LOCAL,
+    grace_s: Grace = None,
+) -> None:
+    """Stop a worker after its requests have finished or moved to another one."""
+    from cli.client.administration import Administration
+
+    with Administration.of(url, settings) as client:
+        client.operate(f"/admin/workers/{worker}/drain", grace_s)
+
+
+@app.command()
+@takes_settings("api_key", "admin_key")
+def restart(
+    settings: Settings,
+    worker: Annotated[
+        str, typer.Argument(help="Name of the worker; without it, all workers.", metavar="WORKER", show_default=False)
+    ] = "",
+    rolling: Annotated[bool, switch("--rolling", help="Have a replacement ready before each worker stops.")] = False,
+    model_name: ModelName = "",
+    url: Url = LOCAL,
+    grace_s: Grace = None,
+) -> None:
+    """Restart a worker, or all workers one after the other. Streams continue without a loss."""
+    if worker and (rolling or model_name):
+        raise CommandFailed("--rolling and --model-name are for all workers; leave out the name of the worker")
+    from cli.client.administration import Administration
+
+    with Administration.of(url, settings) as client:
+        if worker:
+            client.operate(f"/admin/workers/{worker}/restart", grace_s)
+        else:
+            client.operate("/admin/restart" + ("?rolling" if rolling else ""), grace_s, model=model_name)
+
+
+@app.command()
+@takes_settings("api_key", "admin_key")
+def reload(
+    settings: Settings,
+    checkpoint: Annotated[str, typer.Argument(help="Model directory on the server's machine.", metavar="CHECKPOINT")],
+    model_name: ModelName = "",
+    url: Url = LOCAL,
+    grace_s: Grace = None,
+) -> None:
+    """Replace all workers with ones that serve another checkpoint. Streams continue without a loss."""
+    from cli.client.administration import Administration
+
+    with Administration.of(url, settings) as client:
+        client.operate("/admin/reload", grace_s, model=model_name, checkpoint=checkpoint)

@@ -1,0 +1,93 @@
+"""`baton serve`: starts the gateway and its workers, and shows when the server is ready."""
+
+import functools
+import sys
+from collections.abc import Sequence
+
+import anyio
+import structlog
+
+from actors.process.logs import configure_logging
+from actors.transport.endpoint import is_loopback
+from cli.client.predecessor import HttpPredecessor
+from cli.config.errors import CommandFailed
+from cli.config.launch import gateway_settings, worker_launches
+from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.settings import Settings, flag
+from cli.terminal.loading import LoadingDisplay, choose_display
+from cli.terminal.ready_message import ReadyMessage
+from gateway.daemon import WorkersGaveUp, run_daemon
+from gateway.fleet.launch import WorkerLaunch
+from gateway.fleet.take_over import TakeOverFailed
+from gateway.http.server import BindError
+from gateway.settings import GatewaySettings
+
+_log = structlog.get_logger("cli.commands.serve")
+
+
+def run_server(settings: Settings, *, take_over: bool = False) -> None:
+    """Serve until a signal arrives or every worker is given up. Raises `CommandFailed`.
+
+    With `take_over`, a running gateway hands over its port as soon as the workers are ready.
+    """
+    gateway = gateway_settings(settings)
+    if take_over and not settings.workers:
+        raise CommandFailed(
+            f"{flag('take_over')} needs a worker of its own ({flag('workers')} 1 or more): remote workers join only "
+            "after the other server has released them"
+        )
+    predecessor = _predecessor(settings) if take_over else None
+    launches = []
+    if settings.workers or settings.standby:
+        model = ChosenModel.choose(settings)
+        check_model(worker_spec(settings, model))
+        launches = worker_launches(settings, model)
+    elif not settings.listen_workers:
+        raise CommandFailed("--workers 0 needs --listen-workers, so that workers on other machines can join")
+    ready_message = ReadyMessage(settings)
+    display = choose_display([launch.name for launch in launches], ready_message.text)
+    with display:
+        # After the display has started, so that log lines appear above its bars and not in them.
+        configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
+        try:
+            anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor))
+        except (BindError, TakeOverFailed, WorkersGaveUp) as error:
+            raise CommandFailed(str(error)) from error
+
+
+def _predecessor(settings: Settings) -> HttpPredecessor:
+    """Check before anything is loaded that the server on the port would hand over. Raises `CommandFailed`."""
+    predecessor = HttpPredecessor(settings)
+    try:
+        anyio.run(predecessor.check)
+    except TakeOverFailed as error:
+        raise CommandFailed(str(error)) from error
+    return predecessor
+
+
+async def _serve(
+    gateway: GatewaySettings,
+    launches: Sequence[WorkerLaunch],
+    ready_message: ReadyMessage,
+    display: LoadingDisplay,
+    predecessor: HttpPredecessor | None,
+) -> None:
+    def listening(host: str, port: int) -> None:
+        ready_message.listening(host, port)
+        if not gateway.api_key and not is_loopback(host):
+            _log.warning("open_to_everybody", host=host, remedy="set BATON_API_KEY, or listen on 127.0.0.1")
+        if ready_message.postponed is not None:
+            display.worker_changed(ready_message.postponed)
+
+    await run_daemon(
+        gateway,
+        launches,
+        on_status=display.worker_changed,
+        on_listening=listening,
+        predecessor=predecessor,
+    )
+
+
+def log_level(settings: Settings, terminal: bool) -> str:
+    """Return the level of the settings; by default only warnings are logged on a terminal, which shows the display."""
+    return "warning" if terminal and "log_level" not in settings.model_fields_set else settings.log_level

@@ -1,0 +1,73 @@
+"""`baton worker`: runs a worker on this machine for a gateway on another one."""
+
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import anyio
+
+from actors.process.logs import configure_logging
+from actors.supervision.deadlines import Deadlines
+from actors.transport.endpoint import EndpointError, check_address, sweep
+from actors.transport.keys import KeyFileError, read_key, to_z85
+from actors.transport.link import CurveKeys
+from cli.commands.serve import log_level
+from cli.config.errors import CommandFailed
+from cli.config.launch import worker_command
+from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.settings import Settings, flag
+from protocol.bounds import MAX_NAME
+from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
+
+_NEEDED = {
+    "join": "the address that the gateway was given as --listen-workers",
+    "server_key": "the public key that `baton keys show` prints on the gateway's machine",
+    "key_file": "the file that `baton keys make FILE` created on this machine",
+}
+
+
+def run_worker(settings: Settings) -> None:
+    """Keep a worker joined until a signal arrives. Raises `CommandFailed`, also if the worker is given up."""
+    keys = worker_keys(settings)
+    model = ChosenModel.choose(settings)
+    spec = worker_spec(settings, model, socket.gethostname()[:MAX_NAME] or "worker")
+    check_model(spec)
+    configure_logging("worker-host", log_level(settings, sys.stderr.isatty()))
+    sweep()
+    try:
+        agent = RemoteAgent(
+            spec.name,
+            worker_command(spec),
+            settings.join,
+            keys,
+            deadlines=Deadlines(hang=settings.hang_timeout_s),
+            signals=(signal.SIGINT, signal.SIGTERM),
+        )
+        anyio.run(run_agent, agent)
+    except (EndpointError, WorkerGaveUp) as error:
+        raise CommandFailed(str(error)) from error
+
+
+def worker_keys(settings: Settings) -> CurveKeys:
+    """Read the keys that the settings name. Raises `CommandFailed` if one is missing or invalid."""
+    for name, reason in _NEEDED.items():
+        if not getattr(settings, name):
+            raise CommandFailed(f"{flag(name)} is needed: {reason}")
+    _check_join(settings.join)
+    try:
+        own = read_key(Path(settings.key_file).expanduser())
+        return CurveKeys(own.public, own.secret, server=to_z85(settings.server_key, flag("server_key")))
+    except KeyFileError as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _check_join(address: str) -> None:
+    try:
+        check_address(address, secured=True)
+    except EndpointError:
+        valid = False
+    else:
+        valid = address.startswith("tcp://")
+    if not valid:
+        raise CommandFailed(f"--join: write tcp://HOST:PORT, not {address!r}")

@@ -1,0 +1,80 @@
+"""The gateway's settings and the commands that start its workers."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from actors.supervision.local import CommandLine
+from baton_serve.start import module_command
+from cli.config.errors import CommandFailed
+from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.settings import Settings, flag
+from gateway.fleet.launch import LaunchRefused, WorkerLaunch
+from gateway.settings import GatewaySettings, GatewaySettingsError
+from workers.checkpoints.checkpoint import CheckpointError, same_text
+from workers.process.spec import WorkerSpec
+
+
+def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
+    """Return the workers that the gateway starts: w0, w1 and so on, then the standby workers.
+
+    Standby workers get no share of the cores, since they compute nothing.
+    """
+    return [
+        WorkerLaunch(
+            spec.name,
+            model.name,
+            worker_command(spec),
+            standby=number >= settings.workers,
+            like=functools.partial(like_command, spec),
+        )
+        for number, spec in enumerate(worker_specs(settings, model))
+    ]
+
+
+def worker_specs(settings: Settings, model: ChosenModel) -> list[WorkerSpec]:
+    """Return the spec of each of the server's own workers."""
+    return [
+        worker_spec(settings, model, f"w{number}", settings.workers)
+        for number in range(settings.workers + settings.standby)
+    ]
+
+
+def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
+    """See `WorkerLaunch.like`. Another tokenizer is refused, since live streams could not continue with it."""
+    changed = msgspec.structs.replace(spec, name=name, model_path=checkpoint or spec.model_path)
+    try:
+        check_model(changed)
+        same = spec.backend == "scripted" or same_text(Path(spec.model_path), Path(changed.model_path))
+    except (CommandFailed, CheckpointError) as error:
+        raise LaunchRefused(str(error)) from error
+    if not same:
+        raise LaunchRefused(
+            f"{checkpoint} has another tokenizer than {spec.model_path}, with which live streams could not continue; "
+            f"start another server with it and {flag('take_over')}"
+        )
+    return worker_command(changed)
+
+
+def worker_command(spec: WorkerSpec) -> Callable[[str, int], list[str]]:
+    """Return a function that makes the argv of an incarnation from its endpoint and its number."""
+    encoded = msgspec.json.encode(spec).decode()
+
+    def command(endpoint: str, incarnation: int) -> list[str]:
+        arguments = ["--endpoint", endpoint, "--incarnation", str(incarnation), "--spec", encoded]
+        return module_command("workers", *arguments)
+
+    return command
+
+
+def gateway_settings(settings: Settings) -> GatewaySettings:
+    """Return the gateway's part of the settings. Raises `CommandFailed` if two settings contradict each other."""
+    if settings.listen_workers and not settings.keys_dir:
+        raise CommandFailed("--listen-workers needs --keys-dir, with keys from `baton keys init --keys-dir DIR`")
+    names = GatewaySettings.__dataclass_fields__.keys() & Settings.model_fields.keys()
+    try:
+        return GatewaySettings(**{name: getattr(settings, name) for name in names})
+    except GatewaySettingsError as error:
+        raise CommandFailed(str(error)) from error

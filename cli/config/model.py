@@ -1,0 +1,90 @@
+"""The model that the settings name, and the worker spec that runs it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.config.errors import CommandFailed
+from cli.config.settings import Settings
+from models import builtin_path
+from protocol.bounds import MAX_NAME
+from workers.checkpoints.checkpoint import CheckpointError, resolve_model
+from workers.errors import LoadRefused
+from workers.process.backends import cache_dir
+from workers.process.describe import describe
+from workers.process.spec import WorkerSpec
+
+BUILTIN_NAME = "baton-tiny"
+SCRIPTED_NAME = "scripted"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """A model directory on this machine, and the name that clients use for it."""
+
+    name: str
+    path: Path
+
+    @classmethod
+    def choose(cls, settings: Settings) -> "ChosenModel":
+        """Return the model that the settings name, downloaded from the hub if necessary. Raises `CommandFailed`."""
+        if settings.backend == "scripted" and not settings.model:
+            return cls(settings.name or SCRIPTED_NAME, Path())
+        if not settings.model:
+            return cls(settings.name or BUILTIN_NAME, builtin_path())
+        try:
+            path = resolve_model(settings.model)
+        except (CheckpointError, OSError) as error:
+            raise CommandFailed(str(error)) from error
+        name = settings.name or _own_name(settings.model)
+        if len(name) > MAX_NAME:
+            raise CommandFailed(
+                f"{name} is too long for a model name; choose one with --name, of {MAX_NAME} characters at most"
+            )
+        return cls(name, path)
+
+
+def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1) -> WorkerSpec:
+    """Return the spec of one of `workers` workers, which share the memory, and the cores unless `threads` is set."""
+    return WorkerSpec(
+        name=worker,
+        model_name=model.name,
+        model_path=str(model.path),
+        backend=settings.backend,
+        device=settings.device,
+        dtype=settings.dtype,
+        quantize=settings.quantize,
+        max_batch_size=settings.max_batch_size,
+        context=settings.context,
+        max_queue=settings.max_queue,
+        step_tokens=settings.step_tokens,
+        kv_bytes=settings.kv_bytes,
+        prefix_cache=settings.prefix_cache,
+        prefix_bytes=settings.prefix_bytes,
+        cache_dir=settings.cache_dir,
+        threads=settings.threads,
+        workers=max(1, workers),
+        log_level=settings.log_level,
+    )
+
+
+def check_model(spec: WorkerSpec) -> None:
+    """Check that a worker can load the model, before any process starts. Raises `CommandFailed`."""
+    try:
+        backend = describe(spec).backend
+    except (LoadRefused, OSError) as error:
+        raise CommandFailed(str(error)) from error
+    if backend == "iree":
+        _check_cache(cache_dir(spec))
+
+
+def _check_cache(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandFailed(
+            f"the cache directory {folder} cannot be created: {error.strerror}; set --cache-dir or BATON_CACHE_DIR"
+        ) from error
+
+
+def _own_name(model: str) -> str:
+    return Path(model).resolve().name if Path(model).exists() else model

@@ -1,0 +1,137 @@
+"""Command-line options made from the settings, so that each has one name, one description and one range."""
+
+import contextlib
+import functools
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from cli.config.errors import CommandFailed, InvalidOption
+from cli.config.settings import Settings, flag
+from cli.config.sources import InvalidSettings, load, unknown_variables
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status of a command that was ended by Ctrl-C, as in shells."""
+
+
+def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command `--config` and the options of these settings. It receives one `settings: Settings` instead."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own = [each.replace(kind=keyword) for name, each in signature.parameters.items() if name != "settings"]
+        made = [_setting_parameter(name) for name in names] + [_CONFIG]
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> None:
+            flags = {name: values.pop(name) for name in names}
+            try:
+                settings = load(flags, values.pop("config"))
+            except InvalidSettings as error:
+                raise InvalidOption(str(error)) from error
+            for sentence in unknown_variables():
+                Console(stderr=True).print(f"[yellow]Warning:[/] {escape(sentence)}")
+            try:
+                command(settings=settings, **values)
+            except CommandFailed as error:
+                fail(str(error))
+            except KeyboardInterrupt:
+                leave_now()
+
+        parameters = sorted(own + made, key=lambda parameter: parameter.name != "model")
+        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return wrapper
+
+    return decorate
+
+
+def fail(sentence: str) -> NoReturn:
+    """Print an error on stderr and exit with status 1."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]Error:[/] {escape(sentence)}")
+    raise typer.Exit(1)
+
+
+def leave_now() -> NoReturn:
+    """Exit with the status of Ctrl-C, without the interpreter's shutdown.
+
+    The exception still holds what was interrupted inside a call to a device. Freeing that after its device would crash.
+    """
+    with contextlib.suppress(OSError):  # a closed pipe
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(INTERRUPTED)
+
+
+def flags_given(invocation: typer.Context) -> set[str]:
+    """Return the names of the parameters that were given on the command line."""
+    sources = {name: invocation.get_parameter_source(name) for name in invocation.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def switch(*names: str, help: str, **more: Any) -> Any:
+    """Declare an option without a value."""
+    return typer.Option(*names, help=help, show_default=False, **more)
+
+
+def _setting_parameter(name: str) -> inspect.Parameter:
+    field = Settings.model_fields[name]
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    if name == "model":
+        info: Any = typer.Argument(help=field.description, metavar="MODEL", show_default=False)
+    else:
+        # A switch that is on by default has another flag that turns it off.
+        names = f"{flag(name)}/--no-{flag(name)[2:]}" if field.default is True else flag(name)
+        info = typer.Option(
+            names,
+            help=_with_default(field.description or "", field.default),
+            show_default=False,
+            rich_help_panel=str(extra["panel"]),
+            metavar=str(extra["metavar"] or _metavar(name, field.annotation)),
+        )
+    kind: Any = field.annotation
+    annotation = Annotated[kind | None, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _metavar(name: str, kind: Any) -> str:
+    if kind is bool:
+        return ""
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    if name.endswith("_s"):
+        return "SECONDS"
+    return "BYTES" if name.endswith("_bytes") else "N"
+
+
+def _with_default(help: str, default: Any) -> str:
+    """Append the default. The parameter's own default is None, which tells Typer that the flag was not given."""
+    if default == "" or default is False:
+        return escape(help)
+    shown = escape(f"[default: {'on' if default is True else default}]")
+    return f"{escape(help)} [dim]{shown}[/dim]"
+
+
+_CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help=_with_default("TOML file with settings.", "baton.toml, if it exists"),
+            show_default=False,
+            metavar="FILE",
+        ),
+    ],
+)

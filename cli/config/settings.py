@@ -1,0 +1,275 @@
+"""All settings, each with its default, its range and the description that the help shows."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from gateway.settings import GatewaySettings
+from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
+from workers.precision import Quantize
+
+ENV_PREFIX = "BATON_"
+
+_GATEWAY = GatewaySettings()
+"""The defaults of the gateway's settings."""
+
+MODEL, ENGINE, SERVER, LIMITS, JOINING = "Model", "Engine", "Server", "Limits", "Joining"
+
+
+def _field(default: Any, panel: str, help: str, metavar: str = "", **bounds: Any) -> Any:
+    return Field(default, description=help, json_schema_extra={"panel": panel, "metavar": metavar}, **bounds)
+
+
+class Settings(BaseSettings):
+    """The settings. `max_batch_size` is set by `--max-batch-size`, `BATON_MAX_BATCH_SIZE` or `max_batch_size = 8`."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+
+    model: str = _field(
+        "", MODEL, "Model directory or Hugging Face model id; empty selects the built-in model.", "MODEL"
+    )
+    name: str = _field(
+        "", MODEL, "Model name that clients use; empty uses the model's own name.", "NAME", max_length=MAX_NAME
+    )
+    backend: Literal["auto", "iree", "mlx", "scripted"] = _field(
+        "auto",
+        MODEL,
+        "iree, mlx, or auto: mlx on Apple silicon, iree elsewhere. (scripted needs no model and is for tests.)",
+    )
+    device: str = _field(
+        "", MODEL, "Device of the backend, such as local-task or cuda; empty uses the backend's default.", "DEVICE"
+    )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = _field(
+        "auto", MODEL, "Number type of weights and KV cache; auto uses the best one that the device supports."
+    )
+    quantize: Quantize = _field(
+        "none",
+        MODEL,
+        "Quantize the weight matrices to int8 or int4 while loading: less memory, more tokens per second.",
+    )
+    context: int = _field(
+        0,
+        MODEL,
+        "Maximum tokens of prompt and answer together; 0 uses the model's own limit, up to 4096.",
+        ge=0,
+        le=MAX_TOKENS,
+    )
+
+    max_batch_size: int = _field(
+        8, ENGINE, "Maximum number of sequences that run at once in one worker.", ge=1, le=MAX_SLOTS
+    )
+    max_queue: int = _field(256, ENGINE, "Maximum number of sequences that wait in one worker.", ge=0, le=MAX_QUEUE)
+    step_tokens: int = _field(
+        0,
+        ENGINE,
+        "Token budget of one engine step; 0 sets it so that running streams keep their pace.",
+        ge=0,
+        le=MAX_TOKENS,
+    )
+    kv_bytes: int = _field(
+        0,
+        ENGINE,
+        "Bytes of KV cache that a worker's sequences share; 0 uses the worker's share of the free memory, at most "
+        "max_batch_size x context.",
+        ge=0,
+        le=MAX_COUNT,
+    )
+    prefix_cache: bool = _field(True, ENGINE, "Keep the KV of ended sequences for requests that share a prefix.")
+    prefix_bytes: int = _field(
+        0,
+        ENGINE,
+        "Maximum bytes of KV that the prefix cache keeps; 0 keeps the last sequence of every slot.",
+        ge=0,
+        le=MAX_COUNT,
+    )
+    threads: int = _field(
+        0,
+        ENGINE,
+        "Compute threads of one IREE worker; 0 divides the cores among the workers, or uses one thread for a small "
+        "model. MLX chooses its own number.",
+        ge=0,
+        le=4096,
+    )
+    cache_dir: str = _field(
+        "",
+        ENGINE,
+        "Directory of IREE's compiled graphs and packed weights; empty uses the user's cache directory.",
+        "DIR",
+    )
+
+    host: str = _field(_GATEWAY.host, SERVER, "Address to listen on.", "HOST", min_length=1)
+    port: int = _field(_GATEWAY.port, SERVER, "Port to listen on; 0 chooses a free one.", "PORT", ge=0, le=65535)
+    workers: int = _field(
+        1,
+        SERVER,
+        "Number of worker processes, each with the whole model; 0 if workers on other machines suffice.",
+        ge=0,
+        le=64,
+    )
+    standby: int = _field(
+        0, SERVER, "Number of additional workers that are loaded and ready to replace a lost one.", ge=0, le=64
+    )
+    api_key: str = _field(
+        _GATEWAY.api_key, SERVER, "Key that clients must send as a bearer token; empty requires none.", "KEY"
+    )
+    admin_key: str = _field(
+        _GATEWAY.admin_key, SERVER, "Key that drain, restart and reload require instead of the API key.", "KEY"
+    )
+    listen_workers: str = _field(
+        _GATEWAY.listen_workers,
+        SERVER,
+        "Address where workers on other machines join, tcp://HOST:PORT; empty accepts none.",
+        "ADDRESS",
+    )
+    keys_dir: str = _field(
+        _GATEWAY.keys_dir,
+        SERVER,
+        "Directory with the gateway's key and the keys of workers that may join; see baton keys.",
+        "DIR",
+    )
+    allow_public_workers: bool = _field(
+        _GATEWAY.allow_public_workers,
+        SERVER,
+        "Allow --listen-workers to be an address outside of loopback and private networks.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _field(
+        "info", SERVER, "Log level: debug, info, warning or error. On a terminal the default is warning."
+    )
+
+    max_body_bytes: int = _field(
+        _GATEWAY.max_body_bytes, LIMITS, "Maximum bytes of one request body.", ge=1, le=12 << 20
+    )
+    max_total_body_bytes: int = _field(
+        _GATEWAY.max_total_body_bytes,
+        LIMITS,
+        "Maximum bytes of the bodies of all live requests, each counted n times; more requests are answered 429.",
+        ge=1,
+        le=1 << 50,
+    )
+    max_header_bytes: int = _field(
+        _GATEWAY.max_header_bytes, LIMITS, "Maximum bytes of one request's headers.", ge=1024, le=1 << 20
+    )
+    max_choices: int = _field(
+        _GATEWAY.max_choices,
+        LIMITS,
+        "Maximum number of sequences of one request: its prompts times n.",
+        ge=1,
+        le=MAX_FRAMES_PER_MESSAGE,
+    )
+    max_streams_per_worker: int = _field(
+        _GATEWAY.max_streams_per_worker,
+        LIMITS,
+        "Maximum number of sequences of one worker, running and waiting; more requests are answered 429.",
+        ge=1,
+        le=1 << 20,
+    )
+    max_connections: int = _field(
+        _GATEWAY.max_connections,
+        LIMITS,
+        "Maximum number of open HTTP connections; more are answered 503.",
+        ge=1,
+        le=1 << 20,
+    )
+    body_timeout_s: float = _field(
+        _GATEWAY.body_timeout_s, LIMITS, "Seconds in which a client must have sent its request body.", ge=0.01, le=3600
+    )
+    request_timeout_s: float = _field(
+        _GATEWAY.request_timeout_s, LIMITS, "Seconds that a request may take in total.", ge=0.01, le=604800
+    )
+    max_waiting_streams: int = _field(
+        _GATEWAY.max_waiting_streams,
+        LIMITS,
+        "Maximum number of sequences that wait while no worker is available; more requests are answered 429.",
+        ge=0,
+        le=1 << 20,
+    )
+    worker_wait_s: float = _field(
+        _GATEWAY.worker_wait_s,
+        LIMITS,
+        "Seconds that a request waits for a worker to become available; 0 ends or refuses it at once.",
+        ge=0,
+        le=86400,
+    )
+    waiting_comment_s: float = _field(
+        _GATEWAY.waiting_comment_s,
+        LIMITS,
+        "Seconds between the comments that a streaming client gets while it waits for a worker.",
+        ge=0.01,
+        le=3600,
+    )
+    client_stall_s: float = _field(
+        _GATEWAY.client_stall_s,
+        LIMITS,
+        "Seconds after which a client that reads nothing is disconnected; it may take twice as long.",
+        ge=0.01,
+        le=86400,
+    )
+    max_resume_s: float = _field(
+        _GATEWAY.max_resume_s,
+        LIMITS,
+        "Maximum seconds that a stream is kept for a client whose connection ended; 0 keeps none.",
+        ge=0,
+        le=86400,
+    )
+    max_resumable_streams: int = _field(
+        _GATEWAY.max_resumable_streams,
+        LIMITS,
+        "Maximum number of streams that can be resumed; requests for another one are answered 429.",
+        ge=0,
+        le=1 << 16,
+    )
+    resume_buffer_bytes: int = _field(
+        _GATEWAY.resume_buffer_bytes,
+        LIMITS,
+        "Bytes of sent events kept for each of these streams; the oldest are dropped first.",
+        ge=0,
+        le=1 << 30,
+    )
+    progress_timeout_s: float = _field(
+        _GATEWAY.progress_timeout_s,
+        LIMITS,
+        "Seconds without progress after which a worker does not count as ready.",
+        ge=0.01,
+        le=86400,
+    )
+    hang_timeout_s: float = _field(
+        _GATEWAY.hang_timeout_s,
+        LIMITS,
+        "Seconds without a finished step after which a busy worker is replaced; longer if its steps are slow.",
+        ge=0.01,
+        le=900,
+    )
+    shutdown_grace_s: float = _field(
+        _GATEWAY.shutdown_grace_s, LIMITS, "Seconds that live requests may take to finish at shutdown.", ge=0, le=86400
+    )
+
+    join: str = _field("", JOINING, "Address of the gateway for workers, tcp://HOST:PORT.", "ADDRESS")
+    server_key: str = _field("", JOINING, "The gateway's public key, which baton keys show prints there.", "KEY")
+    key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton keys make.", "FILE")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources: flags, environment, file. Dotenv files and secrets directories are not read."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def of_panels(*panels: str) -> tuple[str, ...]:
+    """Return the names of the settings under these headings."""
+    return tuple(
+        name
+        for name, field in Settings.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra["panel"] in panels
+    )
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,80 @@
+"""Loads the settings. Flags take precedence over BATON_* variables, which take precedence over a TOML file."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsConfigDict
+
+from cli.config.settings import ENV_PREFIX, Settings, flag
+
+DEFAULT_FILE = Path("baton.toml")
+CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
+
+
+class InvalidSettings(Exception):
+    """Raised if a setting is unknown or out of range. The message names the flag, the variable or the file."""
+
+
+def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
+    """Load the settings from flags that are not None, the environment and a TOML file. Raises `InvalidSettings`."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    file = config_file(config)
+
+    class Loaded(Settings):
+        model_config = SettingsConfigDict(toml_file=file)
+
+    try:
+        return Loaded(**given)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSettings(f"{file} is not TOML: {error}") from error
+    except ValidationError as error:
+        raise InvalidSettings("\n".join(_explain(error, given, file))) from error
+
+
+def config_file(config: Path | None) -> Path | None:
+    """Return the file to read: `--config`, `BATON_CONFIG`, or baton.toml in the current directory, if it exists."""
+    variable = os.environ.get(CONFIG_VARIABLE)
+    named = config or (Path(variable) if variable else None)
+    if named is None:
+        return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    if not named.is_file():
+        raise InvalidSettings(f"{'--config' if config else CONFIG_VARIABLE}: there is no file {named}")
+    return named
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a warning for each BATON_* variable that is not a setting. Orchestrators may set such variables."""
+    known = [ENV_PREFIX + name.upper() for name in Settings.model_fields] + [CONFIG_VARIABLE]
+    return [
+        f"{name} is not a setting{_did_you_mean(name, known, ENV_PREFIX)}; it is ignored"
+        for name in sorted(environment)
+        if name.startswith(ENV_PREFIX) and name not in known
+    ]
+
+
+def _explain(error: ValidationError, given: Mapping[str, Any], file: Path | None) -> Iterable[str]:
+    for problem in error.errors():
+        name = str(problem["loc"][0])
+        if problem["type"] == "extra_forbidden":
+            yield f"{file}: {name} is not a setting{_did_you_mean(name, Settings.model_fields)}"
+            continue
+        variable = ENV_PREFIX + name.upper()
+        if name in given:
+            where = flag(name)
+        elif variable in {key.upper() for key in os.environ}:
+            where = variable
+        else:
+            where = f"{file}: {name}"
+        text = problem["msg"].partition(", unable to parse")[0]
+        yield f"{where}: {text[0].lower()}{text[1:]}, not {problem['input']!r}"
+
+
+def _did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Suggest the most similar known name, if there is one. Names are compared without their common `prefix`."""
+    close = difflib.get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=1)
+    return f" (did you mean {prefix}{close[0]}?)" if close else ""

@@ -1,0 +1,57 @@
+"""The message of a server that is ready: its URL, a curl command to try it, and the chat page."""
+
+import json
+import shlex
+
+from actors.supervision.worker import WorkerStatus
+from cli.client.server_url import base_url
+from cli.config.settings import Settings
+
+
+class ReadyMessage:
+    """Composes the message. The address is known once the gateway listens: port 0 lets the system choose one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._url = ""
+        self.postponed: WorkerStatus | None = None
+        """The first worker that became ready before the gateway listened."""
+
+    def listening(self, host: str, port: int) -> None:
+        """Set the address that the gateway listens on."""
+        self._url = base_url(host, port)
+
+    def text(self, status: WorkerStatus) -> str:
+        """Return the message for the first worker that is ready; empty if the gateway does not listen yet."""
+        if not self._url:
+            self.postponed = self.postponed or status
+            return ""
+        hello, ready = status.hello, status.ready
+        model = hello.model if hello else ""
+        # Without workers of its own, these are the slots of the first one that joined.
+        slots = hello.slots * max(1, self._settings.workers) if hello else 0
+        where = f" ({hello.backend} on {hello.device}, {slots} at a time)" if hello else ""
+        chat = bool(ready and ready.capabilities.chat)
+        return "\n".join(
+            [
+                f"Ready: {model} is served on {self._url}{where}",
+                "",
+                "Try it:",
+                "  " + curl_line(self._url, model, chat=chat, key=bool(self._settings.api_key)),
+                *([f"Chat with it in a browser: {self._url}/"] if chat else []),
+                "Stop it with Ctrl-C.",
+            ]
+        )
+
+
+def curl_line(url: str, model: str, *, chat: bool, key: bool) -> str:
+    """Return a command that can be pasted into a shell."""
+    body: dict[str, object] = {"model": model}
+    if chat:
+        body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
+    else:
+        body |= {"prompt": "The capital of France is", "max_tokens": 16}
+    body["temperature"] = 0
+    route = "chat/completions" if chat else "completions"
+    headers = ["-H 'Content-Type: application/json'"] + ['-H "Authorization: Bearer $BATON_API_KEY"'] * key
+    return f"curl {url}/v1/{route} {' '.join(headers)} -d {shlex.quote(json.dumps(body))}"

@@ -1,0 +1,57 @@
+"""The output of `baton compile`, also for a backend without graphs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("iree.compiler", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
+pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
+
+from cli.commands import compile as compile_module
+from cli.commands.compile import compile_model
+from cli.config.errors import CommandFailed
+from cli.config.model import ChosenModel, worker_spec
+from cli.config.settings import Settings
+from workers.iree.build.compile_client import Built
+from workers.process.backends import Progress
+from workers.process.spec import WorkerSpec
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Yield two modules, one of them from the cache."""
+    file = tmp_path / "module.vmfb"
+    file.write_bytes(b"m" * 2048)
+
+    def compile_ahead(spec: WorkerSpec, progress: Progress) -> Iterator[Built]:
+        assert spec == worker_spec(Settings(max_batch_size=3), ChosenModel.choose(Settings()), workers=2)
+        progress("compile graphs", 0, 2)
+        yield Built(("decode_3",), file, None)
+        yield Built(("draw_1", "filter_1"), file, 4.5)
+
+    monkeypatch.setattr(compile_module, "compile_ahead", compile_ahead)
+    return Settings(max_batch_size=3, workers=2)
+
+
+def test_a_line_for_each_module(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    compile_model(settings, as_json=False)
+    out = capsys.readouterr().out
+    assert "decode_3" in out
+    assert "in the cache" in out
+    assert "draw_1 filter_1" in out
+    assert "4.5" in out
+    assert "2 modules, 0.0 MiB" in out
+
+
+def test_as_json(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    compile_model(settings, as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert report["modules"][1] == {"graphs": ["draw_1", "filter_1"], "bytes": 2048, "seconds": 4.5}
+    assert report["seconds"] >= 0
+
+
+def test_a_backend_without_graphs_is_a_command_error() -> None:
+    with pytest.raises(CommandFailed, match="the scripted backend compiles nothing ahead of time"):
+        compile_model(Settings(backend="scripted"), as_json=False)

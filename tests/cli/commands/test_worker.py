@@ -1,0 +1,71 @@
+"""`baton worker`: the settings that it needs, its keys, and a process that joins and serves."""
+
+import signal
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+
+from actors.supervision.restart_policy import RestartPolicy
+from actors.transport.allow_list import AllowList
+from actors.transport.keys import make_gateway_key, make_key
+from actors.transport.link import CurveKeys
+from cli.commands.worker import worker_keys
+from cli.config.errors import CommandFailed
+from cli.config.settings import Settings
+from tests.cli.commands.test_serve import DEADLINE_S, SERVE, read_until, serving, url_of
+from tests.ports import port_for_later
+from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
+
+
+def test_it_needs_an_address_and_both_keys(tmp_path: Path) -> None:
+    own, server = make_key(tmp_path / "own"), make_key(tmp_path / "server")
+    given = Settings(join="tcp://10.0.0.1:7000", server_key=server.public_text, key_file=str(tmp_path / "own"))
+    keys = worker_keys(given)
+    assert (keys.public, keys.secret, keys.server) == (own.public, own.secret, server.public)
+    for name in ("join", "server_key", "key_file"):
+        with pytest.raises(CommandFailed, match=f"--{name.replace('_', '-')} is needed"):
+            worker_keys(given.model_copy(update={name: ""}))
+    for address in ("gpu1:7000", "ipc:///tmp/x", "tcp://10.0.0.1"):
+        with pytest.raises(CommandFailed, match="--join: write tcp://HOST:PORT, not"):
+            worker_keys(given.model_copy(update={"join": address}))
+    with pytest.raises(CommandFailed, match="--server-key: a key has 64"):
+        worker_keys(given.model_copy(update={"server_key": "x"}))
+    (tmp_path / "own").chmod(0o640)
+    with pytest.raises(CommandFailed, match="can be opened by others"):
+        worker_keys(given)
+
+
+def test_a_worker_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
+    own = make_key(tmp_path / "own")
+    keys = CurveKeys(own.public, own.secret, server=own.public)
+    command = lambda endpoint, incarnation: ["false"]  # noqa: E731
+    once = RestartPolicy(max_failures=1)
+    with pytest.raises(WorkerGaveUp, match="exited with status 1"):
+        anyio.run(run_agent, RemoteAgent("w", command, "tcp://127.0.0.1:9", keys, policy=once))
+
+
+def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> None:
+    server = make_gateway_key(tmp_path / "keys").public_text
+    AllowList(tmp_path / "keys").add("far", make_key(tmp_path / "far.key").public_text)
+    door = f"tcp://127.0.0.1:{port_for_later()}"
+    serve = [*SERVE, "--workers", "0", "--listen-workers", door, "--keys-dir", str(tmp_path / "keys")]
+    join = ["--join", door, "--server-key", server, "--key-file", str(tmp_path / "far.key")]
+    work = ["-m", "cli", "worker", "--backend", "scripted", "--name", "tiny", "--log-level", "warning", *join]
+    with serving(serve) as gateway:
+        with serving(work) as worker:
+            lines = read_until(gateway, "Stop it")
+            assert "8 at a time" in "\n".join(lines)
+            url = url_of(lines)
+            body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=DEADLINE_S)
+            assert len(answer.json()["choices"][0]["text"]) == 8
+            (shown,) = httpx.get(f"{url}/admin/workers", timeout=DEADLINE_S).json()["workers"]
+            assert (shown["name"], shown["model"]) == ("far", "tiny")
+            worker.send_signal(signal.SIGTERM)
+            _, errors = worker.communicate(timeout=DEADLINE_S)
+            assert worker.returncode == 0, errors
+        gateway.send_signal(signal.SIGTERM)
+        _, errors = gateway.communicate(timeout=DEADLINE_S)
+    assert gateway.returncode == 0, errors

@@ -1,0 +1,78 @@
+"""The commands that start workers, and the gateway's settings."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton_serve.start import module_command
+from cli.config.errors import CommandFailed
+from cli.config.launch import gateway_settings, like_command, worker_command, worker_launches
+from cli.config.model import ChosenModel, worker_spec
+from cli.config.settings import Settings
+from gateway.fleet.launch import LaunchRefused
+from tests.checkpoints import make_checkpoint, make_tokenizer
+from workers.process.spec import WorkerSpec
+
+
+def test_a_worker_gets_all_settings() -> None:
+    settings = Settings(backend="scripted", max_batch_size=3, context=99, max_queue=5, step_tokens=7, workers=2)
+    model = ChosenModel("m", Path("/models/m"))
+    launches = worker_launches(settings, model)
+    assert [(launch.name, launch.model) for launch in launches] == [("w0", "m"), ("w1", "m")]
+    argv = launches[1].command("ipc:///x", 4)
+    given = ["--endpoint", "ipc:///x", "--incarnation", "4", "--spec", argv[-1]]
+    assert argv == module_command("workers", *given)
+    spec = msgspec.json.decode(argv[-1], type=WorkerSpec)
+    assert spec == worker_spec(settings, model, "w1", 2)
+    assert (spec.name, spec.max_batch_size, spec.context, spec.max_queue, spec.step_tokens) == ("w1", 3, 99, 5, 7)
+    assert (spec.threads, spec.workers) == (0, 2)
+
+
+def test_standby_workers_come_last_and_have_no_share_of_the_cores() -> None:
+    launches = worker_launches(Settings(backend="scripted", workers=2, standby=2), ChosenModel("m", Path("/m")))
+    assert [(launch.name, launch.standby) for launch in launches] == [
+        ("w0", False),
+        ("w1", False),
+        ("w2", True),
+        ("w3", True),
+    ]
+    specs = [msgspec.json.decode(launch.command("ipc:///x", 1)[-1], type=WorkerSpec) for launch in launches]
+    assert {spec.workers for spec in specs} == {2}
+
+
+def test_a_worker_chooses_its_threads_itself() -> None:
+    assert worker_spec(Settings(), ChosenModel("m", Path("/m")), "w0", 4).threads == 0
+    assert worker_spec(Settings(threads=5), ChosenModel("m", Path("/m")), "w0", 4).threads == 5
+    assert worker_spec(Settings(), ChosenModel("m", Path("/m")), "w0", 0).workers == 1, "where all stand by"
+
+
+def test_a_command_is_the_same_for_every_incarnation_but_for_its_number() -> None:
+    command = worker_command(WorkerSpec(name="w0", model_name="m", model_path="/m"))
+    first, second = command("ipc:///a", 1), command("ipc:///a", 2)
+    assert [pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]] == [("1", "2")]
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(CommandFailed, match="max_choices"):
+        gateway_settings(Settings(max_choices=64, max_streams_per_worker=1))
+    with pytest.raises(CommandFailed, match="--listen-workers needs --keys-dir"):
+        gateway_settings(Settings(listen_workers="tcp://127.0.0.1:7000"))
+
+
+def test_a_checkpoint_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("old", "like", "other")]
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        make_checkpoint(folder, seed=seed, layers=1)
+    spec = WorkerSpec("w0", "m", str(folders[0]), backend="iree")
+    assert str(folders[1]) in like_command(spec, "w0", str(folders[1]))("ipc://x", 1)[-1]
+    make_tokenizer(folders[2], 300)
+    with pytest.raises(LaunchRefused, match="has another tokenizer"):
+        like_command(spec, "w0", str(folders[2]))
+    (folders[2] / "tokenizer.json").write_text('{"model": []}')
+    with pytest.raises(LaunchRefused, match="is no tokenizer"):
+        like_command(spec, "w0", str(folders[2]))
+    (folders[2] / "tokenizer.json").unlink()
+    with pytest.raises(LaunchRefused, match="has another tokenizer"):
+        like_command(spec, "w0", str(folders[2]))

@@ -1,0 +1,74 @@
+"""Which model the settings name, and its name."""
+
+from pathlib import Path
+
+import pytest
+
+from cli.config import model as chosen
+from cli.config.errors import CommandFailed
+from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.settings import Settings
+from models import builtin_path
+from tests.checkpoints import make_checkpoint
+from workers.checkpoints.checkpoint import CheckpointError
+
+
+def test_no_model_is_the_builtin_one() -> None:
+    assert ChosenModel.choose(Settings()) == ChosenModel("baton-tiny", builtin_path())
+
+
+def test_the_name_of_a_directory_is_its_own_or_the_one_that_is_set(tmp_path: Path) -> None:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    assert ChosenModel.choose(Settings(model=f"{folder}/")) == ChosenModel("llama", folder)
+    assert ChosenModel.choose(Settings(model=str(folder), name="mine")).name == "mine"
+
+
+def test_the_name_of_the_current_directory_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ChosenModel.choose(Settings(model=".")).name == tmp_path.name
+
+
+def test_a_hub_id_is_downloaded_and_is_the_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(chosen, "resolve_model", lambda model: tmp_path / model)
+    assert ChosenModel.choose(Settings(model="org/name")) == ChosenModel("org/name", tmp_path / "org/name")
+
+
+def test_a_failed_download_is_a_command_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: str) -> Path:
+        raise CheckpointError(model, "", "could not be fetched")
+
+    monkeypatch.setattr(chosen, "resolve_model", refuse)
+    with pytest.raises(CommandFailed, match="could not be fetched"):
+        ChosenModel.choose(Settings(model="org/name"))
+
+
+def test_the_scripted_backend_needs_no_model() -> None:
+    assert ChosenModel.choose(Settings(backend="scripted")).name == "scripted"
+
+
+def test_a_model_is_checked_before_anything_starts(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model")
+    settings = Settings(model=str(path), backend="mlx")
+    check_model(worker_spec(settings, ChosenModel.choose(settings)))
+    for context, problem in ((1 << 20, "max_position_embeddings"), (1, "context: 1 token leaves no room")):
+        other = Settings(model=str(path), backend="mlx", context=context)
+        with pytest.raises(CommandFailed, match=problem):
+            check_model(worker_spec(other, ChosenModel.choose(other)))
+
+
+def test_a_cache_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("iree.runtime")
+    path, file = make_checkpoint(tmp_path / "model"), tmp_path / "file"
+    file.write_text("")
+    settings = Settings(model=str(path), backend="iree", cache_dir=str(file / "cache"))
+    with pytest.raises(CommandFailed, match=r"cannot be created: .*; set --cache-dir"):
+        check_model(worker_spec(settings, ChosenModel.choose(settings)))
+
+
+def test_a_name_that_is_too_long_for_the_wire_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ("x" * 128)).mkdir()
+    (tmp_path / ("x" * 129)).mkdir()
+    assert ChosenModel.choose(Settings(model=str(tmp_path / ("x" * 128)))).name == "x" * 128
+    with pytest.raises(CommandFailed, match="--name"):
+        ChosenModel.choose(Settings(model=str(tmp_path / ("x" * 129))))

@@ -1,0 +1,34 @@
+"""The gate itself: it passes on the scripted runner, and fails on runners that mix up rows."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.gate import run_gate
+from workers.engine.runner import DecodeRow
+from workers.scripted.runner import ScriptedRunner
+
+
+def make_runner() -> ScriptedRunner:
+    return ScriptedRunner(slots=8, context=64, prefill_chunks=(4, 16, 32))
+
+
+def test_the_gate_passes_on_the_scripted_runner_and_covers_all_cases() -> None:
+    report = run_gate(make_runner)
+    assert report.requests >= 32
+    assert report.most_active == 8
+    assert min(report.cancelled, report.resumed, report.stopped, report.full, report.masked) >= 1
+    assert min(report.reported, report.shared) >= 1
+
+
+class Leaky(ScriptedRunner):
+    """Runner whose samples depend on the batch size: more than four rows change them."""
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        tokens = super().decode(rows)
+        return [None if token is None else token ^ 1 for token in tokens] if len(rows) > 4 else tokens
+
+
+def test_the_gate_finds_a_token_that_depends_on_the_batch() -> None:
+    with pytest.raises(AssertionError, match="stream"):
+        run_gate(lambda: Leaky(slots=8, context=64, prefill_chunks=(4, 16, 32)))

@@ -1,0 +1,162 @@
+"""Scripted runner: tokens follow from the history alone, and every contract violation is an error."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.request import Sampling
+from tests.sampled import sampled
+from workers.engine.runner import Chunk, DecodeRow
+from workers.sampling.sample_spec import LogitEdits, SampleSpec
+from workers.scripted.runner import ALPHABET, ContractError, ScriptedRunner
+
+GREEDY = Sampling()
+SEEDED = Sampling(temperature=1.0, seed=9)
+
+
+def runner(**options: Any) -> ScriptedRunner:
+    return ScriptedRunner(slots=4, context=32, prefill_chunks=(4, 8), **options)
+
+
+def fill(one: ScriptedRunner, slot: int, tokens: tuple[int, ...], sampling: Sampling = GREEDY) -> int:
+    (token,) = one.prefill([Chunk(slot, tokens, 0, 0)], [SampleSpec(sampling, len(tokens))])
+    assert token is not None
+    return token
+
+
+def test_the_next_token_depends_on_the_history_and_not_on_slot_or_chunks() -> None:
+    one = runner()
+    first = fill(one, 0, (1, 2, 3, 4, 5))
+    one.prefill([Chunk(2, (1, 2), 0, 0)], [None])
+    assert one.prefill([Chunk(2, (3, 4, 5), 2, 2)], [SampleSpec(GREEDY, 5)]) == [first]
+    row = [DecodeRow(slot, first, 5, 5, SampleSpec(GREEDY, 6)) for slot in (2, 0)]
+    assert len(set(one.decode(row))) == 1
+    assert first in ALPHABET
+    others = {fill(runner(), 0, (1, 2, 3, 4, token)) for token in range(6, 40)}
+    assert len(others) > 10
+
+
+def test_seed_and_position_make_the_noise_and_greedy_has_none() -> None:
+    assert fill(runner(), 0, (1, 2), Sampling(seed=1)) == fill(runner(), 0, (1, 2), Sampling(seed=2))
+    tokens = [fill(runner(), 0, (1, 2), Sampling(temperature=1.0, seed=seed)) for seed in range(40)]
+    assert len(set(tokens)) > 10
+    assert fill(runner(), 1, (1, 2), SEEDED) == fill(runner(), 3, (1, 2), SEEDED)
+
+
+def test_the_logits_peak_at_the_greedy_token() -> None:
+    logits = runner().logits(Chunk(0, (5, 6, 7), 0, 0))
+    assert logits.shape == (3, 257)
+    assert logits.dtype == np.float32
+    for length in (1, 2, 3):
+        assert logits[length - 1].argmax() == fill(runner(), 0, (5, 6, 7)[:length])
+
+
+@pytest.mark.parametrize(
+    "breach",
+    [
+        lambda one: one.prefill([Chunk(4, (1,), 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(1, (1,), 1, 1)], [None]),
+        lambda one: one.prefill([Chunk(0, (1,), 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(0, (1,), 4, 4)], [None]),
+        lambda one: one.prefill([Chunk(0, (1,), 3, 4)], [None]),
+        lambda one: one.prefill([Chunk(1, (), 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(1, (1,) * 9, 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(1, (257,), 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(1, (-1,), 0, 0)], [None]),
+        lambda one: one.prefill([Chunk(1, (1, 1), 0, 0)], [SampleSpec(GREEDY, 3)]),
+        lambda one: one.decode([]),
+        lambda one: one.decode([DecodeRow(0, 1, 3, 3, SampleSpec(GREEDY, 4))] * 2),
+        lambda one: one.decode([DecodeRow(0, 1, 4, 4, SampleSpec(GREEDY, 5))]),
+        lambda one: one.decode([DecodeRow(0, 1, 3, 3, SampleSpec(GREEDY, 3))]),
+        lambda one: one.decode([DecodeRow(0, 1, 3, 4, SampleSpec(GREEDY, 5))]),
+        lambda one: one.decode([DecodeRow(1, 1, 0, 0, SampleSpec(GREEDY, 1))]),
+        lambda one: one.logits(Chunk(0, (1,), 0, 0)),
+        lambda one: one.reset(4),
+    ],
+)
+def test_a_contract_violation_raises_and_is_recorded(breach: Callable[[ScriptedRunner], object]) -> None:
+    one = runner()
+    fill(one, 0, (1, 2, 3))
+    with pytest.raises(ContractError) as found:
+        breach(one)
+    assert one.violations == [str(found.value)]
+    assert one.decode([DecodeRow(0, 1, 3, 3, SampleSpec(GREEDY, 4))]), "a refused call has no effect"
+
+
+def test_the_context_is_the_last_row() -> None:
+    one = runner()
+    for start in range(0, 32, 8):
+        one.prefill([Chunk(0, (1,) * 8, start, start)], [None])
+    with pytest.raises(ContractError, match="rows 32 to 33 of a context of 32"):
+        one.decode([DecodeRow(0, 1, 32, 32, SampleSpec(GREEDY, 33))])
+
+
+def test_a_non_finite_sample_breaks_its_slot_until_it_is_reset() -> None:
+    one = runner()
+    for slot in range(3):
+        fill(one, slot, (1, 2))
+    value = np.ones(1, np.float32)
+    edits = [LogitEdits(np.array([5], np.int32), bias * value, value, value, value) for bias in (1.0, math.nan, 1.0)]
+    rows = [DecodeRow(slot, 6, 2, 2, SampleSpec(GREEDY, 3, each)) for slot, each in enumerate(edits)]
+    first, bad, third = one.decode(rows)
+    assert (bad, first) == (None, third)
+    assert first in ALPHABET
+    assert len(one.logprobs([0, 2])) == 2
+    with pytest.raises(ContractError, match="log-probabilities"):
+        one.logprobs([1])
+    with pytest.raises(ContractError, match="slot 1 is used after a failure"):
+        one.decode([DecodeRow(1, 6, 3, 3, SampleSpec(GREEDY, 4))])
+    with pytest.raises(ContractError, match="a copy from slot 1"):
+        one.copy_prefix(1, 2, 1)
+    one.reset(1)
+    fill(one, 1, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "specs", "options"),
+    [
+        ([], [], {}),
+        ([Chunk(0, (1,), 0, 0)], [], {}),
+        ([Chunk(0, (1,), 0, 0), Chunk(0, (1,), 1, 1)], [None, None], {}),
+        ([Chunk(0, (1,), 0, 0), Chunk(1, (1,), 0, 0)], [None, None], {"exact_rows": False}),
+        ([Chunk(0, (1,) * 4, 0, 0), Chunk(1, (1,) * 5, 0, 0)], [None, None], {}),
+        ([Chunk(slot, (1,), 0, 0) for slot in range(3)], [None] * 3, {"block_rows": 4}),
+    ],
+    ids=["none", "no specs", "one slot", "rows that are not exact", "too many", "too many blocks"],
+)
+def test_invalid_prefill_calls(chunks: list[Chunk], specs: list[None], options: dict[str, Any]) -> None:
+    with pytest.raises(ContractError):
+        runner(**options).prefill(chunks, specs)
+
+
+def test_prefill_samples_for_chunks_with_a_spec() -> None:
+    first, second = fill(runner(), 0, (1, 2, 3)), fill(runner(), 0, (5, 6))
+    one = runner(block_rows=4)
+    chunks = [Chunk(0, (1, 2, 3), 0, 0), Chunk(1, (5, 6), 0, 0)]
+    assert one.prefill(chunks, [None, SampleSpec(GREEDY, 2)]) == [None, second]
+    assert len(one.logprobs([0])) == 1
+    one.reset(0)
+    one.reset(1)
+    assert one.prefill(chunks, [SampleSpec(GREEDY, 3), SampleSpec(GREEDY, 2)]) == [first, second]
+
+
+@pytest.mark.parametrize("start", [0.0, 100.0], ids=["just booted", "later"])
+def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for(start: float) -> None:
+    now, slept = [start], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(round(seconds, 6))
+        now[0] += seconds
+
+    one = runner(tokens_per_second=10.0, clock=lambda: now[0], sleep=sleep)
+    token = fill(one, 0, (1,))
+    for at in range(1, 4):
+        (token,) = sampled(one.decode([DecodeRow(0, token, at, at, SampleSpec(GREEDY, at + 1))]))
+    assert slept == [0.1, 0.1]
+    now[0] += 5.0
+    for at in range(4, 6):
+        (token,) = sampled(one.decode([DecodeRow(0, token, at, at, SampleSpec(GREEDY, at + 1))]))
+    assert slept == [0.1, 0.1, 0.1]

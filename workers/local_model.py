@@ -1,0 +1,251 @@
+"""A model in this process, without a worker: one request at a time.
+
+Runs the same engine, text code and output processing as a worker, with a batch of one, so its answers are identical.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Self
+
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from protocol.events import Delta, Event, Failed, Finished, Logprobs, Step
+from protocol.request import ChatInput, FinishReason, Input, Limits, Sampling, TextInput, TokensInput
+from workers.engine.engine import BatchEngine
+from workers.engine.request import GREEDY, EngineRequest, RequestRefused
+from workers.process.backends import Progress
+from workers.process.loading import Loaded, load
+from workers.process.output_processor import EngineOutput, OutputProcessor
+from workers.process.spec import WorkerSpec
+from workers.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Input
+"""Text or token ids to continue, or messages for the chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModelCapabilities:
+    """Features of a local model and its device."""
+
+    backend: str
+    device: str
+    dtype: str
+    quantization: str
+    """`int8`, `int4` or both; empty if the weights are of `dtype`."""
+    context: int
+    vocab_size: int
+    text: bool
+    """The model has a tokenizer; without it prompts must be token ids."""
+    chat: bool
+    """The model has a chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A complete answer. `tokens` includes a generated end-of-sequence token."""
+
+    tokens: tuple[int, ...]
+    text: str
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    logprobs: tuple[Logprobs, ...] = ()
+    """One for each token, if `sampling.logprobs` is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """`log_likelihoods[i]` is the natural log of the probability of `tokens[i + 1]`, given all tokens before it."""
+
+    tokens: tuple[int, ...]
+    log_likelihoods: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """Log-likelihood of all tokens after the first, given the first."""
+        return sum(self.log_likelihoods)
+
+
+class LocalModelError(Exception):
+    """Raised where a worker would send `Failed`: the request is refused, or an engine step failed."""
+
+    def __init__(self, code: ErrorCode, text: str, field: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+        self.field = field
+
+
+class LocalModel:
+    """Owns an engine. Used by the thread that opened it, for one request at a time: a new request cancels the last."""
+
+    def __init__(
+        self, engine: BatchEngine, tokenizer: Tokenizer | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._streams = count(1)
+        self._stream = 0
+        # Tokens that a step returned beyond the one that was asked for; `decode_step` returns them next.
+        self._ready: list[int] = []
+        self._running = False
+
+    @classmethod
+    def open(cls, spec: WorkerSpec, progress: Progress = lambda phase, done, total: None) -> Self:
+        """Load the model of `spec`. Raises what `workers.process.loading.load` raises."""
+        return cls.of(load(spec, progress))
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> Self:
+        """Wrap a model that is loaded already."""
+        return cls(loaded.engine, loaded.tokenizer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def capabilities(self) -> LocalModelCapabilities:
+        """Features of the model and its device."""
+        runner = self._engine.capabilities
+        return LocalModelCapabilities(
+            backend=runner.backend,
+            device=runner.device,
+            dtype=runner.dtype,
+            quantization=runner.quantization,
+            context=runner.context,
+            vocab_size=runner.vocab_size,
+            text=self._tokenizer is not None,
+            chat=self._tokenizer is not None and self._tokenizer.chat is not None,
+        )
+
+    def prefill(self, prompt: Sequence[int], sampling: Sampling = GREEDY, *, eos: frozenset[int] = frozenset()) -> int:
+        """Compute a prompt and return the first token after it. Raises `LocalModelError`."""
+        stream = self._begin()
+        self._submit(EngineRequest(stream, tuple(prompt), sampling, None, eos))
+        self._running = True
+        while not self._ready:
+            self._step()
+        return self._ready.pop(0)
+
+    def decode_step(self) -> int | None:
+        """Return the next token of the sequence that `prefill` started; None after its end. Raises
+        `LocalModelError`."""
+        while not self._ready and self._running:
+            self._step()
+        return self._ready.pop(0) if self._ready else None
+
+    def stream(
+        self, prompt: Prompt, sampling: Sampling = GREEDY, limits: Limits | None = None, *, resume: Sequence[int] = ()
+    ) -> Generator[Delta | Finished, None, None]:
+        """Yield what a client would receive: a `Delta` for each step, then one `Finished`. Closing the iterator
+        cancels.
+
+        Raises `LocalModelError` where a worker would send `Failed`.
+        """
+        stream = self._begin()
+        processor = OutputProcessor(
+            self._tokenizer, max_live=1, clock=self._clock, context=self._engine.capabilities.context
+        )
+        submit = Submit(stream, f"local-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
+        result = processor.admit(submit)
+        if result.answer is not None:
+            yield from _client_events([result.answer])
+        if result.request is None:
+            return
+        self._submit(result.request)
+        try:
+            while processor.live:
+                if stream != self._stream:
+                    raise LocalModelError(ErrorCode.INTERNAL, "another request to this model took its place")
+                yield from _client_events(self._run_step(processor))
+        finally:
+            self._engine.cancel(stream)
+
+    def generate(
+        self, prompt: Prompt, sampling: Sampling = GREEDY, limits: Limits | None = None, *, resume: Sequence[int] = ()
+    ) -> GenerationResult:
+        """Return the complete answer. Raises `LocalModelError`."""
+        tokens: list[int] = []
+        text: list[str] = []
+        logprobs: list[Logprobs] = []
+        for event in self.stream(prompt, sampling, limits, resume=resume):
+            tokens += event.tokens
+            text.append(event.text)
+            logprobs += event.logprobs
+            if isinstance(event, Finished):
+                usage = event.usage
+                counts = usage.prompt_tokens, usage.completion_tokens
+                return GenerationResult(tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs))
+        raise RuntimeError("the stream ended without a terminal")
+
+    def score(self, prompt: str | Sequence[int]) -> Score:
+        """Return the log-likelihoods of a text's tokens. Raises `LocalModelError`, and what the runner raises."""
+        self._begin()
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise LocalModelError(ErrorCode.UNSUPPORTED, "the model has no tokenizer: give token ids", "prompt")
+            prompt = self._tokenizer.encode(prompt, special=True)
+        try:
+            values = self._engine.score(prompt)
+        except RequestRefused as refusal:
+            raise LocalModelError(refusal.code, refusal.text, refusal.field) from refusal
+        return Score(tuple(prompt), tuple(values.tolist()))
+
+    def close(self) -> None:
+        """Cancel the running request and free the device."""
+        self._begin()
+        self._engine.close()
+
+    def _begin(self) -> int:
+        """Cancel the last request and return the number of the next one."""
+        self._engine.cancel(self._stream)
+        self._ready.clear()
+        self._running = False
+        self._stream = next(self._streams)
+        return self._stream
+
+    def _submit(self, request: EngineRequest) -> None:
+        try:
+            self._engine.submit(request)
+        except RequestRefused as refusal:
+            raise LocalModelError(refusal.code, refusal.text, refusal.field) from refusal
+
+    def _step(self) -> None:
+        result = self._engine.step()
+        self._ready += [item.token for item in result.tokens]
+        self._running = not (result.ends or result.failures)
+        for failure in result.failures:
+            raise LocalModelError(failure.code, failure.text, failure.field)
+
+    def _run_step(self, processor: OutputProcessor) -> list[Event]:
+        """Run one engine step; end the stream if a stop string was found in it, or if its deadline has passed."""
+        engine = self._engine
+        if expired := processor.expire():
+            return [*expired]
+        processed = processor.process(EngineOutput(engine.step(), (), (), engine.gauges()))
+        ends = tuple(end for stream in processed.finish if (end := engine.finish(stream)) is not None)
+        return processed.frames + processor.process(EngineOutput(None, ends, (), engine.gauges())).frames
+
+
+def _client_events(events: Sequence[Event]) -> Iterator[Delta | Finished]:
+    for event in events:
+        match event:
+            case Step(deltas=deltas):
+                yield from deltas
+            case Finished():
+                yield event
+            case Failed(code=code, text=text, field=field):
+                raise LocalModelError(code, text, field)
+
+
+def _input(prompt: Prompt) -> Input:
+    if isinstance(prompt, str):
+        return TextInput(prompt)
+    if isinstance(prompt, TextInput | TokensInput | ChatInput):
+        return prompt
+    return TokensInput(tuple(prompt))

@@ -1,0 +1,8 @@
+"""Number formats that a model can be loaded in, as the command line and a worker's specification name them."""
+
+from typing import Literal
+
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+"""Type of weights and KV cache; `auto` is the checkpoint's own."""
+Quantize = Literal["none", "int8", "int4"]
+"""Quantization applied while loading, to matrices that the checkpoint stores unquantized."""

@@ -1,0 +1,101 @@
+"""Describes a worker before its model is loaded: device, context and the digests that `Hello` carries."""
+
+import hashlib
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from baton_serve import __version__
+from protocol.bounds import MAX_NAME, PROTOCOL_VERSION
+from protocol.events import Hello
+from workers.process.backends import SCRIPTED_CONTEXT, choose_backend
+from workers.process.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from workers.checkpoints.checkpoint import ModelConfig
+
+COMPUTED_BY = {"iree": ("iree-base-compiler", "jax"), "mlx": ("mlx", "mlx-lm")}
+"""Distributions that define the arithmetic of a backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """Description of a worker for `Hello`, before the model is loaded."""
+
+    backend: str
+    device: str
+    context: int
+    digest: str
+    """Digest of everything that determines the tokens of a sequence."""
+    model_digest: str
+    """Digest of the checkpoint alone."""
+
+
+def describe(spec: WorkerSpec) -> Described:
+    """Read the description of the model, not its weights. Raises what `choose_backend` and the checkpoint raise."""
+    if spec.backend == "scripted":
+        return Described("scripted", "none", spec.context or SCRIPTED_CONTEXT, "scripted", _scripted_digest(spec))
+    from workers.checkpoints.checkpoint import ModelConfig, config_digest  # slow imports that a script does not need
+
+    backend = choose_backend(spec)
+    path = Path(spec.model_path)
+    config = ModelConfig.from_dir(path)
+    context, quantize = config.choose_context(spec.context), config.choose_quantization(spec.quantize)
+    device, computes = _device(spec, backend, config)
+    # Batch size and number of threads do not affect the tokens of a sequence.
+    model = config_digest(path)
+    settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {_computed_by(backend)}"
+    digest = hashlib.sha256(settings.encode()).hexdigest()[:32]
+    return Described(backend, device[:MAX_NAME], context, digest, model)
+
+
+def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
+    """Return the first frame of the worker."""
+    return Hello(
+        protocol=PROTOCOL_VERSION,
+        worker=spec.name,
+        incarnation=incarnation,
+        pid=os.getpid(),
+        model=spec.model_name,
+        backend=described.backend,
+        device=described.device,
+        slots=spec.max_batch_size,
+        context=described.context,
+        config_digest=described.digest,
+        model_digest=described.model_digest,
+    )
+
+
+def _scripted_digest(spec: WorkerSpec) -> str:
+    """Return the name of the model's directory: a scripted model has no checkpoint."""
+    return Path(spec.model_path).name[:MAX_NAME] or "scripted"
+
+
+def _computed_by(backend: str) -> str:
+    """Return versions and machine. Kernels are written for the instructions of a CPU, which determine the rounding."""
+    versions = " ".join([__version__, *map(metadata.version, COMPUTED_BY[backend])])
+    if backend != "iree":
+        return f"{versions} {platform.machine()}"
+    from workers.iree.device.cpu import Cpu
+
+    return f"{versions} {Cpu.of_host().kind}"
+
+
+def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str, str]:
+    """Return the device, as far as it is known without the backend's slow import, and what identifies its arithmetic.
+
+    The arithmetic of a GPU is known only once it is opened, so each machine's GPU counts as a kind of its own.
+    """
+    if backend != "iree":
+        device = spec.device or ("gpu" if sys.platform == "darwin" else "default")
+        return device, device if device == "cpu" else f"{device} {platform.node()}"
+    from workers.iree.device.drivers import GENERIC_DEVICE, LOCAL_DRIVERS, choose_device, driver_of
+
+    device, _ = choose_device(spec.device, spec.threads, config, spec.workers)
+    if driver_of(device) in LOCAL_DRIVERS:
+        return device, "cpu"
+    return device, device if device == GENERIC_DEVICE else f"{device} {platform.node()}"

@@ -1,0 +1,126 @@
+"""Requests of a loaded worker between `Submit` and their terminal frame: prompts, output and deadlines."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+from structlog.typing import FilteringBoundLogger
+
+from protocol.commands import Submit
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.events import Event, Failed, Gauges, Heartbeat
+from workers.process.engine_thread import EngineInput, RemoveSequence
+from workers.process.loading import Loaded
+from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
+from workers.process.tokenize_queue import TokenizeQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Effects of commands or engine outputs: inputs for the engine and frames for the gateway, in order."""
+
+    inputs: list[EngineInput] = field(default_factory=list)
+    frames: list[Event] = field(default_factory=list)
+
+    def add(self, result: SubmitResult) -> None:
+        """Add the answer to a `Submit`."""
+        if result.request is not None:
+            self.inputs.append(result.request)
+        if result.answer is not None:
+            self.frames.append(result.answer)
+
+
+class OpenRequests:
+    """Owns the tokenize queue, the output processor and the timer of the next deadline. Used on the event loop."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        max_live: int,
+        loop: asyncio.AbstractEventLoop,
+        log: FilteringBoundLogger,
+        on_admission: Callable[[Effects], None],
+        on_expired: Callable[[Effects], None],
+    ) -> None:
+        """`on_admission` is called for a request whose prompt was queued, `on_expired` for those past their
+        deadline."""
+        self._loop = loop
+        self._log = log
+        self._on_admission = on_admission
+        self._on_expired = on_expired
+        self._engine = loaded.engine
+        self._gauges = Gauges()
+        self._output = OutputProcessor(loaded.tokenizer, max_live=max_live, clock=loop.time, context=loaded.context)
+        self._queue = TokenizeQueue(self._output, loop.time, self._admitted)
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def live(self) -> int:
+        """Number of requests without a terminal frame."""
+        return self._queue.live
+
+    def gauges(self) -> Gauges:
+        """Return the gauges of the last engine output, with what has changed since: the next step may be far away."""
+        return self._output.with_reached(replace(self._gauges, graphs_failed=self._engine.graphs_failed))
+
+    def submit(self, submit: Submit, effects: Effects) -> None:
+        """Start a request. Raises `ProtocolError` for a stream that is open already."""
+        if self._queue.is_live(submit.stream):
+            raise ProtocolError(f"stream {submit.stream} was submitted twice")
+        result = self._queue.submit(submit)
+        if result is not None:
+            effects.add(result)
+
+    def cancel(self, stream: int, effects: Effects) -> None:
+        """End a request. An unknown stream is ignored."""
+        if self._output.is_live(stream):
+            effects.inputs.append(RemoveSequence(stream))
+        elif (ended := self._queue.cancel(stream)) is not None:
+            effects.frames.append(ended)
+
+    def process(self, outputs: Sequence[EngineOutput]) -> Effects:
+        """Turn engine outputs into frames, and remove the sequences that end because of their text."""
+        effects = Effects()
+        for output in outputs:
+            processed = self._output.process(output)
+            effects.frames.extend(processed.frames)
+            effects.inputs.extend(RemoveSequence(stream, finish=True) for stream in processed.finish)
+            for stream, error in processed.text_errors.items():
+                self._log.error("text_failed", stream=stream, exc_info=error)
+                effects.inputs.append(RemoveSequence(stream))
+            self._gauges = output.gauges
+            if output.step is None:  # no `Step` carries the gauges, and none may follow
+                effects.frames.append(Heartbeat(self._output.with_reached(output.gauges)))
+        return effects
+
+    def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
+        """End all requests, because the worker exits."""
+        return self._queue.fail_all(code, text)
+
+    def arm(self) -> None:
+        """Set the timer to the next deadline."""
+        self.disarm()
+        when = self._output.next_deadline()
+        if when is not None:
+            self._timer = self._loop.call_at(when, self._expire)
+
+    def disarm(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def run(self) -> None:
+        """Build queued prompts until cancelled."""
+        await self._queue.run()
+
+    def _admitted(self, result: SubmitResult) -> None:
+        effects = Effects()
+        effects.add(result)
+        self._on_admission(effects)
+
+    def _expire(self) -> None:
+        failed = self._output.expire()
+        self._on_expired(Effects([RemoveSequence(each.stream) for each in failed], [*failed]))

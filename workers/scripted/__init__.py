@@ -1,0 +1,1 @@
+"""The scripted runner: it needs no device and no model."""

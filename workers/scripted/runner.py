@@ -1,0 +1,266 @@
+"""Runner without a device, whose tokens follow from the sequence alone, and which checks the runner contract strictly.
+
+Each slot keeps a rolling hash of the (token, position) pairs written to its cache, one for each row. A sampled token is
+a function of the last hash: a scheduler that writes or copies a wrong row, skips one or mixes up two slots gets other
+tokens.
+"""
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.bounds import MAX_TOP_LOGPROBS
+from protocol.request import Sampling
+from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities, check_copy
+from workers.sampling.logprobs import RowLogprobs
+from workers.sampling.sample_spec import LogitEdits, SampleSpec
+
+BYTES_VOCAB = 257
+"""The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
+ALPHABET = tuple(b"abcdefghijklmnopqrstuvwxyz ")
+"""Default tokens to sample: text that is valid UTF-8 and has no end-of-sequence token."""
+_MASK = (1 << 64) - 1
+
+
+class ContractError(Exception):
+    """Raised when the caller breaks the contract of `workers.engine.runner.Runner`, which is a bug above the runner."""
+
+
+class ScriptedRunner:
+    """Generates deterministic tokens from the history of a sequence.
+
+    Tokens are sampled from `alphabet`. `tokens_per_second` limits the rate of decode steps (0 is no limit), with
+    `clock` and `sleep` in seconds. `exact_rows` and `block_rows` are reported as capabilities. A sample with a NaN bias
+    returns no token, and its slot must be reset, as on a real device. `violations` keeps the texts of all
+    `ContractError`s, because the engine contains exceptions.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int = 8,
+        context: int = 4096,
+        vocab_size: int = BYTES_VOCAB,
+        prefill_chunks: tuple[int, ...] = (16, 64, 256),
+        exact_rows: bool = True,
+        block_rows: int = 1,
+        alphabet: Sequence[int] = ALPHABET,
+        tokens_per_second: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._capabilities = RunnerCapabilities(
+            backend="scripted",
+            device="none",
+            dtype="float32",
+            slots=slots,
+            context=context,
+            vocab_size=vocab_size,
+            prefill_chunks=tuple(prefill_chunks),
+            exact_rows=exact_rows,
+            block_rows=block_rows,
+            row_bytes=1,
+        )
+        self._alphabet = tuple(alphabet)
+        self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
+        self._clock = clock
+        self._sleep = sleep
+        self._next_tick = -math.inf
+        self._history: list[list[int]] = [[0] for _ in range(slots)]
+        self._broken: set[int] = set()
+        """Slots whose last call failed."""
+        self._sampled: list[int | None] = []
+        self.calls = 0
+        self.violations: list[str] = []
+
+    @property
+    def capabilities(self) -> RunnerCapabilities:
+        """The capabilities given to the constructor."""
+        return self._capabilities
+
+    @property
+    def graphs_failed(self) -> int:
+        """0: nothing is compiled in the background."""
+        return 0
+
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        """See `Runner.prefill`."""
+        self._check_call(chunks, specs)
+        self.calls += 1
+        tokens: list[int | None] = []
+        for chunk, spec in zip(chunks, specs, strict=True):
+            for index, token in enumerate(chunk.tokens):
+                self._write(chunk.slot, token, chunk.position + index)
+            tokens.append(None if spec is None else self._sample_or_none(chunk.slot, spec))
+        self._sampled = [token for token, spec in zip(tokens, specs, strict=True) if spec is not None]
+        return tokens
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        """See `Runner.decode`."""
+        if not rows:
+            raise self._violation("decode without rows")
+        if len({row.slot for row in rows}) != len(rows):
+            raise self._violation(f"two rows of one slot: {sorted(row.slot for row in rows)}")
+        for row in rows:
+            self._check_row(row)
+        self.calls += 1
+        self._pace()
+        self._sampled = []
+        for row in rows:
+            self._write(row.slot, row.token, row.position)
+            self._sampled.append(self._sample_or_none(row.slot, row.sample))
+        return list(self._sampled)
+
+    def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
+        """Give the sampled token half of the mass, and each other token of the alphabet half of the rest."""
+        sampled = [self._sampled[row] if 0 <= row < len(self._sampled) else None for row in rows]
+        tokens = [token for token in sampled if token is not None]
+        if len(tokens) < len(sampled):
+            raise self._violation(f"log-probabilities of rows {list(rows)}, of tokens {self._sampled}")
+        return [self._likely(token) for token in tokens]
+
+    def logits(self, chunk: Chunk) -> NDArray[np.float32]:
+        """See `Runner.logits`. The greedy token has the highest logit."""
+        self._check_chunk(chunk)
+        self.calls += 1
+        values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
+        for index, token in enumerate(chunk.tokens):
+            self._write(chunk.slot, token, chunk.position + index)
+            greedy = SampleSpec(Sampling(), chunk.position + index + 1)
+            values[index, self._sample(chunk.slot, greedy)] = 4.0
+        return values
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """See `Runner.copy_prefix`."""
+        try:
+            check_copy(self._capabilities, self._written, source, target, length)
+        except ValueError as error:
+            raise self._violation(str(error)) from error
+        if source in self._broken or (target in self._broken and source != target):
+            raise self._violation(f"a copy from slot {source} to {target} after a failure, without a reset")
+        self._history[target] = self._history[source][: length + 1]
+
+    def reset(self, slot: int) -> None:
+        """See `Runner.reset`."""
+        if not 0 <= slot < self._capabilities.slots:
+            raise self._violation(f"reset of slot {slot}")
+        self._history[slot] = [0]
+        self._broken.discard(slot)
+
+    def memory(self) -> dict[str, int]:
+        """Report 0 bytes."""
+        return {"weights": 0, "kv": 0}
+
+    def settle(self) -> None:
+        """Return at once: there is no background work."""
+
+    def close(self) -> None:
+        """Has no effect."""
+
+    def _check_call(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> None:
+        if not chunks or len(chunks) != len(specs):
+            raise self._violation(f"{len(specs)} specs for {len(chunks)} chunks")
+        if len({chunk.slot for chunk in chunks}) != len(chunks):
+            raise self._violation(f"two chunks of one slot: {sorted(chunk.slot for chunk in chunks)}")
+        block, most = self._capabilities.block_rows, self._capabilities.prefill_chunks[-1]
+        if len(chunks) > 1 and not self._capabilities.exact_rows:
+            raise self._violation("several chunks a call, and rows are not exact")
+        if len(chunks) > 1 and sum(-(-len(chunk.tokens) // block) * block for chunk in chunks) > most:
+            raise self._violation(f"a call of {len(chunks)} chunks with more than {most} rows")
+        for chunk, spec in zip(chunks, specs, strict=True):
+            self._check_chunk(chunk)
+            if spec is not None and spec.position != chunk.position + len(chunk.tokens):
+                raise self._violation(f"a sample at position {spec.position} after {chunk}")
+
+    def _check_chunk(self, chunk: Chunk) -> None:
+        self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), chunk.tokens)
+        if not 1 <= len(chunk.tokens) <= self._capabilities.prefill_chunks[-1]:
+            raise self._violation(f"a chunk of {len(chunk.tokens)} tokens")
+        if chunk.position != chunk.start:
+            raise self._violation(f"chunk at position {chunk.position} in row {chunk.start}")
+
+    def _check_row(self, row: DecodeRow) -> None:
+        self._check_slot(row.slot, row.start, 1, (row.token,))
+        if row.start == 0:
+            raise self._violation(f"decode of slot {row.slot}, which has no prompt")
+        if row.position != row.start or row.sample.position != row.position + 1:
+            raise self._violation(f"row {row.start} at position {row.position} samples for {row.sample.position}")
+
+    def _check_slot(self, slot: int, start: int, length: int, tokens: Iterable[int]) -> None:
+        if not 0 <= slot < self._capabilities.slots:
+            raise self._violation(f"slot {slot} of {self._capabilities.slots}")
+        if slot in self._broken:
+            raise self._violation(f"slot {slot} is used after a failure, without a reset")
+        if start != self._written(slot):
+            raise self._violation(f"slot {slot} has {self._written(slot)} rows, the call writes at {start}")
+        if start + length > self._capabilities.context:
+            raise self._violation(f"rows {start} to {start + length} of a context of {self._capabilities.context}")
+        if not all(0 <= token < self._capabilities.vocab_size for token in tokens):
+            raise self._violation(f"tokens out of the vocabulary in slot {slot}")
+
+    def _written(self, slot: int) -> int:
+        return len(self._history[slot]) - 1
+
+    def _write(self, slot: int, token: int, position: int) -> None:
+        before = self._history[slot][-1]
+        self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
+
+    def _sample_or_none(self, slot: int, spec: SampleSpec) -> int | None:
+        """Return None for non-finite logits, after which the slot must be reset."""
+        if spec.edits is None or not np.isnan(spec.edits.bias).any():
+            return self._sample(slot, spec)
+        self._broken.add(slot)
+        return None
+
+    def _sample(self, slot: int, spec: SampleSpec) -> int:
+        value = self._history[slot][-1]
+        if spec.sampling.temperature > 0.0:
+            value = _mix(value + spec.sampling.seed * 0xD6E8FEB86659FD93 + spec.position)
+        if spec.edits is not None:
+            value = _mix(value + _fingerprint(spec.edits))
+        alphabet = self._alphabet if spec.mask is None else self._allowed(spec.mask)
+        return alphabet[value % len(alphabet)]
+
+    def _allowed(self, mask: NDArray[np.uint32]) -> Sequence[int]:
+        """Return the allowed tokens of the alphabet, or all allowed tokens if there are none."""
+        bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits[: self._capabilities.vocab_size]).tolist()
+        if not allowed:
+            raise self._violation("a mask that allows no token")
+        return [token for token in self._alphabet if bits[token]] or allowed
+
+    def _likely(self, token: int) -> RowLogprobs:
+        others = [other for other in sorted(set(self._alphabet)) if other != token][: MAX_TOP_LOGPROBS - 1]
+        logs = tuple(-math.log(2.0) * (place + 1) for place in range(len(others) + 1))
+        return RowLogprobs(logs[0], (token, *others), logs)
+
+    def _pace(self) -> None:
+        if not self._interval:
+            return
+        now = self._clock()
+        # After a pause the next step is due at once, and lost time is not made up for.
+        self._next_tick = max(self._next_tick, now - self._interval) + self._interval
+        if self._next_tick > now:
+            self._sleep(self._next_tick - now)
+
+    def _violation(self, text: str) -> ContractError:
+        self.violations.append(text)
+        return ContractError(text)
+
+
+def _fingerprint(edits: LogitEdits) -> int:
+    """Return a number that depends on the edits but not on their order."""
+    order = np.argsort(edits.tokens, kind="stable")
+    parts = (edits.tokens, edits.bias, edits.up, edits.down, edits.minus)
+    return zlib.crc32(b"".join(part[order].tobytes() for part in parts))
+
+
+def _mix(value: int) -> int:
+    """Apply the 64-bit finalizer of MurmurHash3 (Appleby, public domain), in which every input bit counts."""
+    value &= _MASK
+    value = ((value ^ (value >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
+    return value ^ (value >> 33)

@@ -1,0 +1,152 @@
+"""Tokenizer of a checkpoint in Hugging Face layout."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from workers.checkpoints.json_files import CheckpointError, read_json
+from workers.text.template import ChatTemplate, TemplateError
+from workers.text.token_bytes import DecoderRefused, TokenBytes
+from workers.text.tokenizer import decode
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens that templates may refer to, as in transformers' `special_tokens_map`."""
+
+
+class CheckpointTokenizer:
+    """Encodes with the `tokenizers` library, decodes with the bytes of each token, and has the model's chat template.
+
+    Reads tokenizer.json; tokenizer_config.json and special_tokens_map.json for special tokens and the chat template;
+    chat_template.jinja; generation_config.json and config.json for end-of-sequence ids. All but the first are optional.
+    """
+
+    def __init__(
+        self,
+        library: tokenizers.Tokenizer,
+        token_bytes: TokenBytes,
+        *,
+        eos_ids: frozenset[int] = frozenset(),
+        special_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises `TemplateError` for a chat template that does not compile."""
+        self._library = library
+        self._token_bytes = token_bytes
+        self.eos_ids = eos_ids
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        self.vocab_size = len(vocabulary)
+        self.longest_token = max(map(len, vocabulary), default=1)
+        self.chat_template = (chat_templates or {}).get("default")
+        self.chat = ChatTemplate(chat_templates, special_tokens or {}) if chat_templates else None
+
+    @classmethod
+    def from_dir(cls, path: Path) -> "CheckpointTokenizer":
+        """Load a tokenizer. Raises `CheckpointError`, with file and field, for what is missing, malformed or
+        unsupported."""
+        file = path / "tokenizer.json"
+        description = read_json(file)
+        try:
+            library = tokenizers.Tokenizer.from_str(json.dumps(description))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(file, "", f"is not a tokenizer: {error}") from error
+        library.no_truncation()
+        library.no_padding()
+        silent = frozenset(t.content for t in library.get_added_tokens_decoder().values() if t.special)
+        try:
+            token_bytes = TokenBytes(description.get("decoder"), library.id_to_token, silent)
+        except DecoderRefused as error:
+            raise CheckpointError(file, "decoder", str(error)) from error
+        config_file = path / "tokenizer_config.json"
+        config = read_json(config_file) if config_file.exists() else {}
+        special_tokens = _special_tokens(path, config)
+        try:
+            return cls(
+                library,
+                token_bytes,
+                eos_ids=_eos_ids(path, library, special_tokens),
+                special_tokens=special_tokens,
+                chat_templates=_chat_templates(path, config),
+            )
+        except TemplateError as error:
+            raise CheckpointError(config_file, "chat_template", str(error)) from error
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Return token ids; `special` runs the tokenizer's own post-processor, which adds BOS if the model expects
+        it."""
+        clean = text.encode("utf-8", "replace").decode()  # a lone surrogate is valid in JSON and not in UTF-8
+        # A batch, because only that releases the GIL; without offsets it takes half as long.
+        ids: list[int] = self._library.encode_batch_fast([clean], add_special_tokens=special)[0].ids
+        return ids
+
+    def piece(self, token: int, *, first: bool = False) -> bytes:
+        """See `Tokenizer.piece`."""
+        return self._token_bytes.piece(token, first=first)
+
+    def label(self, token: int) -> bytes:
+        """See `Tokenizer.label`."""
+        return self._token_bytes.piece(token) or (self._library.id_to_token(token) or "").encode("utf-8", "replace")
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """See `Tokenizer.decode`."""
+        return decode(self, tokens)
+
+
+def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Read special tokens from tokenizer_config.json, and from the separate file of older checkpoints."""
+    file = path / "special_tokens_map.json"
+    named = {**(read_json(file) if file.exists() else {}), **config}
+    found = {}
+    for name in SPECIAL_NAMES:
+        value = named.get(name)
+        content = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(content, str):
+            found[name] = content
+    return found
+
+
+def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Read templates by name. chat_template.jinja takes precedence over tokenizer_config.json, which holds one template
+    or a list of named ones."""
+    file = path / "chat_template.jinja"
+    if file.exists():
+        try:
+            return {"default": file.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(file, "", f"cannot be read: {error}") from error
+    value = config.get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    try:
+        named = {str(entry["name"]): entry["template"] for entry in value}
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(
+            path / "tokenizer_config.json", "chat_template", "is neither a string nor a list of named templates"
+        ) from error
+    if "default" not in named or not all(isinstance(template, str) for template in named.values()):
+        raise CheckpointError(path / "tokenizer_config.json", "chat_template", "has no template named 'default'")
+    return named
+
+
+def _eos_ids(path: Path, library: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> frozenset[int]:
+    """Collect the end-of-sequence ids of all files: chat models list more of them in one file than in another."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        file = path / name
+        if not file.exists():
+            continue
+        fields = read_json(file)
+        value, text = fields.get("eos_token_id"), fields.get("text_config")
+        if value is None and isinstance(text, Mapping):  # a multimodal model
+            value = text.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
+            raise CheckpointError(file, "eos_token_id", f"{value!r} is neither a token id nor a list of token ids")
+        found.update(ids)
+    token = special_tokens.get("eos_token")
+    ident = library.token_to_id(token) if token is not None else None
+    return frozenset(found if ident is None else found | {ident})
