@@ -30,8 +30,8 @@ class AskFailed(Exception):
 
 
 class OnFailure(Enum):
-    """What follows when a handler or a task of an actor has raised, which is logged in full: keep its state, reset it
-    (`Actor.restarted`), or stop the actor (`Terminated` has the error)."""
+    """The rule for an actor whose handler or task has raised, which is logged in full: keep its state, reset it
+    (`Actor.restarted`), or stop it (`Terminated` has the error)."""
 
     RESUME = auto()
     RESTART = auto()
@@ -53,7 +53,7 @@ class ReplyTo(Generic[R]):
 
     @property
     def done(self) -> bool:
-        """It was answered, or the caller waits no more."""
+        """True when it was answered, or the caller waits no more."""
         return self._future.done()
 
     def send(self, value: R) -> None:

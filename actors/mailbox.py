@@ -10,7 +10,7 @@ M = TypeVar("M")
 CAPACITY = 256
 """Messages that wait in one mailbox."""
 RESERVE = 64
-"""As many more, which only urgent ones may fill."""
+"""Room beyond that for urgent messages."""
 TURN = 256
 """Messages that are handled before other callbacks of the event loop run."""
 

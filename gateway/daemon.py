@@ -122,7 +122,7 @@ class _Daemon(Actor[DaemonMessage]):
     ) -> None:
         self.problem: TakeOverFailed | None = None
         self.reasons: tuple[str, ...] = ()
-        """Why the workers were given up, when that is why it ends."""
+        """The reasons why the workers were given up, if that ends the gateway."""
         self._settings = settings
         self._router = router
         self._supervised = fleet

@@ -1,8 +1,7 @@
-"""Where workers of other machines join: one TCP port, and behind it a link of its own for each that is on the list.
+"""Listener for remote workers: one TCP port, and a link of its own for each connection.
 
-ZeroMQ's own handshake runs from end to end, between the worker and its link; this module only passes bytes on, and so
-can bound them, count failures, and close one connection without touching another. Each connection gets a socket in a
-folder of its own that nobody else can open, as a process of this machine does.
+ZeroMQ's handshake runs from end to end, between the worker and its link. The listener passes bytes on, so it can bound
+them, count failures, and close one connection alone. The link's socket is in a private folder, as for a local process.
 """
 
 import asyncio
@@ -35,24 +34,22 @@ MAX_CONNECTIONS = MAX_ALLOWED + PendingLimits().pending
 
 @dataclass(frozen=True, slots=True)
 class JoinLimits(PendingLimits):
-    """What connections of workers, and of those that claim to be, may cost."""
+    """Limits of connections, authenticated or not."""
 
     connections: int = MAX_CONNECTIONS
-    """In all."""
     hello_s: float = 10.0
-    """Time in which a connection must have said it."""
+    """Time from the connection to its `Hello`."""
     opening_bytes: int = 16384
-    """Bytes that it may send until then: a handshake and a `Hello` are below 2 KiB."""
+    """Bytes until then: a handshake and a `Hello` are below 2 KiB."""
     incomplete_bytes: int = 2 * MAX_MESSAGE_BYTES
-    """Bytes that it may send afterwards without completing a message: libzmq bounds the frames of one, and keeps as
-    many as come."""
+    """Bytes after that without a complete message: libzmq bounds a frame, but not their number."""
     revoke_s: float = 5.0
-    """Between two looks at the allow-list, for keys that were taken off it."""
+    """Between two checks for keys that were removed from the allow-list."""
 
 
 class JoinListener:
-    """Turns connections into join requests. Owns the connections, also of workers that have joined: a link that is
-    closed ends its own."""
+    """Turns connections into join requests. Owns the connections, also of workers that have joined; closing a link
+    closes its connection."""
 
     def __init__(
         self,
@@ -79,7 +76,7 @@ class JoinListener:
         self._shut = False
 
     async def run(self, listener: socket.socket) -> None:
-        """Take connections until it is shut; workers that have joined stay until this is cancelled, which ends all."""
+        """Accept connections until it is shut. Workers that have joined stay until this is cancelled."""
         loop = asyncio.get_running_loop()
         try:
             async with anyio.create_task_group() as self._group:
@@ -98,15 +95,14 @@ class JoinListener:
                 each.abort()
 
     def shut(self) -> None:
-        """Take no more connections, and decline those that have not joined. It cannot be opened again, nor at all if it
-        was not yet."""
+        """Accept no more connections, now or later, and decline those that have not joined."""
         self._shut = True
         if self._server is not None:
             self._server.close()
             self._server = None
 
     async def _revoke(self) -> None:
-        """Close the connections of keys that were taken off the list, or have another name on it now."""
+        """Close the connections of keys that were removed from the list or renamed."""
         while True:
             await anyio.sleep(self._limits.revoke_s)
             allowed = self._look()
@@ -116,7 +112,7 @@ class JoinListener:
                     each.abort()
 
     def connected(self, connection: "_Connection") -> None:
-        """A connection was made: take it, or close it."""
+        """Accept or close a new connection."""
         if self._group is None or len(self._connections) >= self._limits.connections:
             self.reject(connection, Rejection.FULL, "there is no room for more connections")
             return
@@ -133,7 +129,7 @@ class JoinListener:
         self._group.start_soon(connection.open, keys, dict(allowed), self._rate, self._limits)
 
     def _look(self) -> Mapping[str, str]:
-        """Who may join now: names by key. What is wrong with the list is logged when it is new."""
+        """Read who may join: names by key. New problems of the list are logged."""
         listed = self._allowed.look()
         for file, problem in listed.refused.items():
             if self._problems.get(file) != problem:
@@ -142,7 +138,7 @@ class JoinListener:
         return listed.names
 
     def reject(self, connection: "_Connection", why: Rejection | None, text: str) -> None:
-        """Close a connection; `why` is None when the fault is not the peer's."""
+        """Close a connection. `why` is None if the fault is not the peer's."""
         connection.accounted = True
         if why is not None:
             self._rejections.count(why)
@@ -150,14 +146,14 @@ class JoinListener:
         connection.abort()
 
     def failed(self, connection: "_Connection", why: Rejection) -> None:
-        """A connection came to nothing, which is counted once, or its link rejects what it sends."""
+        """Count the failure of a connection, once, or a rejection by its link."""
         if connection.accounted and not connection.introduced:
             return
         connection.accounted = True
         self._rejections.count(why)
 
     def introduce(self, connection: "_Connection", request: JoinRequest) -> None:
-        """A worker has said `Hello`."""
+        """Pass on the join request of a worker whose `Hello` has come."""
         self._release(connection)
         if self._shut:
             self._rejections.count(Rejection.TAKEN)
@@ -176,7 +172,7 @@ class JoinListener:
 
 
 class _Connection(ProxyEnd):
-    """One connection from another machine, from its first byte to its last."""
+    """A connection from another machine, from its first byte to its last."""
 
     def __init__(self, listener: JoinListener) -> None:
         super().__init__(self._ended)
@@ -190,11 +186,11 @@ class _Connection(ProxyEnd):
         self.address = ""
         self.source = ""
         self.pending = False
-        """It counts as a pending peer."""
+        """True while it counts as a pending peer."""
         self.introduced = False
-        """It has said `Hello`: its link has another owner."""
+        """True after its `Hello`: its link has another owner."""
         self.accounted = False
-        """Why it ends without having joined is known, and counted if it is to be."""
+        """True once its end before joining is logged and counted."""
         self.key = ""
 
     @property
@@ -221,7 +217,7 @@ class _Connection(ProxyEnd):
             self._listener.reject(self, Rejection.MESSAGE, f"more than {bound} bytes, and no message among them")
 
     async def open(self, keys: CurveKeys, names: dict[str, str], rate: PeerRate, limits: JoinLimits) -> None:
-        """Make its link, and let its bytes reach it."""
+        """Make its link, and connect the two."""
         loop = asyncio.get_running_loop()
         self._names, self._limits = names, limits
         self._deadline = loop.call_later(limits.hello_s, self._too_late)
@@ -245,7 +241,7 @@ class _Connection(ProxyEnd):
             self.join(inner)
 
     def _on_message(self, frames: list[bytes]) -> None:
-        """The first message is one `Hello`; what comes after it is for the link's next owner."""
+        """Take the first message, a `Hello`. Later ones are for the link's next owner."""
         link = self._link
         assert link is not None
         if self.introduced:
@@ -267,7 +263,7 @@ class _Connection(ProxyEnd):
         self._listener.introduce(self, JoinRequest(self.name, self.address, hello, link))
 
     def _lost(self, reason: str) -> None:
-        """The link has ended before anybody took it over."""
+        """Close the connection of a link that ended before it was taken over."""
         self.close()
 
     def _too_late(self) -> None:

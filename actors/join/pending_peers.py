@@ -12,7 +12,7 @@ MAX_SOURCES = 1024
 
 @dataclass(frozen=True, slots=True)
 class PendingLimits:
-    """What pending peers may cost."""
+    """Limits of pending peers."""
 
     attempts_per_s: float = 2.0
     """Connections from one source, in the long run."""
@@ -25,7 +25,7 @@ class PendingLimits:
 
 
 class PendingPeers:
-    """Counts them. Each one that is admitted must be released once, when it is authenticated or gone."""
+    """Counts pending peers. Each that is admitted must be released once, when it is authenticated or gone."""
 
     def __init__(self, limits: PendingLimits) -> None:
         self._limits = limits
@@ -33,7 +33,7 @@ class PendingPeers:
         self._pending: Counter[str] = Counter()
 
     def admit(self, source: str, now: float) -> bool:
-        """Whether one more may be pending; `now` is in seconds of any steady clock."""
+        """Admit one more, if the limits allow it. `now` is in seconds of any steady clock."""
         limits = self._limits
         if not self._bucket(source).take(1.0, now):
             return False
@@ -43,7 +43,7 @@ class PendingPeers:
         return True
 
     def release(self, source: str) -> None:
-        """One that was admitted is pending no more."""
+        """Release a peer that was admitted."""
         self._pending[source] -= 1
         if not self._pending[source]:
             del self._pending[source]
@@ -59,7 +59,7 @@ class PendingPeers:
 
 
 def source_of(host: str) -> str:
-    """What counts as one source: an address, or a /64 network of IPv6, of which one machine may have all addresses."""
+    """The source of a connection: its IPv4 address, or the /64 network of its IPv6 address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -19,7 +19,7 @@ from actors.process.stderr_lines import LineCutter
 
 READ_BYTES = 65536
 KILL_S = 5.0
-"""From SIGKILL until its exit is not waited for any more: nothing survives that but a stuck kernel call."""
+"""Time to wait for an exit after SIGKILL, which only a stuck kernel call survives."""
 LAST_READS = 32
 """Reads of what an exited child left in its pipe: a process that left its group may hold the pipe open, and write."""
 OnLine = Callable[[bytes], None]
@@ -31,7 +31,7 @@ class SpawnFailed(Exception):
 
 
 class ChildProcess:
-    """One child, from `spawn` until it has exited; then it is reaped and its descriptors are closed."""
+    """A child from `spawn` to its exit; then it is reaped and its descriptors are closed."""
 
     def __init__(self, popen: "subprocess.Popen[bytes]", on_line: OnLine, on_exit: OnExit, oom_kills: OomKills) -> None:
         assert popen.stderr is not None
@@ -39,7 +39,7 @@ class ChildProcess:
         self.returncode: int | None = None
         """The exit status once it has exited, as in `subprocess`: negative is the signal that killed it."""
         self.origin = Origin.UNKNOWN
-        """Who ended it, once it has exited. UNKNOWN if `end` did."""
+        """The origin of its exit. UNKNOWN before it, and if `end` caused it."""
         self._popen = popen
         self._on_line = on_line
         self._on_exit = on_exit
@@ -109,9 +109,9 @@ class ChildProcess:
         return f"was killed by {name}" + (", and the kernel has killed for memory" if memory else "")
 
     def end(self, ask_s: float, term_s: float) -> None:
-        """See that it ends: wait `ask_s` seconds for an exit that was asked for, SIGTERM and wait `term_s`, SIGKILL and
-        wait `KILL_S`. One that is suspended receives nothing but the last, and is not waited for. `on_exit` is called
-        in any case. May be called again, for less time; no effect once it has exited."""
+        """End it: wait `ask_s` seconds for an exit that was asked for, then SIGTERM and `term_s`, then SIGKILL and
+        `KILL_S`. A suspended process gets SIGKILL at once. `on_exit` is called in any case. May be called again with
+        less time; no effect after the exit."""
         if self._escalates is not None:
             self._escalates.cancel()
         self._steps = [(signal.SIGTERM, term_s), (signal.SIGKILL, KILL_S)]
@@ -145,7 +145,7 @@ class ChildProcess:
                 pass  # macOS reports this of a group that has only a zombie left
 
     def _wait_exit(self) -> None:
-        """On a thread of its own. The zombie is left: it holds the group's number until the group has been killed."""
+        """Wait on a thread. The zombie is left: it keeps the group's number until the group has been killed."""
         try:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:

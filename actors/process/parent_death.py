@@ -1,4 +1,4 @@
-"""For a child process: do not outlive the parent. Imports the standard library alone, for it is a program as well:
+"""Ends a child process with its parent. Imports the standard library alone, because it is a program as well:
 
 `python -I -S parent_death.py PARENT_PID [--nice=N] COMMAND...` runs a command that the kernel ends together with its
 parent (`tied`). A compiler that outlived its killed worker would keep the cores from the worker's replacement. This and
@@ -46,7 +46,7 @@ class ParentWatch:
         grace_s: float = 5.0,
         kill: Callable[[], None],
     ) -> None:
-        """At the end of the file `on_gone` is called, on the watching thread; `grace_s` later, `kill`."""
+        """`on_gone` is called at the end of the file, on the watching thread, and `kill` `grace_s` seconds later."""
         self._on_gone = on_gone
         self._descriptor = descriptor
         self._grace_s = grace_s

@@ -17,11 +17,11 @@ class Deadlines:
     heartbeat: float = 30.0
     """Between two frames of any kind after `Hello`."""
     idle: float = 10.0
-    """The same of a worker without work, which sends a heartbeat each second."""
+    """Between two frames of a worker without work, which sends a heartbeat each second."""
     hang: float = 10.0
     """Without an advance of `gauges.steps` while work is in flight; at least, see `hang_factor`."""
     hang_factor: float = 8.0
-    """As many times the longest step that was measured or that the worker expects, if that is longer than `hang`."""
+    """Factor of the longest step, measured or expected by the worker, that counts if it is longer than `hang`."""
     hang_most: float = 900.0
     """The bound of both; at least `hang`."""
     suspended: float = 0.5

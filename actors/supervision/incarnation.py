@@ -23,7 +23,7 @@ from protocol.errors import ByeReason, ProtocolError
 from protocol.events import Bye, Event, Failed, Finished, Heartbeat, Hello, Ready, Step
 
 EXIT_LAG_S = 1.0
-"""How far apart the exit of a process and the end of its link may be. The exit tells who ended it; the link may still
+"""Maximum time between the exit of a process and the end of its link. The exit tells who ended it; the link may still
 bring frames."""
 _ENDED_BY_OTHERS = frozenset({ByeReason.STOPPED, ByeReason.KILLED})
 LEFT = msg.Loss("stopped", Origin.OUTSIDE, asked=True)
@@ -46,9 +46,9 @@ class Incarnation:
         self.address = ""
         self.ending = False
         self.loss: msg.Loss | None = None
-        """How it ended. Set when its watchers are notified."""
+        """Its end, set when the watchers are notified."""
         self.failure: LastFailure | None = None
-        """The same, if it ended unasked."""
+        """Its end, if it ended unasked."""
         self._deadlines = deadlines
         self._rejections = rejections
         self._log = structlog.get_logger("worker").bind(worker=seen.worker, incarnation=seen.number)
@@ -64,7 +64,7 @@ class Incarnation:
 
     @property
     def due(self) -> float:
-        """When the next `Observation` is to be taken."""
+        """The time of the next `Observation`."""
         return math.inf if self.ending else min(self._observe_at, self._grace_until, self._settle_at)
 
     def describe(self, status: WorkerStatus) -> WorkerStatus:
@@ -177,14 +177,14 @@ class Incarnation:
         yield from self._settle(LEFT, now)
 
     def lose(self, loss: msg.Loss, now: float, refusal: str = "") -> Iterator[Moment]:
-        """It has failed: notify its watchers, take no more frames, and end it."""
+        """End it after a failure: notify its watchers, and take no more frames."""
         leaves = self.seen.bye is not None or bool(refusal)
         self.failure = LastFailure(self.seen.number, loss.reason, loss.origin, now)
         yield from self._close(loss, refusal)
         yield from self._end_process(self._patience(now) if leaves else 0.0)
 
     def ended(self) -> Iterator[Moment]:
-        """Nothing is left of it."""
+        """Notify the watchers, if it ended as asked."""
         if self.loss is None:
             yield from self._close(LEFT)
 
@@ -198,7 +198,7 @@ class Incarnation:
             yield IncarnationLost(self.seen.worker, self.seen.number, loss.reason, loss.origin, loss.asked)
 
     def _settle(self, loss: msg.Loss | None, now: float) -> Iterator[Moment]:
-        """End it in that way, if it is known."""
+        """End it in that way, if one is given."""
         if loss is None:
             return
         if not loss.asked:
@@ -220,7 +220,7 @@ class Incarnation:
         return limit if by is None else max(0.0, min(by - now, limit))
 
     def _end(self, now: float) -> msg.Loss | None:
-        """How it ended, or is about to end by itself, once that is known."""
+        """Return how it ended or is about to end by itself, once that is known."""
         asked, bye, exited = self.seen.leave_by is not None, self.seen.bye, self._exited
         if bye is not None:
             if asked and bye.reason is ByeReason.STOPPED:
@@ -248,7 +248,7 @@ class Incarnation:
         yield from self._settle(self._end(now) or self._suspension(observed, now) or self._lateness(observed, now), now)
 
     def _suspension(self, observed: msg.Observation, now: float) -> msg.Loss | None:
-        """It stays suspended: one that is stopped for moments only sends frames in between."""
+        """Detect a lasting suspension: a process that is stopped for moments only sends frames in between."""
         if not observed.suspended:
             self._suspended_since = None
         elif self._suspended_since is None or self.seen.last_frame > self._suspended_since:

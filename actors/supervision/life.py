@@ -48,9 +48,9 @@ class Life:
     def __init__(self, name: str, terms: Terms, *, joins: bool = False) -> None:
         self.name = name
         self.number = 0
-        """Of the latest incarnation."""
+        """The number of the latest incarnation."""
         self.running = False
-        """It was started, and neither stopped nor given up since."""
+        """True from its start until it is stopped or given up."""
         self._terms = terms
         self._joins = joins
         policy = terms.policy or (PATIENT if joins else RestartPolicy())
@@ -82,13 +82,13 @@ class Life:
 
     @property
     def due(self) -> float:
-        """When the next `Observation` is to be taken."""
+        """The time of the next `Observation`."""
         if self._current is not None:
             return self._current.due
         return self._start_at if self.running and not self._joins else math.inf
 
     def gone(self, incarnation: int) -> bool:
-        """That incarnation has ended for its watchers."""
+        """True when the watchers know of the end of that incarnation."""
         there = self._current
         return self.number != incarnation or there is None or there.loss is not None
 
@@ -180,7 +180,7 @@ class Life:
             self._do(self._current.lose(msg.Loss(why, Origin.OUTSIDE), now))
 
     def _objection(self, now: float) -> str | None:
-        """Why a worker must not join now."""
+        """Return why a worker must not join now."""
         there = self._current
         if self._stop_asked or not self.running:
             return f"worker {self.name!r} was stopped here, until somebody restarts it: {self._reason or 'stopped'}"

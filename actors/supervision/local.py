@@ -29,7 +29,7 @@ KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY", "BATON_ADMIN_KEY"})
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, is a shortage that may pass: of disk space, processes, memory, descriptors."""
+    """True if an error or its cause is a passing shortage: of disk space, processes, memory or descriptors."""
     while error is not None:
         if isinstance(error, NoDescriptors) or getattr(error, "errno", None) in PASSING:
             return True
@@ -74,7 +74,7 @@ class LocalPeer:
         return link, Started(self._child.pid)
 
     def observe(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
-        """By the state of its process: a suspended one is not to blame for a hang."""
+        """See `Peer`. A suspended process is not to blame for a hang."""
         state = None if self._child is None else self._child.state
         return state == STOPPED, of_hang(state)
 

@@ -160,13 +160,13 @@ class Observation(Struct, frozen=True):
     suspended: bool = False
     """A signal has stopped its process."""
     hang_origin: Origin = Origin.UNKNOWN
-    """Who is to blame if it hangs."""
+    """The origin of a hang, if it hangs."""
     dropped: bool = False
-    """It sent a message that breaks the link's bounds."""
+    """True if a message broke the link's bounds."""
 
 
 class Loss(Struct, frozen=True):
-    """How an incarnation ended. As an input: its start or its supervision failed."""
+    """The end of an incarnation. As an input: its start or its supervision failed."""
 
     reason: str
     origin: Origin = Origin.WITHIN
@@ -175,7 +175,7 @@ class Loss(Struct, frozen=True):
     shortage: bool = False
     """The system is short of something that the start needs, such as memory or descriptors."""
     asked: bool = False
-    """It left because it was asked to."""
+    """True if it left as asked."""
 
 
 Input = WorkerMessage | Started | NotSent | Observation | Loss

@@ -19,8 +19,8 @@ class Peer(Protocol):
         """Start an incarnation; the caller owns the link. Raises `EndpointError`, `SpawnFailed` and `OSError`."""
 
     def observe(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
-        """Whether its process is suspended, and who is to blame if it makes no progress, having sent nothing for
-        `silent_s` seconds; `hang_s` of them are a hang."""
+        """Return whether its process is suspended, and the origin of a hang, if there is one. It has sent nothing for
+        `silent_s` seconds; no progress for `hang_s` is a hang."""
 
     def end(self, ask_s: float) -> None:
         """Let it end within `ask_s` seconds, then kill it. Reports `Ended` within a bounded time."""

@@ -1,4 +1,4 @@
-"""What one incarnation of a worker has sent and what it owes by when. Pure: frames and times in, verdicts out."""
+"""The protocol state of one incarnation, and its deadlines. Pure: frames and times in, verdicts out."""
 
 from collections.abc import Iterable
 
@@ -29,7 +29,7 @@ class ProtocolState:
     """The gateway's side of the protocol, from the start of an incarnation to its `Bye`."""
 
     def __init__(self, worker: str, number: int, deadlines: Deadlines, now: float, *, joins: bool = False) -> None:
-        """One that `joins` was not started here: it learns its number by its `Welcome`, and its name is its key's."""
+        """A worker that `joins` gets its number by its `Welcome`; its name is that of its key."""
         self.worker = worker
         self.joins = joins
         self.number = number
@@ -41,13 +41,13 @@ class ProtocolState:
         self.bye: Bye | None = None
         self.last_progress = now
         self.leave_by: float | None = None
-        """When an incarnation that was asked to leave must be gone."""
+        """The deadline of an incarnation that was asked to leave."""
         self._deadlines = deadlines
         self.last_frame = now
-        """Of any kind; its start before the first."""
+        """The time of its last frame, or of its start."""
         self._last_sent = now
         self._idle_since: float | None = None
-        """Since when it has sent nothing, when it had missed its heartbeats before it got work: that is no excuse."""
+        """The time of its last frame, if it had missed heartbeats before it got work."""
         self._in_flight: set[int] = set()
 
     @property
@@ -87,13 +87,13 @@ class ProtocolState:
                 self._expect(event, self.ready is not None or isinstance(event, Heartbeat))
                 self._measure(gauges, now)
             case Failed(code=ErrorCode.LOST):
-                # It is about to end, and owes that still: until then its work counts as in flight.
+                # It is about to end: until then its work counts as in flight.
                 self._expect(event, self.ready is not None)
             case Finished(stream=stream) | Failed(stream=stream):
                 self._expect(event, self.ready is not None)
                 self._in_flight.discard(stream)
                 if isinstance(event, Failed) and event.code is not ErrorCode.DEADLINE:
-                    # It was looked at: many refused prompts take long, and no step. A deadline passes by itself.
+                    # Progress without a step: many refused prompts take long. A deadline passes by itself.
                     self._progress(now)
             case Bye():
                 self.bye = event
@@ -114,7 +114,7 @@ class ProtocolState:
                 self._in_flight.discard(command.stream)
 
     def leave(self, by: float) -> None:
-        """It was asked to leave by that time; an earlier time stays."""
+        """Note that it was asked to leave by that time; an earlier time stays."""
         self.state = WorkerState.DRAINING
         self.leave_by = by if self.leave_by is None else min(by, self.leave_by)
 
@@ -128,7 +128,7 @@ class ProtocolState:
             return silent or _late("no loading progress", self.last_progress, limits.loading, now)
         if self.busy and self._idle_since is None:
             return silent or _late("no step finished with work in flight", self.last_progress, self.hang_s, now)
-        # What was cancelled, or was refused unseen, may have kept it busy.
+        # Sequences that were cancelled may have kept it busy.
         since = max(self.last_frame, self._last_sent) if self._idle_since is None else self._idle_since
         return silent or _late("no heartbeat without work", since, limits.idle, now)
 

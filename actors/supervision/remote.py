@@ -37,7 +37,7 @@ class RemotePeer:
         return link, Started(request.hello.pid, request.address)
 
     def observe(self, silent_s: float, hang_s: float) -> tuple[bool, Origin]:
-        """By its heartbeats, which its machine sends also while it hangs: without them machine or network is gone."""
+        """See `Peer`. Its machine sends heartbeats also while it hangs: without them, machine or network is gone."""
         silence = min(SILENT_S, self._deadlines.heartbeat, self._deadlines.idle, hang_s / 2)
         return False, Origin.OUTSIDE if silent_s >= silence else Origin.WITHIN
 

@@ -16,21 +16,21 @@ class WorkerState(StrEnum):
     STARTING = "starting"
     """The process is started; it has not sent `Hello`."""
     LOADING = "loading"
-    """It is connected, and loads its model."""
+    """Connected; it loads its model."""
     READY = "ready"
     DRAINING = "draining"
-    """It was asked to leave; it gets only cancels."""
+    """Asked to leave; it gets only cancels."""
     BACKOFF = "backoff"
-    """It failed, and is restarted after a delay."""
+    """Failed, and restarted after a delay."""
     STOPPED = "stopped"
-    """It left as asked, or has never been started."""
+    """Left as asked, or never started."""
     GIVEN_UP = "given_up"
     """It failed too often."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastFailure:
-    """How the latest incarnation that ended unasked ended."""
+    """The end of the latest incarnation that ended unasked."""
 
     incarnation: int
     reason: str
@@ -49,7 +49,7 @@ class WorkerStatus:
     incarnation: int
     restarts: int
     reason: str = ""
-    """Why it does not serve."""
+    """The reason why it does not serve."""
     last_failure: LastFailure | None = None
     """None before the first."""
     running: bool = True
@@ -97,9 +97,9 @@ class IncarnationLost(Struct, frozen=True):
     incarnation: int
     reason: str
     origin: Origin
-    """Who ended it."""
+    """The origin of its end."""
     asked: bool = False
-    """It left as asked."""
+    """True if it left as asked."""
 
 
 WorkerNotice = WorkerEvent | WorkerChanged | GraceEnded | IncarnationLost

@@ -33,7 +33,7 @@ def number_frame(number: int) -> bytes:
 
 
 def gap(frame: bytes, due: int) -> str:
-    """What is wrong with a message that came with this frame where the number `due` was to come; else empty."""
+    """Return what is wrong with this number frame where `due` was expected; empty if nothing is."""
     if len(frame) != NUMBER_BYTES:
         return f"a message came without its number, {due}"
     number = int.from_bytes(frame, "big")

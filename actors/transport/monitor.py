@@ -34,7 +34,7 @@ class Change(Enum):
     REJECTED = auto()
     """Another one ended: it failed its handshake, or came second. On the binding side the first one stays."""
     KEY_REJECTED = auto()
-    """In place of REJECTED, and before its end: its key is not on the allow-list."""
+    """Its key is not on the allow-list. Reported before its end, in place of REJECTED."""
 
 
 class Monitor:

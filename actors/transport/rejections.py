@@ -1,4 +1,4 @@
-"""What was rejected on the links, counted by reason for the operator."""
+"""Rejections on the links, counted by reason."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Rejection(StrEnum):
-    """Why a connection, a message or a peer was rejected."""
+    """The reason why a connection, a message or a peer was rejected."""
 
     HANDSHAKE = "handshake"
     """What connected does not speak ZeroMQ, not with the keys that are asked for, hung up before it said `Hello`, or

@@ -24,7 +24,7 @@ from protocol.bounds import Label
 MAX_BODY_BYTES = 64 * 1024
 MAX_GRACE_S = 86400.0
 ANSWER_S = 10.0
-"""How long the fleet may take to begin an operation, which it does at once."""
+"""Deadline of the fleet's reply, which it sends at once."""
 
 Body = TypeVar("Body", bound=Struct)
 

@@ -1,4 +1,4 @@
-"""Whether a remote worker may join: which worker of the fleet it is, and whether what it serves fits. Pure."""
+"""Admission of remote workers: checks the name and the model of a join request. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from protocol.events import Hello
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why a worker must not join."""
+    """The reason to decline a join request."""
 
     kind: Rejection
     why: str
 
 
 def objection(members: Mapping[str, Member], name: str, hello: Hello) -> Objection | None:
-    """Why a worker must not serve under that name, or that model's; None if it may."""
+    """Return why a worker must not join under that name with that model; None if it may."""
     known = members.get(name)
     if known is not None and not known.remote:
         return _wrong(f"{name} is a worker of the gateway's own machine: give the key another name")

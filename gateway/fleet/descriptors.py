@@ -1,4 +1,4 @@
-"""How many file descriptors a gateway keeps from its connections, for its workers and itself.
+"""The file descriptors that a gateway reserves for its workers and itself.
 
 Connections of clients and pending peers never take the last ones. The rule for them needs no counting: a new descriptor
 has the lowest number that is free (POSIX, open(2)), so a number from the upper end is given only when all below it are
@@ -8,11 +8,11 @@ taken.
 from dataclasses import dataclass
 
 WORKER = 24
-"""That a worker process takes at most: its link, its pipes, and those to start it."""
+"""Maximum of a worker process: its link, its pipes, and those to start it."""
 REMOTE_WORKER = 16
-"""That the connection of a remote worker takes: itself, a link, and the proxy between the two."""
+"""For the connection of a remote worker: itself, a link, and the proxy between the two."""
 OWN = 64
-"""Of the event loop, the log, listening sockets, and files that are read and closed."""
+"""For the event loop, the log, listening sockets, and files that are read and closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Descriptors:
     """The descriptors of a gateway. At least half of them are for connections."""
 
     limit: int
-    """That the process may have."""
+    """The limit of the process."""
     kept: int
     """The upper ones of them, that no connection gets."""
     remote_workers: int
@@ -28,7 +28,7 @@ class Descriptors:
 
     @classmethod
     def plan(cls, limit: int, workers: int, remote_workers: int = 0) -> "Descriptors":
-        """For so many worker processes, and at most so many connections of remote workers at once."""
+        """Plan for that many worker processes, and that many connections of remote workers at once."""
         base = OWN + WORKER * workers
         kept = min(base + REMOTE_WORKER * remote_workers, limit // 2)
         return cls(limit, kept, min(remote_workers, max(1, (kept - base) // REMOTE_WORKER)))

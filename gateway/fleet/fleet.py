@@ -106,7 +106,7 @@ class Fleet(Actor[msg.FleetMessage]):
 
     def _add(self, launch: WorkerLaunch, checkpoint: str = "", extra_grace_s: float | None = None) -> Member:
         def command(endpoint: str, incarnation: int) -> Sequence[str]:
-            """How it is started now."""
+            """The current command of the member."""
             command = self.members[launch.name].command
             assert command is not None, "it was launched here"
             return command(endpoint, incarnation)
@@ -154,7 +154,7 @@ class Fleet(Actor[msg.FleetMessage]):
             self._on_status(status)
 
     def _reasons(self) -> tuple[str, ...]:
-        """Why each worker that was given up was."""
+        """The reason of each worker that was given up."""
         return tuple(
             f"worker {member.name}: {member.status.reason}"
             for member in self.members.values()
@@ -241,8 +241,8 @@ class Fleet(Actor[msg.FleetMessage]):
         return "; ".join(self._reasons()) or "the workers were stopped"
 
     def _relieved(self, worker: str, by: frozenset[str] | None) -> bool | None:
-        """Whether a worker stands by now, after changing places with a standby if one is ready; None while one may
-        become so."""
+        """Return whether a worker is a standby now; it changes places with a ready one. None while one may become
+        ready."""
         pool, member = self._router.pool, self.members[worker]
         handle = pool[worker]
         if handle.role is Role.STANDBY:
@@ -264,5 +264,5 @@ class Fleet(Actor[msg.FleetMessage]):
 
 
 def _comes(member: Member) -> bool:
-    """It is on its way. A remote one that is not here may never be: it has another checkpoint, say."""
+    """True if it will become ready. A remote worker that is not connected may never be."""
     return member.status.running and (not member.remote or member.status.pid is not None)

@@ -1,4 +1,4 @@
-"""What another gateway needs in order to take this one's place without clients noticing."""
+"""Hand-over to another gateway, which takes this one's place without clients noticing."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""How a worker is started: what the gateway gets from its caller, who knows what a worker is."""
+"""The launch of a worker, as the gateway's caller describes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

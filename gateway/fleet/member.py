@@ -1,4 +1,4 @@
-"""One worker of the fleet: how to reach it, and how it was launched."""
+"""A worker of the fleet: its handle and its launch."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,11 @@ class Member:
     launch: WorkerLaunch | None = None
     """None for a remote one: its machine launched it."""
     command: CommandLine | None = None
-    """How its next incarnation is started."""
+    """The command of its next incarnation."""
     checkpoint: str = ""
-    """What it serves instead of what it was launched with; empty is that."""
+    """The checkpoint that it serves; empty: the one that it was launched with."""
     extra_grace_s: float | None = None
-    """Of one that is there only for the time of an operation: how long it may take to finish what it has. It leaves
-    as soon as another worker can take its place."""
+    """Set for an extra worker, which leaves as soon as another one can take its place: the grace of its drain."""
 
     @property
     def name(self) -> str:
@@ -30,7 +29,7 @@ class Member:
 
     @property
     def remote(self) -> bool:
-        """It runs on another machine."""
+        """True if it runs on another machine."""
         return self.launch is None
 
     @property

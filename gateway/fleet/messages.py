@@ -1,4 +1,4 @@
-"""What the fleet's mailbox takes, and what it notifies its watchers of."""
+"""Messages to the fleet, and the notice that its watchers get."""
 
 from msgspec import Struct
 
@@ -31,7 +31,7 @@ class RestartOne(Struct, frozen=True):
 
 
 class RestartAll(Struct, frozen=True):
-    """The same for all workers of a model (of all models, if it is empty), one after the other."""
+    """Restart all workers of a model (of all models, if it is empty), one after the other."""
 
     model: str
     grace_s: float
@@ -110,7 +110,7 @@ class Relieve(Struct, frozen=True):
 
 
 class OperationReport(Struct, frozen=True):
-    """What the operation has done, or how it ended."""
+    """A line of the operation's report, or its outcome."""
 
     line: str = ""
     outcome: OperationOutcome = OperationOutcome.RUNNING

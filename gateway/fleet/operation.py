@@ -1,4 +1,4 @@
-"""One thing that an operator asked of a running gateway, and how it goes."""
+"""An operation on the workers of a running gateway, and its progress."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +16,7 @@ class OperationFailed(Exception):
 
 
 class OperationOutcome(StrEnum):
-    """How an operation stands."""
+    """The outcome of an operation."""
 
     RUNNING = "running"
     DONE = "done"
@@ -31,4 +31,4 @@ class Operation:
     name: str
     outcome: OperationOutcome = OperationOutcome.RUNNING
     lines: tuple[str, ...] = ()
-    """What was done, oldest first; the last one of a failed operation is why."""
+    """The steps done, oldest first; the last line of a failed operation is the reason."""

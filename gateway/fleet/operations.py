@@ -1,4 +1,4 @@
-"""What an operator asks of a running gateway, as scripts: drain, restart, replace all, another checkpoint."""
+"""Operations as scripts of steps: drain, restart, rolling restart, reload."""
 
 from gateway.fleet.member import Member
 from gateway.fleet.rolling_restart import RollingRestart

@@ -1,4 +1,4 @@
-"""Where remote workers join this gateway: its port, its keys, and the fleet, which gets their requests."""
+"""Lets remote workers join: owns the port, the keys and the allow-list, and passes requests to the fleet."""
 
 import socket
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What operations are made of: each step is a message to a worker or to the fleet, with a reply and a deadline."""
+"""Steps of operations. Each is a message to a worker or to the fleet, with a reply and a deadline."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ from gateway.fleet.messages import AddExtra, FleetMessage, OperationReport, Reli
 from gateway.fleet.operation import OperationFailed
 
 MOVE_S = 5.0
-"""What a worker gets beyond the grace of its drain, for the router to take away what it still has."""
+"""Time beyond the grace of a drain, for the router to move the remaining sequences."""
 READY_S = 86400.0
-"""How long an operation waits for a worker that starts: longer than any checkpoint takes to load."""
+"""Deadline of a worker that starts: longer than any checkpoint takes to load."""
 RETURN_S = 300.0
-"""How long it waits for a remote worker to join again, which may do so later, too."""
+"""Deadline of a remote worker that is to join again. It may still join later."""
 ANSWER_S = 10.0
-"""How long the fleet may take for what it does at once."""
+"""Deadline of replies that the fleet sends at once."""
 
 
 class Steps:
@@ -91,8 +91,8 @@ class Steps:
         self._fleet.tell(RemoveWorker(member.name))
 
     async def command(self, member: Member, name: str, checkpoint: str) -> CommandLine:
-        """How that worker, or one like it of another name, is started to serve what it serves now or another
-        checkpoint. Raises `LaunchRefused`."""
+        """Return the command that starts that worker, or one like it of another name, with this checkpoint (empty: its
+        current one). Raises `LaunchRefused`."""
         if member.launch is None or member.command is None:
             raise LaunchRefused(f"{member.name} is started on its own machine")
         if not checkpoint and name == member.name:

@@ -13,7 +13,7 @@ from gateway.settings import GatewaySettings
 from gateway.streaming.peer import PeerGateway
 
 SETTLE_S = 86400.0
-"""How long the workers may take to be ready or to be given up: longer than any checkpoint takes to load."""
+"""Deadline of the workers, to be ready or given up: longer than any checkpoint takes to load."""
 
 
 class Predecessor(PeerGateway, Protocol):

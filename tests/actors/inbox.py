@@ -1,4 +1,4 @@
-"""A ref without an actor: what it is told is kept, in the order in which it came."""
+"""A ref without an actor, which keeps the messages that it gets, in order."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from actors.mailbox import Dispatcher, Mailbox
 
 
 class Inbox:
-    """`messages` has what `ref` was told."""
+    """`messages` has what was posted to `ref`."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []

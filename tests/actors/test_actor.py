@@ -161,7 +161,7 @@ class TestWatch:
             assert diary[-1] == "a"
 
     async def test_a_watcher_without_room_is_a_failure_of_the_one_who_notifies(self) -> None:
-        """It is told: nothing is dropped in silence. What is urgent still has room, and the end always."""
+        """The notifier gets an error. Urgent messages still have room, and the end always."""
         stuck = Counter()
         async with ActorSystem() as system:
             ref = system.spawn("c", Counter(), on_failure=OnFailure.STOP)
@@ -184,7 +184,7 @@ class TestWatch:
 
 
 class TestFailure:
-    """A handler or a task that raises reaches nobody who told it something, and does not vanish."""
+    """An exception in a handler or a task does not reach the sender, and is logged."""
 
     @pytest.mark.parametrize("rule", OnFailure)
     async def test_the_supervisors_rule(self, rule: OnFailure) -> None:
@@ -289,7 +289,7 @@ async def test_children_and_tasks_end_before_their_parent(cancel: bool) -> None:
     assert diary[3:] == ["parent stopped", "parent: handled to the last"]
 
 
-async def test_what_is_told_before_its_start_is_handled_after_it() -> None:
+async def test_messages_before_its_start_are_handled_after_it() -> None:
     counter = Counter()
     async with ActorSystem() as system:
         ref = system.spawn("c", counter)

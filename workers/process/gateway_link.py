@@ -1,4 +1,4 @@
-"""One link of a remote worker to its gateway, from its `Hello` to its end: passes on what the two send each other."""
+"""The link of a remote worker to its gateway, from its `Hello` to its end. Passes frames on in both directions."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import Bye, Event, Failed, Finished, Heartbeat, Hello, Loading
 
 LAST_FRAMES_S = 0.2
-"""For the last frames to leave; the event loop waits for them."""
+"""Time for the last frames to leave, for which the event loop waits."""
 
 
 class GatewayLink:
@@ -36,7 +36,7 @@ class GatewayLink:
         self._sent = False
         self._leaves = False
         self.ended: str | None = None
-        """Why it is over, once it is."""
+        """The reason of its end."""
         self._link = Link.connect(address, on_message, on_lost=on_lost, keys=keys)
 
     @property
@@ -55,7 +55,7 @@ class GatewayLink:
         except LinkClosed:
             pass  # its owner learns it, or knows it already
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send a heartbeat, unless something else was sent since the last call."""
         if not self._sent:
             self.send(Heartbeat(self._worker.status.gauges))

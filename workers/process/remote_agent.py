@@ -69,13 +69,13 @@ class GatewayLost(Struct, frozen=True):
 
 
 class LinkDue(Struct, frozen=True):
-    """It is time for a heartbeat, or for the `Welcome` to have come."""
+    """The time of a heartbeat, or the deadline of the `Welcome`, has come."""
 
     link: GatewayLink
 
 
 class JoinDue(Struct, frozen=True):
-    """It is time to try the gateway again."""
+    """The time to connect again has come."""
 
 
 AgentMessage = StopAgent | GatewayFrames | GatewayLost | LinkDue | JoinDue | WorkerNotice | Terminated
@@ -95,10 +95,10 @@ class RemoteAgent(Actor[AgentMessage]):
         deadlines: Deadlines | None = None,
         signals: Sequence[signal.Signals] = (),
     ) -> None:
-        """It stops at one of the `signals`. Raises `actors.transport.endpoint.EndpointError` for an invalid address."""
+        """One of the `signals` stops it. Raises `actors.transport.endpoint.EndpointError` for an invalid address."""
         check_address(address, secured=True)
         self.gave_up = ""
-        """Why the worker was given up, if it was."""
+        """The reason why the worker was given up, if it was."""
         self._name = name
         self._command = command
         self._address = address
@@ -209,18 +209,18 @@ class RemoteAgent(Actor[AgentMessage]):
         if not link.joined and self._loop.time() - self._made_at >= WELCOME_S:
             link.end(f"no answer within {WELCOME_S:g} s")
         else:
-            link.beat()
+            link.send_heartbeat()
             self._later(HEARTBEAT_S, LinkDue(link))
 
     def _over(self, link: GatewayLink) -> None:
-        """It has ended: take back what the gateway had here, which it has replayed, and try again later."""
+        """Cancel the sequences of a link that has ended, which the gateway replays, and connect again later."""
         self._link, self._left = None, link.live
         cancels = [Cancel(stream) for stream in self._left]
         try:
             for start in range(0, len(cancels), MAX_FRAMES_PER_MESSAGE):
                 self._worker.send_nowait(cancels[start : start + MAX_FRAMES_PER_MESSAGE])
         except WorkerUnavailable as error:
-            self._log.warning("worker_restarts", reason=f"it cannot be told to cancel: {error}")
+            self._log.warning("worker_restarts", reason=f"a cancel cannot be sent to it: {error}")
             self._worker.ref.tell(RestartWorker(0.0), urgent=True)
         if link.joined:
             self._failures.clear()

@@ -177,14 +177,14 @@ async def test_operations_are_messages_that_are_answered_when_they_are_done() ->
         assert (stopped.state, stopped.incarnation) == (WorkerState.STOPPED, 2)
 
 
-async def test_the_end_of_a_grace_is_told_while_the_worker_still_runs() -> None:
+async def test_watchers_are_notified_of_the_end_of_a_grace_while_the_worker_still_runs() -> None:
     async with supervised("slow_drain") as (worker, recorder):
         await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         worker.ref.tell(RestartWorker(0.05, 60.0))
         await recorder.until(lambda: recorder.graces == [1])
         assert worker.status.state is WorkerState.DRAINING
-        worker.send_nowait([Cancel(stream=1)])  # as whoever moves its streams does
+        worker.send_nowait([Cancel(stream=1)])  # as the router does
         assert (await recorder.until_state(WorkerState.READY)).incarnation == 2
     assert recorder.graces == [1]
 
