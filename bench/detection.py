@@ -1,18 +1,21 @@
-"""How soon the loss of a worker is known, and how soon a standby answers in its place.
+"""Time until the loss of a worker is known, and until a standby answers in its place.
 
     python bench/detection.py [--backend scripted] [--rounds 20]
 
 A gateway without its HTTP side runs one active worker and one standby. In each round the active one, which has a
-stream, is ended (SIGKILL, or SIGABRT as native code does) or suspended (SIGSTOP). Measured from that moment are: the
-router is notified of the loss; the first token of a request that was given to the standby at once. `idle` is the CPU
-time of the standby while nothing happens, in percent of one core.
+stream, is ended (SIGKILL, or SIGABRT as native code does) or suspended (SIGSTOP). Measured from that moment are the
+time until the router is notified of the loss, and until the first token of a request that the standby got at once.
+Printed first is the CPU time of the idle standby, in percent of one core. There is no peer; the limit is 0. Needs
+Linux, for the CPU time of another process.
 """
 
+import argparse
 import os
 import signal
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +29,8 @@ from actors.supervision.deadlines import Deadlines
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import IncarnationLost
 from actors.system import ActorSystem
-from bench.command_line import at_least, command_line
+from bench.harness.command_line import above_zero, at_least, command_line, parsed
+from bench.harness.options import add_cache_dir
 from cli.config.launch import worker_launches
 from cli.config.model import ChosenModel
 from cli.config.settings import Settings
@@ -40,12 +44,13 @@ from gateway.settings import GatewaySettings
 
 READY_S = 600.0
 HANG_S = 1.0
-"""The least bound for a hang in this benchmark; as one is a suspension noticed where the system does not tell of it."""
+"""The minimum time after which a worker counts as hanging, here. A suspension counts as a hang where the system does
+not report it."""
 FAULTS = {"SIGKILL": signal.SIGKILL, "SIGABRT": signal.SIGABRT, "SIGSTOP": signal.SIGSTOP}
 
 
 class Observer(Router):
-    """A router that notes when it is notified of a loss."""
+    """A router that records when it is notified of a loss."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         super().__init__(settings)
@@ -53,7 +58,7 @@ class Observer(Router):
         self.lost = anyio.Event()
 
     def worker_lost(self, lost: IncarnationLost) -> None:
-        """Note the time, then do as ever."""
+        """Record the time, then do what a router does."""
         self.lost_at = time.perf_counter()
         super().worker_lost(lost)
         self.lost.set()
@@ -61,13 +66,13 @@ class Observer(Router):
 
 @dataclass
 class Times:
-    """Of one kind of fault, in milliseconds."""
+    """Milliseconds after one kind of fault."""
 
     lost: list[float] = field(default_factory=list)
     first_token: list[float] = field(default_factory=list)
 
 
-async def measure(settings: Settings, rounds: int) -> None:
+async def measure(settings: Settings, rounds: int, idle_s: float) -> None:
     """Run all rounds and print a table."""
     model = ChosenModel.choose(settings)
     router = Observer(GatewaySettings())
@@ -81,7 +86,7 @@ async def measure(settings: Settings, rounds: int) -> None:
         ref = system.spawn("fleet", fleet)
         await ready(ref)
         standby = next(member for member in fleet.members.values() if router.pool[member.name].role is Role.STANDBY)
-        idle = await idle_cpu(standby)
+        idle = await idle_cpu(standby, idle_s)
         print(f"{settings.backend}: a standby that idles uses {idle:.2f} % of a core")
         print(f"{'fault':<9}{'known after, ms':>36}{'first token after, ms':>36}")
         for name, number in FAULTS.items():
@@ -106,12 +111,12 @@ async def measure(settings: Settings, rounds: int) -> None:
 
 
 async def ready(fleet: Ref[FleetMessage]) -> None:
-    """Until all workers take requests."""
+    """Wait until all workers are ready."""
     if unserved := await fleet.ask(AwaitSettled, timeout=READY_S):
         raise RuntimeError(unserved)
 
 
-async def idle_cpu(member: Member, seconds: float = 5.0) -> float:
+async def idle_cpu(member: Member, seconds: float) -> float:
     """CPU time of a worker in percent of one core (Linux)."""
     stat = anyio.Path(f"/proc/{member.status.pid}/stat")
     before = await stat.read_text()
@@ -126,22 +131,27 @@ def _ticks(stat: str) -> int:
 
 
 def summary(times: list[float]) -> str:
-    """Median, 99th percentile (of few: the largest) and largest."""
+    """The median, the 99th percentile (of few times: the maximum) and the maximum."""
     ordered = sorted(times)
     p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
     return f"p50 {statistics.median(ordered):.1f}  p99 {p99:.1f}  max {ordered[-1]:.1f}"
 
 
-def main() -> None:
-    """Measure what the command line says."""
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--backend", choices=["iree", "mlx", "scripted"], default="scripted", help="what computes")
     parser.add_argument("--rounds", type=at_least(1), default=20, help="kills of each kind; a quarter as many SIGSTOPs")
-    arguments = parser.parse_args()
+    parser.add_argument("--idle-seconds", type=above_zero, default=5.0, help="that the idle standby is measured")
+    add_cache_dir(parser)
+    return parsed(parser, words, smoke={"rounds": 1, "idle_seconds": 0.2})
+
+
+def main() -> None:
+    args = arguments()
     configure_logging("bench", "critical")
-    folder = Path.home() / ".cache" / "baton"
-    settings = Settings(backend=arguments.backend, standby=1, cache_dir=str(folder), log_level="error")
-    anyio.run(measure, settings, arguments.rounds)
+    cache = str(args.cache_dir / "graphs")
+    settings = Settings(backend=args.backend, standby=1, cache_dir=cache, log_level="error")
+    anyio.run(measure, settings, args.rounds, args.idle_seconds)
 
 
 if __name__ == "__main__":
