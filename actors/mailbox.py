@@ -5,14 +5,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE
+
 M = TypeVar("M")
 
-CAPACITY = 256
-"""Messages that wait in one mailbox."""
+CAPACITY = 2 * MAX_FRAMES_PER_MESSAGE
+"""Messages that wait in one mailbox. A handler may post a notice for each frame of a link's message."""
 RESERVE = 64
 """Room beyond that for urgent messages."""
-TURN = 256
-"""Messages that are handled before other callbacks of the event loop run."""
+TURN = CAPACITY
+"""Messages that are handled before other callbacks of the event loop run: all that one message of a link leads to, so
+that the next one finds empty mailboxes."""
 
 
 class MailboxFull(Exception):

@@ -14,6 +14,7 @@ import structlog
 from msgspec import Struct
 
 from actors.actor import Actor, OnFailure, Terminated
+from actors.mailbox import MailboxFull
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
 from actors.supervision.local import CommandLine
@@ -189,14 +190,13 @@ class RemoteAgent(Actor[AgentMessage]):
         status = self._worker.status
         if self._link is not None or self._waits or self._left or status.hello is None or status.state not in _JOINED:
             return
-        ref = self.context.ref
         try:
             link = GatewayLink(
                 self._worker,
                 self._address,
                 self._keys,
-                lambda frames: ref.tell(GatewayFrames(link, frames)),
-                lambda reason: ref.tell(GatewayLost(link, reason), urgent=True),
+                lambda frames: self._post(GatewayFrames(link, frames)),
+                lambda reason: self._post(GatewayLost(link, reason)),
             )
         except EndpointError as error:
             self._try_later(str(error))
@@ -239,8 +239,15 @@ class RemoteAgent(Actor[AgentMessage]):
         self._loop.call_later(delay_s, self._post, message)
 
     def _post(self, message: AgentMessage) -> None:
-        if self.context.ref.end is None:
-            self.context.ref.tell(message)
+        """Called from callbacks of the event loop. Frames for which the mailbox has no room end the link."""
+        if self.context.ref.end is not None:
+            return
+        try:
+            self.context.ref.tell(message, urgent=not isinstance(message, GatewayFrames))
+        except MailboxFull as error:
+            if not isinstance(message, GatewayFrames):
+                raise
+            self._post(GatewayLost(message.link, str(error)))
 
 
 async def run_agent(agent: RemoteAgent) -> None:

@@ -122,6 +122,8 @@ class FakeWorker:
                 frames = [encode(Step(deltas=()))] * (MAX_FRAMES_PER_MESSAGE + 1)
                 self.link._transmit([number_frame(self.link.sent), *frames])
                 self.link.sent += 1  # the next message is no gap
+            case "most_frames":
+                self.say(*[Step(deltas=())] * MAX_FRAMES_PER_MESSAGE)
             case "closes_link":
                 self.link.close()
             case "hello_twice":

@@ -18,6 +18,7 @@ from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerEvent, WorkerNotice, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.supervision.worker_actor import WorkerRef
 from actors.transport.endpoint import sweep
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel, Command, Submit
 from protocol.events import Finished, Heartbeat, Step
 from protocol.request import Limits, Sampling, TokensInput
@@ -228,6 +229,14 @@ async def test_a_watcher_that_raises_is_logged_and_passed_over() -> None:
     assert [(line["actor"], line["at"], str(line["exc_info"])) for line in failed] == [
         ("recorder", "WorkerEvent", "a bug")
     ] * 2
+
+
+async def test_a_message_with_as_many_frames_as_it_may_have_reaches_the_watchers_whole() -> None:
+    async with supervised("most_frames") as (worker, recorder):
+        await recorder.until_state(WorkerState.READY)
+        worker.send_nowait([submit()])
+        await recorder.until(lambda: len(recorder.events) == MAX_FRAMES_PER_MESSAGE)
+        assert recorder.lost == []
 
 
 async def test_a_full_link_makes_the_worker_unavailable() -> None:

@@ -11,7 +11,9 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
+from actors.actor import Ref
 from actors.join.request import JoinRequest
+from actors.mailbox import MailboxFull
 from actors.process.exit_cause import Origin
 from actors.supervision.messages import RestartWorker, StartWorker, StopWorker
 from actors.supervision.restart_policy import RestartPolicy
@@ -37,7 +39,7 @@ from tests.actors.inbox import Inbox
 from tests.actors.join.entrance import WAIT_S, Entrance, entrance
 from tests.actors.supervision.processes import submit
 from workers.process import remote_agent
-from workers.process.remote_agent import RemoteAgent, StopAgent
+from workers.process.remote_agent import GatewayFrames, RemoteAgent, StopAgent
 
 pytestmark = pytest.mark.anyio
 
@@ -195,7 +197,7 @@ async def test_no_message_of_cancels_is_too_long(tmp_path: Path, count: int) -> 
         assert max(there.stub.messages) <= MAX_FRAMES_PER_MESSAGE
 
 
-async def test_a_worker_that_cannot_be_told_to_cancel_is_started_again(tmp_path: Path) -> None:
+async def test_a_worker_that_does_not_take_the_cancels_is_restarted(tmp_path: Path) -> None:
     async with joined(tmp_path) as there:
         there.say(submit(1))
         await there.until(lambda: there.stub.sent != [])
@@ -204,6 +206,23 @@ async def test_a_worker_that_cannot_be_told_to_cancel_is_started_again(tmp_path:
         await there.until(lambda: there.stub.inbox.messages[1:] == [RestartWorker(0.0)])
         there.agent.tell(IncarnationLost("w", 5, "stopped", Origin.OUTSIDE, asked=True))
         await there.until(lambda: len(there.door.requests) == 2)
+
+
+async def test_frames_without_room_in_the_mailbox_end_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell = Ref.tell
+
+    def refuse(ref: Ref[Any], message: Any, *, urgent: bool = False) -> None:
+        if isinstance(message, GatewayFrames):
+            raise MailboxFull("no room")
+        tell(ref, message, urgent=urgent)
+
+    async with joined(tmp_path) as there:
+        with monkeypatch.context() as patched:
+            patched.setattr(Ref, "tell", refuse)
+            there.say(submit(1))
+            await there.until(lambda: there.door.lost != [])
+        await there.until(lambda: len(there.door.requests) == 2)
+        assert there.stub.sent == []
 
 
 @pytest.mark.parametrize(("origin", "reason"), [(Origin.WITHIN, ByeReason.DIED), (Origin.OUTSIDE, ByeReason.KILLED)])
@@ -249,7 +268,7 @@ async def test_a_gateway_that_refuses_it_or_says_nothing_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
-    monkeypatch.setattr(remote_agent, "WELCOME_S", 0.05)
+    monkeypatch.setattr(remote_agent, "WELCOME_S", 0.5)
     async with entrance(tmp_path) as door:
 
         def refuse(request: JoinRequest) -> None:
@@ -263,7 +282,7 @@ async def test_a_gateway_that_refuses_it_or_says_nothing_is_tried_again(
                 await door.until(lambda: door.received != [])
         assert answers == []
         reasons = [line["reason"] for line in logged if line["event"] == "not_joined"]
-        assert reasons[:4] == ["the gateway refused: not you"] * 2 + ["no answer within 0.05 s"] * 2
+        assert reasons[:4] == ["the gateway refused: not you"] * 2 + ["no answer within 0.5 s"] * 2
 
 
 async def test_a_link_that_cannot_be_made_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
