@@ -20,7 +20,7 @@ from tests.actors.join.entrance import GENEROUS, HELLO, Client, Entrance, entran
 pytestmark = pytest.mark.anyio
 
 
-async def test_one_on_the_list_gets_a_link_of_its_own(tmp_path: Path) -> None:
+async def test_a_listed_worker_gets_a_link_of_its_own(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door, joined(door) as client:
         (request,) = door.requests
         assert (request.name, request.hello) == ("far", HELLO)
@@ -49,7 +49,7 @@ async def test_a_listener_that_was_shut_before_it_opened_stays_shut(tmp_path: Pa
             made.dial()
 
 
-async def test_one_that_is_shut_declines_what_is_still_pending(tmp_path: Path) -> None:
+async def test_shutting_declines_pending_peers(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door, door.connected(door.keys()) as client:
         await door.until(lambda: len(door.join._connections) == 1)
         door.join.shut()
@@ -59,7 +59,7 @@ async def test_one_that_is_shut_declines_what_is_still_pending(tmp_path: Path) -
         assert (door.rejected(), door.requests) == ({"taken": 1}, [])
 
 
-async def test_a_request_that_nobody_takes_is_declined(tmp_path: Path) -> None:
+async def test_a_request_that_the_recipient_does_not_take_is_declined(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door, door.connected(door.keys()) as client:
         await door.until(lambda: len(door.join._connections) == 1)
         door.context.ref.stop()
@@ -69,7 +69,7 @@ async def test_a_request_that_nobody_takes_is_declined(tmp_path: Path) -> None:
         assert client.received == [Welcome(0, "the gateway has no room for another join request: come again")]
 
 
-async def test_what_the_gateway_closes_is_closed_for_the_worker(tmp_path: Path) -> None:
+async def test_closing_the_link_ends_the_connection_of_the_worker(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door, joined(door) as client:
         door.requests[0].link.close()
         await door.until(lambda: bool(client.lost))
@@ -83,7 +83,7 @@ async def test_a_refusal_arrives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["key", "server", "plain", "another mechanism"])
-async def test_who_has_not_the_keys_never_says_a_word(tmp_path: Path, wrong: str) -> None:
+async def test_a_peer_without_the_keys_is_rejected_before_its_first_frame(tmp_path: Path, wrong: str) -> None:
     async with entrance(tmp_path) as door:
         stranger = KeyPair(b"\x07" * 32)
         keys = {"key": door.keys(stranger), "server": door.keys(server=stranger.public), "plain": None}
@@ -105,7 +105,7 @@ async def test_who_has_not_the_keys_never_says_a_word(tmp_path: Path, wrong: str
         assert door.requests == []
 
 
-async def test_the_list_is_read_for_each_and_who_is_taken_off_is_cut_off(tmp_path: Path) -> None:
+async def test_the_list_is_read_for_each_connection_and_removed_keys_are_disconnected(tmp_path: Path) -> None:
     async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door:
         new = make_key(tmp_path / "new")
         door.listed.add("new", new.public_text)
@@ -123,7 +123,7 @@ async def test_the_list_is_read_for_each_and_who_is_taken_off_is_cut_off(tmp_pat
         assert set(door.rejected()) == {"key"}
 
 
-async def test_who_is_listed_under_another_name_comes_again_under_that(tmp_path: Path) -> None:
+async def test_a_renamed_key_joins_again_under_its_new_name(tmp_path: Path) -> None:
     async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door, joined(door) as client:
         door.listed.remove("far")
         door.listed.add("near", door.worker.public_text)
@@ -132,7 +132,7 @@ async def test_who_is_listed_under_another_name_comes_again_under_that(tmp_path:
             assert [each.name for each in door.requests] == ["far", "near"]
 
 
-async def test_a_spoiled_file_locks_out_its_worker_alone_and_is_told_once(tmp_path: Path) -> None:
+async def test_an_invalid_file_rejects_its_worker_alone_and_is_logged_once(tmp_path: Path) -> None:
     async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door:
         new = make_key(tmp_path / "new")
         door.listed.add("new", new.public_text)
@@ -155,7 +155,7 @@ async def test_a_spoiled_file_locks_out_its_worker_alone_and_is_told_once(tmp_pa
         assert line["problem"] == "new.pub: a key has 64 hexadecimal digits"
 
 
-async def test_recorded_bytes_are_worth_nothing(tmp_path: Path) -> None:
+async def test_replayed_bytes_are_rejected(tmp_path: Path) -> None:
     """All that one connection of a true worker said, said again."""
     async with entrance(tmp_path) as door:
         recorded = bytearray()

@@ -36,7 +36,7 @@ async def test_a_message_that_does_not_end_ends_the_connection(tmp_path: Path) -
         assert door.rejected() == {"message": 1}
 
 
-async def test_who_says_nothing_is_closed_in_time(tmp_path: Path) -> None:
+async def test_a_silent_connection_is_closed_in_time(tmp_path: Path) -> None:
     async with entrance(tmp_path, replace(GENEROUS, hello_s=0.05)) as door:
         with door.dial() as silent, door.dial() as slow:
             slow.sendall(b"\xff\0\0\0\0\0\0\0\1")
@@ -48,7 +48,7 @@ async def test_who_says_nothing_is_closed_in_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-async def test_who_hangs_up_before_its_hello_is_counted(tmp_path: Path, reset: bool) -> None:
+async def test_a_connection_that_ends_before_its_hello_is_counted(tmp_path: Path, reset: bool) -> None:
     async with entrance(tmp_path) as door:
         with door.dial() as peer:
             peer.sendall(b"\xff")
@@ -97,7 +97,7 @@ async def test_connections_are_bounded_in_number(tmp_path: Path) -> None:
             assert third.recv(1 << 16) == b""
 
 
-async def test_a_flood_costs_the_one_who_floods(tmp_path: Path) -> None:
+async def test_a_flood_ends_the_link_of_its_sender(tmp_path: Path) -> None:
     rate = PeerRate(messages_per_s=0.001, messages_at_once=10.0)
     async with entrance(tmp_path, rate=rate) as door, joined(door) as calm, joined(door) as wild:
         for number in range(9):  # with its Hello, as many as are allowed at once
@@ -113,7 +113,7 @@ async def test_a_flood_costs_the_one_who_floods(tmp_path: Path) -> None:
         assert len(door.received) == 10
 
 
-async def test_too_many_bytes_before_the_hello_are_a_refusal(tmp_path: Path) -> None:
+async def test_too_many_bytes_before_the_hello_are_rejected(tmp_path: Path) -> None:
     async with entrance(tmp_path, replace(GENEROUS, opening_bytes=2048)) as door:
         async with joined(door):
             assert door.rejected() == {}
