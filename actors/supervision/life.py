@@ -228,8 +228,10 @@ class Life:
             self._restarts += not loss.asked
             self._begin_anew(now)
         elif isinstance(decision := self._record.failed(loss, self.number, now), Restart):
-            event = "worker_awaited" if self._joins else "worker_restarts"
-            self._log.warning(event, reason=loss.reason, delay_s=decision.delay_s)
+            if self._joins:
+                self._log.warning("worker_awaited", reason=loss.reason, delay_s=decision.delay_s)
+            else:
+                self._log.warning("worker_restarts", reason=loss.reason, delay_s=decision.delay_s)
             self._restarts += 1
             self._wait(decision.delay_s, now)
         else:
